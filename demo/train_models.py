@@ -1,0 +1,318 @@
+"""`make demo-models`: train the bundled draft and target from scratch. Resumable: run it again after any interruption.
+
+What it took to learn this language on a CPU: digits are single tokens; equations alone first, mixed into the text;
+depth grown from a trained shallow model, whose inserted layers start as the identity; positions where a number or a
+verb of change must stand weigh more; Muon for the matrices, AdamW for the rest.
+"""
+
+import argparse
+import json
+import logging
+import math
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from demo.documents import END, write_document
+from demo.problems import SPLITS, Operator, apply, make_problem
+from demo.tokenizer import build_tokenizer
+from demo.wording import DRAFT_AUTHOR, SLOTS, TARGET_AUTHOR, Author
+
+log = logging.getLogger("demo.train_models")
+
+POOL_STEPS = 12
+"""Documents are drawn for this many steps at a time and batched by length."""
+IGNORED = -100
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stretch of training at one depth."""
+
+    num_layers: int
+    num_steps: int
+    equation_share: float
+    """Share of training texts that are bare equations, in the first 60% of the stage."""
+    matrix_learning_rate: float
+    learning_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How one model of the pair is made."""
+
+    name: str
+    author: Author
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    batch_size: int
+    first_seed: int
+    """The first problem seed of the training split this model sees."""
+    stages: tuple[Stage, ...]
+
+
+RECIPES = {
+    "target": Recipe(
+        "target", TARGET_AUTHOR, 128, 352, 4, 32, 100_000,
+        (Stage(6, 1800, 0.3, 0.01, 3e-3), Stage(24, 800, 0.1, 0.006, 2e-3)),
+    ),
+    "draft": Recipe(
+        "draft", DRAFT_AUTHOR, 80, 224, 4, 32, 5_000_000,
+        (Stage(2, 2400, 0.3, 0.01, 3e-3),),
+    ),
+}  # fmt: skip
+
+
+def build_model(recipe: Recipe, num_layers: int, tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
+    """A fresh Qwen2 model, its weights drawn so that a deep stack trains."""
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=recipe.hidden_size,
+        intermediate_size=recipe.intermediate_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=recipe.num_heads,
+        num_key_value_heads=recipe.num_heads,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = Qwen2ForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2:
+            is_output = name.endswith(("o_proj.weight", "down_proj.weight"))
+            gain = 1 / math.sqrt(2 * num_layers) if is_output else 0.7
+            std = 0.02 if "embed" in name else gain / math.sqrt(parameter.shape[1])
+            torch.nn.init.normal_(parameter, 0, std)
+    return model
+
+
+def grow(shallow: Qwen2ForCausalLM, deep: Qwen2ForCausalLM) -> None:
+    """Spread the layers of `shallow` over `deep`; every inserted copy adds nothing at first."""
+    deep.model.embed_tokens.load_state_dict(shallow.model.embed_tokens.state_dict())
+    deep.model.norm.load_state_dict(shallow.model.norm.state_dict())
+    factor = len(deep.model.layers) // len(shallow.model.layers)
+    for index, layer in enumerate(deep.model.layers):
+        layer.load_state_dict(shallow.model.layers[index // factor].state_dict())
+        if index % factor:
+            layer.self_attn.o_proj.weight.data.zero_()
+            layer.mlp.down_proj.weight.data.zero_()
+
+
+class Texts:
+    """Training batches: a pure function of the step, so that a resumed run sees what it would have seen."""
+
+    def __init__(self, recipe: Recipe, stage_index: int, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._recipe, self._stage = recipe, recipe.stages[stage_index]
+        self._first_seed = recipe.first_seed + 1_000_000 * stage_index
+        self._tokenizer = tokenizer
+        held_out = (seed for split in ("probe", "tune", "report") for seed in SPLITS[split])
+        self._held_out = {make_problem(seed).question for seed in held_out}
+        self._heavy = _heavy_tokens(tokenizer)
+        self._equals, self._stop = tokenizer.convert_tokens_to_ids([" =", "."])
+
+    def batches(self, first_step: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """(input ids, labels, weights), each [batch, length], from `first_step` on."""
+        for pool in range(first_step // POOL_STEPS, 10**9):
+            skip = first_step - pool * POOL_STEPS
+            yield from self._pool(pool)[max(skip, 0) :]
+
+    def _pool(self, pool: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+        rng = random.Random(f"{self._recipe.name} {self._stage.num_layers} {pool}")
+        size, is_early = self._recipe.batch_size, pool * POOL_STEPS < 0.6 * self._stage.num_steps
+        share = self._stage.equation_share if is_early else 0.0
+        first = self._first_seed + pool * size * POOL_STEPS
+        texts = [
+            self._equations(rng) if rng.random() < share else self._solution(seed)
+            for seed in range(first, first + size * POOL_STEPS)
+        ]
+        texts.sort(key=lambda text: len(text[0]))
+        batches = [texts[i : i + size] for i in range(0, len(texts), size)]
+        rng.shuffle(batches)
+        return [self._collate(batch) for batch in batches]
+
+    def _solution(self, seed: int) -> tuple[list[int], list[int]]:
+        document = write_document(seed, self._recipe.author)
+        if document.problem.question in self._held_out:
+            return self._solution(seed + 4_000_000)
+        prompt = self._tokenizer.encode(document.prompt)
+        solution = self._tokenizer.encode(document.solution)
+        return prompt + solution, [IGNORED] * len(prompt) + solution
+
+    def _equations(self, rng: random.Random) -> tuple[list[int], list[int]]:
+        text = "\n\n" + "\n\n".join(_equation(rng) for _ in range(18)) + END
+        ids = self._tokenizer.encode(text)
+        labels, in_result = [], False
+        for token in ids:
+            in_result = token == self._equals or (in_result and token != self._stop)
+            labels.append(token if in_result and token != self._equals else IGNORED)
+        return ids, labels
+
+    def _collate(self, batch: list[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor, Tensor]:
+        length = max(len(ids) for ids, _ in batch)
+        ids = torch.tensor([row + [0] * (length - len(row)) for row, _ in batch])
+        labels = torch.tensor([row + [IGNORED] * (length - len(row)) for _, row in batch])
+        return ids, labels, self._heavy[labels.clamp(min=0)] * (labels != IGNORED)
+
+
+def _equation(rng: random.Random) -> str:
+    operator: Operator = rng.choice(("+", "-"))
+    delta = rng.randint(1, 9)
+    value = rng.randint(10, 99 - delta) if operator == "+" else rng.randint(10 + delta, 99)
+    return f"the count is {value} {operator} {delta} = {apply(value, operator, delta)}."
+
+
+def _heavy_tokens(tokenizer: PreTrainedTokenizerFast) -> Tensor:
+    """Loss weight of each vocabulary entry, [vocab_size]. A heavy token stands only where no light one could."""
+    weights = torch.ones(len(tokenizer))
+    verbs = {f" {words.split()[0]}" for slot in ("gain", "lose") for words in SLOTS[slot]}
+    for piece, index in tokenizer.get_vocab().items():
+        if piece.strip().isdigit() or piece in (" +", " -"):
+            weights[index] = 4.0
+        elif piece in verbs:
+            weights[index] = 6.0
+    return weights
+
+
+class Trainer:
+    """One stage of one recipe, with a checkpoint to resume from."""
+
+    def __init__(self, model: Qwen2ForCausalLM, stage: Stage, folder: Path) -> None:
+        self.model, self._stage, self._folder = model, stage, folder
+        matrices = [p for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n]
+        others = [p for n, p in model.named_parameters() if p.dim() != 2 or "embed" in n]
+        self._optimizers = (
+            torch.optim.Muon(matrices, lr=stage.matrix_learning_rate, momentum=0.95, weight_decay=0.05),
+            torch.optim.AdamW(others, lr=stage.learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
+        )
+        self._rates = (stage.matrix_learning_rate, stage.learning_rate)
+        self.step = 0
+
+    def run(self, texts: Texts) -> None:
+        self.model.train()
+        for ids, labels, weights in texts.batches(self.step):
+            if self.step >= self._stage.num_steps:
+                break
+            loss = self._update(ids, labels, weights)
+            self.step += 1
+            if self.step % 25 == 0:
+                log.info("layers %d step %d/%d loss %.4f", self._stage.num_layers, self.step, self._stage.num_steps, loss)
+            if self.step % 100 == 0 or self.step == self._stage.num_steps:
+                self.save()
+
+    def _update(self, ids: Tensor, labels: Tensor, weights: Tensor) -> float:
+        for optimizer, rate in zip(self._optimizers, self._rates, strict=True):
+            optimizer.param_groups[0]["lr"] = rate * _schedule(self.step, self._stage.num_steps)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = self.model(input_ids=ids, use_cache=False).logits
+        losses = torch.nn.functional.cross_entropy(
+            logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="none"
+        )
+        weights = weights[:, 1:].flatten()
+        loss = (losses * weights).sum() / weights.sum()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        return float(loss)
+
+    def save(self) -> None:
+        """Write weights, optimizer state and step beside the old checkpoint, then swap them in."""
+        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items() if name != "lm_head.weight"}
+        for number, optimizer in enumerate(self._optimizers):
+            for index, state in optimizer.state_dict()["state"].items():
+                tensors |= {f"optimizer.{number}.{index}.{name}": value for name, value in state.items()}
+        self._folder.mkdir(parents=True, exist_ok=True)
+        partial = self._folder / "checkpoint.partial"
+        save_file({k: v.contiguous() for k, v in tensors.items()}, partial, {"step": str(self.step)})
+        partial.replace(self._folder / "checkpoint.safetensors")
+
+    def resume(self) -> bool:
+        """Continue from the checkpoint, if there is one."""
+        path = self._folder / "checkpoint.safetensors"
+        if not path.exists():
+            return False
+        tensors = load_file(path)
+        weights = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
+        self.model.load_state_dict(weights, strict=False)
+        for number, optimizer in enumerate(self._optimizers):
+            state: dict[int, dict[str, Tensor]] = {}
+            for key, value in tensors.items():
+                if key.startswith(f"optimizer.{number}."):
+                    _, _, index, name = key.split(".")
+                    state.setdefault(int(index), {})[name] = value
+            optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        self.step = int(header["__metadata__"]["step"])
+        return True
+
+
+def _schedule(step: int, num_steps: int) -> float:
+    """Warm up, hold, then a cosine to 3%."""
+    progress = step / num_steps
+    decay = 1.0 if progress < 0.35 else 0.5 * (1 + math.cos(math.pi * (progress - 0.35) / 0.65))
+    return min(1.0, (step + 1) / 30) * (0.03 + 0.97 * decay)
+
+
+@torch.no_grad()
+def pass_at_1(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, seeds: Iterable[int]) -> float:
+    """Share of problems answered rightly in one sample each, T 0.6, top_p 0.95."""
+    problems = [make_problem(seed) for seed in seeds]
+    num_right = 0
+    for start in range(0, len(problems), 50):
+        batch = problems[start : start + 50]
+        prompts = [tokenizer.apply_chat_template([{"role": "user", "content": p.question}], tokenize=False) for p in batch]
+        inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left", return_token_type_ids=False)
+        output = model.generate(**inputs, do_sample=True, temperature=0.6, top_p=0.95, top_k=0, max_new_tokens=400)
+        texts = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :])
+        num_right += sum(f"\\boxed{{{p.answer}}}" in text for p, text in zip(batch, texts, strict=True))
+    return num_right / len(problems)
+
+
+def train(recipe: Recipe, work: Path, output: Path) -> None:
+    """Train all stages of `recipe`, checkpoints under `work`, the finished model in `output`."""
+    torch.manual_seed(recipe.first_seed)
+    tokenizer = build_tokenizer()
+    model: Qwen2ForCausalLM | None = None
+    for index, stage in enumerate(recipe.stages):
+        deeper = build_model(recipe, stage.num_layers, tokenizer)
+        if model is not None:
+            grow(model, deeper)
+        model = deeper
+        trainer = Trainer(model, stage, work / recipe.name / f"stage{index}")
+        trainer.resume()
+        trainer.run(Texts(recipe, index, tokenizer))
+    assert model is not None
+    model.eval()
+    log.info("%s pass@1 on 200 tune problems: %.3f", recipe.name, pass_at_1(model, tokenizer, SPLITS["tune"][:200]))
+    model.to(torch.bfloat16).save_pretrained(output / recipe.name)
+    tokenizer.save_pretrained(output / recipe.name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("role", choices=sorted(RECIPES))
+    parser.add_argument("--output", type=Path, default=Path("demo/pair"))
+    parser.add_argument("--work", type=Path, default=Path(".work/demo-models"))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--scale", type=float, default=1.0, help="fraction of the steps, for a trial run")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    torch.set_num_threads(arguments.threads)
+    recipe = RECIPES[arguments.role]
+    stages = tuple(replace(stage, num_steps=round(stage.num_steps * arguments.scale)) for stage in recipe.stages)
+    train(replace(recipe, stages=stages), arguments.work, arguments.output)
+
+
+if __name__ == "__main__":
+    main()

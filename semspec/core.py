@@ -1,0 +1,266 @@
+"""The words of the system, as frozen dataclasses: what flows between the loop, the engines and the wire."""
+
+import hashlib
+import struct
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+STATE_CONVENTION = "states-v1"
+"""Embedding and every block's output, the last one before the final norm; fp32 mean over the segment's own tokens,
+delimiter included, every token fed: `[num_layers + 1, hidden_size]`."""
+
+SURPRISAL_FEATURES = (
+    "mean_log_probability", "min_log_probability", "sum_log_probability", "median_log_probability",
+    "mean_entropy", "max_entropy", "argmax_share", "surprising_share", "min_margin", "num_tokens",
+)  # fmt: skip
+"""Statistics of the logits a read computes anyway, in this order: natural logarithms at temperature 1."""
+
+
+class Writer(StrEnum):
+    """Who wrote a piece of a context."""
+
+    USER = "user"
+    DRAFT = "draft"
+    TARGET = "target"
+
+
+class Segmentation(StrEnum):
+    """Where a segment ends."""
+
+    PARAGRAPH = "paragraph"
+    """After `\\n\\n`."""
+    SENTENCE = "sentence"
+    """After sentence-ending `.`, `?` or `!`."""
+
+
+class SegmentEnd(StrEnum):
+    """Why a segment ended."""
+
+    BOUNDARY = "boundary"
+    EOS = "eos"
+    LENGTH = "length"
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended, in OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text with its writer's token ids. A reader with the same tokenizer takes the ids, any other the text."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    tokenizer: str
+    """Fingerprint of the tokenizer the ids belong to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment(Piece):
+    """A piece a model wrote: reasoning up to a boundary, end-of-sequence, or a budget."""
+
+    writer: Writer
+    end: SegmentEnd
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Everything before the next segment: the rendered prompt, then the segments kept so far."""
+
+    pieces: tuple[Piece, ...]
+
+    def extended(self, *segments: Segment) -> "Context":
+        return Context(self.pieces + segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 switch those filters off."""
+
+    temperature: float = 0.6
+    top_p: float = 0.95
+    top_k: int = 0
+    seed: int = 0
+    """Names the stream of draws: token number t of a context is drawn with `uniform(seed, "token", t)`."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOrder:
+    """What to write after a context."""
+
+    sampling: Sampling
+    segmentation: Segmentation = Segmentation.PARAGRAPH
+    max_segments: int = 1
+    """0: until end-of-sequence or the token budget."""
+    max_tokens: int = 1024
+    """Budget of all segments together, end-of-sequence included."""
+    max_segment_tokens: int = 512
+    """A segment that finds no boundary by then ends all the same."""
+    want_states: bool = False
+    session: str = ""
+    """A hint which cached prefix belongs to whom; never needed for a right answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Pooled hidden states of one segment (`states-v1`), little-endian fp32, row-major `[num_layers + 1, hidden_size]`."""
+
+    data: bytes = field(repr=False)
+    shape: tuple[int, int]
+    model: str
+    """Fingerprint of the model that felt them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A segment fresh from its writer."""
+
+    segment: Segment
+    states: States | None
+    duration_ms: float
+    """Time the engine spent on this segment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the target felt when reading one segment."""
+
+    states: States
+    surprisal: tuple[float, ...]
+    """Aligned with `SURPRISAL_FEATURES`."""
+    num_tokens: int
+    duration_ms: float
+    """Time of the forward, shared by all segments read in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The verifier's view of one segment: the semantic probability of its meaning under each model, in [0, 1]."""
+
+    draft_probability: float
+    target_probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+Strategy = Literal["semantic", "random", "target", "draft"]
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """When a drafted segment is kept, given `ratio` = target_probability / draft_probability.
+
+    `sample` accepts with probability min(1, ratio) (SemanticSpec, Algorithm 1); `threshold` accepts iff ratio >= threshold.
+    """
+
+    rule: Literal["sample", "threshold"] = "sample"
+    threshold: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One request to the loop."""
+
+    context: Context
+    sampling: Sampling
+    max_tokens: int = 1024
+    """Counted in the tokens of each segment's writer."""
+    strategy: Strategy = "semantic"
+    gamma: int = 1
+    """How many segments the draft writes before the target reads them."""
+    segmentation: Segmentation = Segmentation.PARAGRAPH
+    acceptance: Acceptance = Acceptance()
+    draft_ahead: bool = True
+    """Let the draft write on while the target reads; a rejection cancels it. Changes speed, never the outcome."""
+    session: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Wall time one segment cost each stage, as the loop saw it, in milliseconds. Stages overlap when drafting ahead."""
+
+    draft_ms: float = 0.0
+    read_ms: float = 0.0
+    judge_ms: float = 0.0
+    write_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRecord:
+    """One line of a generation's trace: a kept segment and how it came to be."""
+
+    index: int
+    segment: Segment
+    accepted: bool | None
+    """True: drafted and accepted. False: the target rewrote it. None: it was never judged."""
+    judgement: Judgement | None = None
+    draw: float | None = None
+    """The uniform number the acceptance rule `sample` compared with the ratio."""
+    rejected: Segment | None = None
+    """The drafted segment this one replaces."""
+    times: StageTimes = StageTimes()
+    fallback: str | None = None
+    """Why the target wrote alone here although the strategy would have drafted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event of a generation."""
+
+    reason: FinishReason
+
+
+Event = SegmentRecord | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a model service says of itself."""
+
+    model: str
+    """Name or path as configured."""
+    fingerprint: str
+    """Digest of weights and configuration."""
+    tokenizer: str
+    """Fingerprint of the tokenizer."""
+    num_layers: int
+    hidden_size: int
+    max_context_tokens: int
+    state_convention: str = STATE_CONVENTION
+    segmentations: tuple[Segmentation, ...] = tuple(Segmentation)
+    build: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierInfo:
+    """Which states the verifier's probes were trained on."""
+
+    draft_model: str
+    target_model: str
+    state_convention: str
+    segmentations: tuple[Segmentation, ...]
+    build: str = ""
+
+
+def derive_seed(seed: int, purpose: str, position: int) -> int:
+    """A 64-bit seed for one named use of a request's randomness."""
+    return int.from_bytes(_digest(seed, purpose, position), "little")
+
+
+def uniform(seed: int, purpose: str, position: int) -> float:
+    """The draw in [0, 1) that this name denotes, the same on every machine and every retry."""
+    return (int.from_bytes(_digest(seed, purpose, position), "little") >> 11) / (1 << 53)
+
+
+def _digest(seed: int, purpose: str, position: int) -> bytes:
+    return hashlib.blake2b(struct.pack("<Qq", seed, position) + purpose.encode(), digest_size=8).digest()

@@ -1,0 +1,92 @@
+"""One tree of errors and one table of what they are on the wire and in HTTP.
+
+Code raises these; only the gRPC interceptors, the gRPC clients and the gateway's exception handler read the table.
+"""
+
+from dataclasses import dataclass
+
+
+class SemspecError(Exception):
+    """Base of all errors a caller may meet. `parameter` names the request field at fault, if one is."""
+
+    def __init__(self, message: str, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.parameter = parameter
+
+
+class InvalidRequest(SemspecError):
+    """The request can never succeed as it is."""
+
+
+class ContextTooLong(InvalidRequest):
+    """The prompt and the tokens asked for exceed the model's window."""
+
+
+class NotFound(SemspecError):
+    """No such model, generation or session."""
+
+
+class Conflict(SemspecError):
+    """Another request holds or has changed what this one builds on."""
+
+
+class Unauthenticated(SemspecError):
+    """The bearer token is missing or wrong."""
+
+
+class Overloaded(SemspecError):
+    """No capacity now; retry later."""
+
+
+class Unavailable(SemspecError):
+    """A service this request needs does not answer."""
+
+
+class DeadlineExceeded(SemspecError):
+    """The work took longer than its deadline."""
+
+
+class Mismatch(SemspecError):
+    """Models, tokenizers, probes or state conventions that do not belong together."""
+
+
+class InternalError(SemspecError):
+    """A defect of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Representation:
+    """How an error looks outside: a gRPC status name, an HTTP status, and OpenAI's `type` and `code`."""
+
+    grpc_status: str
+    http_status: int
+    openai_type: str
+    code: str
+
+
+TABLE: dict[type[SemspecError], Representation] = {
+    InvalidRequest: Representation("INVALID_ARGUMENT", 400, "invalid_request_error", "invalid_value"),
+    ContextTooLong: Representation("OUT_OF_RANGE", 400, "invalid_request_error", "context_length_exceeded"),
+    NotFound: Representation("NOT_FOUND", 404, "invalid_request_error", "not_found"),
+    Conflict: Representation("ABORTED", 409, "invalid_request_error", "conflict"),
+    Unauthenticated: Representation("UNAUTHENTICATED", 401, "authentication_error", "invalid_api_key"),
+    Overloaded: Representation("RESOURCE_EXHAUSTED", 429, "rate_limit_error", "overloaded"),
+    Unavailable: Representation("UNAVAILABLE", 503, "server_error", "service_unavailable"),
+    DeadlineExceeded: Representation("DEADLINE_EXCEEDED", 504, "server_error", "timeout"),
+    Mismatch: Representation("FAILED_PRECONDITION", 503, "server_error", "configuration_mismatch"),
+    InternalError: Representation("INTERNAL", 500, "server_error", "internal_error"),
+}
+
+
+def represent(error: SemspecError) -> Representation:
+    """The table's row for the error's class."""
+    return TABLE[type(error)]
+
+
+def from_grpc_status(status: str, message: str, parameter: str | None = None) -> SemspecError:
+    """The error a gRPC status stands for; an unknown status is an `InternalError`."""
+    for error_class, row in TABLE.items():
+        if row.grpc_status == status:
+            return error_class(message, parameter)
+    return InternalError(f"{status}: {message}")
