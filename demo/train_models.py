@@ -65,7 +65,7 @@ RECIPES = {
     ),
     "draft": Recipe(
         "draft", DRAFT_AUTHOR, 80, 224, 4, 32, 5_000_000,
-        (Stage(2, 2400, 0.3, 0.01, 3e-3),),
+        (Stage(2, 1500, 0.3, 0.01, 3e-3),),
     ),
 }  # fmt: skip
 

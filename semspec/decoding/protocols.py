@@ -1,6 +1,6 @@
 """The three roles the decoding loop plays with: in-process engines, gRPC clients and fakes alike."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from semspec.core import (
@@ -25,8 +25,8 @@ class Drafter(Protocol):
         """What is served, for the handshake. Raises: Unavailable."""
         ...
 
-    def write(self, context: Context, order: WriteOrder) -> AsyncIterator[Written]:
-        """Yield segments as they are finished. Closing the iterator stops the model between two tokens.
+    def write(self, context: Context, order: WriteOrder) -> AsyncGenerator[Written, None]:
+        """Yield segments as they are finished. Closing the generator stops the model between two tokens.
 
         Raises: ContextTooLong, Unavailable, DeadlineExceeded, Overloaded.
         """

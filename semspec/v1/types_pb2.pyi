@@ -225,7 +225,7 @@ class Sampling(_message.Message):
     TOP_K_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """>= 0; 0 is greedy"""
+    """>= 0; 0 is greedy; double, since 0.6 in 32 bits would draw other tokens than 0.6 in process"""
     top_p: _builtins.float
     """in (0, 1]; 1 keeps everything"""
     top_k: _builtins.int

@@ -130,7 +130,7 @@ class Judgement(_message.Message):
     DRAFT_PROBABILITY_FIELD_NUMBER: _builtins.int
     TARGET_PROBABILITY_FIELD_NUMBER: _builtins.int
     draft_probability: _builtins.float
-    """q: in [0, 1]"""
+    """q: in [0, 1]; double, so that a replayed decision compares the same numbers"""
     target_probability: _builtins.float
     """p: in [0, 1]"""
     def __init__(

@@ -1,0 +1,56 @@
+PYTHON ?= python3
+TORCH_VARIANT ?= cpu
+PORT ?= 8080
+ARGS ?=
+export PYTHON TORCH_VARIANT
+
+BIN := .venv/bin
+.DEFAULT_GOAL := help
+.PHONY: help setup demo serve test lint proto bench demo-models demo-probes clean
+
+help:
+	@sed -n 's/^##  *//p' $(MAKEFILE_LIST)
+
+## make setup        virtual environment in .venv (PYTHON=python3.12, TORCH_VARIANT=cpu|cuda)
+setup:
+	@scripts/setup
+
+## make demo         real questions through the whole stack, with a table (ARGS=--json, ARGS="--problems 100")
+demo: setup
+	@$(BIN)/python -m demo.run $(ARGS)
+
+## make serve        the same stack kept up until Ctrl-C (PORT=8080, ARGS="--draft-model PATH --target-model PATH")
+serve: setup
+	@$(BIN)/python -m semspec.cli serve --port $(PORT) $(ARGS)
+
+## make test         the tests (ARGS="-k decoding")
+test: setup
+	@$(BIN)/python -m pytest $(ARGS)
+
+## make lint         ruff, mypy --strict, import rules, freshness of the generated stubs
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	scripts/proto --check
+
+## make proto        generate semspec/v1 from proto/
+proto: setup
+	scripts/proto
+
+## make bench        every strategy on the bundled pair, tables in bench/results (ARGS=--help)
+bench: setup
+	$(BIN)/python -m bench $(ARGS)
+
+## make demo-models  train the bundled pair from scratch; resumable (hours)
+demo-models: setup
+	$(BIN)/python -m demo.train_models target
+	$(BIN)/python -m demo.train_models draft
+
+## make demo-probes  train the bundled pair's probes from scratch; resumable
+demo-probes: setup
+	$(BIN)/python -m demo.train_probes $(ARGS)
+
+## make clean        remove the virtual environment and caches, never .work (checkpoints)
+clean:
+	rm -rf .venv *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist

@@ -1,0 +1,25 @@
+"""How many generations may run at once."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from semspec.errors import Overloaded
+
+
+class Admission:
+    """Counts running generations. Nothing awaits between the check and the count, so it is atomic on one event loop."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._running = 0
+
+    @contextmanager
+    def admitted(self, num_generations: int) -> Iterator[None]:
+        """Hold room for a request's generations. Raises: Overloaded."""
+        if self._running + num_generations > self._capacity:
+            raise Overloaded(f"{self._running} of {self._capacity} generations are running; retry in a moment")
+        self._running += num_generations
+        try:
+            yield
+        finally:
+            self._running -= num_generations

@@ -1,0 +1,140 @@
+"""From a request body to an order in the loop's words, every default filled in."""
+
+import secrets
+from dataclasses import dataclass, replace
+from typing import Literal, cast, get_args
+
+from gateway.schemas import ChatRequest, CompletionRequest, Extension, GenerationRequest
+from gateway.settings import GatewaySettings
+from semspec.core import (
+    Acceptance,
+    Context,
+    Generation,
+    Message,
+    Sampling,
+    Segmentation,
+    Strategy,
+    derive_seed,
+)
+from semspec.errors import InvalidRequest, NotFound
+
+_ROLES: dict[str, Literal["system", "user", "assistant"]] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request, understood; only its tokens are still unknown."""
+
+    id: str
+    model: str
+    """As the client named it."""
+    prompt: str | tuple[Message, ...]
+    num_choices: int
+    seed: int
+    """As the client gave it, or drawn."""
+    max_tokens: int | None
+    """None: the default, cut to what the window leaves."""
+    plan: Generation
+    """Everything but the context, the budget and the choice's own seed."""
+    session: str | None
+    stream: bool
+    include_usage: bool
+    trace: bool
+
+    @property
+    def prompt_field(self) -> str:
+        return "prompt" if isinstance(self.prompt, str) else "messages"
+
+    def choice_id(self, index: int) -> str:
+        """The generation of one choice; that of the first bears the response's own id."""
+        return f"{self.id}-{index}" if index else self.id
+
+    def generation(self, index: int, context: Context, max_tokens: int) -> Generation:
+        """The order for one choice. The first uses the request's seed itself, so that the loop alone repeats it."""
+        seed = self.seed % (1 << 64)
+        sampling = replace(self.plan.sampling, seed=derive_seed(seed, "choice", index) if index else seed)
+        session = self.session or self.choice_id(index)
+        return replace(self.plan, context=context, sampling=sampling, max_tokens=max_tokens, session=session)
+
+
+def chat_call(body: ChatRequest, settings: GatewaySettings) -> Call:
+    """Raises: InvalidRequest, NotFound."""
+    messages = tuple(Message(_ROLES[message.role], message.text) for message in body.messages)
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return _call("chatcmpl", body, messages, max_tokens, settings)
+
+
+def completion_call(body: CompletionRequest, settings: GatewaySettings) -> Call:
+    """Raises: InvalidRequest, NotFound."""
+    if body.semspec.session is not None:
+        raise InvalidRequest("sessions hold turns of a chat; use /v1/chat/completions", "semspec.session")
+    return _call("cmpl", body, body.prompt, body.max_tokens, settings)
+
+
+def model_names(settings: GatewaySettings) -> list[str]:
+    """The pair under its own name, and once for each strategy."""
+    return [settings.model_name, *(f"{settings.model_name}:{strategy}" for strategy in get_args(Strategy))]
+
+
+def _call(
+    prefix: str,
+    body: GenerationRequest,
+    prompt: str | tuple[Message, ...],
+    max_tokens: int | None,
+    settings: GatewaySettings,
+) -> Call:
+    num_choices = body.n or 1
+    if num_choices > settings.max_n:
+        raise InvalidRequest(f"n is {num_choices}, but at most {settings.max_n} choices are served", "n")
+    if num_choices > 1 and body.semspec.session is not None:
+        raise InvalidRequest("a session has one next turn; leave out n or the session", "n")
+    return Call(
+        id=f"{prefix}-{secrets.token_hex(16)}",
+        model=body.model,
+        prompt=prompt,
+        num_choices=num_choices,
+        seed=secrets.randbits(53) if body.seed is None else body.seed,
+        max_tokens=max_tokens,
+        plan=_plan(body, settings),
+        session=body.semspec.session,
+        stream=bool(body.stream),
+        include_usage=body.stream_options is not None and body.stream_options.include_usage,
+        trace=body.semspec.trace,
+    )
+
+
+def _plan(body: GenerationRequest, settings: GatewaySettings) -> Generation:
+    options = body.semspec
+    return Generation(
+        context=Context(()),
+        sampling=Sampling(
+            temperature=settings.default_temperature if body.temperature is None else body.temperature,
+            top_p=settings.default_top_p if body.top_p is None else body.top_p,
+        ),
+        strategy=_strategy(body.model, options, settings),
+        gamma=options.gamma or settings.default_gamma,
+        segmentation=Segmentation(options.segmentation or settings.default_segmentation),
+        acceptance=_acceptance(options, settings),
+        draft_ahead=options.draft_ahead,
+    )
+
+
+def _strategy(model: str, options: Extension, settings: GatewaySettings) -> Strategy:
+    if model not in model_names(settings):
+        raise NotFound(f"the model {model!r} does not exist; GET /v1/models lists those that do", "model")
+    alias = cast(Strategy | None, model.removeprefix(settings.model_name).lstrip(":") or None)
+    if alias is not None and options.strategy not in (None, alias):
+        raise InvalidRequest(f"the model {model!r} already names another strategy", "semspec.strategy")
+    return alias or options.strategy or settings.default_strategy
+
+
+def _acceptance(options: Extension, settings: GatewaySettings) -> Acceptance:
+    asked = options.acceptance
+    implied = settings.default_acceptance_rule if asked.threshold is None else "threshold"
+    rule = cast(Literal["sample", "threshold"], asked.rule or implied)
+    return Acceptance(rule, settings.default_threshold if asked.threshold is None else asked.threshold)

@@ -1,0 +1,16 @@
+-- Append one segment record iff the writer still holds the fence and has seen every segment before it.
+-- The version of a generation is its number of segments. A repeated append of the same record is not a conflict.
+-- KEYS: meta, segments. ARGV: fence, version, record, max_bytes, ttl_s
+local fence = redis.call('HGET', KEYS[1], 'fence')
+if not fence then return 'missing' end
+if fence ~= ARGV[1] then return 'fenced' end
+local version = redis.call('LLEN', KEYS[2])
+local expected = tonumber(ARGV[2])
+if version == expected + 1 and redis.call('LINDEX', KEYS[2], -1) == ARGV[3] then return 'ok' end
+if version ~= expected then return 'conflict' end
+if tonumber(redis.call('HGET', KEYS[1], 'bytes')) + #ARGV[3] > tonumber(ARGV[4]) then return 'full' end
+redis.call('RPUSH', KEYS[2], ARGV[3])
+redis.call('HINCRBY', KEYS[1], 'bytes', #ARGV[3])
+redis.call('EXPIRE', KEYS[1], ARGV[5])
+redis.call('EXPIRE', KEYS[2], ARGV[5])
+return 'ok'

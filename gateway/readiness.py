@@ -1,0 +1,157 @@
+"""The handshake: do the services answer, and do their models, probes and state conventions belong together?"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from gateway.settings import GatewaySettings
+from semspec.core import STATE_CONVENTION, ModelInfo, Segmentation, Strategy, VerifierInfo
+from semspec.decoding import Roles
+from semspec.errors import Mismatch, SemspecError, Unavailable
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the three services said they serve."""
+
+    draft: ModelInfo
+    target: ModelInfo
+    verifier: VerifierInfo
+
+    def max_context_tokens(self, strategy: Strategy) -> int:
+        """The window a generation must fit in; a draft that only helps must follow to the end."""
+        if strategy == "target":
+            return self.target.max_context_tokens
+        return min(self.draft.max_context_tokens, self.target.max_context_tokens)
+
+    def segmentations(self, strategy: Strategy) -> frozenset[Segmentation]:
+        """What a strategy's services have in common."""
+        common = frozenset(self.target.segmentations)
+        if strategy != "target":
+            common &= frozenset(self.draft.segmentations)
+        return common & frozenset(self.verifier.segmentations) if strategy == "semantic" else common
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The result of the last handshake."""
+
+    served: Served | None
+    """None until the first handshake that succeeded in full."""
+    error: SemspecError | None
+    """Why no generation can be served now."""
+    missing: str | None = None
+    """What is away while generations go on with the target alone."""
+
+
+class Readiness:
+    """Keeps the handshake current. A lost draft or verifier does not end readiness: the target goes on alone."""
+
+    def __init__(self, roles: Roles, settings: GatewaySettings) -> None:
+        self._roles = roles
+        self._settings = settings
+        self._suspected = asyncio.Event()
+        self.status = Status(None, Unavailable("the gateway has not met its services yet; retry in a moment"))
+
+    def require(self) -> Served:
+        """What is served. Raises: Unavailable, Mismatch."""
+        if self.status.error is not None or self.status.served is None:
+            raise self.status.error or Unavailable("not ready")
+        return self.status.served
+
+    def suspect(self) -> None:
+        """A call failed or fell back: shake hands again soon."""
+        self._suspected.set()
+
+    async def watch(self) -> None:
+        """Shake hands for ever."""
+        while True:
+            await self.check()
+            if self.status.error is None and self.status.missing is None:
+                await self._wait_for_suspicion()
+            await asyncio.sleep(self._settings.recheck_s)
+
+    async def check(self) -> None:
+        """One handshake."""
+        self._suspected.clear()
+        before, self.status = self.status, await self._handshake()
+        if before.error is not self.status.error or before.missing != self.status.missing:
+            _log.info("readiness: %s", describe(self.status))
+
+    async def _wait_for_suspicion(self) -> None:
+        try:
+            async with asyncio.timeout(self._settings.handshake_interval_s):
+                await self._suspected.wait()
+        except TimeoutError:
+            pass
+
+    async def _handshake(self) -> Status:
+        settings, known = self._settings, self.status.served
+        draft, target, verifier = await asyncio.gather(
+            self._ask("draft", settings.draft_address, self._roles.drafter.info()),
+            self._ask("target", settings.target_address, self._roles.target.info()),
+            self._ask("verifier", settings.verifier_address, self._roles.verifier.info()),
+        )
+        if isinstance(target, Unavailable):
+            return Status(known, target)
+        missing = next((answer for answer in (draft, verifier) if isinstance(answer, Unavailable)), None)
+        if missing is not None and known is None:
+            return Status(None, missing)
+        served = Served(
+            known.draft if isinstance(draft, Unavailable) and known else _present(draft),
+            target,
+            known.verifier if isinstance(verifier, Unavailable) and known else _present(verifier),
+        )
+        reason = mismatch(served, settings)
+        return Status(served, reason and Mismatch(reason), missing and missing.message)
+
+    async def _ask(self, role: str, address: str, answer: Awaitable[T]) -> T | Unavailable:
+        try:
+            async with asyncio.timeout(self._settings.handshake_deadline_s):
+                return await answer
+        except (SemspecError, TimeoutError) as error:
+            reason = error.message if isinstance(error, SemspecError) else "no answer in time"
+            return Unavailable(f"the {role} service at {address} does not answer ({reason}); start it or fix its address")
+
+
+def describe(status: Status) -> str:
+    """The status in one line."""
+    if status.error is not None:
+        return status.error.message
+    return f"ready, with the target alone: {status.missing}" if status.missing else "ready"
+
+
+def mismatch(served: Served, settings: GatewaySettings) -> str | None:
+    """What does not belong together and what to do about it, in one line; None if all fits."""
+    draft, target, verifier = served.draft, served.target, served.verifier
+    conventions = {
+        "draft": draft.state_convention,
+        "target": target.state_convention,
+        "verifier": verifier.state_convention,
+    }
+    for role, convention in conventions.items():
+        if convention != STATE_CONVENTION:
+            return f"the {role} service speaks {convention!r}, this gateway {STATE_CONVENTION!r}: upgrade the older one"
+    for role, info, expected, address in (
+        ("draft", draft, verifier.draft_model, settings.draft_address),
+        ("target", target, verifier.target_model, settings.target_address),
+    ):
+        if info.fingerprint != expected:
+            return (
+                f"the verifier's {role} probe was trained on model {expected}, but the {role} service at {address} "
+                f"serves {info.fingerprint} ({info.model}): start the verifier with that model's probe, or serve the other"
+            )
+    if not served.segmentations("semantic"):
+        return "draft, target and verifier have no segmentation in common: use probes trained on one the engines know"
+    return None
+
+
+def _present(answer: T | Unavailable) -> T:
+    if isinstance(answer, Unavailable):
+        raise answer
+    return answer

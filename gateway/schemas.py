@@ -1,0 +1,167 @@
+"""The request bodies of OpenAI's API as far as they are served here; anything else is refused by name."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from gateway.settings import MAX_GAMMA
+
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "stop": ([],),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    # An assistant's message as the openai client hands it back.
+    "annotations": ([],),
+    "refusal": (),
+    "tool_calls": ([],),
+    "reasoning": (),
+    "reasoning_content": (),
+}
+"""Fields of OpenAI's API and the values, beside null, under which leaving them out changes nothing."""
+
+_LABELS = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "user"})
+"""Fields that mark a request for its sender and never change an answer."""
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("the text holds a lone surrogate, which is not valid Unicode") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class _Tolerant(_Strict):
+    """Takes OpenAI fields that are not served here, as long as their value asks for nothing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_neutral(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if not _asks_nothing(name, value)}
+
+
+def _asks_nothing(name: str, value: object) -> bool:
+    if name in _NEUTRAL:
+        return value is None or value in _NEUTRAL[name]
+    return name in _LABELS
+
+
+def is_known_field(name: str) -> bool:
+    """Whether OpenAI has this field, so that only its value was refused."""
+    return name in _NEUTRAL
+
+
+class TextPart(_Strict):
+    """A piece of a message's content."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class ChatMessage(_Tolerant):
+    """One turn, in text."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | list[TextPart]
+    name: None = None
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class AcceptanceOptions(_Strict):
+    """When a drafted segment is kept: with probability min(1, ratio), or iff the ratio reaches `threshold`."""
+
+    rule: Literal["sample", "threshold"] | None = None
+    threshold: float | None = Field(None, ge=0)
+
+    @model_validator(mode="after")
+    def _threshold_is_used(self) -> Self:
+        if self.rule == "sample" and self.threshold is not None:
+            raise ValueError("the rule 'sample' takes no threshold; leave it out or set rule to 'threshold'")
+        return self
+
+
+class Extension(_Strict):
+    """What OpenAI's API has no words for: the request's `semspec` object."""
+
+    strategy: Literal["semantic", "random", "target", "draft"] | None = None
+    gamma: int | None = Field(None, ge=1, le=MAX_GAMMA)
+    segmentation: Literal["paragraph", "sentence"] | None = None
+    acceptance: AcceptanceOptions = AcceptanceOptions()
+    session: str | None = Field(None, pattern=r"^[A-Za-z0-9_.-]{1,128}$")
+    draft_ahead: bool = True
+    trace: bool = False
+
+
+class StreamOptions(_Strict):
+    """OpenAI's `stream_options`."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] | None = None
+
+
+class GenerationRequest(_Tolerant):
+    """What chat and plain completions share."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1)
+    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    max_tokens: int | None = Field(None, ge=1, lt=1 << 31)
+    semspec: Extension = Extension()
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is only allowed when stream is true")
+        return self
+
+
+class ChatRequest(GenerationRequest):
+    """Body of `POST /v1/chat/completions`."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1, lt=1 << 31)
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> Self:
+        if None not in (self.max_tokens, self.max_completion_tokens):
+            raise ValueError("max_tokens and max_completion_tokens name the same budget; give one of them")
+        return self
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of `POST /v1/completions`."""
+
+    prompt: Text

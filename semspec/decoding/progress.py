@@ -1,0 +1,61 @@
+"""How far a generation has come, and the orders that follow from it."""
+
+from dataclasses import dataclass, replace
+
+from semspec.core import (
+    Context,
+    FinishReason,
+    Generation,
+    Segment,
+    SegmentEnd,
+    WriteOrder,
+    Writer,
+    derive_seed,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The state of a generation: nothing but its context, so that any replica resumes it from there."""
+
+    generation: Generation
+    context: Context
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return tuple(piece for piece in self.context.pieces if isinstance(piece, Segment))
+
+    @property
+    def tokens_left(self) -> int:
+        return self.generation.max_tokens - sum(len(segment.token_ids) for segment in self.segments)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """None while there is more to write."""
+        if self.segments and self.segments[-1].end is SegmentEnd.EOS:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.tokens_left <= 0 else None
+
+    def after(self, *segments: Segment) -> "Progress":
+        return replace(self, context=self.context.extended(*segments))
+
+    def order(self, purpose: str, max_segments: int, want_states: bool = False) -> WriteOrder:
+        """What the writer `purpose` is to write next."""
+        generation = self.generation
+        seed = derive_seed(generation.sampling.seed, purpose, self._stream(purpose))
+        return WriteOrder(
+            sampling=replace(generation.sampling, seed=seed),
+            segmentation=generation.segmentation,
+            max_segments=max_segments,
+            max_tokens=self.tokens_left,
+            want_states=want_states,
+            session=generation.session,
+        )
+
+    def _stream(self, purpose: str) -> int:
+        """Which stream of draws a writer uses. Drafting restarts after each rewrite with fresh draws: those of the
+        rejected segment were used up by the very decision to reject it."""
+        if purpose == "target":
+            return 0
+        rewrites = [i for i, segment in enumerate(self.segments) if segment.writer is Writer.TARGET]
+        return rewrites[-1] + 1 if rewrites else 0

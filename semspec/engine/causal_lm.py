@@ -1,0 +1,191 @@
+"""A Hugging Face causal LM as the engine sees it: token ids in; logits, keys/values and all layers' states out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DynamicCache,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+from transformers.utils import cached_file
+
+from semspec import __version__
+from semspec.core import Message, ModelInfo, Piece
+from semspec.engine.fingerprint import model_fingerprint, tokenizer_fingerprint
+from semspec.errors import InvalidRequest, Mismatch
+
+TEXT_OVERLAP = 8
+"""Tokens of the context decoded along with a segment, for tokenizers whose first piece depends on what precedes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """What one forward yields."""
+
+    logits: Tensor
+    """`[num_kept_rows, vocab_size]`: of the last positions asked for."""
+    states: Tensor | None
+    """`[num_layers + 1, num_tokens, hidden_size]`: `states-v1` before pooling."""
+
+
+class CausalLM:
+    """Weights, tokenizer and the facts about both. Not thread-safe."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, info: ModelInfo) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+        self.info = info
+        self.eos_ids = _eos_ids(model, tokenizer)
+        self._tap = _StateTap(model)
+
+    @classmethod
+    def load(
+        cls, name: str, revision: str | None, device: str, dtype: str, max_context_tokens: int | None = None
+    ) -> "CausalLM":
+        """Load a checkpoint from a folder or the hub. `device` and `dtype` may be "auto". safetensors only, no remote code.
+
+        Raises: Mismatch when it cannot be served, with the remedy.
+        """
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if dtype == "auto":
+            dtype = "float32" if device == "cpu" else "bfloat16"
+        try:
+            tokenizer = load_tokenizer(name, revision)
+            model = AutoModelForCausalLM.from_pretrained(
+                name, revision=revision, dtype=getattr(torch, dtype), use_safetensors=True
+            ).to(device)
+            fingerprint = model_fingerprint(name, revision)
+        except (OSError, ValueError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise Mismatch(f"cannot load model {name!r}: {reason}; give a folder or hub id with safetensors weights") from error
+        config = model.config.get_text_config()
+        window = int(getattr(config, "max_position_embeddings", 0) or 1 << 20)
+        info = ModelInfo(
+            model=Path(name).name if Path(name).exists() else name,
+            fingerprint=fingerprint,
+            tokenizer=tokenizer_fingerprint(tokenizer),
+            num_layers=int(config.num_hidden_layers),
+            hidden_size=int(config.hidden_size),
+            max_context_tokens=min(window, max_context_tokens or window),
+            build=__version__,
+        )
+        return cls(model, tokenizer, info)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @torch.inference_mode()
+    def forward(self, tokens: Sequence[int], kv: DynamicCache, num_rows: int = 1, want_states: bool = False) -> Forward:
+        """Feed `tokens` after those already in `kv`; logits of the last `num_rows` positions."""
+        batch = self.forward_batch(torch.tensor([list(tokens)], device=self.device), kv, num_rows, want_states)
+        return Forward(batch.logits[0], None if batch.states is None else batch.states[:, 0])
+
+    @torch.inference_mode()
+    def forward_batch(self, ids: Tensor, kv: DynamicCache, num_rows: int = 1, want_states: bool = False) -> Forward:
+        """Feed `ids` `[batch, length]` after a `kv` of equally long rows. Results have a batch dimension, logits first,
+        states second; a row may be padded on the right, where nothing before it looks."""
+        self._tap.is_open = want_states
+        output = self.model(input_ids=ids, past_key_values=kv, use_cache=True, logits_to_keep=num_rows)
+        return Forward(output.logits, self._tap.drain() if want_states else None)
+
+    def encode(self, prompt: str | Sequence[Message]) -> Piece:
+        """A prompt in this model's tokens. See `semspec.decoding.protocols.Target.encode`."""
+        if isinstance(prompt, str):
+            text, ids = prompt, self.tokenizer.encode(prompt)
+        else:
+            text = self._render(prompt)
+            ids = self.tokenizer.encode(text, add_special_tokens=False)
+        if not text.strip() or not ids:
+            raise InvalidRequest("the prompt is empty; send some text", "prompt" if isinstance(prompt, str) else "messages")
+        return Piece(text, tuple(ids), self.info.tokenizer)
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        if self.tokenizer.chat_template is None:
+            raise InvalidRequest(f"{self.info.model} has no chat template; use /v1/completions", "messages")
+        if not any(message.content.strip() for message in messages):
+            raise InvalidRequest("the messages are empty; send some text", "messages")
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            return str(self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        except Exception as error:  # templates raise what they like
+            raise InvalidRequest(f"the chat template refuses these messages: {error}", "messages") from error
+
+    def read_ids(self, piece: Piece, is_first: bool) -> Sequence[int]:
+        """A piece in this model's tokens: its own ids if they are of this tokenizer, else its text tokenized."""
+        if piece.tokenizer == self.info.tokenizer:
+            return piece.token_ids
+        bos = self.tokenizer.bos_token
+        wants_specials = is_first and not (bos and piece.text.startswith(bos))
+        return self.tokenizer.encode(piece.text, add_special_tokens=wants_specials)
+
+    def text_of(self, context: Sequence[int], tokens: Sequence[int]) -> str:
+        """The text `tokens` add after `context`, without special tokens."""
+        overlap = list(context[-TEXT_OVERLAP:])
+        head = self._decode(overlap)
+        return self._decode([*overlap, *tokens])[len(head) :]
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer exactly as its tokenizer.json says.
+
+    AutoTokenizer prefers a class chosen by the model's type, which for Qwen2 rebuilds the pipeline in code and ignores
+    the file's own.
+    """
+    has_file = cached_file(name, "tokenizer.json", revision=revision, _raise_exceptions_for_missing_entries=False)
+    loader = PreTrainedTokenizerFast if has_file else AutoTokenizer
+    tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(name, revision=revision)
+    return tokenizer
+
+
+class _StateTap:
+    """Collects the input of the first block and the output of every block, while open."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.is_open = False
+        self._caught: list[Tensor] = []
+        blocks = _blocks(model)
+        blocks[0].register_forward_pre_hook(self._catch_input, with_kwargs=True)
+        for block in blocks:
+            block.register_forward_hook(self._catch_output)
+
+    def drain(self) -> Tensor:
+        """`[num_layers + 1, batch, length, hidden_size]` of the last forward."""
+        caught, self._caught, self.is_open = self._caught, [], False
+        return torch.stack([layer.to(caught[-1].device) for layer in caught])
+
+    def _catch_input(self, block: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        if self.is_open:
+            self._caught = [args[0] if args else kwargs["hidden_states"]]
+
+    def _catch_output(self, block: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> None:
+        if self.is_open:
+            self._caught.append(output[0] if isinstance(output, tuple) else output)
+
+
+def _blocks(model: nn.Module) -> nn.ModuleList:
+    num_layers = model.config.get_text_config().num_hidden_layers
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+            return module
+    raise Mismatch(f"{type(model).__name__} has no list of {num_layers} blocks; it cannot stream its hidden states")
+
+
+def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    if configured is None:
+        configured = tokenizer.eos_token_id
+    if configured is None:
+        raise Mismatch("the model names no end-of-sequence token; set eos_token_id in generation_config.json")
+    return frozenset(configured if isinstance(configured, list) else [configured])

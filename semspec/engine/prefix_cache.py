@@ -1,0 +1,122 @@
+"""Keys and values of token prefixes, kept for whoever asks next: a cache only, never the truth."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+from transformers import DynamicCache
+
+MAX_LOGITS_ROWS = 4
+"""How many positions of an entry keep their next-token logits."""
+
+
+@dataclass(slots=True, eq=False)
+class Prefix:
+    """Tokens, their keys and values, and the logits that follow some positions."""
+
+    session: str = ""
+    tokens: list[int] = field(default_factory=list)
+    kv: DynamicCache = field(default_factory=DynamicCache)
+    logits: OrderedDict[int, Tensor] = field(default_factory=OrderedDict)
+    """Number of tokens -> logits of the next one, `[vocab_size]`."""
+
+    @property
+    def num_bytes(self) -> int:
+        layers = sum(layer.keys.nbytes + layer.values.nbytes for layer in self.kv.layers if layer.is_initialized)
+        return layers + sum(row.nbytes for row in self.logits.values())
+
+    def remember_logits(self, num_tokens: int, row: Tensor) -> None:
+        self.logits[num_tokens] = row.clone()  # not a view that keeps all rows alive
+        if len(self.logits) > MAX_LOGITS_ROWS:
+            self.logits.popitem(last=False)
+
+    def crop(self, num_tokens: int) -> None:
+        """Forget everything after the first `num_tokens` tokens."""
+        surplus = self.kv.get_seq_length() - num_tokens
+        if surplus > 0:
+            self.kv.crop(-surplus)
+        del self.tokens[num_tokens:]
+        for position in [position for position in self.logits if position > num_tokens]:
+            del self.logits[position]
+
+    def copy(self, num_tokens: int, session: str) -> "Prefix":
+        """The first `num_tokens` tokens, in memory of their own."""
+        twin = Prefix(session, self.tokens[:num_tokens])
+        for index, layer in enumerate(self.kv.layers):
+            keys, values = layer.keys[:, :, :num_tokens], layer.values[:, :, :num_tokens]
+            twin.kv.update(keys.clone(), values.clone(), index)
+        twin.logits = OrderedDict((position, row) for position, row in self.logits.items() if position <= num_tokens)
+        return twin
+
+
+class PrefixCache:
+    """Longest-prefix reuse across sessions, least recently used out first, within a byte budget.
+
+    Not thread-safe: the engine's one thread owns it. A prefix is taken out while a call extends it, so two calls never
+    write to the same memory.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[int, tuple[Prefix, np.ndarray]] = OrderedDict()
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def take(self, tokens: Sequence[int], session: str) -> Prefix:
+        """The longest known prefix of `tokens` from which the next logits can be had, for the caller to extend.
+
+        The entry itself leaves the cache if it loses nothing by that (it is a prefix of `tokens`) or if it is this
+        session's own; otherwise the caller gets a copy.
+        """
+        key, num_common = self._longest(np.asarray(tokens, dtype=np.int64), session)
+        if key is None:
+            return Prefix(session)
+        prefix = self._entries[key][0]
+        num_usable = num_common if num_common < len(tokens) or num_common in prefix.logits else num_common - 1
+        if num_usable <= 0:
+            return Prefix(session)
+        if num_common < len(prefix.tokens) and (not session or prefix.session != session):
+            self._entries.move_to_end(key)
+            return prefix.copy(num_usable, session)
+        self._remove(key)
+        prefix.crop(num_usable)
+        prefix.session = session
+        return prefix
+
+    def give(self, prefix: Prefix) -> None:
+        """Put a prefix (back) in; the least recently used ones make room."""
+        size = prefix.num_bytes
+        if size > self._max_bytes or not prefix.tokens:
+            return
+        while self.num_bytes + size > self._max_bytes:
+            self._remove(next(iter(self._entries)))
+        self._entries[id(prefix)] = (prefix, np.asarray(prefix.tokens, dtype=np.int64))
+        self.num_bytes += size
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self.num_bytes = 0
+
+    def _longest(self, tokens: np.ndarray, session: str) -> tuple[int | None, int]:
+        best, best_length = None, 0
+        for key, (prefix, known) in self._entries.items():
+            length = _num_common(known, tokens)
+            is_better = length > best_length or (length == best_length > 0 and session and prefix.session == session)
+            if is_better:
+                best, best_length = key, length
+        return best, best_length
+
+    def _remove(self, key: int) -> None:
+        prefix, _ = self._entries.pop(key)
+        self.num_bytes -= prefix.num_bytes
+
+
+def _num_common(a: np.ndarray, b: np.ndarray) -> int:
+    length = min(len(a), len(b))
+    different = np.flatnonzero(a[:length] != b[:length])
+    return int(different[0]) if len(different) else length
+

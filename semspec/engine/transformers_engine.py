@@ -1,0 +1,208 @@
+"""The reference engine: any Hugging Face causal LM on CPU or GPU. Plain, exact, measured against the others."""
+
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from semspec.core import (
+    Context,
+    Message,
+    ModelInfo,
+    Piece,
+    Reading,
+    Segment,
+    SegmentEnd,
+    States,
+    WriteOrder,
+    Writer,
+    Written,
+)
+from semspec.engine.causal_lm import CausalLM
+from semspec.engine.prefix_cache import Prefix, PrefixCache
+from semspec.engine.sampling import draw_token
+from semspec.engine.scheduler import Scheduler, Steps
+from semspec.engine.segmentation import RULES, Rule
+from semspec.engine.surprisal import surprisal
+from semspec.errors import ContextTooLong, InvalidRequest
+
+PREFILL_TOKENS = 512
+"""Longest stretch of a context fed in one forward, so that other calls get their turn."""
+
+
+class TransformersEngine:
+    """Writes and reads segments. See `semspec.engine.protocol.Engine`."""
+
+    def __init__(self, lm: CausalLM, writer: Writer, cache_bytes: int) -> None:
+        self._lm, self._writer = lm, writer
+        self._cache = PrefixCache(cache_bytes)
+        self._scheduler = Scheduler(f"engine-{writer}")
+        self._token_texts: dict[int, str] = {}
+
+    @classmethod
+    def load(
+        cls,
+        model: str,
+        *,
+        writer: Writer,
+        revision: str | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        threads: int = 1,
+        cache_bytes: int = 1 << 30,
+        max_context_tokens: int | None = None,
+    ) -> "TransformersEngine":
+        """Load a model and start its thread. Raises: Mismatch when the model cannot be served."""
+        torch.set_num_threads(threads)
+        return cls(CausalLM.load(model, revision, device, dtype, max_context_tokens), writer, cache_bytes)
+
+    async def info(self) -> ModelInfo:
+        return self._lm.info
+
+    async def encode(self, prompt: str | Sequence[Message]) -> Piece:
+        piece = self._lm.encode(prompt)
+        self._check_room(len(piece.token_ids), "prompt" if isinstance(prompt, str) else "messages")
+        return piece
+
+    async def write(self, context: Context, order: WriteOrder) -> AsyncGenerator[Written, None]:
+        async for written in self._scheduler.stream(self._write_steps(context, order)):
+            yield written
+
+    async def read(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[Reading]:
+        async for readings in self._scheduler.stream(self._read_steps(context, segments, session)):
+            return readings
+        raise InvalidRequest("nothing to read; send at least one segment", "segments")
+
+    async def aclose(self) -> None:
+        await self._scheduler.close()
+        self._cache.clear()
+
+    def _check_room(self, num_tokens: int, parameter: str) -> None:
+        window = self._lm.info.max_context_tokens
+        if num_tokens >= window:
+            raise ContextTooLong(
+                f"{num_tokens} tokens leave no room in the window of {window}; shorten the {parameter}", parameter
+            )
+
+    def _tokens(self, context: Context) -> list[int]:
+        tokens: list[int] = []
+        for index, piece in enumerate(context.pieces):
+            tokens += self._lm.read_ids(piece, is_first=index == 0)
+        if not tokens:
+            raise InvalidRequest("the context is empty; send a prompt", "context")
+        return tokens
+
+    @contextmanager
+    def _prefix(self, tokens: list[int], session: str) -> Iterator[Prefix]:
+        """A cached prefix of `tokens`, given back when the call ends, however it ends."""
+        prefix = self._cache.take(tokens, session)
+        try:
+            yield prefix
+        finally:
+            if prefix.kv.get_seq_length() == len(prefix.tokens):  # else a forward broke off: not to be trusted
+                self._cache.give(prefix)
+
+    def _feed(self, prefix: Prefix, tokens: Sequence[int], num_rows: int = 1, want_states: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Extend `prefix`; logits `[num_rows, vocab]` of the last positions and states `[layers + 1, tokens, hidden]`."""
+        forward = self._lm.forward(tokens, prefix.kv, num_rows, want_states)
+        prefix.tokens += tokens
+        return forward.logits, forward.states
+
+    def _prefill(self, prefix: Prefix, tokens: Sequence[int]) -> Steps[Written]:
+        """Feed `tokens` in stretches, with a turn for others after each; the logits behind the last are remembered."""
+        for start in range(len(prefix.tokens), len(tokens), PREFILL_TOKENS):
+            logits, _ = self._feed(prefix, tokens[start : start + PREFILL_TOKENS])
+            prefix.remember_logits(len(prefix.tokens), logits[-1])
+            yield None
+
+    def _write_steps(self, context: Context, order: WriteOrder) -> Steps[Written]:
+        tokens = self._tokens(context)
+        self._check_room(len(tokens), "context")
+        start = perf_counter()
+        with self._prefix(tokens, order.session) as prefix:
+            yield from self._prefill(prefix, tokens)
+            budget = min(order.max_tokens, self._lm.info.max_context_tokens - len(tokens))
+            num_segments = 0
+            while budget > 0:
+                capped = replace(order, max_segment_tokens=min(order.max_segment_tokens, budget))
+                segment, states = yield from self._write_segment(prefix, capped)
+                budget -= len(segment.token_ids)
+                num_segments += 1
+                now = perf_counter()
+                yield Written(segment, states, (now - start) * 1e3)
+                start = now
+                if segment.end is SegmentEnd.EOS or num_segments == order.max_segments:
+                    break
+
+    def _write_segment(self, prefix: Prefix, order: WriteOrder) -> Generator[None, None, tuple[Segment, States | None]]:
+        """One segment after `prefix`; every token of it is fed, so that states and cache are whole."""
+        context, tokens = list(prefix.tokens), []
+        rule, pooled = RULES[order.segmentation], None
+        end: SegmentEnd | None = None
+        while end is None:
+            logits = prefix.logits[len(prefix.tokens)]
+            token = draw_token(logits, order.sampling, len(prefix.tokens))
+            if tokens and self._ends_before(rule, context, tokens, token):
+                end = SegmentEnd.BOUNDARY
+                break
+            rows, states = self._feed(prefix, [token], want_states=order.want_states)
+            prefix.remember_logits(len(prefix.tokens), rows[-1])
+            tokens.append(token)
+            if states is not None:
+                pooled = states[:, 0].float() if pooled is None else pooled + states[:, 0]
+            yield None
+            end = self._end_after(rule, context, tokens, order.max_segment_tokens)
+        text = self._lm.text_of(context, tokens)
+        segment = Segment(text, tuple(tokens), self._lm.info.tokenizer, self._writer, end)
+        return segment, None if pooled is None else self._states(pooled / len(tokens))
+
+    def _end_after(self, rule: Rule, context: list[int], tokens: list[int], max_tokens: int) -> SegmentEnd | None:
+        if tokens[-1] in self._lm.eos_ids:
+            return SegmentEnd.EOS
+        if self._may_end(rule, tokens[-1]) and rule.ends_inside(self._lm.text_of(context, tokens)):
+            return SegmentEnd.BOUNDARY
+        return SegmentEnd.LENGTH if len(tokens) >= max_tokens else None
+
+    def _ends_before(self, rule: Rule, context: list[int], tokens: list[int], following: int) -> bool:
+        if not self._may_end(rule, tokens[-1]) and not self._may_end(rule, following):
+            return False
+        return rule.ends_before(self._lm.text_of(context, tokens), self._token_text(following))
+
+    def _may_end(self, rule: Rule, token: int) -> bool:
+        return not rule.marks.isdisjoint(self._token_text(token))
+
+    def _token_text(self, token: int) -> str:
+        if token not in self._token_texts:
+            self._token_texts[token] = self._lm.tokenizer.decode([token])
+        return self._token_texts[token]
+
+    def _read_steps(self, context: Context, segments: Sequence[Segment], session: str) -> Steps[list[Reading]]:
+        tokens = self._tokens(context)
+        read = [list(self._lm.read_ids(segment, is_first=False)) for segment in segments]
+        self._check_room(len(tokens) + sum(map(len, read)), "segments")
+        start = perf_counter()
+        with self._prefix(tokens, session) as prefix:
+            yield from self._prefill(prefix, tokens)
+            first = prefix.logits[len(tokens)]
+            flat = [token for ids in read for token in ids]
+            rows, states = self._feed(prefix, flat, num_rows=len(flat), want_states=True)
+            prefix.remember_logits(len(prefix.tokens), rows[-1])
+            duration_ms = (perf_counter() - start) * 1e3
+            yield self._readings(read, torch.cat([first[None], rows]), states, duration_ms)
+
+    def _readings(self, read: list[list[int]], logits: Tensor, states: Tensor, duration_ms: float) -> list[Reading]:
+        readings, start = [], 0
+        for ids in read:
+            own = slice(start, start + len(ids))
+            pooled = states[:, own].float().mean(1)
+            features = surprisal(logits[own], torch.tensor(ids, device=logits.device))
+            readings.append(Reading(self._states(pooled), tuple(features.tolist()), len(ids), duration_ms))
+            start = own.stop
+        return readings
+
+    def _states(self, pooled: Tensor) -> States:
+        array = pooled.cpu().numpy()
+        return States(array.astype("<f4", copy=False).tobytes(), array.shape, self._lm.info.fingerprint)

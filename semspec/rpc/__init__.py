@@ -1,0 +1,1 @@
+"""The wire: protobuf conversions, the servers the services run, and the clients the gateway holds."""

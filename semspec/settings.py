@@ -1,0 +1,100 @@
+"""Settings from environment variables: one class a deployable, checked before anything loads, built in `__main__`."""
+
+import os
+import sys
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+
+EXIT_BAD_SETTINGS = 2
+"""Exit code of a process whose environment cannot be used."""
+
+MEBIBYTE = 1 << 20
+
+S = TypeVar("S", bound=BaseSettings)
+
+
+class ServiceSettings(BaseSettings):
+    """What every gRPC service lets its operator choose. An empty variable counts as unset."""
+
+    model_config = SettingsConfigDict(env_ignore_empty=True, frozen=True, extra="forbid")
+
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0 or :: for all interfaces")
+    port: int = Field(0, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one")
+    port_file: Path | None = Field(None, description="file to write the bound port to once the service is ready")
+    token: SecretStr | None = Field(None, description="bearer token callers must present; unset lets everyone in")
+    settle_s: float = Field(
+        1.0,
+        ge=0,
+        le=300,
+        description="seconds from announcing the shutdown to refusing new calls, so that callers turn away",
+    )
+    grace_s: float = Field(25.0, ge=0, le=3600, description="seconds that running calls get to end at shutdown")
+    max_message_bytes: int = Field(
+        64 * MEBIBYTE, ge=4096, le=1 << 30, description="largest message to send or receive, in bytes"
+    )
+    reflection: bool = Field(False, description="true lets tools such as grpcurl list the services")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
+    log_json: bool = Field(False, description="true logs JSON lines instead of key=value")
+    threads: int = Field(1, ge=1, le=1024, description="CPU threads of the model; at most the cores it has to itself")
+
+
+class ModelSettings(ServiceSettings):
+    """What the services that run a language model let their operator choose beside."""
+
+    model: str = Field(min_length=1, description="directory or Hugging Face id of the model to serve")
+    revision: str | None = Field(None, description="branch, tag or commit of a Hugging Face model")
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="float32, bfloat16, float16, or auto: float32 on a CPU, bfloat16 on a GPU"
+    )
+    cache_bytes: int = Field(1 << 30, ge=0, description="memory for the keys and values of known prefixes, in bytes")
+    max_context_tokens: int | None = Field(
+        None, ge=2, description="cap on prompt and output together; unset takes the model's own window"
+    )
+
+
+def load_settings(settings_class: type[S]) -> S:
+    """The settings this process's environment describes.
+
+    A variable that is missing, out of bounds or unknown ends the process with exit code 2 and one line that names
+    each such variable and says what to write there. Values are not repeated: some are secret.
+    """
+    try:
+        problems = _unknown_variables(settings_class)
+        if not problems:
+            return settings_class()
+    except ValidationError as error:
+        problems = [_problem(settings_class, [*detail["loc"]], detail["msg"]) for detail in error.errors()]
+    except SettingsError as error:
+        problems = [str(error)]
+    sys.stderr.write(f"cannot start: {'; '.join(problems)}\n")
+    raise SystemExit(EXIT_BAD_SETTINGS)
+
+
+def _problem(settings_class: type[BaseSettings], location: list[int | str], complaint: str) -> str:
+    name = str(location[0]) if location else ""
+    field = settings_class.model_fields.get(name)
+    remedy = f" ({field.description})" if field and field.description else ""
+    return f"{_variable(settings_class, name)}: {complaint}{remedy}"
+
+
+def _unknown_variables(settings_class: type[BaseSettings]) -> list[str]:
+    prefix = str(settings_class.model_config.get("env_prefix") or "").upper()
+    if not prefix:
+        return []
+    known = [_variable(settings_class, name) for name in settings_class.model_fields]
+    unknown = [name for name in os.environ if name.upper().startswith(prefix) and name.upper() not in known]
+    return [f"{name}: no such setting{_suggestion(name, known)}" for name in sorted(unknown)]
+
+
+def _suggestion(name: str, known: list[str]) -> str:
+    matches = get_close_matches(name.upper(), known, n=1)
+    return f", did you mean {matches[0]}?" if matches else f"; unset it, or choose from {', '.join(known)}"
+
+
+def _variable(settings_class: type[BaseSettings], name: str) -> str:
+    return f"{settings_class.model_config.get('env_prefix') or ''}{name}".upper()

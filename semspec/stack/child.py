@@ -1,0 +1,83 @@
+"""One child process, leashed to this one."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from semspec.stack import leash
+
+NUM_TAIL_LINES = 15
+
+
+class StackError(Exception):
+    """The stack cannot start or go on. `str()` is one line; `log_tail` is what the culprit last wrote."""
+
+    def __init__(self, message: str, log_tail: str = "") -> None:
+        super().__init__(message)
+        self.log_tail = log_tail
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A running child process, its output in a file."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    log: Path
+
+    @classmethod
+    async def start(cls, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> "Child":
+        """Start `command` with `environment` added to ours."""
+        leashed = (sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command)
+        with log.open("wb") as output:
+            process = await asyncio.create_subprocess_exec(
+                *leashed,
+                env={**os.environ, **environment},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C reaches the supervisor alone, which then stops its children in order
+            )
+        return cls(name, process, log)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.returncode is None
+
+    def check_alive(self) -> None:
+        """Raises: StackError when the process has ended."""
+        if not self.is_alive:
+            raise StackError(f"{self.name} ended with {self._status()}", self.log_tail())
+
+    def log_tail(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-NUM_TAIL_LINES:])
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM, then SIGKILL after the grace, or at once when cancelled."""
+        try:
+            self._signal(signal.SIGTERM)
+            await asyncio.wait_for(self.process.wait(), grace_s)
+        except TimeoutError:
+            pass
+        finally:
+            self._signal(signal.SIGKILL)
+        await self.process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.is_alive:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(number)
+
+    def _status(self) -> str:
+        code = self.process.returncode or 0
+        return f"status {code}" if code >= 0 else signal.Signals(-code).name

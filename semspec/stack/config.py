@@ -1,0 +1,75 @@
+"""What the stack consists of."""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from semspec.stack.child import StackError
+
+ROLES = ("draft", "target", "verifier")
+Command = tuple[str, ...]
+
+SERVING_FIELDS = frozenset(
+    {"strategy", "gamma", "segmentation", "acceptance_rule", "threshold", "temperature", "top_p", "max_tokens"}
+)
+"""Each sets `SEMSPEC_GATEWAY_DEFAULT_` and its name."""
+
+BUNDLED_PAIR = Path(__file__).resolve().parents[2] / "demo" / "pair"
+
+
+def _default_commands() -> dict[str, Command]:
+    commands: dict[str, Command] = {role: (sys.executable, "-m", f"services.{role}") for role in ROLES}
+    return commands | {"gateway": (sys.executable, "-m", "gateway")}
+
+
+@dataclass(frozen=True, slots=True)
+class StackConfig:
+    """Which models and probes to serve, where, and how patient to be."""
+
+    draft_model: Path | str = BUNDLED_PAIR / "draft"
+    target_model: Path | str = BUNDLED_PAIR / "target"
+    draft_probe: Path = BUNDLED_PAIR / "probes" / "draft.safetensors"
+    target_probe: Path = BUNDLED_PAIR / "probes" / "target.safetensors"
+    host: str = "127.0.0.1"
+    port: int = 0
+    """Of the gateway; 0 takes a free one."""
+    serving: Mapping[str, object] | None = None
+    """The gateway's defaults for requests, see `SERVING_FIELDS`. None: those in `serving.json` beside the draft model,
+    the configuration chosen for that pair, if there is one."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Added to every child's."""
+    commands: Mapping[str, Command] = field(default_factory=_default_commands)
+    """How to start each role; tests put small programs here."""
+    start_timeout_s: float = 120.0
+    stop_grace_s: float = 8.0
+
+    def service_environment(self, role: str) -> dict[str, str]:
+        """The settings of one service, the address and the token apart."""
+        match role:
+            case "draft":
+                return {"SEMSPEC_DRAFT_MODEL": str(self.draft_model)}
+            case "target":
+                return {"SEMSPEC_TARGET_MODEL": str(self.target_model)}
+            case _:
+                return {
+                    "SEMSPEC_VERIFIER_DRAFT_PROBE": str(self.draft_probe),
+                    "SEMSPEC_VERIFIER_TARGET_PROBE": str(self.target_probe),
+                }
+
+    def gateway_defaults(self) -> dict[str, str]:
+        """`SEMSPEC_GATEWAY_DEFAULT_*` for the values in `serving`. Raises: StackError on a name the gateway lacks."""
+        values = self._read_serving() if self.serving is None else self.serving
+        unknown = sorted(values.keys() - SERVING_FIELDS)
+        if unknown:
+            known = ", ".join(sorted(SERVING_FIELDS))
+            raise StackError(f"no such serving default: {', '.join(unknown)}; known: {known}")
+        return {f"SEMSPEC_GATEWAY_DEFAULT_{name.upper()}": str(value) for name, value in values.items()}
+
+    def _read_serving(self) -> Mapping[str, object]:
+        path = Path(self.draft_model).parent / "serving.json"
+        if not path.is_file():
+            return {}
+        values: dict[str, object] = json.loads(path.read_text())
+        return values

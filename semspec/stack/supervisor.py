@@ -1,0 +1,172 @@
+"""Start the stack, wait until it is ready, stop it, and leave nothing behind."""
+
+import asyncio
+import contextlib
+import http.client
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from semspec.stack import redis
+from semspec.stack.child import Child, StackError
+from semspec.stack.config import ROLES, StackConfig
+
+POLL_S = 0.05
+
+
+class Stack:
+    """`async with Stack(config) as stack:` — inside, the gateway at `stack.base_url` is ready.
+
+    Raises on entry: StackError, when a process dies or readiness takes longer than `config.start_timeout_s`.
+    """
+
+    def __init__(self, config: StackConfig | None = None) -> None:
+        self.config = config or StackConfig()
+        self.processes: dict[str, Child] = {}
+        self.addresses: dict[str, str] = {}
+        """`host:port` of each service and of the gateway; the URL of Redis."""
+        self._token = secrets.token_urlsafe(32)
+        self._folder = Path()
+
+    @property
+    def base_url(self) -> str:
+        return f"http://{self.addresses['gateway']}"
+
+    async def __aenter__(self) -> "Stack":
+        self._folder = _private_folder()
+        try:
+            async with asyncio.timeout(self.config.start_timeout_s):
+                await self._start()
+        except TimeoutError:
+            error = self._not_ready()
+            await self._stop()
+            raise error from None
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._stop()
+
+    async def wait(self) -> Child:
+        """The next child to end."""
+        waits = {
+            asyncio.create_task(child.process.wait()): child for child in self.processes.values() if child.is_alive
+        }
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            return waits[done.pop()]
+        finally:
+            for task in waits:
+                task.cancel()
+
+    async def _start(self) -> None:
+        await self._start_redis()
+        for role in ROLES:
+            await self._start_service(role)
+        for role in ROLES:
+            self.addresses[role] = f"127.0.0.1:{await self._announced_port(role)}"
+        await self._start_gateway()
+        await self._until_ready()
+
+    async def _start_redis(self) -> None:
+        url = redis.given_url()
+        if url is None:
+            url, command = redis.private_redis(self._folder)
+            await self._start_child("redis", command, {})
+        self.addresses["redis"] = url
+
+    async def _start_service(self, role: str) -> None:
+        prefix = f"SEMSPEC_{role.upper()}"
+        own = {
+            f"{prefix}_HOST": "127.0.0.1",
+            f"{prefix}_PORT": "0",
+            f"{prefix}_PORT_FILE": str(self._port_file(role)),
+            f"{prefix}_TOKEN": self._token,
+        }
+        await self._start_child(role, self.config.commands[role], self.config.service_environment(role) | own)
+
+    async def _announced_port(self, role: str) -> int:
+        """The port a service took, from the file it writes once it listens."""
+        while True:
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                return int(self._port_file(role).read_text())
+            await self._pause()
+
+    async def _start_gateway(self) -> None:
+        port = self.config.port or _free_port(self.config.host)
+        own = {f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS": self.addresses[role] for role in ROLES} | {
+            "SEMSPEC_GATEWAY_HOST": self.config.host,
+            "SEMSPEC_GATEWAY_PORT": str(port),
+            "SEMSPEC_GATEWAY_SERVICE_TOKEN": self._token,
+            "SEMSPEC_GATEWAY_REDIS_URL": self.addresses["redis"],
+        }
+        self.addresses["gateway"] = f"{_reachable(self.config.host)}:{port}"
+        await self._start_child("gateway", self.config.commands["gateway"], self.config.gateway_defaults() | own)
+
+    async def _until_ready(self) -> None:
+        while not await asyncio.to_thread(_is_ready, self.addresses["gateway"]):
+            await self._pause()
+
+    async def _start_child(self, name: str, command: tuple[str, ...], environment: Mapping[str, str]) -> None:
+        # One thread each: decoding takes turns, and threads that compete for few cores are several times slower.
+        environment = {"OMP_NUM_THREADS": "1", **self.config.environment, **environment}
+        self.processes[name] = await Child.start(name, command, environment, self._folder / f"{name}.log")
+
+    async def _pause(self) -> None:
+        """Wait a moment for the others. Raises: StackError when one of them has died."""
+        for child in self.processes.values():
+            child.check_alive()
+        await asyncio.sleep(POLL_S)
+
+    def _not_ready(self) -> StackError:
+        name = next((role for role in ROLES if role not in self.addresses), "gateway")
+        tail = self.processes[name].log_tail() if name in self.processes else ""
+        return StackError(f"{name} was not ready within {self.config.start_timeout_s:g} s", tail)
+
+    async def _stop(self) -> None:
+        """Stop all children, and go on doing so whatever else happens."""
+        grace_s = self.config.stop_grace_s
+        try:
+            await asyncio.gather(*(child.stop(grace_s) for child in self.processes.values()))
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _port_file(self, role: str) -> Path:
+        return self._folder / f"{role}.port"
+
+
+def _private_folder() -> Path:
+    """A folder only we may enter, its path short enough for a socket in it (108 bytes)."""
+    usual = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix="semspec-", dir=usual if len(usual) < 60 else "/tmp"))
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _reachable(host: str) -> str:
+    """Where to reach a server that listens on `host`."""
+    return "127.0.0.1" if host in ("", "0.0.0.0") else host
+
+
+def _is_ready(address: str) -> bool:
+    connection = http.client.HTTPConnection(address, timeout=5)
+    try:
+        connection.request("GET", "/ready")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

@@ -1,0 +1,102 @@
+"""Rules of the house that hold for the repository as a whole."""
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+BIN = Path(sys.executable).parent
+PACKAGES = ("semspec", "services", "gateway", "training", "bench", "demo")
+PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
+
+
+def sources(*folders: str) -> Iterator[Path]:
+    for folder in folders:
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level names of everything a file imports, inside functions too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(BIN / "lint-imports"), "--no-cache", "--config", str(ROOT / "pyproject.toml")]
+    environment = {**os.environ, "PYTHONPATH": str(root), "COLUMNS": "200"}
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+
+
+def test_import_rules_hold() -> None:
+    result = lint_imports(ROOT)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "contract"),
+    [
+        ("gateway/extra.py", "import training", "share nothing but the library"),
+        ("semspec/extra.py", "import gateway", "share nothing but the library"),
+        ("services/draft/extra.py", "import services.target", "services share nothing"),
+        ("semspec/decoding/extra.py", "import semspec.engine", "the decoding loop knows neither"),
+        ("gateway/extra.py", "import semspec.engine.transformers_engine", "torch never reaches"),
+        ("services/draft/extra.py", "import semspec.v1.types_pb2", "only semspec.rpc knows protobuf"),
+        ("demo/extra.py", "import gateway", "as any client does"),
+    ],
+)
+def test_import_rules_catch(path: str, line: str, contract: str, tmp_path: Path) -> None:
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "pair"))
+    (tmp_path / path).write_text(line + "\n")
+    result = lint_imports(tmp_path)
+    assert result.returncode == 1
+    broken = [text for text in result.stdout.splitlines() if text.endswith("BROKEN")]
+    assert any(contract in text for text in broken), result.stdout
+
+
+def test_generated_stubs_are_fresh() -> None:
+    result = subprocess.run([ROOT / "scripts/proto", "--check"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_nothing_imports_pickle() -> None:
+    paths = list(sources(*PACKAGES, "tests"))
+    assert paths
+    assert {str(path) for path in paths if imported(path) & PICKLES} == set()
+
+
+def test_gateway_starts_without_torch() -> None:
+    program = "import sys, gateway.__main__; print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert result.stdout.strip() == "[]", result.stderr
+
+
+def test_constraints_are_plain_pins_of_every_dependency() -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pinned = {line.partition("==")[0].lower().replace("_", "-") for line in lines}
+    assert all(line.count("==") == 1 and "+" not in line and ";" not in line for line in lines)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [
+        *project["dependencies"],
+        *(name for extra in project["optional-dependencies"].values() for name in extra),
+    ]
+    names = {name.split("[")[0].split(">")[0].split("=")[0] for name in wanted} - {"semspec"}
+    assert names <= pinned
+
+
+def test_gateway_extra_has_no_torch() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = " ".join([*project["dependencies"], *project["optional-dependencies"]["gateway"]])
+    assert not any(heavy in names for heavy in ("torch", "transformers", "numpy", "engine"))

@@ -1,0 +1,200 @@
+"""The supervisor, with tiny programs in the places of services and gateway."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import psutil
+import pytest
+
+from semspec.stack import Stack, StackConfig, StackError
+
+SERVICE = """
+import os, sys, time
+role = sys.argv[1]
+with open(os.environ[f"SEMSPEC_{role}_PORT_FILE"] + ".new", "w") as file:
+    file.write("4711")
+os.rename(file.name, file.name.removesuffix(".new"))
+time.sleep(600)
+"""
+
+GATEWAY = """
+import os
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/ready" else 404)
+        self.end_headers()
+
+HTTPServer(("127.0.0.1", int(os.environ["SEMSPEC_GATEWAY_PORT"])), Handler).serve_forever()
+"""
+
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+BROKEN = "import sys; sys.exit('no model at /nowhere: name one with SEMSPEC_TARGET_MODEL')"
+
+SUPERVISOR = """
+import asyncio, sys
+from semspec.stack import Stack, run
+from tests.test_stack import config
+
+async def main():
+    async with Stack(config()) as stack:
+        print(*(child.pid for child in stack.processes.values()), flush=True)
+        await asyncio.sleep(600)
+    return 0
+
+sys.exit(run(main()))
+"""
+
+
+def config(start_timeout_s: float = 30.0, stop_grace_s: float = 5.0, **programs: str) -> StackConfig:
+    """A stack of small programs; `programs` replaces some of them."""
+    usual = dict.fromkeys(("draft", "target", "verifier"), SERVICE) | {"gateway": GATEWAY}
+    commands = {role: (sys.executable, "-c", text, role.upper()) for role, text in (usual | programs).items()}
+    return StackConfig(commands=commands, start_timeout_s=start_timeout_s, stop_grace_s=stop_grace_s, serving={})
+
+
+@pytest.fixture(autouse=True)
+def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the stack puts its files, in children as well; short, for the socket of Redis is in it."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.delenv("REDIS_URL", raising=False)
+    return tmp_path
+
+
+def left_alive(pids: list[int], timeout_s: float = 10.0) -> list[int]:
+    """Which of `pids` still run after a while."""
+    deadline = time.monotonic() + timeout_s
+    while (alive := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return alive
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def test_stack_is_ready_inside_and_gone_outside() -> None:
+    async with Stack(config()) as stack:
+        pids = [child.pid for child in stack.processes.values()]
+        assert set(stack.processes) == {"redis", "draft", "target", "verifier", "gateway"}
+        assert stack.addresses["draft"] == "127.0.0.1:4711"
+        assert stack.base_url.startswith("http://127.0.0.1:")
+        assert all(is_running(pid) for pid in pids)
+    assert left_alive(pids, 0) == []
+
+
+async def test_private_redis_answers_on_a_socket_of_its_own() -> None:
+    async with Stack(config()) as stack:
+        path = stack.addresses["redis"].removeprefix("unix://")
+        assert Path(path).parent.stat().st_mode & 0o077 == 0
+        for _ in range(100):
+            if Path(path).exists():
+                break
+            await asyncio.sleep(0.05)
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(b"PING\r\n")
+        assert await reader.readline() == b"+PONG\r\n"
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_given_redis_is_used_and_none_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_URL", "redis://elsewhere:6379/0")
+    async with Stack(config()) as stack:
+        assert stack.addresses["redis"] == "redis://elsewhere:6379/0"
+        assert "redis" not in stack.processes
+
+
+async def test_child_dying_at_start_is_reported_in_one_line_with_its_last_words(temporary_folder: Path) -> None:
+    stack = Stack(config(target=BROKEN))
+    with pytest.raises(StackError, match=r"^target ended with status 1$") as caught:
+        await stack.__aenter__()
+    assert caught.value.log_tail == "no model at /nowhere: name one with SEMSPEC_TARGET_MODEL"
+    assert left_alive([child.pid for child in stack.processes.values()], 0) == []
+    assert list(temporary_folder.iterdir()) == []
+
+
+async def test_child_never_ready_is_reported_by_name() -> None:
+    stack = Stack(config(start_timeout_s=1.0, stop_grace_s=0.2, verifier=DEAF))
+    with pytest.raises(StackError, match=r"^verifier was not ready within 1 s$"):
+        await stack.__aenter__()
+    assert left_alive([child.pid for child in stack.processes.values()], 0) == []
+
+
+async def test_program_that_does_not_exist_is_reported() -> None:
+    commands = {**config().commands, "draft": ("/no/such/program",)}
+    with pytest.raises(StackError) as caught:
+        await Stack(StackConfig(commands=commands, serving={})).__aenter__()
+    assert "cannot run /no/such/program" in caught.value.log_tail
+
+
+async def test_wait_returns_the_child_that_ended() -> None:
+    async with Stack(config()) as stack:
+        stack.processes["draft"].process.kill()
+        child = await asyncio.wait_for(stack.wait(), 10)
+        assert child.name == "draft"
+        with pytest.raises(StackError, match="draft ended with SIGKILL"):
+            child.check_alive()
+
+
+def test_bundled_configuration_becomes_the_gateways_defaults(tmp_path: Path) -> None:
+    (tmp_path / "serving.json").write_text('{"strategy": "semantic", "gamma": 1, "threshold": 0.5}')
+    assert StackConfig(draft_model=tmp_path / "draft").gateway_defaults() == {
+        "SEMSPEC_GATEWAY_DEFAULT_STRATEGY": "semantic",
+        "SEMSPEC_GATEWAY_DEFAULT_GAMMA": "1",
+        "SEMSPEC_GATEWAY_DEFAULT_THRESHOLD": "0.5",
+    }
+
+
+def test_unknown_serving_default_is_refused() -> None:
+    with pytest.raises(StackError, match="no such serving default: acceptance_threshold; known: acceptance_rule, "):
+        StackConfig(serving={"acceptance_threshold": 0.5}).gateway_defaults()
+
+
+@pytest.fixture
+def supervisor() -> Iterator[subprocess.Popen[str]]:
+    """A supervisor in a process of its own, its children up."""
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    with subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        yield process
+        process.kill()
+
+
+def pids_of(process: subprocess.Popen[str]) -> list[int]:
+    output: IO[str] | None = process.stdout
+    assert output is not None
+    pids = [int(word) for word in output.readline().split()]
+    assert len(pids) == 5
+    return pids
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_supervisor_ended_by_a_signal_leaves_nothing_behind(
+    supervisor: subprocess.Popen[str], number: signal.Signals, temporary_folder: Path
+) -> None:
+    pids = pids_of(supervisor)
+    supervisor.send_signal(number)
+    assert supervisor.wait(timeout=20) == 128 + number
+    assert left_alive(pids, 0) == []
+    assert list(temporary_folder.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent was killed")
+def test_supervisor_killed_leaves_no_process_behind(supervisor: subprocess.Popen[str]) -> None:
+    pids = pids_of(supervisor)
+    supervisor.kill()
+    assert left_alive(pids) == []
