@@ -103,5 +103,5 @@ def _record(line: str) -> Json | None:
     chunk = json.loads(line.removeprefix("data: "))
     if "error" in chunk:
         raise httpx.RemoteProtocolError(chunk["error"]["message"])
-    record = chunk.get("semspec")
-    return record if record and "verdict" in record else None
+    record: Json | None = chunk.get("semspec", {}).get("segment")
+    return record

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import get_args
 
 import httpx
@@ -13,7 +14,7 @@ from rich.progress import track
 from demo import show
 from demo.client import Answer, Client, Strategy
 from demo.problems import SPLITS, make_problem
-from semspec.stack import Stack, StackConfig, StackError, run
+from semspec.stack import BUNDLED_PAIR, Stack, StackConfig, StackError, run
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 WARM_UP, SHOWN = SPLITS["tune"][0], SPLITS["tune"][1]
@@ -34,9 +35,8 @@ def main() -> None:
 
 async def demo(arguments: argparse.Namespace, console: Console) -> int:
     """Start the stack, show one generation, time all strategies, and say how they did."""
-    config = StackConfig()
     console.print("Starting Redis, draft, target, verifier and gateway ...", style="bold")
-    async with Stack(config) as stack, _http(stack) as http:
+    async with Stack(StackConfig.of_pair(arguments.pair)) as stack, _http(stack) as http:
         client = await Client.connect(http, arguments.temperature)
         await show_generation(client, console)
         answers = await ask_all(client, SPLITS["report"][: arguments.problems], console)
@@ -92,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="the table as one JSON object on the last line of stdout")
     parser.add_argument("--problems", type=_num_problems, default=40, metavar="N", help="how many (default 40)")
     parser.add_argument("--temperature", type=float, default=0.6, metavar="T", help="0 is greedy (default 0.6)")
+    parser.add_argument("--pair", type=Path, default=BUNDLED_PAIR, metavar="DIR", help="models and probes to serve")
     return parser
 
 

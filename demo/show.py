@@ -10,7 +10,9 @@ from rich.text import Text
 from demo.client import Answer, Json, Strategy
 
 STYLES = {"accepted": ("✓", "green"), "rewritten": ("✎", "yellow"), "unjudged": ("·", "white")}
-LEGEND = "✓ the draft's words, accepted   ✎ refused, and written by the target   p, q: semantic probabilities"
+LEGEND = """\
+✓ drafted, accepted   ✗ drafted, refused   ✎ rewritten by the target
+p, q: semantic probability under target and draft"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,8 @@ def table(rows: Mapping[Strategy, Row], temperature: float, num_problems: int) -
     """The table for people."""
     picture = Table(title=f"{num_problems} problems, temperature {temperature:g}")
     picture.add_column("strategy")
-    for name in ("pass@1", "latency s", "speed-up", "tokens/s", "target ratio", "acceptance"):
-        picture.add_column(name, justify="right")
+    for name in ("pass@1", "latency\ns", "speed-up", "tokens/s", "target\nratio", "accept-\nance"):
+        picture.add_column(name, justify="right", no_wrap=True)
     for strategy, row in rows.items():
         error = sqrt(row.pass_at_1 * (1 - row.pass_at_1) / num_problems)
         picture.add_row(
@@ -85,7 +87,7 @@ def segment(record: Json) -> Text:
     mark, colour = STYLES[record["verdict"]]
     text = Text(f"{mark} {_one_line(record)}", colour)
     if record["rejected"]:
-        text.append("\n  ").append(_one_line(record["rejected"]), "red strike")
+        text.append("\n  ✗ ", "red").append(_one_line(record["rejected"]), "red strike")
     return text.append(f"\n  {_judgement(record)}{_times(record)}", "bright_black")
 
 

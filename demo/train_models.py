@@ -61,7 +61,7 @@ class Recipe:
 RECIPES = {
     "target": Recipe(
         "target", TARGET_AUTHOR, 128, 352, 4, 32, 100_000,
-        (Stage(6, 1800, 0.3, 0.01, 3e-3), Stage(24, 800, 0.1, 0.006, 2e-3)),
+        (Stage(6, 1800, 0.3, 0.01, 3e-3), Stage(24, 500, 0.1, 0.006, 2e-3)),
     ),
     "draft": Recipe(
         "draft", DRAFT_AUTHOR, 80, 224, 4, 32, 5_000_000,

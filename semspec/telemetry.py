@@ -1,7 +1,7 @@
 """Logging of a process: one line a record on stderr, key=value or JSON, with the request it belongs to.
 
-Only a `__main__` calls `configure_logging`; everything else writes `logging.getLogger(__name__).info("what", extra={...})`
-and its extras become fields of the line.
+Only a `__main__` calls `configure_logging`; everything else logs as usual, and what it passes as `extra` becomes fields
+of the line.
 """
 
 import logging

@@ -2,6 +2,9 @@
 
 `*_to_wire` trusts what it is given. `*_from_wire` checks everything and raises `InvalidRequest`, or `Mismatch` for
 another state convention, naming the field at fault as a path such as `context[2].end`.
+
+Nested messages are filled in place by `_put_*`: handed to a constructor, protobuf would copy them level by level, which
+for the states of a 32B model costs 4 ms instead of 0.03.
 """
 
 import math
@@ -58,15 +61,14 @@ T = TypeVar("T")
 # Pieces, contexts, orders
 
 
-def piece_to_wire(piece: Piece) -> types_pb2.Piece:
-    """A prompt, or a segment with its writer and end."""
-    message = types_pb2.Piece(
-        text=piece.text, token_ids=piece.token_ids, tokenizer=piece.tokenizer, writer=types_pb2.WRITER_USER
-    )
+def _put_piece(message: types_pb2.Piece, piece: Piece) -> None:
+    message.text = piece.text
+    message.token_ids.extend(piece.token_ids)
+    message.tokenizer = piece.tokenizer
+    message.writer = types_pb2.WRITER_USER
     if isinstance(piece, Segment):
         message.writer = WRITERS_TO_WIRE[piece.writer]
         message.end = ENDS_TO_WIRE[piece.end]
-    return message
 
 
 def piece_from_wire(message: types_pb2.Piece, field: str) -> Piece:
@@ -98,8 +100,7 @@ def context_from_wire(pieces: Sequence[types_pb2.Piece]) -> Context:
 def write_request_to_wire(context: Context, order: WriteOrder) -> types_pb2.WriteRequest:
     """What the writing services are asked."""
     sampling = order.sampling
-    return types_pb2.WriteRequest(
-        context=map(piece_to_wire, context.pieces),
+    message = types_pb2.WriteRequest(
         sampling=types_pb2.Sampling(
             temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, seed=sampling.seed
         ),
@@ -110,6 +111,9 @@ def write_request_to_wire(context: Context, order: WriteOrder) -> types_pb2.Writ
         want_states=order.want_states,
         session=order.session,
     )
+    for piece in context.pieces:
+        _put_piece(message.context.add(), piece)
+    return message
 
 
 def write_request_from_wire(message: types_pb2.WriteRequest) -> tuple[Context, WriteOrder]:
@@ -139,11 +143,11 @@ def sampling_from_wire(message: types_pb2.Sampling) -> Sampling:
 
 def written_to_wire(written: Written) -> types_pb2.WriteResponse:
     """One message of a `Write` stream."""
-    return types_pb2.WriteResponse(
-        segment=piece_to_wire(written.segment),
-        states=None if written.states is None else states_to_wire(written.states),
-        duration_ms=written.duration_ms,
-    )
+    message = types_pb2.WriteResponse(duration_ms=written.duration_ms)
+    _put_piece(message.segment, written.segment)
+    if written.states is not None:
+        _put_states(message.states, written.states)
+    return message
 
 
 def written_from_wire(message: types_pb2.WriteResponse) -> Written:
@@ -184,7 +188,9 @@ def _messages_from_wire(turns: Sequence[target_pb2.Message]) -> list[Message]:
 
 def encode_response_to_wire(prompt: Piece) -> target_pb2.EncodeResponse:
     """The tokenized prompt."""
-    return target_pb2.EncodeResponse(prompt=piece_to_wire(prompt))
+    message = target_pb2.EncodeResponse()
+    _put_piece(message.prompt, prompt)
+    return message
 
 
 def encode_response_from_wire(message: target_pb2.EncodeResponse) -> Piece:
@@ -195,11 +201,10 @@ def encode_response_from_wire(message: target_pb2.EncodeResponse) -> Piece:
 # States and readings
 
 
-def states_to_wire(states: States) -> types_pb2.States:
-    """Pooled states; the bytes are taken as they are."""
-    return types_pb2.States(
-        pooled=_tensor_to_wire(states.data, states.shape), model=states.model, convention=STATE_CONVENTION
-    )
+def _put_states(message: types_pb2.States, states: States) -> None:
+    _put_tensor(message.pooled, states.data, states.shape)
+    message.model = states.model
+    message.convention = STATE_CONVENTION
 
 
 def states_from_wire(message: types_pb2.States, field: str) -> States:
@@ -215,14 +220,11 @@ def states_from_wire(message: types_pb2.States, field: str) -> States:
     return States(data, shape, message.model)
 
 
-def reading_to_wire(reading: Reading) -> target_pb2.Reading:
-    """One segment's reading, without the duration, which the segments of a call share."""
+def _put_reading(message: target_pb2.Reading, reading: Reading) -> None:
     surprisal = struct.pack(f"<{len(reading.surprisal)}f", *reading.surprisal)
-    return target_pb2.Reading(
-        states=states_to_wire(reading.states),
-        surprisal=_tensor_to_wire(surprisal, (len(reading.surprisal),)),
-        num_tokens=reading.num_tokens,
-    )
+    _put_states(message.states, reading.states)
+    _put_tensor(message.surprisal, surprisal, (len(reading.surprisal),))
+    message.num_tokens = reading.num_tokens
 
 
 def reading_from_wire(message: target_pb2.Reading, field: str, duration_ms: float = 0.0) -> Reading:
@@ -237,9 +239,12 @@ def reading_from_wire(message: target_pb2.Reading, field: str, duration_ms: floa
 
 def read_request_to_wire(context: Context, segments: Sequence[Segment], session: str) -> target_pb2.ReadRequest:
     """What the target is asked to read."""
-    return target_pb2.ReadRequest(
-        context=map(piece_to_wire, context.pieces), segments=map(piece_to_wire, segments), session=session
-    )
+    message = target_pb2.ReadRequest(session=session)
+    for piece in context.pieces:
+        _put_piece(message.context.add(), piece)
+    for segment in segments:
+        _put_piece(message.segments.add(), segment)
+    return message
 
 
 def read_request_from_wire(message: target_pb2.ReadRequest) -> tuple[Context, list[Segment], str]:
@@ -251,8 +256,10 @@ def read_request_from_wire(message: target_pb2.ReadRequest) -> tuple[Context, li
 
 def read_response_to_wire(readings: Sequence[Reading]) -> target_pb2.ReadResponse:
     """The readings of one forward."""
-    duration_ms = readings[0].duration_ms if readings else 0.0
-    return target_pb2.ReadResponse(readings=map(reading_to_wire, readings), duration_ms=duration_ms)
+    message = target_pb2.ReadResponse(duration_ms=readings[0].duration_ms if readings else 0.0)
+    for reading in readings:
+        _put_reading(message.readings.add(), reading)
+    return message
 
 
 def read_response_from_wire(message: target_pb2.ReadResponse) -> list[Reading]:
@@ -267,9 +274,12 @@ def read_response_from_wire(message: target_pb2.ReadResponse) -> list[Reading]:
 
 def judge_request_to_wire(draft_states: Sequence[States], readings: Sequence[Reading]) -> verifier_pb2.JudgeRequest:
     """Both models' views of the same segments."""
-    return verifier_pb2.JudgeRequest(
-        draft_states=map(states_to_wire, draft_states), readings=map(reading_to_wire, readings)
-    )
+    message = verifier_pb2.JudgeRequest()
+    for states in draft_states:
+        _put_states(message.draft_states.add(), states)
+    for reading in readings:
+        _put_reading(message.readings.add(), reading)
+    return message
 
 
 def judge_request_from_wire(message: verifier_pb2.JudgeRequest) -> tuple[list[States], list[Reading]]:
@@ -366,8 +376,10 @@ def _segmentations_from_wire(numbers: Sequence[int]) -> tuple[Segmentation, ...]
 # Checks
 
 
-def _tensor_to_wire(data: bytes, shape: Sequence[int]) -> types_pb2.Tensor:
-    return types_pb2.Tensor(data=data, data_type=types_pb2.Tensor.DATA_TYPE_FLOAT32, shape=shape)
+def _put_tensor(message: types_pb2.Tensor, data: bytes, shape: Sequence[int]) -> None:
+    message.data = data
+    message.data_type = types_pb2.Tensor.DATA_TYPE_FLOAT32
+    message.shape.extend(shape)
 
 
 def _tensor_from_wire(message: types_pb2.Tensor, field: str) -> bytes:

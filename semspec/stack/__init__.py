@@ -1,8 +1,8 @@
 """The whole stack on one machine: Redis, the three services and the gateway as child processes of this one."""
 
 from semspec.stack.child import StackError
-from semspec.stack.config import StackConfig
+from semspec.stack.config import BUNDLED_PAIR, StackConfig
 from semspec.stack.signals import run
 from semspec.stack.supervisor import Stack
 
-__all__ = ["Stack", "StackConfig", "StackError", "run"]
+__all__ = ["BUNDLED_PAIR", "Stack", "StackConfig", "StackError", "run"]

@@ -63,15 +63,17 @@ class Child:
         return "\n".join(lines[-NUM_TAIL_LINES:])
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM, then SIGKILL after the grace, or at once when cancelled."""
+        """SIGTERM, and SIGKILL after the grace."""
+        self._signal(signal.SIGTERM)
         try:
-            self._signal(signal.SIGTERM)
             await asyncio.wait_for(self.process.wait(), grace_s)
         except TimeoutError:
-            pass
-        finally:
-            self._signal(signal.SIGKILL)
-        await self.process.wait()
+            self.kill()
+            await self.process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL, unless it has ended."""
+        self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
         if self.is_alive:

@@ -6,15 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from semspec.stack.child import StackError
-
 ROLES = ("draft", "target", "verifier")
 Command = tuple[str, ...]
-
-SERVING_FIELDS = frozenset(
-    {"strategy", "gamma", "segmentation", "acceptance_rule", "threshold", "temperature", "top_p", "max_tokens"}
-)
-"""Each sets `SEMSPEC_GATEWAY_DEFAULT_` and its name."""
 
 BUNDLED_PAIR = Path(__file__).resolve().parents[2] / "demo" / "pair"
 
@@ -36,14 +29,20 @@ class StackConfig:
     port: int = 0
     """Of the gateway; 0 takes a free one."""
     serving: Mapping[str, object] | None = None
-    """The gateway's defaults for requests, see `SERVING_FIELDS`. None: those in `serving.json` beside the draft model,
-    the configuration chosen for that pair, if there is one."""
+    """The gateway's defaults for requests, each named as in `SEMSPEC_GATEWAY_DEFAULT_*`. None: those in `serving.json`
+    beside the draft model, the configuration chosen for that pair, if there is one."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to every child's."""
     commands: Mapping[str, Command] = field(default_factory=_default_commands)
     """How to start each role; tests put small programs here."""
     start_timeout_s: float = 120.0
     stop_grace_s: float = 8.0
+
+    @classmethod
+    def of_pair(cls, folder: Path) -> "StackConfig":
+        """A pair in one folder, laid out as the bundled one."""
+        probes = folder / "probes"
+        return cls(folder / "draft", folder / "target", probes / "draft.safetensors", probes / "target.safetensors")
 
     def service_environment(self, role: str) -> dict[str, str]:
         """The settings of one service, the address and the token apart."""
@@ -59,12 +58,8 @@ class StackConfig:
                 }
 
     def gateway_defaults(self) -> dict[str, str]:
-        """`SEMSPEC_GATEWAY_DEFAULT_*` for the values in `serving`. Raises: StackError on a name the gateway lacks."""
+        """`SEMSPEC_GATEWAY_DEFAULT_*` for the values in `serving`; the gateway refuses names it does not know."""
         values = self._read_serving() if self.serving is None else self.serving
-        unknown = sorted(values.keys() - SERVING_FIELDS)
-        if unknown:
-            known = ", ".join(sorted(SERVING_FIELDS))
-            raise StackError(f"no such serving default: {', '.join(unknown)}; known: {known}")
         return {f"SEMSPEC_GATEWAY_DEFAULT_{name.upper()}": str(value) for name, value in values.items()}
 
     def _read_serving(self) -> Mapping[str, object]:

@@ -90,6 +90,7 @@ class Stack:
             f"{prefix}_PORT": "0",
             f"{prefix}_PORT_FILE": str(self._port_file(role)),
             f"{prefix}_TOKEN": self._token,
+            f"{prefix}_SETTLE_S": "0",  # its only caller, the gateway, stops before it
         }
         await self._start_child(role, self.config.commands[role], self.config.service_environment(role) | own)
 
@@ -132,11 +133,15 @@ class Stack:
         return StackError(f"{name} was not ready within {self.config.start_timeout_s:g} s", tail)
 
     async def _stop(self) -> None:
-        """Stop all children, and go on doing so whatever else happens."""
-        grace_s = self.config.stop_grace_s
+        """Stop the gateway, which lets running requests end, then the rest; a second signal kills what is left."""
+        gateway = [child for child in self.processes.values() if child.name == "gateway"]
+        others = [child for child in self.processes.values() if child.name != "gateway"]
         try:
-            await asyncio.gather(*(child.stop(grace_s) for child in self.processes.values()))
+            for group in (gateway, others):
+                await asyncio.gather(*(child.stop(self.config.stop_grace_s) for child in group))
         finally:
+            for child in self.processes.values():
+                child.kill()
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _port_file(self, role: str) -> Path:

@@ -1,0 +1,252 @@
+"""The roles of `semspec.decoding.protocols`, played by services elsewhere: one long-lived channel a client.
+
+Cancelling a call, or closing the generator of `write`, cancels the RPC and so stops the model. Construct within the
+running event loop, and end with `aclose`.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import grpc
+from grpc import aio
+
+from semspec.core import (
+    Context,
+    Judgement,
+    Message,
+    ModelInfo,
+    Piece,
+    Reading,
+    Segment,
+    States,
+    VerifierInfo,
+    WriteOrder,
+    Written,
+)
+from semspec.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    SemspecError,
+    Unavailable,
+    from_grpc_status,
+)
+from semspec.rpc import convert
+from semspec.rpc.metadata import AUTHORIZATION, PARAMETER, request_id_metadata
+from semspec.v1 import (
+    draft_pb2_grpc,
+    target_pb2_grpc,
+    types_pb2,
+    verifier_pb2,
+    verifier_pb2_grpc,
+)
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+_IDEMPOTENT_CALLS = {
+    "semspec.v1.Draft": ("Info",),
+    "semspec.v1.Target": ("Info", "Encode", "Read"),
+    "semspec.v1.Verifier": ("Info", "Judge"),
+}
+_RETRY_POLICY = {
+    "maxAttempts": 3,
+    "initialBackoff": "0.05s",
+    "maxBackoff": "0.5s",
+    "backoffMultiplier": 2,
+    "retryableStatusCodes": ["UNAVAILABLE"],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """How to call a service."""
+
+    token: str | None = field(default=None, repr=False)
+    """Bearer token, if the service wants one."""
+    call_timeout_s: float = 60.0
+    """Deadline of a unary call, its retries included."""
+    idle_timeout_s: float = 60.0
+    """Longest wait for the next segment of a `write`, which as a whole may take any time."""
+    max_message_bytes: int = 64 << 20
+
+
+class _Remote:
+    """A channel and how every call over it is made."""
+
+    def __init__(self, address: str, options: ClientOptions) -> None:
+        self._options = options
+        self._authorization = ((AUTHORIZATION, f"Bearer {options.token}"),) if options.token else ()
+        self._channel = aio.insecure_channel(address, _channel_options(options))
+
+    async def aclose(self) -> None:
+        """Cancel what runs and disconnect. Later calls raise Unavailable."""
+        await self._channel.close()
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return self._authorization + request_id_metadata()
+
+    async def _call(self, method: aio.UnaryUnaryMultiCallable[Q, R], request: Q) -> R:
+        with _rpc_errors():
+            return await method(request, timeout=self._options.call_timeout_s, metadata=self._metadata())
+
+
+class RemoteDrafter(_Remote):
+    """A `Drafter` served by `semspec.v1.Draft`."""
+
+    def __init__(self, address: str, options: ClientOptions = ClientOptions()) -> None:
+        super().__init__(address, options)
+        self._stub: draft_pb2_grpc.DraftAsyncStub | target_pb2_grpc.TargetAsyncStub
+        self._stub = draft_pb2_grpc.DraftStub(self._channel)
+
+    async def info(self) -> ModelInfo:
+        """See `Drafter.info`."""
+        response = await self._call(self._stub.Info, types_pb2.ModelInfoRequest())
+        with _untrusted_answer():
+            return convert.model_info_from_wire(response)
+
+    async def write(self, context: Context, order: WriteOrder) -> AsyncGenerator[Written, None]:
+        """See `Drafter.write`. Also raises DeadlineExceeded when no segment arrives within `idle_timeout_s`."""
+        with _own_request():
+            request = convert.write_request_to_wire(context, order)
+        with _rpc_errors():
+            call = self._stub.Write(request, metadata=self._metadata())
+        try:
+            responses = aiter(call)
+            while (response := await self._next(responses)) is not None:
+                with _untrusted_answer():
+                    written = convert.written_from_wire(response)
+                yield written
+        finally:
+            call.cancel()
+
+    async def _next(self, responses: AsyncIterator[R]) -> R | None:
+        timeout_s = self._options.idle_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                with _rpc_errors():
+                    return await anext(responses, None)
+        except TimeoutError:
+            raise DeadlineExceeded(f"no segment within {timeout_s:g} s") from None
+
+
+class RemoteTarget(RemoteDrafter):
+    """A `Target` served by `semspec.v1.Target`."""
+
+    def __init__(self, address: str, options: ClientOptions = ClientOptions()) -> None:
+        super().__init__(address, options)
+        self._stub = self._target = target_pb2_grpc.TargetStub(self._channel)
+
+    async def encode(self, prompt: str | Sequence[Message]) -> Piece:
+        """See `Target.encode`."""
+        with _own_request():
+            request = convert.encode_request_to_wire(prompt)
+        response = await self._call(self._target.Encode, request)
+        with _untrusted_answer():
+            return convert.encode_response_from_wire(response)
+
+    async def read(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[Reading]:
+        """See `Target.read`."""
+        with _own_request():
+            request = convert.read_request_to_wire(context, segments, session)
+        response = await self._call(self._target.Read, request)
+        with _untrusted_answer():
+            return _one_each(convert.read_response_from_wire(response), segments)
+
+
+class RemoteVerifier(_Remote):
+    """A `Verifier` served by `semspec.v1.Verifier`."""
+
+    def __init__(self, address: str, options: ClientOptions = ClientOptions()) -> None:
+        super().__init__(address, options)
+        self._stub = verifier_pb2_grpc.VerifierStub(self._channel)
+
+    async def info(self) -> VerifierInfo:
+        """See `Verifier.info`."""
+        response = await self._call(self._stub.Info, verifier_pb2.VerifierInfoRequest())
+        with _untrusted_answer():
+            return convert.verifier_info_from_wire(response)
+
+    async def judge(self, draft_states: Sequence[States], readings: Sequence[Reading]) -> list[Judgement]:
+        """See `Verifier.judge`."""
+        with _own_request():
+            request = convert.judge_request_to_wire(draft_states, readings)
+        response = await self._call(self._stub.Judge, request)
+        with _untrusted_answer():
+            return _one_each(convert.judge_response_from_wire(response), draft_states)
+
+
+def from_rpc_error(error: aio.AioRpcError) -> SemspecError:
+    """The error a service raised, or what the transport's failure amounts to."""
+    details, trailer = error.details() or error.code().name, error.trailing_metadata() or ()
+    if error.code() is grpc.StatusCode.CANCELLED:
+        return Unavailable(f"the service ended the call: {details}")
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
+        return InvalidRequest(f"too large for the link: {details}; raise max_message_bytes on both sides")
+    parameter = next((str(value) for key, value in trailer if key == PARAMETER), None)
+    return from_grpc_status(error.code().name, details, parameter)
+
+
+@contextmanager
+def _rpc_errors() -> Iterator[None]:
+    """Raise the tree's errors for gRPC's."""
+    try:
+        yield
+    except aio.AioRpcError as error:
+        raise from_rpc_error(error) from error
+    except aio.UsageError as error:
+        raise Unavailable(f"this client is closed: {error}") from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise Unavailable("this client was closed during the call") from None  # gRPC cancels calls, not their tasks
+
+
+@contextmanager
+def _own_request() -> Iterator[None]:
+    """What protobuf cannot hold, such as a negative count or half a surrogate pair, is the caller's mistake."""
+    try:
+        yield
+    except ValueError as error:
+        raise InvalidRequest(f"cannot be sent: {error}") from error
+
+
+@contextmanager
+def _untrusted_answer() -> Iterator[None]:
+    """A malformed answer is the service's defect, not the caller's mistake."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise InternalError(f"malformed answer: {error.message}") from error
+
+
+def _one_each(answers: list[R], questions: Sequence[object]) -> list[R]:
+    if len(answers) != len(questions):
+        raise InternalError(f"malformed answer: {len(answers)} items for {len(questions)} segments")
+    return answers
+
+
+def _channel_options(options: ClientOptions) -> Sequence[tuple[str, int | str]]:
+    return (
+        ("grpc.max_receive_message_length", options.max_message_bytes),
+        ("grpc.max_send_message_length", options.max_message_bytes),
+        ("grpc.per_rpc_retry_buffer_size", options.max_message_bytes),  # a request beyond it would not be retried
+        ("grpc.service_config", json.dumps(_service_config())),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 2_000),  # a restarted service is found again within seconds
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),  # however long a prefill lasts
+        ("grpc.enable_http_proxy", 0),  # services are neighbours
+    )
+
+
+def _service_config() -> dict[str, object]:
+    names = [{"service": name, "method": call} for name, calls in _IDEMPOTENT_CALLS.items() for call in calls]
+    return {"methodConfig": [{"name": names, "retryPolicy": _RETRY_POLICY}]}

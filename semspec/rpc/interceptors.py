@@ -1,0 +1,112 @@
+"""What stands before every servicer: the bearer token, and the table that turns exceptions into statuses."""
+
+import hmac
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Never, TypeAlias, TypeVar, cast
+
+import grpc
+from grpc import aio
+
+from semspec.errors import InternalError, SemspecError, Unauthenticated, represent
+from semspec.rpc.metadata import AUTHORIZATION, MAX_REQUEST_ID_LENGTH, PARAMETER, REQUEST_ID
+from semspec.telemetry import request_id
+
+OWN_METHODS = "/semspec."
+HEALTH_METHODS = "/grpc.health.v1.Health/"
+_MAX_DETAILS_LENGTH = 500  # a status travels in a header, 8 KiB at most once percent-encoded
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+Context = aio.ServicerContext[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
+Unary = Callable[[Q, Context], Awaitable[R]]
+Streaming = Callable[[Q, Context], AsyncGenerator[R, None]]
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
+
+logger = logging.getLogger(__name__)
+
+
+class TokenInterceptor(aio.ServerInterceptor):
+    """Refuses calls without the bearer token, in constant time. Health stays open: kubelets carry no token."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}".encode()
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler:
+        """The handler asked for, or one that refuses."""
+        if handler_call_details.method.startswith(HEALTH_METHODS) or self._admits(handler_call_details):
+            return await continuation(handler_call_details)
+        return grpc.unary_unary_rpc_method_handler(_refuse)
+
+    def _admits(self, details: grpc.HandlerCallDetails) -> bool:
+        return hmac.compare_digest(_metadata(details, AUTHORIZATION).encode(), self._expected)
+
+
+class ErrorInterceptor(aio.ServerInterceptor):
+    """Lets servicers raise: maps `SemspecError` by `errors.TABLE`, anything else to INTERNAL, and keeps it to the log.
+
+    Servicers are coroutines (unary) or async generators (streams); a cancelled call closes the generator at once.
+    """
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler:
+        """The handler asked for, wrapped; other people's services (health, reflection) as they are."""
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler_call_details.method.startswith(OWN_METHODS):
+            return handler
+        identifier = _metadata(handler_call_details, REQUEST_ID)[:MAX_REQUEST_ID_LENGTH]
+        codecs = handler.request_deserializer, handler.response_serializer
+        if handler.response_streaming:
+            streaming = cast(Streaming[Any, Any], handler.unary_stream)
+            return grpc.unary_stream_rpc_method_handler(_guarded_stream(streaming, identifier), *codecs)
+        return grpc.unary_unary_rpc_method_handler(
+            _guarded(cast(Unary[Any, Any], handler.unary_unary), identifier), *codecs
+        )
+
+
+def _guarded(behaviour: Unary[Q, R], identifier: str) -> Unary[Q, R]:
+    async def call(request: Q, context: Context) -> R:
+        request_id.set(identifier)
+        try:
+            return await behaviour(request, context)
+        except Exception as error:
+            await _abort(context, error)
+
+    return call
+
+
+def _guarded_stream(behaviour: Streaming[Q, R], identifier: str) -> Callable[[Q, Context], Awaitable[None]]:
+    # A coroutine that writes, not a generator: gRPC drops a cancelled generator for the collector to close some day,
+    # whereas here the cancellation arrives in `write` or in the generator, and either way closes it now.
+    async def call(request: Q, context: Context) -> None:
+        request_id.set(identifier)
+        try:
+            async with aclosing(behaviour(request, context)) as responses:
+                async for response in responses:
+                    await context.write(response)
+        except Exception as error:
+            await _abort(context, error)
+
+    return call
+
+
+async def _refuse(request: object, context: Context) -> None:
+    await _abort(context, Unauthenticated("the bearer token is missing or wrong"))
+
+
+async def _abort(context: Context, error: Exception) -> Never:
+    if not isinstance(error, SemspecError):
+        logger.error("unhandled error", exc_info=error)
+        error = InternalError("internal error; the service's log has the details")
+    trailer = ((PARAMETER, error.parameter),) if error.parameter else ()
+    status = grpc.StatusCode[represent(error).grpc_status]
+    await context.abort(status, error.message[:_MAX_DETAILS_LENGTH], trailer)
+
+
+def _metadata(details: grpc.HandlerCallDetails, key: str) -> str:
+    return next((str(value) for name, value in details.invocation_metadata or () if name == key), "")

@@ -1,0 +1,195 @@
+"""What the process of every service shares: health, limits, authentication, readiness and an orderly end."""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE
+from grpc_health.v1.health import aio as health
+from grpc_reflection.v1alpha import reflection
+
+from semspec.errors import SemspecError, Unavailable
+from semspec.rpc.interceptors import ErrorInterceptor, TokenInterceptor
+from semspec.settings import ServiceSettings
+from semspec.telemetry import configure_logging
+
+EXIT_CANNOT_SERVE = 1
+"""Exit code of a process whose settings are sound but whose model or port cannot be had."""
+
+B = TypeVar("B")
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+logger = logging.getLogger(__name__)
+
+
+class Backend(Generic[B]):
+    """What a service serves, which servicers may ask for before it is loaded."""
+
+    def __init__(self) -> None:
+        self._loaded: B | None = None
+
+    def provide(self, loaded: B) -> None:
+        """Let `get` return it from now on."""
+        self._loaded = loaded
+
+    def get(self) -> B:
+        """What was loaded. Raises: Unavailable before that."""
+        if self._loaded is None:
+            raise Unavailable("the model is still loading")
+        return self._loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Service(Generic[B]):
+    """One gRPC service and how to come by what it serves."""
+
+    name: str
+    """Fully qualified, as health checks ask for it: `semspec.v1.Draft`."""
+    load: Callable[[], B]
+    """Blocking; runs in a worker thread while liveness is already answered. May raise any `SemspecError`."""
+    register: Callable[[Backend[B], aio.Server], None]
+    """Adds the servicer to a server."""
+    close: Callable[[B], Awaitable[None]] | None = None
+    """Frees what was loaded, after the last call has ended."""
+
+
+class ServiceServer(Generic[B]):
+    """One service on one port: `start`, `load`, and in the end `stop`, whatever happened before."""
+
+    def __init__(self, service: Service[B], settings: ServiceSettings) -> None:
+        self.port = settings.port
+        self._service, self._settings = service, settings
+        self._backend: Backend[B] = Backend()
+        self._health = health.HealthServicer()
+        self._server = aio.server(interceptors=_interceptors(settings), options=_server_options(settings))
+        service.register(self._backend, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if settings.reflection:
+            names = (service.name, HEALTH_SERVICE, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self._server)
+
+    @property
+    def address(self) -> str:
+        """Host and port as a client writes them; the port is known once started."""
+        host = self._settings.host
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    async def start(self) -> None:
+        """Bind and answer: alive, not ready. Raises: Unavailable when the port cannot be had."""
+        await self._report(NOT_SERVING)
+        try:
+            self.port = self._server.add_insecure_port(self.address)
+        except RuntimeError as error:
+            raise Unavailable(f"cannot listen on {self.address}; choose another host or port", "port") from error
+        await self._server.start()
+
+    async def load(self) -> None:
+        """Load what is served, then be ready. Raises: whatever the service's `load` raises."""
+        self._backend.provide(await asyncio.to_thread(self._service.load))
+        await self._report(SERVING)
+
+    async def stop(self) -> None:
+        """Say NOT_SERVING, let callers turn away, let running calls end within the grace, free the model."""
+        await self._report(NOT_SERVING)
+        await asyncio.sleep(self._settings.settle_s)
+        await self._server.stop(self._settings.grace_s)
+        await self._close()
+
+    async def abandon(self) -> None:
+        """Stop without a grace: nobody was ever served."""
+        await self._server.stop(None)
+
+    async def _close(self) -> None:
+        if self._service.close:
+            await self._service.close(self._backend.get())
+
+    async def _report(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        await self._health.set(self._service.name, status)
+
+
+def run(service: Service[B], settings: ServiceSettings) -> None:
+    """A service's whole process: serve until SIGTERM or SIGINT, then drain.
+
+    Exits with code 1 and one line in the log when the model or the port cannot be had.
+    """
+    configure_logging(settings.log_level, settings.log_json)
+    try:
+        asyncio.run(serve(service, settings))
+    except SemspecError as error:
+        logger.critical("cannot serve %s: %s", service.name, error.message)
+        raise SystemExit(EXIT_CANNOT_SERVE) from error
+
+
+async def serve(service: Service[B], settings: ServiceSettings) -> None:
+    """Serve until SIGTERM or SIGINT, then drain; before the model is loaded either ends the process at once.
+
+    Raises: Unavailable when the port cannot be had; whatever the service's `load` raises.
+    """
+    _on_stop_signals(_exit_now)
+    _withdraw_port(settings.port_file)
+    server = ServiceServer(service, settings)
+    try:
+        await server.start()
+        await server.load()
+    except BaseException:
+        await server.abandon()
+        raise
+    logger.info("serving %s on %s", service.name, server.address)
+    _publish_port(settings.port_file, server.port)
+    await _stop_signal()
+    logger.info("draining %s", service.name)
+    await server.stop()
+
+
+async def _stop_signal() -> None:
+    stopped = asyncio.Event()
+    _on_stop_signals(lambda _: stopped.set())
+    await stopped.wait()
+    _on_stop_signals(_exit_now)  # a second signal does not wait for the drain
+
+
+def _on_stop_signals(action: Callable[[int], None]) -> None:
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, action, signum)
+
+
+def _exit_now(signum: int) -> None:
+    # A model that is being loaded in a thread cannot be interrupted, and as PID 1 the default action is to ignore.
+    os._exit(128 + signum)
+
+
+def _withdraw_port(path: Path | None) -> None:
+    if path:
+        path.unlink(missing_ok=True)
+
+
+def _publish_port(path: Path | None, port: int) -> None:
+    """Whole or not at all: whoever waits for the file may read it as soon as it is there."""
+    if path:
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft.write_text(f"{port}\n")
+        draft.replace(path)
+
+
+def _interceptors(settings: ServiceSettings) -> Sequence[aio.ServerInterceptor]:
+    errors = ErrorInterceptor()
+    return (TokenInterceptor(settings.token.get_secret_value()), errors) if settings.token else (errors,)
+
+
+def _server_options(settings: ServiceSettings) -> Sequence[tuple[str, int]]:
+    return (
+        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.max_send_message_length", settings.max_message_bytes),
+        ("grpc.so_reuseport", 0),  # two processes on one port is a mistake, not a load balancer
+        ("grpc.keepalive_time_ms", 30_000),  # notice a caller that is gone, and stop writing for it
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),  # callers may ping during a long prefill
+    )

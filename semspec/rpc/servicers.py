@@ -1,0 +1,111 @@
+"""The three services: wire in, protocol call, wire out. They raise; the interceptor sets codes."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
+
+from grpc import aio
+
+from semspec.decoding.protocols import Verifier
+from semspec.engine.protocol import Engine
+from semspec.rpc import convert
+from semspec.rpc.server import Backend, Service
+from semspec.v1 import (
+    draft_pb2_grpc,
+    target_pb2,
+    target_pb2_grpc,
+    types_pb2,
+    verifier_pb2,
+    verifier_pb2_grpc,
+)
+
+DRAFT = "semspec.v1.Draft"
+TARGET = "semspec.v1.Target"
+VERIFIER = "semspec.v1.Verifier"
+
+Context = aio.ServicerContext[Any, Any]
+
+
+class WritingServicer:
+    """What draft and target share: `Info` and `Write`."""
+
+    def __init__(self, engine: Backend[Engine]) -> None:
+        self._engine = engine
+
+    async def Info(self, request: types_pb2.ModelInfoRequest, context: Context) -> types_pb2.ModelInfo:
+        """What is served here."""
+        return convert.model_info_to_wire(await self._engine.get().info())
+
+    async def Write(
+        self, request: types_pb2.WriteRequest, context: Context
+    ) -> AsyncGenerator[types_pb2.WriteResponse, None]:
+        """Segments as the engine finishes them; closing this generator closes the engine's."""
+        prefix, order = convert.write_request_from_wire(request)
+        async with aclosing(self._engine.get().write(prefix, order)) as segments:
+            async for written in segments:
+                yield convert.written_to_wire(written)
+
+
+class DraftServicer(WritingServicer, draft_pb2_grpc.DraftServicer):
+    """`semspec.v1.Draft` over an engine."""
+
+
+class TargetServicer(WritingServicer, target_pb2_grpc.TargetServicer):
+    """`semspec.v1.Target` over an engine."""
+
+    async def Encode(self, request: target_pb2.EncodeRequest, context: Context) -> target_pb2.EncodeResponse:
+        """Render and tokenize a prompt."""
+        prompt = convert.encode_request_from_wire(request)
+        return convert.encode_response_to_wire(await self._engine.get().encode(prompt))
+
+    async def Read(self, request: target_pb2.ReadRequest, context: Context) -> target_pb2.ReadResponse:
+        """What the target feels at segments that follow a context."""
+        prefix, segments, session = convert.read_request_from_wire(request)
+        return convert.read_response_to_wire(await self._engine.get().read(prefix, segments, session))
+
+
+class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
+    """`semspec.v1.Verifier` over two probes."""
+
+    def __init__(self, verifier: Backend[Verifier]) -> None:
+        self._verifier = verifier
+
+    async def Info(self, request: verifier_pb2.VerifierInfoRequest, context: Context) -> verifier_pb2.VerifierInfo:
+        """Which models' states the probes were trained on."""
+        return convert.verifier_info_to_wire(await self._verifier.get().info())
+
+    async def Judge(self, request: verifier_pb2.JudgeRequest, context: Context) -> verifier_pb2.JudgeResponse:
+        """The semantic probability of each segment's meaning under both models."""
+        draft_states, readings = convert.judge_request_from_wire(request)
+        return convert.judge_response_to_wire(await self._verifier.get().judge(draft_states, readings))
+
+
+def draft_service(load: Callable[[], Engine]) -> Service[Engine]:
+    """`semspec.v1.Draft`, serving the engine that `load` returns."""
+    return Service(DRAFT, load, _register_draft, _close_engine)
+
+
+def target_service(load: Callable[[], Engine]) -> Service[Engine]:
+    """`semspec.v1.Target`, serving the engine that `load` returns."""
+    return Service(TARGET, load, _register_target, _close_engine)
+
+
+def verifier_service(load: Callable[[], Verifier]) -> Service[Verifier]:
+    """`semspec.v1.Verifier`, serving the probes that `load` returns."""
+    return Service(VERIFIER, load, _register_verifier)
+
+
+def _register_draft(engine: Backend[Engine], server: aio.Server) -> None:
+    draft_pb2_grpc.add_DraftServicer_to_server(DraftServicer(engine), server)
+
+
+def _register_target(engine: Backend[Engine], server: aio.Server) -> None:
+    target_pb2_grpc.add_TargetServicer_to_server(TargetServicer(engine), server)
+
+
+def _register_verifier(verifier: Backend[Verifier], server: aio.Server) -> None:
+    verifier_pb2_grpc.add_VerifierServicer_to_server(VerifierServicer(verifier), server)
+
+
+async def _close_engine(engine: Engine) -> None:
+    await engine.aclose()

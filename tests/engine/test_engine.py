@@ -1,0 +1,151 @@
+"""How the engine behaves as a server of many calls."""
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+import torch
+
+from semspec.core import Context, Message, Sampling, SegmentEnd, WriteOrder, Writer
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.errors import ContextTooLong, InvalidRequest, Mismatch, Unavailable
+from tests.engine.test_equivalence import order, prompt, written
+
+
+def count_forwards(engine: TransformersEngine) -> list[int]:
+    """A list that grows with the number of tokens of every forward."""
+    sizes: list[int] = []
+    engine._lm.model.register_forward_pre_hook(
+        lambda _, __, kwargs: sizes.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    return sizes
+
+
+async def test_rounds_of_a_session_feed_only_new_tokens(engine: TransformersEngine, uncached: TransformersEngine) -> None:
+    context = await prompt(engine)
+    [drafted] = await written(uncached, context, order(sampling=Sampling(1.0, 1.0, 0, seed=5)))
+    await engine.read(context, [drafted.segment], "s")
+    sizes = count_forwards(engine)
+    [rewritten] = await written(engine, context, order(session="s"))  # the drafted one was rejected
+    assert sizes == [1] * len(rewritten.segment.token_ids)
+    sizes.clear()
+    [reading] = await engine.read(context.extended(rewritten.segment), [drafted.segment], "s")
+    assert sizes == [reading.num_tokens]
+    sizes.clear()
+    accepted = context.extended(rewritten.segment, drafted.segment)
+    await engine.read(accepted, [drafted.segment, drafted.segment], "s")
+    assert sizes == [2 * reading.num_tokens]
+
+
+async def test_sessions_share_a_prefix_without_taking_it_from_each_other(engine: TransformersEngine) -> None:
+    context = await prompt(engine)
+    [first] = await written(engine, context, order(session="a"))
+    sizes = count_forwards(engine)
+    await written(engine, context, order(sampling=Sampling(1.0, 1.0, 0, 99), session="b"))
+    assert max(sizes) == 1
+    sizes.clear()
+    await written(engine, context.extended(first.segment), order(session="a", max_tokens=1))
+    assert sizes == [1]
+
+
+async def test_cache_stays_within_its_budget(checkpoint: Path) -> None:
+    engine = TransformersEngine.load(str(checkpoint), writer=Writer.TARGET, device="cpu", cache_bytes=200_000)
+    for index in range(12):
+        context = Context((await engine.encode(f"Day {index % 9}: Tom sells {index % 7} pens."),))
+        await written(engine, context, order())
+        assert engine._cache.num_bytes <= 200_000
+    entries = [prefix for prefix, _ in engine._cache._entries.values()]
+    assert 0 < len(entries) < 12
+    assert engine._cache.num_bytes == sum(prefix.num_bytes for prefix in entries)
+    await engine.aclose()
+
+
+async def test_short_call_does_not_wait_for_a_long_one(engine: TransformersEngine) -> None:
+    context = await prompt(engine)
+    finished: list[str] = []
+
+    async def call(name: str, num_tokens: int) -> None:
+        await written(engine, context, order(sampling=Sampling(0), max_tokens=num_tokens, max_segment_tokens=num_tokens))
+        finished.append(name)
+
+    long = asyncio.create_task(call("long", 300))
+    await asyncio.sleep(0.05)
+    await asyncio.gather(call("short", 5), long)
+    assert finished == ["short", "long"]
+
+
+async def test_closing_a_stream_stops_the_model_between_two_tokens(engine: TransformersEngine) -> None:
+    context = await prompt(engine)
+    sizes = count_forwards(engine)
+    async with aclosing(engine.write(context, order(max_segments=0, max_tokens=400, max_segment_tokens=5))) as stream:
+        async for _ in stream:
+            break
+    seen = len(sizes)
+    await written(engine, context, order(max_tokens=1))  # a turn of the engine's thread
+    await asyncio.sleep(0.1)
+    settled = len(sizes)
+    await asyncio.sleep(0.1)
+    assert len(sizes) == settled < seen + 100
+
+
+async def test_concurrent_calls_get_what_they_would_get_alone(engine: TransformersEngine, uncached: TransformersEngine) -> None:
+    context = await prompt(engine)
+    orders = [order(sampling=Sampling(1.0, 0.9, 0, seed), max_segments=3) for seed in range(6)]
+    together = await asyncio.gather(*(written(engine, context, what) for what in orders))
+    for what, mine in zip(orders, together, strict=True):
+        assert [w.segment for w in mine] == [w.segment for w in await written(uncached, context, what)]
+
+
+async def test_window_ends_a_segment_and_refuses_a_full_context(engine: TransformersEngine) -> None:
+    context = Context((await engine.encode("Tom has pens. " * 118),))
+    num_tokens = len(context.pieces[0].token_ids)
+    stream = await written(engine, context, order(max_segments=0, max_tokens=500, sampling=Sampling(0)))
+    assert num_tokens + sum(len(w.segment.token_ids) for w in stream) <= 600
+    assert stream[-1].segment.end in (SegmentEnd.LENGTH, SegmentEnd.EOS)
+    with pytest.raises(ContextTooLong, match="600"):
+        await engine.encode("Tom has pens. " * 200)
+
+
+async def test_bad_prompts_are_refused_by_name(engine: TransformersEngine) -> None:
+    with pytest.raises(InvalidRequest, match="empty"):
+        await engine.encode("  ")
+    with pytest.raises(InvalidRequest, match="messages"):
+        await engine.encode([Message("user", "")])
+    with pytest.raises(InvalidRequest, match="context"):
+        await written(engine, Context(()), WriteOrder(Sampling()))
+
+
+async def test_closed_engine_refuses(checkpoint: Path) -> None:
+    engine = TransformersEngine.load(str(checkpoint), writer=Writer.TARGET, device="cpu")
+    await engine.aclose()
+    with pytest.raises(Unavailable):
+        await written(engine, await prompt(engine), order())
+
+
+def test_missing_checkpoint_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(Mismatch, match="safetensors"):
+        TransformersEngine.load(str(tmp_path), writer=Writer.TARGET)
+
+
+def test_pickled_weights_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    for file in checkpoint.iterdir():
+        if file.suffix != ".safetensors":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "pytorch_model.bin").write_bytes(torch.zeros(1).numpy().tobytes())
+    with pytest.raises(Mismatch):
+        TransformersEngine.load(str(tmp_path), writer=Writer.TARGET)
+
+
+def test_fingerprint_tells_two_trainings_apart(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    from semspec.engine.fingerprint import model_fingerprint
+
+    original = model_fingerprint(str(checkpoints["qwen2"]), None)
+    for file in checkpoints["qwen2"].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    assert model_fingerprint(str(tmp_path), None) == original
+    weights = tmp_path / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert model_fingerprint(str(tmp_path), None) != original
