@@ -42,10 +42,12 @@ proto: setup
 bench: setup
 	$(BIN)/python -m bench $(ARGS)
 
-## make demo-models  train the bundled pair from scratch; resumable (hours)
+## make demo-models  train the bundled pair from scratch, a core each; resumable (hours)
 demo-models: setup
-	$(BIN)/python -m demo.train_models target
-	$(BIN)/python -m demo.train_models draft
+	@$(MAKE) --no-print-directory -j2 demo-model-target demo-model-draft
+
+demo-model-%:
+	$(BIN)/python -m demo.train_models $*
 
 ## make demo-probes  train the bundled pair's probes from scratch; resumable
 demo-probes: setup

@@ -65,8 +65,9 @@ class Call:
 def chat_call(body: ChatRequest, settings: GatewaySettings) -> Call:
     """Raises: InvalidRequest, NotFound."""
     messages = tuple(Message(_ROLES[message.role], message.text) for message in body.messages)
-    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    return _call("chatcmpl", body, messages, max_tokens, settings)
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise InvalidRequest("max_tokens is another name for max_completion_tokens; give one of them", "max_tokens")
+    return _call("chatcmpl", body, messages, body.max_completion_tokens or body.max_tokens, settings)
 
 
 def completion_call(body: CompletionRequest, settings: GatewaySettings) -> Call:
@@ -89,6 +90,8 @@ def _call(
     settings: GatewaySettings,
 ) -> Call:
     num_choices = body.n or 1
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options is only allowed when stream is true", "stream_options")
     if num_choices > settings.max_n:
         raise InvalidRequest(f"n is {num_choices}, but at most {settings.max_n} choices are served", "n")
     if num_choices > 1 and body.semspec.session is not None:
@@ -120,7 +123,7 @@ def _plan(body: GenerationRequest, settings: GatewaySettings) -> Generation:
         gamma=options.gamma or settings.default_gamma,
         segmentation=Segmentation(options.segmentation or settings.default_segmentation),
         acceptance=_acceptance(options, settings),
-        draft_ahead=options.draft_ahead,
+        draft_ahead=settings.default_draft_ahead if options.draft_ahead is None else options.draft_ahead,
     )
 
 
@@ -136,5 +139,4 @@ def _strategy(model: str, options: Extension, settings: GatewaySettings) -> Stra
 def _acceptance(options: Extension, settings: GatewaySettings) -> Acceptance:
     asked = options.acceptance
     implied = settings.default_acceptance_rule if asked.threshold is None else "threshold"
-    rule = cast(Literal["sample", "threshold"], asked.rule or implied)
-    return Acceptance(rule, settings.default_threshold if asked.threshold is None else asked.threshold)
+    return Acceptance(asked.rule or implied, settings.default_threshold if asked.threshold is None else asked.threshold)

@@ -90,7 +90,7 @@ def _invalid(details: Sequence[Any]) -> InvalidRequest:
     kind = str(first["type"])
     if kind == "json_invalid":
         return InvalidRequest(f"the body is not valid JSON: {first['ctx']['error']} at byte {first['loc'][-1]}")
-    field = ".".join(str(step) for step in first["loc"][1:]) or None
+    field = ".".join(step for step in map(str, first["loc"][1:]) if step not in ("<text>", "<parts>")) or None
     if kind == "extra_forbidden":
         return InvalidRequest(_unsupported(str(field)), field)
     return InvalidRequest(f"{field or 'the body'}: {first['msg'].removeprefix('Value error, ')}", field)

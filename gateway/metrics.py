@@ -1,10 +1,13 @@
 """What the gateway counts, for Prometheus. One registry an application: no globals, so tests may run many."""
 
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from gateway.trace import verdict
 from semspec.core import SegmentRecord
 
+_NAMESPACE = "semspec_gateway"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
@@ -12,55 +15,27 @@ class Metrics:
     """Names start with `semspec_gateway_`; durations are seconds."""
 
     def __init__(self) -> None:
-        registry = self._registry = CollectorRegistry()
-        self._requests = Counter(
-            "semspec_gateway_requests", "HTTP requests answered.", ("method", "route", "status"), registry=registry
-        )
-        self._request_seconds = Histogram(
-            "semspec_gateway_request_duration_seconds",
-            "Time from a request's first to its answer's last byte.",
-            ("route",),
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self._refusals = Counter(
-            "semspec_gateway_refusals", "Requests answered with an error, by its code.", ("code",), registry=registry
-        )
-        self._generations = Counter(
-            "semspec_gateway_generations", "Generations ended.", ("strategy", "status"), registry=registry
-        )
-        self._generation_seconds = Histogram(
-            "semspec_gateway_generation_duration_seconds",
-            "Time a finished generation took.",
-            ("strategy",),
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self.in_flight = Gauge("semspec_gateway_generations_in_flight", "Generations running.", registry=registry)
-        self._segments = Counter(
-            "semspec_gateway_segments", "Segments kept, by how they came to be.", ("verdict",), registry=registry
-        )
-        self._rejections = Counter(
-            "semspec_gateway_segment_rejections", "Drafted segments the target replaced.", registry=registry
-        )
-        self._tokens = Counter("semspec_gateway_tokens", "Output tokens, by writer.", ("writer",), registry=registry)
-        self._prompt_tokens = Counter("semspec_gateway_prompt_tokens", "Prompt tokens.", registry=registry)
-        self._stage_seconds = Histogram(
-            "semspec_gateway_stage_duration_seconds",
-            "Time a kept segment cost each stage.",
-            ("stage",),
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self._fallbacks = Counter(
-            "semspec_gateway_fallbacks", "Generations the target had to finish alone.", registry=registry
-        )
-        self._redis_failures = Counter(
-            "semspec_gateway_redis_failures", "Operations Redis did not answer.", ("operation",), registry=registry
-        )
-        self._degraded = Counter(
-            "semspec_gateway_degraded_generations", "Generations not stored in full.", registry=registry
-        )
+        self._registry = CollectorRegistry()
+        counter = partial(Counter, namespace=_NAMESPACE, registry=self._registry)
+        gauge = partial(Gauge, namespace=_NAMESPACE, registry=self._registry)
+        seconds = partial(Histogram, namespace=_NAMESPACE, registry=self._registry, buckets=_SECONDS)
+
+        self._requests = counter("requests", "HTTP requests answered.", ("method", "route", "status"))
+        self._request_seconds = seconds("request_duration_seconds", "First to last byte of an answer.", ("route",))
+        self._refusals = counter("refusals", "Requests answered with an error, by its code.", ("code",))
+
+        self.in_flight = gauge("generations_in_flight", "Generations running.")
+        self._generations = counter("generations", "Generations ended.", ("strategy", "status"))
+        self._generation_seconds = seconds("generation_duration_seconds", "Of a finished generation.", ("strategy",))
+        self._fallbacks = counter("fallbacks", "Generations the target had to finish alone.")
+        self._degraded = counter("degraded_generations", "Generations not stored in full.")
+        self._redis_failures = counter("redis_failures", "Operations Redis did not answer.", ("operation",))
+
+        self._segments = counter("segments", "Segments kept, by how they came to be.", ("verdict",))
+        self._rejections = counter("segment_rejections", "Drafted segments the target replaced.")
+        self._stage_seconds = seconds("stage_duration_seconds", "Of each stage, by kept segment.", ("stage",))
+        self._tokens = counter("tokens", "Output tokens, by writer.", ("writer",))
+        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens.")
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""

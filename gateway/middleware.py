@@ -3,7 +3,6 @@
 import logging
 import re
 import secrets
-from contextvars import ContextVar
 from time import perf_counter
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -12,12 +11,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import CLIENT_GONE_STATUS, error_response, internal_error
 from gateway.metrics import Metrics
+from semspec.telemetry import request_id
 
 _log = logging.getLogger(__name__)
+_POLLED = ("/health", "/ready", "/metrics")
 _REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
-
-request_id: ContextVar[str] = ContextVar("request_id", default="-")
-"""Of the request being answered, for logs."""
 
 
 class Observed:
@@ -57,7 +55,8 @@ class Observed:
         method = scope["method"] if route != "unmatched" else "any"
         self._metrics.request(method, route, status, duration_s)
         fields = {"method": scope["method"], "route": route, "status": status, "duration_ms": duration_s * 1e3}
-        _log.info("%s %s -> %d", scope["method"], route, status, extra=fields)
+        level = logging.DEBUG if route in _POLLED else logging.INFO
+        _log.log(level, "%s %s -> %d", scope["method"], route, status, extra=fields)
 
 
 class BodyLimit:

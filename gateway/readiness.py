@@ -56,13 +56,16 @@ class Readiness:
         self._roles = roles
         self._settings = settings
         self._suspected = asyncio.Event()
-        self.status = Status(None, Unavailable("the gateway has not met its services yet; retry in a moment"))
+        self.status = Status(None, None)
 
     def require(self) -> Served:
         """What is served. Raises: Unavailable, Mismatch."""
-        if self.status.error is not None or self.status.served is None:
-            raise self.status.error or Unavailable("not ready")
-        return self.status.served
+        served, error = self.status.served, self.status.error
+        if error is not None:
+            raise type(error)(error.message)  # a fresh one: an error raised again and again keeps every traceback
+        if served is None:
+            raise Unavailable("the gateway has not met its services yet; retry in a moment")
+        return served
 
     def suspect(self) -> None:
         """A call failed or fell back: shake hands again soon."""
@@ -72,7 +75,7 @@ class Readiness:
         """Shake hands for ever."""
         while True:
             await self.check()
-            if self.status.error is None and self.status.missing is None:
+            if describe(self.status) == "ready":
                 await self._wait_for_suspicion()
             await asyncio.sleep(self._settings.recheck_s)
 
@@ -80,7 +83,7 @@ class Readiness:
         """One handshake."""
         self._suspected.clear()
         before, self.status = self.status, await self._handshake()
-        if before.error is not self.status.error or before.missing != self.status.missing:
+        if describe(before) != describe(self.status):
             _log.info("readiness: %s", describe(self.status))
 
     async def _wait_for_suspicion(self) -> None:
@@ -108,7 +111,8 @@ class Readiness:
             known.verifier if isinstance(verifier, Unavailable) and known else _present(verifier),
         )
         reason = mismatch(served, settings)
-        return Status(served, reason and Mismatch(reason), missing and missing.message)
+        error = None if reason is None else Mismatch(reason)
+        return Status(served, error, None if missing is None else missing.message)
 
     async def _ask(self, role: str, address: str, answer: Awaitable[T]) -> T | Unavailable:
         try:
@@ -116,13 +120,16 @@ class Readiness:
                 return await answer
         except (SemspecError, TimeoutError) as error:
             reason = error.message if isinstance(error, SemspecError) else "no answer in time"
-            return Unavailable(f"the {role} service at {address} does not answer ({reason}); start it or fix its address")
+            remedy = f"start it, or fix SEMSPEC_GATEWAY_{role.upper()}_ADDRESS"
+            return Unavailable(f"no handshake with the {role} service at {address}: {reason}; {remedy}")
 
 
 def describe(status: Status) -> str:
     """The status in one line."""
     if status.error is not None:
         return status.error.message
+    if status.served is None:
+        return "no handshake yet"
     return f"ready, with the target alone: {status.missing}" if status.missing else "ready"
 
 
@@ -144,7 +151,7 @@ def mismatch(served: Served, settings: GatewaySettings) -> str | None:
         if info.fingerprint != expected:
             return (
                 f"the verifier's {role} probe was trained on model {expected}, but the {role} service at {address} "
-                f"serves {info.fingerprint} ({info.model}): start the verifier with that model's probe, or serve the other"
+                f"serves {info.fingerprint} ({info.model}): start the verifier with that model's probe"
             )
     if not served.segmentations("semantic"):
         return "draft, target and verifier have no segmentation in common: use probes trained on one the engines know"

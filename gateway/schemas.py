@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from gateway.settings import MAX_GAMMA
 
@@ -84,11 +84,21 @@ class TextPart(_Strict):
     text: Text
 
 
+def _content_tag(content: object) -> str:
+    return "<parts>" if isinstance(content, list) else "<text>"
+
+
+Content = Annotated[
+    Annotated[Text, Tag("<text>")] | Annotated[list[TextPart], Tag("<parts>")], Discriminator(_content_tag)
+]
+"""Tags in angle brackets are no field names: errors leave them out."""
+
+
 class ChatMessage(_Tolerant):
     """One turn, in text."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[TextPart]
+    content: Content
     name: None = None
 
     @property
@@ -100,7 +110,7 @@ class AcceptanceOptions(_Strict):
     """When a drafted segment is kept: with probability min(1, ratio), or iff the ratio reaches `threshold`."""
 
     rule: Literal["sample", "threshold"] | None = None
-    threshold: float | None = Field(None, ge=0)
+    threshold: float | None = Field(default=None, ge=0)
 
     @model_validator(mode="after")
     def _threshold_is_used(self) -> Self:
@@ -113,11 +123,11 @@ class Extension(_Strict):
     """What OpenAI's API has no words for: the request's `semspec` object."""
 
     strategy: Literal["semantic", "random", "target", "draft"] | None = None
-    gamma: int | None = Field(None, ge=1, le=MAX_GAMMA)
+    gamma: int | None = Field(default=None, ge=1, le=MAX_GAMMA)
     segmentation: Literal["paragraph", "sentence"] | None = None
     acceptance: AcceptanceOptions = AcceptanceOptions()
-    session: str | None = Field(None, pattern=r"^[A-Za-z0-9_.-]{1,128}$")
-    draft_ahead: bool = True
+    session: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.-]{1,128}$")
+    draft_ahead: bool | None = None
     trace: bool = False
 
 
@@ -134,31 +144,19 @@ class GenerationRequest(_Tolerant):
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = Field(None, ge=1)
-    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    max_tokens: int | None = Field(None, ge=1, lt=1 << 31)
+    n: int | None = Field(default=None, ge=1)
+    seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    max_tokens: int | None = Field(default=None, ge=1, lt=1 << 31)
     semspec: Extension = Extension()
-
-    @model_validator(mode="after")
-    def _stream_options_need_a_stream(self) -> Self:
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options is only allowed when stream is true")
-        return self
 
 
 class ChatRequest(GenerationRequest):
     """Body of `POST /v1/chat/completions`."""
 
     messages: list[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1, lt=1 << 31)
-
-    @model_validator(mode="after")
-    def _one_budget(self) -> Self:
-        if None not in (self.max_tokens, self.max_completion_tokens):
-            raise ValueError("max_tokens and max_completion_tokens name the same budget; give one of them")
-        return self
+    max_completion_tokens: int | None = Field(default=None, ge=1, lt=1 << 31)
 
 
 class CompletionRequest(GenerationRequest):

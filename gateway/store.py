@@ -10,11 +10,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, Self
 
-from pydantic import JsonValue
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.commands.core import AsyncScript
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
@@ -37,7 +35,7 @@ _REFUSALS: dict[str, Callable[[str], SemspecError]] = {
 class Store:
     """Generations and sessions. Every method raises `Unavailable` when Redis does not answer in time."""
 
-    def __init__(self, client: "Redis[str]", ttl_s: int, max_generation_bytes: int) -> None:
+    def __init__(self, client: Redis, ttl_s: int, max_generation_bytes: int) -> None:
         """`client` must decode responses."""
         self._client = client
         self._ttl_s = ttl_s
@@ -67,13 +65,13 @@ class Store:
 
     async def append(self, generation: str, fence: int, version: int, record: str) -> None:
         """Append the record of segment number `version`. Raises: Conflict, NotFound, Unavailable."""
-        arguments = [fence, version, record, self._max_generation_bytes, self._ttl_s]
-        await self._run("append", [_meta(generation), _segments(generation)], arguments, f"generation {generation}")
+        arguments: list[str | int] = [fence, version, record, self._max_generation_bytes, self._ttl_s]
+        await self._run("append", _generation_keys(generation), arguments, f"generation {generation}")
 
     async def finish(self, generation: str, fence: int, outcome: Mapping[str, str]) -> None:
         """Write how a generation ended. Raises: Conflict, NotFound, Unavailable."""
-        arguments = [fence, self._ttl_s, *_pairs(outcome)]
-        await self._run("finish", [_meta(generation), _segments(generation)], arguments, f"generation {generation}")
+        arguments: list[str | int] = [fence, self._ttl_s, *_pairs(outcome)]
+        await self._run("finish", _generation_keys(generation), arguments, f"generation {generation}")
 
     async def generation(self, generation: str) -> dict[str, str]:
         """The meta of a generation. Raises: NotFound, Unavailable."""
@@ -107,7 +105,7 @@ class Store:
         """Give a session back unchanged. Raises: Unavailable."""
         await self._run("release", [_claim(session)], [token], f"session {session}")
 
-    async def _run(self, name: str, keys: list[str], arguments: list[str | int], subject: str) -> list[str]:
+    async def _run(self, name: str, keys: list[str], arguments: Sequence[str | int], subject: str) -> list[str]:
         reply = await self._guarded(name, self._scripts[name](keys=keys, args=arguments))
         lines: list[str] = [reply] if isinstance(reply, str) else reply
         if lines[0] != "ok":
@@ -135,6 +133,10 @@ def _meta(generation: str) -> str:
 
 def _segments(generation: str) -> str:
     return f"semspec:{{{generation}}}:segments"
+
+
+def _generation_keys(generation: str) -> list[str]:
+    return [_meta(generation), _segments(generation)]
 
 
 def _claim(session: str) -> str:

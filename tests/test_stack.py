@@ -1,12 +1,16 @@
 """The supervisor, with tiny programs in the places of services and gateway."""
 
 import asyncio
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -28,15 +32,19 @@ GATEWAY = """
 import os
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+BODY = b""
+
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200 if self.path == "/ready" else 404)
+        self.send_response(503 if BODY else 200)
         self.end_headers()
+        self.wfile.write(BODY)
 
 HTTPServer(("127.0.0.1", int(os.environ["SEMSPEC_GATEWAY_PORT"])), Handler).serve_forever()
 """
 
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+DEAF_GATEWAY = GATEWAY.replace("import os", "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
 BROKEN = "import sys; sys.exit('no model at /nowhere: name one with SEMSPEC_TARGET_MODEL')"
 
 SUPERVISOR = """
@@ -62,12 +70,13 @@ def config(start_timeout_s: float = 30.0, stop_grace_s: float = 5.0, **programs:
 
 
 @pytest.fixture(autouse=True)
-def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the stack puts its files, in children as well; short, for the socket of Redis is in it."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.delenv("REDIS_URL", raising=False)
-    return tmp_path
+def temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the stack puts its files, in supervisors of their own as well; `tmp_path` is too long for a socket."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as folder:
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.delenv("REDIS_URL", raising=False)
+        yield Path(folder)
 
 
 def left_alive(pids: list[int], timeout_s: float = 10.0) -> list[int]:
@@ -95,10 +104,11 @@ async def test_stack_is_ready_inside_and_gone_outside() -> None:
     assert left_alive(pids, 0) == []
 
 
-async def test_private_redis_answers_on_a_socket_of_its_own() -> None:
+async def test_private_redis_answers_on_a_socket_of_its_own(temporary_folder: Path) -> None:
     async with Stack(config()) as stack:
         path = stack.addresses["redis"].removeprefix("unix://")
         assert Path(path).parent.stat().st_mode & 0o077 == 0
+        assert Path(path).is_relative_to(temporary_folder)
         for _ in range(100):
             if Path(path).exists():
                 break
@@ -133,6 +143,32 @@ async def test_child_never_ready_is_reported_by_name() -> None:
     assert left_alive([child.pid for child in stack.processes.values()], 0) == []
 
 
+def unready_gateway(code: str) -> str:
+    """A gateway that answers, but never with 200."""
+    body = json.dumps({"error": {"message": "the probe is of another model; train it anew", "code": code}})
+    return GATEWAY.replace('b""', repr(body.encode()))
+
+
+async def test_gateway_never_ready_is_reported_with_its_reason() -> None:
+    stack = Stack(config(start_timeout_s=2.0, gateway=unready_gateway("service_unavailable")))
+    with pytest.raises(StackError, match=r"^gateway was not ready within 2 s: the probe is of another model; train"):
+        await stack.__aenter__()
+
+
+async def test_parts_that_do_not_belong_together_are_reported_at_once() -> None:
+    stack = Stack(config(start_timeout_s=60.0, gateway=unready_gateway("configuration_mismatch")))
+    with pytest.raises(StackError, match=r"^the probe is of another model; train it anew$"):
+        await asyncio.wait_for(stack.__aenter__(), 30)
+    assert left_alive([child.pid for child in stack.processes.values()], 0) == []
+
+
+async def test_taken_port_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = replace(config(), port=other.getsockname()[1])
+        with pytest.raises(StackError, match="Address already in use; choose another port"):
+            await Stack(taken).__aenter__()
+
+
 async def test_program_that_does_not_exist_is_reported() -> None:
     commands = {**config().commands, "draft": ("/no/such/program",)}
     with pytest.raises(StackError) as caught:
@@ -158,20 +194,17 @@ def test_bundled_configuration_becomes_the_gateways_defaults(tmp_path: Path) -> 
     }
 
 
-def test_unknown_serving_default_is_refused() -> None:
-    with pytest.raises(StackError, match="no such serving default: acceptance_threshold; known: acceptance_rule, "):
-        StackConfig(serving={"acceptance_threshold": 0.5}).gateway_defaults()
-
-
 @pytest.fixture
 def supervisor() -> Iterator[subprocess.Popen[str]]:
     """A supervisor in a process of its own, its children up."""
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    with subprocess.Popen(
-        [sys.executable, "-c", SUPERVISOR], stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
+    with start_supervisor(SUPERVISOR) as process:
         yield process
         process.kill()
+
+
+def start_supervisor(program: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)
 
 
 def pids_of(process: subprocess.Popen[str]) -> list[int]:
@@ -190,6 +223,20 @@ def test_supervisor_ended_by_a_signal_leaves_nothing_behind(
     supervisor.send_signal(number)
     assert supervisor.wait(timeout=20) == 128 + number
     assert left_alive(pids, 0) == []
+    assert list(temporary_folder.iterdir()) == []
+
+
+def test_second_signal_kills_what_does_not_stop(temporary_folder: Path) -> None:
+    program = SUPERVISOR.replace("config()", "config(gateway=DEAF_GATEWAY, stop_grace_s=60)").replace(
+        "import config", "import DEAF_GATEWAY, config"
+    )
+    with start_supervisor(program) as supervisor:
+        pids = pids_of(supervisor)
+        supervisor.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        supervisor.send_signal(signal.SIGINT)
+        assert supervisor.wait(timeout=20) == 128 + signal.SIGINT
+    assert left_alive(pids) == []
     assert list(temporary_folder.iterdir()) == []
 
 

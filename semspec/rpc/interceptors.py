@@ -1,5 +1,6 @@
 """What stands before every servicer: the bearer token, and the table that turns exceptions into statuses."""
 
+import asyncio
 import hmac
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -88,11 +89,18 @@ def _guarded_stream(behaviour: Streaming[Q, R], identifier: str) -> Callable[[Q,
         try:
             async with aclosing(behaviour(request, context)) as responses:
                 async for response in responses:
-                    await context.write(response)
+                    await _send(context, response)
         except Exception as error:
             await _abort(context, error)
 
     return call
+
+
+async def _send(context: Context, response: object) -> None:
+    try:
+        await context.write(response)
+    except aio.BaseError as error:  # how gRPC reports, at times, that the caller has gone
+        raise asyncio.CancelledError("the caller has gone") from error
 
 
 async def _refuse(request: object, context: Context) -> None:

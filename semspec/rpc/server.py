@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from semspec.errors import SemspecError, Unavailable
 from semspec.rpc.interceptors import ErrorInterceptor, TokenInterceptor
+from semspec.rpc.memory import keep_freed_memory
 from semspec.settings import ServiceSettings
 from semspec.telemetry import configure_logging
 
@@ -120,6 +121,7 @@ def run(service: Service[B], settings: ServiceSettings) -> None:
     Exits with code 1 and one line in the log when the model or the port cannot be had.
     """
     configure_logging(settings.log_level, settings.log_json)
+    keep_freed_memory()
     try:
         asyncio.run(serve(service, settings))
     except SemspecError as error:

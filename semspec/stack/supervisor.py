@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import http.client
+import json
 import secrets
 import shutil
 import socket
@@ -11,11 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
+from semspec.errors import Mismatch, represent
 from semspec.stack import redis
 from semspec.stack.child import Child, StackError
 from semspec.stack.config import ROLES, StackConfig
 
 POLL_S = 0.05
+MISMATCH = represent(Mismatch("")).code
 
 
 class Stack:
@@ -31,6 +34,8 @@ class Stack:
         """`host:port` of each service and of the gateway; the URL of Redis."""
         self._token = secrets.token_urlsafe(32)
         self._folder = Path()
+        self._refusal = ""
+        """Why the gateway was not ready when last asked."""
 
     @property
     def base_url(self) -> str:
@@ -102,7 +107,7 @@ class Stack:
             await self._pause()
 
     async def _start_gateway(self) -> None:
-        port = self.config.port or _free_port(self.config.host)
+        port = _free_port(self.config.host, self.config.port)
         own = {f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS": self.addresses[role] for role in ROLES} | {
             "SEMSPEC_GATEWAY_HOST": self.config.host,
             "SEMSPEC_GATEWAY_PORT": str(port),
@@ -113,7 +118,8 @@ class Stack:
         await self._start_child("gateway", self.config.commands["gateway"], self.config.gateway_defaults() | own)
 
     async def _until_ready(self) -> None:
-        while not await asyncio.to_thread(_is_ready, self.addresses["gateway"]):
+        while (refusal := await asyncio.to_thread(_why_not_ready, self.addresses["gateway"])) is not None:
+            self._refusal = refusal
             await self._pause()
 
     async def _start_child(self, name: str, command: tuple[str, ...], environment: Mapping[str, str]) -> None:
@@ -130,7 +136,8 @@ class Stack:
     def _not_ready(self) -> StackError:
         name = next((role for role in ROLES if role not in self.addresses), "gateway")
         tail = self.processes[name].log_tail() if name in self.processes else ""
-        return StackError(f"{name} was not ready within {self.config.start_timeout_s:g} s", tail)
+        reason = f": {self._refusal}" if self._refusal else ""
+        return StackError(f"{name} was not ready within {self.config.start_timeout_s:g} s{reason}", tail)
 
     async def _stop(self) -> None:
         """Stop the gateway, which lets running requests end, then the rest; a second signal kills what is left."""
@@ -154,9 +161,14 @@ def _private_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="semspec-", dir=usual if len(usual) < 60 else "/tmp"))
 
 
-def _free_port(host: str) -> int:
+def _free_port(host: str, wanted: int) -> int:
+    """`wanted`, or any for 0. Raises: StackError when it is taken: whoever has it might pass for our gateway."""
     with socket.socket() as probe:
-        probe.bind((host, 0))
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, wanted))
+        except OSError as error:
+            raise StackError(f"cannot listen on {host}:{wanted}: {error.strerror}; choose another port") from error
         port: int = probe.getsockname()[1]
     return port
 
@@ -166,12 +178,26 @@ def _reachable(host: str) -> str:
     return "127.0.0.1" if host in ("", "0.0.0.0") else host
 
 
-def _is_ready(address: str) -> bool:
+def _why_not_ready(address: str) -> str | None:
+    """None when the gateway is ready. Raises: StackError when waiting cannot help: the parts do not belong together."""
     connection = http.client.HTTPConnection(address, timeout=5)
     try:
         connection.request("GET", "/ready")
-        return connection.getresponse().status == 200
+        response = connection.getresponse()
+        return None if response.status == 200 else _reason(response.read())
     except (OSError, http.client.HTTPException):
-        return False
+        return ""
     finally:
         connection.close()
+
+
+def _reason(body: bytes) -> str:
+    """The message of an OpenAI-shaped error."""
+    try:
+        error = json.loads(body)["error"]
+        code, message = error["code"], str(error["message"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+    if code == MISMATCH:
+        raise StackError(message)
+    return message

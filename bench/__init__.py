@@ -1,0 +1,1 @@
+"""Every strategy on the same problems in the same run: quality beside speed."""

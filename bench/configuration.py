@@ -1,0 +1,53 @@
+"""What is compared: a strategy with its knobs, and the road the question takes."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from semspec.core import Acceptance, Strategy
+
+Road = Literal["gateway", "in-process"]
+
+_KNOBS = {"gamma": int, "rule": str, "threshold": float, "ahead": lambda text: text == "on"}
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One row of a bench: `semantic`, `semantic:rule=threshold,threshold=0.5`, `in-process/semantic:gamma=2,ahead=off`."""
+
+    label: str
+    road: Road
+    strategy: Strategy
+    gamma: int = 1
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    draft_ahead: bool = True
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As the request's `semspec` object."""
+        return {
+            "strategy": self.strategy,
+            "gamma": self.gamma,
+            "acceptance": {"rule": self.acceptance.rule, "threshold": self.acceptance.threshold},
+            "draft_ahead": self.draft_ahead,
+            "trace": True,
+        }
+
+
+def parse(text: str) -> Configuration:
+    """The configuration a label describes. Raises: ValueError that names what is wrong and what is known."""
+    head, _, tail = text.partition(":")
+    road, _, strategy = head.rpartition("/")
+    if (road or "gateway") not in get_args(Road):
+        raise ValueError(f"{text}: unknown road {road!r}; choose from {', '.join(get_args(Road))}")
+    if strategy not in get_args(Strategy):
+        raise ValueError(f"{text}: unknown strategy {strategy!r}; choose from {', '.join(get_args(Strategy))}")
+    knobs: dict[str, Any] = {}
+    for item in filter(None, tail.split(",")):
+        name, _, value = item.partition("=")
+        if name not in _KNOBS:
+            raise ValueError(f"{text}: unknown knob {name!r}; choose from {', '.join(_KNOBS)}")
+        knobs[name] = _KNOBS[name](value)
+    acceptance = Acceptance(knobs.get("rule", "sample"), knobs.get("threshold", 0.5))
+    return Configuration(
+        text, road or "gateway", strategy, knobs.get("gamma", 1), acceptance, knobs.get("ahead", True)  # type: ignore[arg-type]
+    )

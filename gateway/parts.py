@@ -1,0 +1,36 @@
+"""The pieces of one gateway application, made once and handed to whoever needs them."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from gateway.admission import Admission
+from gateway.background import Background
+from gateway.metrics import Metrics
+from gateway.readiness import Readiness
+from gateway.settings import GatewaySettings
+from gateway.store import Store
+from semspec.decoding import Roles
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """No module holds any of these as a global."""
+
+    settings: GatewaySettings
+    roles: Roles
+    store: Store
+    metrics: Metrics
+    readiness: Readiness
+    admission: Admission
+    background: Background
+
+
+def _parts(request: Request) -> Parts:
+    parts: Parts = request.app.state.parts
+    return parts
+
+
+PartsOf = Annotated[Parts, Depends(_parts)]
+"""A route's parameter of this type is given the application's parts."""

@@ -1,0 +1,1 @@
+"""The three gRPC services, one package a process: settings and a `__main__`; what they share is in `semspec.rpc`."""

@@ -1,0 +1,14 @@
+"""Settings of the draft service, from `SEMSPEC_DRAFT_*`."""
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from semspec.settings import ModelSettings
+
+
+class DraftSettings(ModelSettings):
+    """What the draft service's operator may choose."""
+
+    model_config = SettingsConfigDict(env_prefix="SEMSPEC_DRAFT_")
+
+    port: int = Field(50051, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one")

@@ -1,0 +1,36 @@
+"""Entry point: `python -m services.target`."""
+
+from functools import partial
+
+from semspec.core import Writer
+from semspec.engine.protocol import Engine
+from semspec.rpc.server import run
+from semspec.rpc.servicers import target_service
+from semspec.settings import load_settings
+from services.target.settings import TargetSettings
+
+
+def main() -> None:
+    """Serve until told to stop."""
+    settings = load_settings(TargetSettings)
+    run(target_service(partial(load_engine, settings)), settings)
+
+
+def load_engine(settings: TargetSettings) -> Engine:
+    """The model the settings name. Raises: Mismatch or InvalidRequest when it cannot be served."""
+    from semspec.engine.transformers_engine import TransformersEngine  # slow to import: liveness answers first
+
+    return TransformersEngine.load(
+        settings.model,
+        writer=Writer.TARGET,
+        revision=settings.revision,
+        device=settings.device,
+        dtype=settings.dtype,
+        threads=settings.threads,
+        cache_bytes=settings.cache_bytes,
+        max_context_tokens=settings.max_context_tokens,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The verifier service: two probes. Run with `python -m services.verifier`."""

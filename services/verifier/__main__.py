@@ -1,0 +1,28 @@
+"""Entry point: `python -m services.verifier`."""
+
+import os
+from functools import partial
+
+from semspec.decoding.protocols import Verifier
+from semspec.rpc.server import run
+from semspec.rpc.servicers import verifier_service
+from semspec.settings import load_settings
+from services.verifier.settings import VerifierSettings
+
+
+def main() -> None:
+    """Serve until told to stop."""
+    settings = load_settings(VerifierSettings)
+    run(verifier_service(partial(load_probes, settings)), settings)
+
+
+def load_probes(settings: VerifierSettings) -> Verifier:
+    """The two probes the settings name. Raises: Mismatch when they do not belong together."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))  # read when the numeric library is imported
+    from semspec.probes.verifier import ProbeVerifier  # slow to import: liveness answers first
+
+    return ProbeVerifier.load(settings.draft_probe, settings.target_probe)
+
+
+if __name__ == "__main__":
+    main()

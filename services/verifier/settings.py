@@ -1,0 +1,16 @@
+"""Settings of the verifier service, from `SEMSPEC_VERIFIER_*`."""
+
+from pydantic import Field, FilePath
+from pydantic_settings import SettingsConfigDict
+
+from semspec.settings import ServiceSettings
+
+
+class VerifierSettings(ServiceSettings):
+    """What the verifier service's operator may choose."""
+
+    model_config = SettingsConfigDict(env_prefix="SEMSPEC_VERIFIER_")
+
+    port: int = Field(50053, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one")
+    draft_probe: FilePath = Field(description="the draft's probe, a .safetensors file")
+    target_probe: FilePath = Field(description="the target's probe, a .safetensors file")

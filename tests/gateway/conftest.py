@@ -1,0 +1,52 @@
+"""A gateway on a real socket, over fake models and a real Redis."""
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.fakes import Fakes
+from tests.gateway.support import (
+    Gateway,
+    GatewayFactory,
+    RedisServer,
+    make_settings,
+    redis_server,
+    running_gateway,
+)
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if url := os.environ.get("REDIS_URL"):
+        yield url
+        return
+    with redis_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server.url
+
+
+@pytest.fixture
+def mortal_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """A Redis that the test may kill."""
+    with redis_server(tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+async def start_gateway(redis_url: str) -> AsyncIterator[GatewayFactory]:
+    """Start a gateway with given settings over given fakes."""
+    async with AsyncExitStack() as stack:
+
+        async def start(fakes: Fakes | None = None, ready: bool = True, **fields: Any) -> Gateway:
+            settings = make_settings(**{"redis_url": redis_url, **fields})
+            return await stack.enter_async_context(running_gateway(settings, fakes or Fakes.make(), ready))
+
+        yield start
+
+
+@pytest.fixture
+async def gateway(start_gateway: GatewayFactory) -> Gateway:
+    return await start_gateway()

@@ -1,0 +1,169 @@
+"""Models small enough to watch: one token a character, a fixed number of segments, and levers to make them fail."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+
+from semspec.core import (
+    STATE_CONVENTION,
+    SURPRISAL_FEATURES,
+    Context,
+    Judgement,
+    Message,
+    ModelInfo,
+    Piece,
+    Reading,
+    Segment,
+    Segmentation,
+    SegmentEnd,
+    States,
+    VerifierInfo,
+    WriteOrder,
+    Writer,
+    Written,
+    uniform,
+)
+from semspec.decoding import Roles
+from semspec.errors import ContextTooLong, InvalidRequest, Unavailable
+
+TOKENIZER = "characters"
+NUM_SEGMENTS = 6
+WINDOW = 2000
+
+
+class FakeModel:
+    """Writes `NUM_SEGMENTS` segments that depend on the seed alone."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.writer = writer
+        self.model_info = ModelInfo(
+            model=f"fake-{writer}",
+            fingerprint=f"fingerprint-of-{writer}",
+            tokenizer=TOKENIZER,
+            num_layers=1,
+            hidden_size=2,
+            max_context_tokens=WINDOW,
+        )
+        self.lost: Unavailable | None = None
+        """Raised by every call from now on."""
+        self.lost_at: int | None = None
+        """Raised when asked to write this segment."""
+        self.stuck_at: int | None = None
+        """Never finishes this segment."""
+        self.pause_at: int | None = None
+        """Waits for `resume` before this segment."""
+        self.num_writing = 0
+        self.stuck = asyncio.Event()
+        self.paused = asyncio.Event()
+        self.resume = asyncio.Event()
+        self.prompts: list[str] = []
+
+    async def info(self) -> ModelInfo:
+        self._answer()
+        return self.model_info
+
+    async def encode(self, prompt: str | Sequence[Message]) -> Piece:
+        self._answer()
+        text = prompt if isinstance(prompt, str) else "".join(f"<{turn.role}>{turn.content}" for turn in prompt)
+        if not text.strip() or (not isinstance(prompt, str) and not prompt[-1].content.strip()):
+            raise InvalidRequest("the prompt is empty")
+        if len(text) >= WINDOW:
+            raise ContextTooLong(f"the prompt has {len(text)} tokens, the window is {WINDOW}")
+        self.prompts.append(text)
+        return Piece(text, tuple(map(ord, text)), TOKENIZER)
+
+    async def write(self, context: Context, order: WriteOrder) -> AsyncGenerator[Written, None]:
+        self.num_writing += 1
+        try:
+            first, room = len(context.pieces) - 1, order.max_tokens
+            last = min(NUM_SEGMENTS, first + order.max_segments) if order.max_segments else NUM_SEGMENTS
+            for index in range(first, last):
+                await self._hurdles(index)
+                segment = self._segment(index, order, room)
+                room -= len(segment.token_ids)
+                yield Written(segment, self._states(), 1.0)
+                if segment.end is not SegmentEnd.BOUNDARY:
+                    return
+        finally:
+            self.num_writing -= 1
+
+    async def read(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[Reading]:
+        self._answer()
+        return [
+            Reading(self._states(), (0.0,) * len(SURPRISAL_FEATURES), len(segment.token_ids), 1.0)
+            for segment in segments
+        ]
+
+    def _segment(self, index: int, order: WriteOrder, room: int) -> Segment:
+        word = int(uniform(order.sampling.seed, "token", index) * 1e6)
+        text = f"{self.writer} {index} says {word}."
+        end = SegmentEnd.EOS if index == NUM_SEGMENTS - 1 else SegmentEnd.BOUNDARY
+        text += "" if end is SegmentEnd.EOS else "\n\n"
+        if len(text) >= room:
+            text, end = text[:room], SegmentEnd.LENGTH
+        return Segment(text, tuple(map(ord, text)), TOKENIZER, self.writer, end)
+
+    def _states(self) -> States:
+        return States(bytes(16), (2, 2), self.model_info.fingerprint)
+
+    async def _hurdles(self, index: int) -> None:
+        await asyncio.sleep(0)
+        self._answer()
+        if index == self.lost_at:
+            raise Unavailable(f"the {self.writer} went away")
+        if index == self.pause_at:
+            self.paused.set()
+            await self.resume.wait()
+        if index == self.stuck_at:
+            self.stuck.set()
+            await asyncio.Event().wait()
+
+    def _answer(self) -> None:
+        if self.lost is not None:
+            raise Unavailable(self.lost.message)
+
+
+class FakeVerifier:
+    """Judges by position: every third segment is rejected under any rule."""
+
+    def __init__(self) -> None:
+        self.verifier_info = VerifierInfo(
+            draft_model=f"fingerprint-of-{Writer.DRAFT}",
+            target_model=f"fingerprint-of-{Writer.TARGET}",
+            state_convention=STATE_CONVENTION,
+            segmentations=tuple(Segmentation),
+        )
+        self.lost: Unavailable | None = None
+        self.num_judged = 0
+
+    async def info(self) -> VerifierInfo:
+        if self.lost is not None:
+            raise Unavailable(self.lost.message)
+        return self.verifier_info
+
+    async def judge(self, draft_states: Sequence[States], readings: Sequence[Reading]) -> list[Judgement]:
+        if self.lost is not None:
+            raise Unavailable(self.lost.message)
+        self.num_judged += len(readings)
+        return [Judgement(0.5, 0.0 if self.num_judged % 3 == 0 else 0.9) for _ in readings]
+
+
+@dataclass(frozen=True)
+class Fakes:
+    """The three roles with their levers."""
+
+    drafter: FakeModel
+    target: FakeModel
+    verifier: FakeVerifier
+
+    @classmethod
+    def make(cls) -> "Fakes":
+        return cls(FakeModel(Writer.DRAFT), FakeModel(Writer.TARGET), FakeVerifier())
+
+    @property
+    def roles(self) -> Roles:
+        return Roles(self.drafter, self.target, self.verifier)
+
+    @property
+    def num_writing(self) -> int:
+        return self.drafter.num_writing + self.target.num_writing

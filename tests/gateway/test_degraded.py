@@ -1,0 +1,70 @@
+"""Redis goes away; generations do not."""
+
+import asyncio
+
+from tests.gateway.fakes import NUM_SEGMENTS
+from tests.gateway.support import GatewayFactory, RedisServer
+
+
+async def test_redis_killed_mid_generation_leaves_the_answer_whole(
+    start_gateway: GatewayFactory, mortal_redis: RedisServer
+) -> None:
+    gateway = await start_gateway(redis_url=mortal_redis.url)
+    whole = (await gateway.chat(model="semspec-demo:target")).json()
+    gateway.fakes.target.pause_at = 3
+    running = asyncio.create_task(gateway.chat(model="semspec-demo:target"))
+    await asyncio.wait_for(gateway.fakes.target.paused.wait(), 10)
+    mortal_redis.kill()
+    gateway.fakes.target.resume.set()
+    answer = (await running).json()
+    assert answer["choices"] == whole["choices"]
+    assert whole["semspec"]["degraded"] is False and answer["semspec"]["degraded"] is True
+    assert answer["semspec"]["num_segments"] == NUM_SEGMENTS
+    assert await gateway.metric("semspec_gateway_degraded_generations_total") == 1
+    exposed = (await gateway.http.get("/metrics")).text
+    assert "semspec_gateway_redis_failures_total{" in exposed
+
+
+async def test_without_redis_generation_goes_on_and_the_rest_says_503(start_gateway: GatewayFactory) -> None:
+    gateway = await start_gateway(redis_url="redis://127.0.0.1:1/0")
+    answer = await gateway.chat()
+    assert answer.status_code == 200 and answer.json()["semspec"]["degraded"] is True
+    streamed = await gateway.chat(stream=True)
+    assert '"degraded": true' in streamed.text and streamed.text.endswith("data: [DONE]\n\n")
+    for path in ("", "/trace"):
+        stored = await gateway.http.get(f"/v1/generations/{answer.json()['id']}{path}")
+        assert stored.status_code == 503 and stored.json()["error"]["code"] == "service_unavailable"
+    refused = await gateway.chat(semspec={"session": "any"})
+    assert refused.status_code == 503, "an answer without the conversation would be a wrong one"
+    assert (await gateway.http.get("/ready")).status_code == 200
+
+
+async def test_session_lost_mid_generation_is_said(start_gateway: GatewayFactory, mortal_redis: RedisServer) -> None:
+    gateway = await start_gateway(redis_url=mortal_redis.url)
+    gateway.fakes.target.pause_at = 1
+    running = asyncio.create_task(gateway.chat(model="semspec-demo:target", semspec={"session": "any"}))
+    await asyncio.wait_for(gateway.fakes.target.paused.wait(), 10)
+    mortal_redis.kill()
+    gateway.fakes.target.resume.set()
+    answer = await running
+    assert answer.status_code == 200 and answer.json()["semspec"]["degraded"] is True
+
+
+async def test_redis_that_comes_back_is_used_again(start_gateway: GatewayFactory, mortal_redis: RedisServer) -> None:
+    gateway = await start_gateway(redis_url=mortal_redis.url)
+    assert (await gateway.chat()).json()["semspec"]["degraded"] is False
+    mortal_redis.kill()
+    assert (await gateway.chat()).json()["semspec"]["degraded"] is True
+    mortal_redis.restart()
+    answer = (await gateway.chat()).json()
+    assert answer["semspec"]["degraded"] is False
+    assert (await gateway.http.get(f"/v1/generations/{answer['id']}/trace")).status_code == 200
+
+
+async def test_hung_redis_delays_nothing_but_the_end(start_gateway: GatewayFactory, mortal_redis: RedisServer) -> None:
+    gateway = await start_gateway(redis_url=mortal_redis.url, redis_timeout_s=1, flush_timeout_s=1)
+    assert (await gateway.chat()).json()["semspec"]["degraded"] is False
+    mortal_redis.hang()
+    answer = (await gateway.chat()).json()["semspec"]
+    assert answer["degraded"] is True and answer["num_segments"] == NUM_SEGMENTS
+    assert answer["latency_ms"] < 900, "decoding never waits for Redis"

@@ -1,0 +1,112 @@
+"""The handshake, before readiness and after a loss."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from gateway.readiness import Readiness, Served, describe, mismatch
+from semspec.core import Segmentation
+from semspec.errors import Mismatch, Unavailable
+from tests.gateway.fakes import Fakes
+from tests.gateway.support import GatewayFactory, eventually, make_settings
+
+
+def served(fakes: Fakes) -> Served:
+    return Served(fakes.drafter.model_info, fakes.target.model_info, fakes.verifier.verifier_info)
+
+
+def test_matching_services_fit() -> None:
+    assert mismatch(served(Fakes.make()), make_settings()) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: replace(s, draft=replace(s.draft, fingerprint="x")), ["draft probe", "127.0.0.1:50051", "serves x"]),
+        (lambda s: replace(s, target=replace(s.target, fingerprint="x")), ["target probe", "start the verifier"]),
+        (lambda s: replace(s, draft=replace(s.draft, state_convention="states-v0")), ["draft", "states-v0", "upgrade"]),
+        (lambda s: replace(s, verifier=replace(s.verifier, state_convention="?")), ["verifier", "upgrade"]),
+        (lambda s: replace(s, verifier=replace(s.verifier, segmentations=())), ["segmentation", "probes"]),
+    ],
+)
+def test_mismatch_is_one_line_that_says_what_to_do(change: Callable[[Served], Served], words: list[str]) -> None:
+    reason = mismatch(change(served(Fakes.make())), make_settings())
+    assert reason is not None and "\n" not in reason
+    assert all(word in reason for word in words), reason
+
+
+async def test_mismatched_gateway_serves_nothing_until_it_is_mended(start_gateway: GatewayFactory) -> None:
+    fakes = Fakes.make()
+    fitting = fakes.drafter.model_info
+    fakes.drafter.model_info = replace(fitting, fingerprint="another")
+    gateway = await start_gateway(fakes, ready=False)
+    status = gateway.app.state.parts.readiness
+    await eventually(lambda: isinstance(status.status.error, Mismatch))
+    for response in (await gateway.http.get("/ready"), await gateway.chat()):
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "configuration_mismatch"
+        assert "serves another" in response.json()["error"]["message"]
+    fakes.drafter.model_info = fitting
+    await eventually(lambda: describe(status.status) == "ready")
+    assert (await gateway.chat()).status_code == 200
+
+
+@pytest.mark.parametrize("role", ["drafter", "target", "verifier"])
+async def test_all_services_are_needed_to_begin_with(role: str) -> None:
+    fakes = Fakes.make()
+    getattr(fakes, role).lost = Unavailable("connection refused")
+    readiness = Readiness(fakes.roles, make_settings())
+    with pytest.raises(Unavailable):
+        readiness.require()
+    await readiness.check()
+    with pytest.raises(Unavailable, match="connection refused; start it, or fix SEMSPEC_GATEWAY_"):
+        readiness.require()
+    getattr(fakes, role).lost = None
+    await readiness.check()
+    assert readiness.require() == served(fakes)
+
+
+@pytest.mark.parametrize("role", ["drafter", "verifier"])
+async def test_loss_of_a_helper_is_said_and_survived(role: str) -> None:
+    fakes = Fakes.make()
+    readiness = Readiness(fakes.roles, make_settings())
+    await readiness.check()
+    getattr(fakes, role).lost = Unavailable("gone")
+    await readiness.check()
+    assert readiness.require() == served(fakes)
+    assert "target alone" in describe(readiness.status) and "gone" in describe(readiness.status)
+
+
+async def test_loss_of_the_target_ends_readiness_and_its_return_restores_it(start_gateway: GatewayFactory) -> None:
+    gateway = await start_gateway(handshake_interval_s=1000)
+    gateway.fakes.target.lost = Unavailable("gone")
+    assert (await gateway.chat()).status_code == 503
+    status = gateway.app.state.parts.readiness
+    await eventually(lambda: status.status.error is not None)
+    assert (await gateway.http.get("/ready")).status_code == 503
+    gateway.fakes.target.lost = None
+    await eventually(lambda: status.status.error is None)
+    assert (await gateway.chat()).status_code == 200
+
+
+async def test_helper_that_comes_back_with_another_model_is_refused() -> None:
+    fakes = Fakes.make()
+    readiness = Readiness(fakes.roles, make_settings())
+    await readiness.check()
+    fakes.drafter.lost = Unavailable("gone")
+    await readiness.check()
+    fakes.drafter.lost = None
+    fakes.drafter.model_info = replace(fakes.drafter.model_info, fingerprint="another")
+    await readiness.check()
+    with pytest.raises(Mismatch):
+        readiness.require()
+
+
+async def test_segmentation_the_probes_do_not_know_is_refused(start_gateway: GatewayFactory) -> None:
+    fakes = Fakes.make()
+    fakes.verifier.verifier_info = replace(fakes.verifier.verifier_info, segmentations=(Segmentation.PARAGRAPH,))
+    gateway = await start_gateway(fakes)
+    refused = await gateway.chat(semspec={"segmentation": "sentence"})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "semspec.segmentation"
+    assert (await gateway.chat(model="semspec-demo:target", semspec={"segmentation": "sentence"})).status_code == 200

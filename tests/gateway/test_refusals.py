@@ -1,0 +1,224 @@
+"""What is refused, and how it looks."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from semspec.errors import Unavailable
+from tests.gateway.fakes import WINDOW, Fakes
+from tests.gateway.support import Gateway, GatewayFactory, eventually
+
+JSON = {"content-type": "application/json"}
+BODY = {"model": "semspec-demo", "messages": [{"role": "user", "content": "How many?"}]}
+
+
+def assert_openai_error(response: httpx.Response, status: int, code: str | None = None) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"] and body["error"]["type"]
+    assert response.headers["x-request-id"]
+    if code is not None:
+        assert body["error"]["code"] == code
+    error: dict[str, Any] = body["error"]
+    return error
+
+
+def semspec(**fields: Any) -> dict[str, Any]:
+    return {"semspec": fields}
+
+
+@pytest.mark.parametrize(
+    ("change", "parameter"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": ""}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "x" * WINDOW}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages.0.content"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "messages.0.name"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages.0.tool_calls"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]}, "messages.0.content.0.type"),
+        ({"max_tokens": WINDOW}, "messages"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": "0.5"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"n": 9}, "n"),
+        ({"n": 0}, "n"),
+        ({"seed": 1 << 63}, "seed"),
+        ({"stop": ["x"]}, "stop"),
+        ({"logprobs": True}, "logprobs"),
+        ({"presence_penalty": 1}, "presence_penalty"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"temprature": 1}, "temprature"),
+        (semspec(gamma=0), "semspec.gamma"),
+        (semspec(gamma=9), "semspec.gamma"),
+        (semspec(gamma=True), "semspec.gamma"),
+        (semspec(strategy="psychic"), "semspec.strategy"),
+        (semspec(segmentation="word"), "semspec.segmentation"),
+        (semspec(acceptance={"rule": "threshold", "threshold": -1}), "semspec.acceptance.threshold"),
+        (semspec(acceptance={"rule": "sample", "threshold": 1}), "semspec.acceptance"),
+        (semspec(session="a b"), "semspec.session"),
+        (semspec(session="a", strictness=1), "semspec.strictness"),
+        ({**semspec(session="a"), "n": 2}, "n"),
+        ({**semspec(strategy="draft"), "model": "semspec-demo:target"}, "semspec.strategy"),
+    ],
+    ids=str,
+)
+async def test_bad_field_is_named_before_the_first_byte(
+    gateway: Gateway, change: dict[str, Any], parameter: str
+) -> None:
+    for stream in (False, True):
+        content = json.dumps({**BODY, "stream": stream, **change})
+        response = await gateway.http.post("/v1/chat/completions", content=content, headers=JSON)
+        error = assert_openai_error(response, 400)
+        assert error["param"] == parameter and error["type"] == "invalid_request_error"
+    assert gateway.fakes.num_writing == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "parameter"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": "x" * WINDOW}, "prompt"),
+        ({"echo": True}, "echo"),
+        ({"best_of": 2}, "best_of"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        (semspec(session="a"), "semspec.session"),
+    ],
+    ids=str,
+)
+async def test_bad_field_of_a_plain_completion_is_named(
+    gateway: Gateway, change: dict[str, Any], parameter: str
+) -> None:
+    body = {"model": "semspec-demo", "prompt": "Once", **change}
+    error = assert_openai_error(await gateway.http.post("/v1/completions", json=body), 400)
+    assert error["param"] == parameter
+
+
+async def test_over_long_prompt_has_openais_code(gateway: Gateway) -> None:
+    response = await gateway.chat(messages=[{"role": "user", "content": "x" * WINDOW}])
+    assert_openai_error(response, 400, "context_length_exceeded")
+
+
+@pytest.mark.parametrize("model", ["gpt-4", "semspec-demo:", "semspec-demo:psychic", "semspec-demo::target", ""])
+async def test_unknown_model_is_not_found(gateway: Gateway, model: str) -> None:
+    error = assert_openai_error(await gateway.chat(model=model), 404, "model_not_found")
+    assert error["param"] == "model"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b"\xff\xfe",
+        b'{"model": "\xff"}',
+        b"[" * 100_000,
+        b'{"seed": ' + b"9" * 5000,
+    ],
+    ids=lambda content: repr(content[:12]),
+)
+async def test_body_that_is_no_json_object_is_refused(gateway: Gateway, content: bytes) -> None:
+    assert_openai_error(await gateway.http.post("/v1/chat/completions", content=content, headers=JSON), 400)
+
+
+@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity", "1e999"])
+async def test_number_that_is_none_is_refused(gateway: Gateway, constant: str) -> None:
+    content = json.dumps(BODY)[:-1] + f', "temperature": {constant}}}'
+    response = await gateway.http.post("/v1/chat/completions", content=content, headers=JSON)
+    assert assert_openai_error(response, 400)["param"] == "temperature"
+
+
+async def test_body_of_another_type_is_refused(gateway: Gateway) -> None:
+    headers = {"content-type": "text/plain"}
+    response = await gateway.http.post("/v1/chat/completions", content=json.dumps(BODY), headers=headers)
+    assert_openai_error(response, 400)
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_body_over_the_limit_is_refused(start_gateway: GatewayFactory, announced: bool) -> None:
+    gateway = await start_gateway(max_body_bytes=1024)
+    content = json.dumps({**BODY, "user": "x" * 2000}).encode()
+
+    async def chunks() -> Any:
+        yield content[:1000]
+        yield content[1000:]
+
+    body = content if announced else chunks()
+    response = await gateway.http.post("/v1/chat/completions", content=body, headers=JSON)
+    assert_openai_error(response, 413, "request_too_large")
+
+
+async def test_room_runs_out_and_comes_back(start_gateway: GatewayFactory) -> None:
+    gateway = await start_gateway(max_concurrent=2, max_n=2)
+    gateway.fakes.target.stuck_at = 1
+    async with gateway.http.stream(
+        "POST", "/v1/chat/completions", json={**BODY, "model": "semspec-demo:target", "stream": True}
+    ) as response:
+        await anext(response.aiter_lines())
+        error = await gateway.chat(n=2)
+        assert_openai_error(error, 429, "overloaded")
+        assert error.headers["retry-after"] == "1"
+        assert (await gateway.chat(model="semspec-demo:draft")).status_code == 200
+    gateway.fakes.target.stuck_at = None
+    await eventually(lambda: gateway.fakes.num_writing == 0)
+    assert (await gateway.chat(n=2)).status_code == 200
+
+
+async def test_openai_client_raises_its_own_errors(gateway: Gateway) -> None:
+    create: Any = gateway.openai.chat.completions.create
+    with pytest.raises(openai.NotFoundError) as not_found:
+        await create(model="gpt-4", messages=BODY["messages"])
+    assert not_found.value.code == "model_not_found" and not_found.value.param == "model"
+    with pytest.raises(openai.BadRequestError) as bad:
+        await create(model="semspec-demo", messages=BODY["messages"], extra_body=semspec(gamma=0), stream=True)
+    assert bad.value.param == "semspec.gamma"
+
+
+async def test_unready_gateway_says_what_to_do(start_gateway: GatewayFactory) -> None:
+    fakes = Fakes.make()
+    fakes.drafter.lost = Unavailable("connection refused")
+    gateway = await start_gateway(fakes, ready=False)
+    for response in (await gateway.http.get("/ready"), await gateway.chat(), await gateway.chat(stream=True)):
+        assert_openai_error(response, 503, "service_unavailable")
+    assert (await gateway.http.get("/health")).status_code == 200
+
+
+def routes(gateway: Gateway) -> Iterator[tuple[str, str]]:
+    for path, methods in gateway.app.openapi()["paths"].items():
+        for method in methods:
+            yield method.upper(), path.replace("{id}", "unknown").replace("{name}", "unknown")
+
+
+async def test_every_route_fails_in_openais_shape(gateway: Gateway) -> None:
+    paths = dict.fromkeys(path for _, path in routes(gateway))
+    assert len(paths) >= 9
+    for path in paths:
+        assert_openai_error(await gateway.http.delete(path), 405, "method_not_allowed")
+    for method, path in routes(gateway):
+        if method == "POST":
+            assert_openai_error(await gateway.http.post(path, json={"unknown": 1}), 400)
+        elif "unknown" in path:
+            assert_openai_error(await gateway.http.get(path), 404)
+    for path in ("/", "/v1", "/docs", "/v1/chat", "/%ff"):
+        assert_openai_error(await gateway.http.get(path), 404)
+    assert_openai_error(await gateway.http.get("/v1/generations/%7Ba%7D/trace"), 400)
+
+
+async def test_request_id_is_kept_if_harmless(gateway: Gateway) -> None:
+    kept = await gateway.http.get("/health", headers={"x-request-id": "abc-1"})
+    assert kept.headers["x-request-id"] == "abc-1"
+    replaced = await gateway.http.get("/health", headers={"x-request-id": "a b"})
+    assert len(replaced.headers["x-request-id"]) == 16

@@ -1,0 +1,95 @@
+"""Conversations that Redis remembers."""
+
+import asyncio
+import secrets
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.gateway.support import Gateway, GatewayFactory, eventually
+
+
+@pytest.fixture
+def session() -> str:
+    return f"session-{secrets.token_hex(8)}"
+
+
+async def ask(gateway: Gateway, session: str, text: str, **fields: Any) -> httpx.Response:
+    return await gateway.chat(
+        messages=[{"role": "user", "content": text}],
+        semspec={"session": session},
+        model="semspec-demo:target",
+        **fields,
+    )
+
+
+async def test_turns_are_remembered(gateway: Gateway, session: str) -> None:
+    first = await ask(gateway, session, "One?")
+    answer = first.json()["choices"][0]["message"]["content"]
+    assert (await ask(gateway, session, "Two?", stream=True)).status_code == 200
+    assert (await ask(gateway, session, "Three?")).json()["semspec"]["degraded"] is False
+    second_prompt, third_prompt = gateway.fakes.target.prompts[1:]
+    assert second_prompt == f"<user>One?<assistant>{answer}<user>Two?"
+    assert third_prompt.startswith(f"{second_prompt}<assistant>target 0") and third_prompt.endswith("<user>Three?")
+
+
+async def test_another_gateway_knows_the_session(start_gateway: GatewayFactory, session: str) -> None:
+    await ask(await start_gateway(), session, "One?")
+    other = await start_gateway()
+    await ask(other, session, "Two?")
+    assert other.fakes.target.prompts[0].startswith("<user>One?<assistant>")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_second_request_on_a_busy_session_is_a_conflict(gateway: Gateway, session: str, stream: bool) -> None:
+    gateway.fakes.target.stuck_at = 1
+    running = asyncio.create_task(ask(gateway, session, "One?"))
+    await asyncio.wait_for(gateway.fakes.target.stuck.wait(), 10)
+    refused = await ask(gateway, session, "Two?", stream=stream)
+    assert refused.status_code == 409 and refused.json()["error"]["code"] == "conflict"
+    assert refused.json()["error"]["param"] == "semspec.session"
+    running.cancel()
+    await asyncio.wait([running])
+    gateway.fakes.target.stuck_at = None
+    await _eventually_free(gateway, session)
+    assert gateway.fakes.target.prompts[-1] == "<user>Again?", "a cancelled turn leaves nothing behind"
+
+
+async def test_failure_gives_the_session_back(gateway: Gateway, session: str) -> None:
+    gateway.fakes.target.lost_at = 1
+    assert (await ask(gateway, session, "One?")).status_code == 503
+    gateway.fakes.target.lost_at = None
+    await eventually(lambda: gateway.app.state.parts.readiness.status.error is None)
+    await _eventually_free(gateway, session)
+    assert gateway.fakes.target.prompts[-1] == "<user>Again?"
+
+
+async def test_refused_prompt_gives_the_session_back(gateway: Gateway, session: str) -> None:
+    assert (await ask(gateway, session, "")).status_code == 400
+    await _eventually_free(gateway, session)
+
+
+async def test_session_is_held_while_a_long_generation_runs(start_gateway: GatewayFactory, session: str) -> None:
+    gateway = await start_gateway(session_lease_s=2)
+    gateway.fakes.target.stuck_at = 1
+    running = asyncio.create_task(ask(gateway, session, "One?"))
+    await asyncio.wait_for(gateway.fakes.target.stuck.wait(), 10)
+    await asyncio.sleep(2.5)
+    assert (await ask(gateway, session, "Two?")).status_code == 409
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_session_has_a_size_limit(start_gateway: GatewayFactory, session: str) -> None:
+    gateway = await start_gateway(max_session_bytes=1024)
+    assert (await ask(gateway, session, "x" * 900)).status_code == 200
+    refused = await ask(gateway, session, "x" * 900)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "semspec.session"
+
+
+async def _eventually_free(gateway: Gateway, session: str) -> None:
+    """A hung-up or failed request gives its session back in the background."""
+    async with asyncio.timeout(10):
+        while (await ask(gateway, session, "Again?")).status_code == 409:
+            await asyncio.sleep(0.01)

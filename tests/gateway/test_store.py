@@ -1,0 +1,166 @@
+"""The Lua scripts, on a real Redis."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+
+import pytest
+from redis.asyncio import Redis
+
+from gateway.store import FIRST_FENCE, Store
+from semspec.core import Message
+from semspec.errors import Conflict, NotFound, Unavailable
+
+TTL_S = 1000
+
+
+@pytest.fixture
+async def store(redis_url: str) -> AsyncIterator[Store]:
+    store = Store.connect(redis_url, timeout_s=5, ttl_s=TTL_S, max_generation_bytes=1024)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[Redis]:
+    client = Redis.from_url(redis_url, decode_responses=True)
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+def name() -> str:
+    return f"test-{secrets.token_hex(8)}"
+
+
+async def test_segments_are_appended_in_order(store: Store, name: str) -> None:
+    await store.begin(name, {"status": "running"})
+    for version in range(3):
+        await store.append(name, FIRST_FENCE, version, f'{{"index": {version}}}')
+    assert await store.trace(name) == [{"index": 0}, {"index": 1}, {"index": 2}]
+    await store.finish(name, FIRST_FENCE, {"status": "finished"})
+    assert (await store.generation(name))["status"] == "finished"
+
+
+async def test_a_generation_begins_once(store: Store, name: str) -> None:
+    await store.begin(name, {"status": "running"})
+    with pytest.raises(Conflict, match="exists"):
+        await store.begin(name, {"status": "other"})
+    assert (await store.generation(name))["status"] == "running"
+
+
+@pytest.mark.parametrize("version", [0, 2])
+async def test_append_at_another_version_is_a_conflict(store: Store, name: str, version: int) -> None:
+    await store.begin(name, {"status": "running"})
+    await store.append(name, FIRST_FENCE, 0, '{"index": 0}')
+    with pytest.raises(Conflict, match="changed"):
+        await store.append(name, FIRST_FENCE, version, '{"index": 9}')
+    assert await store.trace(name) == [{"index": 0}]
+
+
+async def test_repeated_append_of_the_same_record_is_none(store: Store, name: str) -> None:
+    await store.begin(name, {"status": "running"})
+    for _ in range(2):
+        await store.append(name, FIRST_FENCE, 0, '{"index": 0}')
+    assert await store.trace(name) == [{"index": 0}]
+
+
+async def test_zombie_writer_is_fenced(store: Store, redis: Redis, name: str) -> None:
+    await store.begin(name, {"status": "running"})
+    await redis.hset(f"semspec:{{{name}}}:meta", "fence", FIRST_FENCE + 1)
+    with pytest.raises(Conflict, match="taken over"):
+        await store.append(name, FIRST_FENCE, 0, "{}")
+    with pytest.raises(Conflict, match="taken over"):
+        await store.finish(name, FIRST_FENCE, {"status": "finished"})
+    await store.append(name, FIRST_FENCE + 1, 0, "{}")
+
+
+async def test_append_to_an_expired_generation_is_refused(store: Store, name: str) -> None:
+    with pytest.raises(NotFound):
+        await store.append(name, FIRST_FENCE, 0, "{}")
+    with pytest.raises(NotFound):
+        await store.generation(name)
+    assert await store.trace(name) == []
+
+
+async def test_trace_has_a_size_limit(store: Store, name: str) -> None:
+    await store.begin(name, {"status": "running"})
+    await store.append(name, FIRST_FENCE, 0, '"' + "x" * 1000 + '"')
+    with pytest.raises(Conflict, match="size limit"):
+        await store.append(name, FIRST_FENCE, 1, '"' + "x" * 1000 + '"')
+
+
+async def test_append_renews_both_keys(store: Store, redis: Redis, name: str) -> None:
+    keys = [f"semspec:{{{name}}}:meta", f"semspec:{{{name}}}:segments"]
+    await store.begin(name, {"status": "running"})
+    await redis.expire(keys[0], 5)
+    await store.append(name, FIRST_FENCE, 0, "{}")
+    for key in keys:
+        assert TTL_S - 60 < await redis.ttl(key) <= TTL_S
+        await redis.expire(key, 5)
+    await store.finish(name, FIRST_FENCE, {"status": "finished"})
+    for key in keys:
+        assert TTL_S - 60 < await redis.ttl(key) <= TTL_S
+
+
+async def test_a_session_has_one_holder(store: Store, redis: Redis, name: str) -> None:
+    assert await store.claim(name, "first", 100) == ()
+    with pytest.raises(Conflict):
+        await store.claim(name, "second", 100)
+    await store.release(name, "second")
+    with pytest.raises(Conflict):
+        await store.claim(name, "second", 100)
+    turns = (Message("user", "q"), Message("assistant", "a"))
+    await store.commit(name, "first", 0, turns)
+    assert await store.claim(name, "second", 100) == turns
+    assert 0 < await redis.ttl(f"semspec:session:{{{name}}}:turns") <= TTL_S
+    await store.release(name, "second")
+    assert await store.claim(name, "third", 100) == turns
+
+
+async def test_of_many_claims_one_wins(store: Store, name: str) -> None:
+    claims = [store.claim(name, str(i), 100) for i in range(20)]
+    results = await asyncio.gather(*claims, return_exceptions=True)
+    assert sum(result == () for result in results) == 1
+    assert sum(isinstance(result, Conflict) for result in results) == 19
+
+
+async def test_lease_runs_out_unless_renewed(store: Store, redis: Redis, name: str) -> None:
+    await store.claim(name, "first", 100)
+    await store.renew(name, "first", 500)
+    assert await redis.ttl(f"semspec:session:{{{name}}}:claim") > 400
+    await redis.delete(f"semspec:session:{{{name}}}:claim")
+    await store.claim(name, "second", 100)
+    with pytest.raises(Conflict):
+        await store.renew(name, "first", 100)
+    with pytest.raises(Conflict):
+        await store.commit(name, "first", 0, [Message("user", "late")])
+
+
+async def test_commit_checks_the_version(store: Store, redis: Redis, name: str) -> None:
+    await store.claim(name, "first", 100)
+    await redis.rpush(f"semspec:session:{{{name}}}:turns", '{"role": "user", "content": "in between"}')
+    with pytest.raises(Conflict):
+        await store.commit(name, "first", 0, [Message("user", "q")])
+    assert await store.claim(name, "second", 100) == (Message("user", "in between"),)
+
+
+async def test_keys_of_a_name_share_a_slot(store: Store, redis: Redis, name: str) -> None:
+    await store.begin(name, {"status": "running"})
+    await store.append(name, FIRST_FENCE, 0, "{}")
+    await store.claim(name, "token", 100)
+    await store.commit(name, "token", 0, [Message("user", "q")])
+    keys = [key async for key in redis.scan_iter(f"*{name}*")]
+    assert len(keys) == 3 and all(f"{{{name}}}" in key for key in keys)
+
+
+async def test_absent_redis_is_unavailable_and_reported() -> None:
+    store = Store.connect("redis://127.0.0.1:1/0", timeout_s=0.5, ttl_s=TTL_S, max_generation_bytes=1024)
+    failures: list[str] = []
+    store.on_failure = failures.append
+    with pytest.raises(Unavailable, match="Redis"):
+        await store.generation("any")
+    with pytest.raises(Unavailable):
+        await store.begin("any", {"status": "running"})
+    assert failures == ["read", "begin"]
+    await store.close()

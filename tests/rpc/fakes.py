@@ -1,0 +1,111 @@
+"""A fake model and a fake verifier behind real servers on real sockets."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from semspec.core import (
+    STATE_CONVENTION,
+    SURPRISAL_FEATURES,
+    Context,
+    Judgement,
+    Message,
+    ModelInfo,
+    Piece,
+    Reading,
+    Sampling,
+    Segment,
+    Segmentation,
+    SegmentEnd,
+    States,
+    VerifierInfo,
+    WriteOrder,
+    Writer,
+    Written,
+)
+from semspec.rpc.server import Service, ServiceServer
+from semspec.settings import ServiceSettings
+
+B = TypeVar("B")
+
+STATES = States(data=bytes(range(24)), shape=(3, 2), model="weights-1")
+SURPRISAL = tuple(float(i) / 4 for i in range(len(SURPRISAL_FEATURES)))
+CONTEXT = Context((Piece("How many?", (1, 2, 3), "tokens-1"),))
+SEGMENT = Segment("Two.\n\n", (4, 5), "tokens-1", Writer.DRAFT, SegmentEnd.BOUNDARY)
+ORDER = WriteOrder(Sampling(seed=2**64 - 1), max_segments=3, want_states=True)
+
+
+@dataclass
+class FakeEngine:
+    """Writes `max_segments` numbered segments of one token a step, or raises `error`."""
+
+    error: Exception | None = None
+    step_s: float = 0.0
+    num_steps_per_segment: int = 1
+    num_steps: int = 0
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a `write` generator has been closed, by whatever means."""
+    freed: bool = False
+
+    async def info(self) -> ModelInfo:
+        self._fail()
+        return ModelInfo("fake", "weights-1", "tokens-1", 2, 2, 4096, build="test")
+
+    async def write(self, context: Context, order: WriteOrder) -> AsyncGenerator[Written, None]:
+        self._fail()
+        try:
+            for index in range(order.max_segments):
+                for _ in range(self.num_steps_per_segment):
+                    self.num_steps += 1
+                    await asyncio.sleep(self.step_s)
+                text = f"{len(context.pieces)}:{index}:{order.sampling.temperature}\n\n"
+                segment = Segment(text, (7, index), "tokens-1", Writer.DRAFT, SegmentEnd.BOUNDARY)
+                yield Written(segment, STATES if order.want_states else None, 1.5)
+        finally:
+            self.closed.set()
+
+    async def encode(self, prompt: str | Sequence[Message]) -> Piece:
+        self._fail()
+        text = prompt if isinstance(prompt, str) else "|".join(f"{turn.role}={turn.content}" for turn in prompt)
+        return Piece(text, tuple(range(len(text))), "tokens-1")
+
+    async def read(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[Reading]:
+        self._fail()
+        await asyncio.sleep(self.step_s)
+        return [Reading(STATES, SURPRISAL, len(segment.token_ids), 2.5) for segment in segments]
+
+    async def aclose(self) -> None:
+        self.freed = True
+
+    def _fail(self) -> None:
+        if self.error:
+            raise self.error
+
+
+class FakeVerifier:
+    """Judges by the number of tokens the target counted."""
+
+    async def info(self) -> VerifierInfo:
+        return VerifierInfo("weights-1", "weights-2", STATE_CONVENTION, (Segmentation.PARAGRAPH,), "test")
+
+    async def judge(self, draft_states: Sequence[States], readings: Sequence[Reading]) -> list[Judgement]:
+        return [Judgement(0.1, 1 / (1 + reading.num_tokens)) for reading in readings]
+
+
+def settings(**changes: object) -> ServiceSettings:
+    """A service on a free port that drains without waiting."""
+    return ServiceSettings.model_validate({"settle_s": 0, "grace_s": 0, **changes})
+
+
+@asynccontextmanager
+async def serving(service: Service[B], options: ServiceSettings | None = None) -> AsyncIterator[ServiceServer[B]]:
+    """A started and loaded server, stopped in the end."""
+    server = ServiceServer(service, options or settings())
+    await server.start()
+    await server.load()
+    try:
+        yield server
+    finally:
+        await server.stop()

@@ -1,0 +1,223 @@
+"""Core to wire to core is the identity; what is malformed is refused by name."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semspec.core import (
+    SURPRISAL_FEATURES,
+    Context,
+    Judgement,
+    Message,
+    ModelInfo,
+    Piece,
+    Reading,
+    Sampling,
+    Segment,
+    Segmentation,
+    SegmentEnd,
+    States,
+    VerifierInfo,
+    WriteOrder,
+    Writer,
+    Written,
+)
+from semspec.errors import InvalidRequest, Mismatch
+from semspec.rpc import convert
+from semspec.v1 import target_pb2, types_pb2, verifier_pb2
+from tests.rpc.fakes import CONTEXT, ORDER, SEGMENT, STATES, SURPRISAL
+
+READING = Reading(STATES, SURPRISAL, 5, 0.0)
+
+uint32 = st.integers(0, 2**32 - 1)
+single = st.floats(width=32, allow_nan=False, allow_infinity=False)
+text = st.text(st.characters(codec="utf-8"))
+token_ids = st.lists(uint32).map(tuple)
+prompts = st.builds(Piece, text, token_ids, text)
+segments = st.builds(
+    Segment, text, token_ids, text, st.sampled_from([Writer.DRAFT, Writer.TARGET]), st.sampled_from(SegmentEnd)
+)
+contexts = st.builds(Context, st.lists(prompts | segments, min_size=1).map(tuple))
+samplings = st.builds(
+    Sampling,
+    st.floats(0, 1e9),
+    st.floats(0, 1, exclude_min=True),
+    uint32,
+    st.integers(0, 2**64 - 1),
+)
+orders = st.builds(
+    WriteOrder,
+    samplings,
+    st.sampled_from(Segmentation),
+    uint32,
+    st.integers(1, 2**32 - 1),
+    st.integers(1, 2**32 - 1),
+    st.booleans(),
+    text,
+)
+states = st.tuples(st.integers(1, 4), st.integers(1, 8)).flatmap(
+    lambda shape: st.builds(
+        States, st.binary(min_size=4 * math.prod(shape), max_size=4 * math.prod(shape)), st.just(shape), text
+    )
+)
+surprisals = st.tuples(*[single] * len(SURPRISAL_FEATURES))
+probabilities = st.floats(0, 1)
+
+
+@given(contexts, orders)
+def test_write_request_survives_the_wire(context: Context, order: WriteOrder) -> None:
+    sent = convert.write_request_to_wire(context, order).SerializeToString()
+    assert convert.write_request_from_wire(types_pb2.WriteRequest.FromString(sent)) == (context, order)
+
+
+@given(st.builds(Written, segments, st.none() | states, single))
+def test_written_survives_the_wire(written: Written) -> None:
+    sent = convert.written_to_wire(written).SerializeToString()
+    assert convert.written_from_wire(types_pb2.WriteResponse.FromString(sent)) == written
+
+
+@given(contexts, st.lists(segments, min_size=1), text)
+def test_read_request_survives_the_wire(context: Context, read: list[Segment], session: str) -> None:
+    sent = convert.read_request_to_wire(context, read, session).SerializeToString()
+    assert convert.read_request_from_wire(target_pb2.ReadRequest.FromString(sent)) == (context, read, session)
+
+
+@given(st.lists(st.builds(Reading, states, surprisals, uint32, st.just(2.5))))
+def test_readings_survive_the_wire(readings: list[Reading]) -> None:
+    sent = convert.read_response_to_wire(readings).SerializeToString()
+    assert convert.read_response_from_wire(target_pb2.ReadResponse.FromString(sent)) == readings
+
+
+@given(st.lists(st.tuples(states, st.builds(Reading, states, surprisals, uint32, st.just(0.0))), min_size=1))
+def test_judge_request_survives_the_wire(pairs: list[tuple[States, Reading]]) -> None:
+    drafted, readings = [one for one, _ in pairs], [other for _, other in pairs]
+    sent = convert.judge_request_to_wire(drafted, readings).SerializeToString()
+    assert convert.judge_request_from_wire(verifier_pb2.JudgeRequest.FromString(sent)) == (drafted, readings)
+
+
+@given(st.lists(st.builds(Judgement, probabilities, probabilities)))
+def test_judgements_survive_the_wire_to_the_last_bit(judgements: list[Judgement]) -> None:
+    sent = convert.judge_response_to_wire(judgements).SerializeToString()
+    assert convert.judge_response_from_wire(verifier_pb2.JudgeResponse.FromString(sent)) == judgements
+
+
+@given(text | st.lists(st.builds(Message, st.sampled_from(["system", "user", "assistant"]), text), min_size=1))
+def test_encode_request_survives_the_wire(prompt: str | list[Message]) -> None:
+    assert convert.encode_request_from_wire(convert.encode_request_to_wire(prompt)) == prompt
+
+
+def test_handshakes_survive_the_wire() -> None:
+    model = ModelInfo("m", "f", "t", 24, 512, 4096, "states-v1", (Segmentation.SENTENCE,), "0.1")
+    verifier = VerifierInfo("d", "t", "states-v1", (Segmentation.PARAGRAPH, Segmentation.SENTENCE), "0.1")
+    assert convert.model_info_from_wire(convert.model_info_to_wire(model)) == model
+    assert convert.verifier_info_from_wire(convert.verifier_info_to_wire(verifier)) == verifier
+
+
+@pytest.mark.parametrize(
+    ("members", "table"),
+    [
+        (Writer, convert.WRITERS_TO_WIRE),
+        (SegmentEnd, convert.ENDS_TO_WIRE),
+        (Segmentation, convert.SEGMENTATIONS_TO_WIRE),
+    ],
+)
+def test_every_member_of_an_enum_has_a_number_of_its_own(members: type[object], table: dict[object, int]) -> None:
+    assert list(table) == list(members)  # type: ignore[call-overload]  # an enum's class iterates
+    assert len(set(table.values())) == len(table)
+
+
+def _write_request() -> types_pb2.WriteRequest:
+    return convert.write_request_to_wire(Context((*CONTEXT.pieces, SEGMENT)), ORDER)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "field"),
+    [
+        (lambda m: m.ClearField("context"), "context"),
+        (lambda m: m.context[1].ClearField("writer"), "context[1].writer"),
+        (lambda m: setattr(m.context[1], "writer", 9), "context[1].writer"),
+        (lambda m: m.context[1].ClearField("end"), "context[1].end"),
+        (lambda m: setattr(m.context[0], "end", types_pb2.SEGMENT_END_EOS), "context[0].end"),
+        (lambda m: m.ClearField("segmentation"), "segmentation"),
+        (lambda m: m.ClearField("max_tokens"), "max_tokens"),
+        (lambda m: m.ClearField("max_segment_tokens"), "max_segment_tokens"),
+        (lambda m: setattr(m.sampling, "temperature", math.nan), "sampling.temperature"),
+        (lambda m: setattr(m.sampling, "temperature", -0.1), "sampling.temperature"),
+        (lambda m: setattr(m.sampling, "temperature", math.inf), "sampling.temperature"),
+        (lambda m: setattr(m.sampling, "top_p", 0.0), "sampling.top_p"),
+        (lambda m: setattr(m.sampling, "top_p", 1.01), "sampling.top_p"),
+        (lambda m: setattr(m.sampling, "top_p", math.nan), "sampling.top_p"),
+        (lambda m: m.ClearField("sampling"), "sampling.top_p"),
+    ],
+)
+def test_write_request_is_refused_by_field(spoil: Callable[[types_pb2.WriteRequest], object], field: str) -> None:
+    message = _write_request()
+    spoil(message)
+    with pytest.raises(InvalidRequest) as refusal:
+        convert.write_request_from_wire(message)
+    assert refusal.value.parameter == field
+    assert field in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("spoil", "field"),
+    [
+        (lambda m: m.ClearField("draft_states"), "draft_states"),
+        (lambda m: m.ClearField("readings"), "readings"),
+        (lambda m: m.draft_states[0].pooled.ClearField("data_type"), "draft_states[0].pooled.data_type"),
+        (lambda m: setattr(m.draft_states[0].pooled, "data", b"\0" * 23), "draft_states[0].pooled.data"),
+        (lambda m: m.draft_states[0].pooled.shape.append(1), "draft_states[0].pooled.shape"),
+        (lambda m: m.draft_states[0].pooled.ClearField("shape"), "draft_states[0].pooled.shape"),
+        (lambda m: m.draft_states[0].pooled.shape.__setitem__(0, 0), "draft_states[0].pooled.shape"),
+        (lambda m: m.readings[0].states.pooled.shape.__setitem__(0, 7), "readings[0].states.pooled.data"),
+        (lambda m: m.readings[0].surprisal.shape.__setitem__(0, 3), "readings[0].surprisal.shape"),
+        (lambda m: m.readings[0].ClearField("surprisal"), "readings[0].surprisal.shape"),
+        (lambda m: setattr(m.readings[0].surprisal, "data", b""), "readings[0].surprisal.data"),
+    ],
+)
+def test_judge_request_is_refused_by_field(spoil: Callable[[verifier_pb2.JudgeRequest], object], field: str) -> None:
+    message = convert.judge_request_to_wire([STATES], [READING])
+    spoil(message)
+    with pytest.raises(InvalidRequest) as refusal:
+        convert.judge_request_from_wire(message)
+    assert refusal.value.parameter == field
+
+
+def test_states_of_another_convention_do_not_match() -> None:
+    message = convert.judge_request_to_wire([STATES], [READING])
+    message.draft_states[0].convention = "states-v0"
+    with pytest.raises(Mismatch, match="states-v0") as refusal:
+        convert.judge_request_from_wire(message)
+    assert refusal.value.parameter == "draft_states[0].convention"
+
+
+def test_reading_a_prompt_as_a_segment_is_refused() -> None:
+    message = convert.read_request_to_wire(CONTEXT, [SEGMENT], "")
+    message.segments[0].CopyFrom(message.context[0])
+    with pytest.raises(InvalidRequest) as refusal:
+        convert.read_request_from_wire(message)
+    assert refusal.value.parameter == "segments[0].writer"
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (target_pb2.EncodeRequest(), "prompt"),
+        (target_pb2.EncodeRequest(conversation=target_pb2.Conversation()), "conversation.messages"),
+        (convert.encode_request_to_wire([Message("tool", "")]), "conversation.messages[0].role"),  # type: ignore[arg-type]
+    ],
+)
+def test_encode_request_is_refused_by_field(message: target_pb2.EncodeRequest, field: str) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        convert.encode_request_from_wire(message)
+    assert refusal.value.parameter == field
+
+
+@pytest.mark.parametrize("value", [math.nan, -0.001, 1.001])
+def test_judgement_that_is_no_probability_is_refused(value: float) -> None:
+    message = convert.judge_response_to_wire([Judgement(0.5, value)])
+    with pytest.raises(InvalidRequest, match="target_probability"):
+        convert.judge_response_from_wire(message)

@@ -1,0 +1,161 @@
+"""A server's life: alive, ready, draining, gone."""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from semspec.errors import Mismatch, Unavailable
+from semspec.rpc.clients import RemoteDrafter
+from semspec.rpc.server import ServiceServer, run, serve
+from semspec.rpc.servicers import DRAFT, draft_service
+from tests.rpc.fakes import CONTEXT, ORDER, FakeEngine, serving, settings
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@asynccontextmanager
+async def probing(address: str) -> AsyncIterator[health_pb2_grpc.HealthStub]:
+    async with aio.insecure_channel(address) as channel:
+        yield health_pb2_grpc.HealthStub(channel)
+
+
+async def status(health: health_pb2_grpc.HealthStub, service: str = "") -> int:
+    answer = await health.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+    return int(answer.status)
+
+
+async def test_alive_but_not_ready_until_the_model_is_loaded() -> None:
+    release = threading.Event()
+
+    def load() -> FakeEngine:
+        release.wait(10)
+        return FakeEngine()
+
+    server = ServiceServer(draft_service(load), settings(token="secret"))
+    await server.start()
+    loading = asyncio.create_task(server.load())
+    async with probing(server.address) as health:
+        assert (await status(health), await status(health, DRAFT)) == (SERVING, NOT_SERVING)
+        release.set()
+        await loading
+        assert (await status(health), await status(health, DRAFT)) == (SERVING, SERVING)
+    await server.stop()
+
+
+async def test_call_before_the_model_is_loaded_is_unavailable() -> None:
+    server = ServiceServer(draft_service(FakeEngine), settings())
+    await server.start()
+    client = RemoteDrafter(server.address)
+    with pytest.raises(Unavailable, match="still loading"):
+        await client.info()
+    await client.aclose()
+    await server.abandon()
+
+
+async def test_drain_says_not_serving_and_lets_running_calls_end() -> None:
+    engine = FakeEngine(step_s=0.1)
+    server = ServiceServer(draft_service(lambda: engine), settings(settle_s=0.2, grace_s=10))
+    await server.start()
+    await server.load()
+    client = RemoteDrafter(server.address)
+    stream = client.write(CONTEXT, replace(ORDER, max_segments=6))
+    await anext(stream)
+    async with probing(server.address) as health:
+        stopping = asyncio.create_task(server.stop())
+        await asyncio.sleep(0.05)
+        assert (await status(health), await status(health, DRAFT)) == (SERVING, NOT_SERVING)
+    assert len([written async for written in stream]) == 5
+    assert not engine.freed
+    await stopping
+    assert engine.freed
+    await client.aclose()
+
+
+async def test_call_that_outlives_the_grace_is_ended() -> None:
+    engine = FakeEngine(step_s=0.05)
+    async with serving(draft_service(lambda: engine), settings(grace_s=0.1)) as server:
+        client = RemoteDrafter(server.address)
+        stream = client.write(CONTEXT, replace(ORDER, max_segments=10_000))
+        await anext(stream)
+    with pytest.raises(Unavailable):
+        async for _ in stream:
+            pass
+    assert engine.closed.is_set()
+    await client.aclose()
+
+
+async def test_taken_port_is_refused() -> None:
+    async with serving(draft_service(FakeEngine)) as first:
+        second = ServiceServer(draft_service(FakeEngine), settings(port=first.port))
+        with pytest.raises(Unavailable, match=str(first.port)):
+            await second.start()
+        await second.abandon()
+
+
+async def test_reflection_lists_the_service_only_when_asked_and_with_the_token() -> None:
+    async def names(address: str, token: str = "") -> list[str]:
+        async with aio.insecure_channel(address) as channel:
+            call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
+                iter([reflection_pb2.ServerReflectionRequest(list_services="")]),
+                metadata=(("authorization", f"Bearer {token}"),),
+            )
+            return [service.name async for answer in call for service in answer.list_services_response.service]
+
+    async with serving(draft_service(FakeEngine), settings(reflection=True, token="secret")) as server:
+        assert DRAFT in await names(server.address, "secret")
+        with pytest.raises(aio.AioRpcError) as refusal:
+            await names(server.address, "guess")
+        assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    async with serving(draft_service(FakeEngine)) as server:
+        with pytest.raises(aio.AioRpcError) as refusal:
+            await names(server.address)
+        assert refusal.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_serve_publishes_its_port_once_ready_and_drains_on_sigterm(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    engine, port_file = FakeEngine(), tmp_path / "port"
+    port_file.write_text("1\n")
+    running = asyncio.create_task(serve(draft_service(lambda: engine), settings(port_file=port_file)))
+    try:
+        await asyncio.sleep(0)
+        while not port_file.exists():
+            await asyncio.sleep(0.01)
+        address = f"127.0.0.1:{int(port_file.read_text())}"
+        async with probing(address) as health:
+            assert await status(health, DRAFT) == SERVING
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(running, 5)
+    finally:
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(signum)
+    assert engine.freed
+    assert [line for line in caplog.messages if line.startswith("serving")] == [f"serving {DRAFT} on {address}"]
+    assert list(tmp_path.iterdir()) == [port_file]
+
+
+@pytest.mark.usefixtures("own_logging")
+def test_run_exits_with_one_line_when_the_model_cannot_be_served(capsys: pytest.CaptureFixture[str]) -> None:
+    def load() -> FakeEngine:
+        raise Mismatch("the model has no chat template; name another")
+
+    with pytest.raises(SystemExit) as exit_:
+        run(draft_service(load), settings())
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert exit_.value.code == 1
+    assert len(lines) == 1
+    assert "the model has no chat template; name another" in lines[0]

@@ -1,0 +1,87 @@
+"""Settings: what an operator may write, and what a mistake says."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from semspec.settings import load_settings
+from services.draft.settings import DraftSettings
+from services.target.settings import TargetSettings
+from services.verifier.settings import VerifierSettings
+
+
+@pytest.fixture(autouse=True)
+def _only_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.upper().startswith("SEMSPEC_"):
+            monkeypatch.delenv(name)
+
+
+def complaint(settings_class: type[DraftSettings | VerifierSettings], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as exit_:
+        load_settings(settings_class)
+    assert exit_.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_defaults_need_no_more_than_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEMSPEC_DRAFT_MODEL", "some/model")
+    monkeypatch.setenv("SEMSPEC_TARGET_MODEL", "other/model")
+    draft, target = load_settings(DraftSettings), load_settings(TargetSettings)
+    assert (draft.model, draft.port, draft.device, draft.threads, draft.token) == ("some/model", 50051, "auto", 1, None)
+    assert (target.model, target.port) == ("other/model", 50052)
+
+
+def test_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEMSPEC_DRAFT_MODEL", "m")
+    monkeypatch.setenv("SEMSPEC_DRAFT_TOKEN", "")
+    monkeypatch.setenv("SEMSPEC_DRAFT_MAX_CONTEXT_TOKENS", "")
+    assert load_settings(DraftSettings).token is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("SEMSPEC_DRAFT_PORT", "65536", "0 picks a free one"),
+        ("SEMSPEC_DRAFT_PORT", "tcp://10.0.0.1:50051", "0 picks a free one"),
+        ("SEMSPEC_DRAFT_MODEL", "", "directory or Hugging Face id"),
+        ("SEMSPEC_DRAFT_DEVICE", "tpu", "auto, cpu, cuda or cuda:N"),
+        ("SEMSPEC_DRAFT_DTYPE", "int8", "float32, bfloat16"),
+        ("SEMSPEC_DRAFT_THREADS", "0", "CPU threads"),
+        ("SEMSPEC_DRAFT_PROT", "1", "SEMSPEC_DRAFT_PORT"),
+    ],
+)
+def test_bad_value_ends_the_process_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str, remedy: str
+) -> None:
+    monkeypatch.setenv("SEMSPEC_DRAFT_MODEL", "m")
+    monkeypatch.setenv(name, value)
+    line = complaint(DraftSettings, capsys)
+    assert f"{name}: " in line
+    assert remedy in line
+
+
+def test_every_problem_is_named_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("SEMSPEC_VERIFIER_DRAFT_PROBE", "/no/such.safetensors")
+    line = complaint(VerifierSettings, capsys)
+    assert "SEMSPEC_VERIFIER_DRAFT_PROBE" in line
+    assert "SEMSPEC_VERIFIER_TARGET_PROBE" in line
+
+
+def test_token_is_never_repeated(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("SEMSPEC_DRAFT_MODEL", "m")
+    monkeypatch.setenv("SEMSPEC_DRAFT_TOKEN", "hush")
+    monkeypatch.setenv("SEMSPEC_DRAFT_PORT", "none")
+    assert "hush" not in complaint(DraftSettings, capsys)
+    monkeypatch.delenv("SEMSPEC_DRAFT_PORT")
+    assert "hush" not in repr(load_settings(DraftSettings))
+
+
+def test_probes_are_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    probe = tmp_path / "probe.safetensors"
+    probe.touch()
+    monkeypatch.setenv("SEMSPEC_VERIFIER_DRAFT_PROBE", str(probe))
+    monkeypatch.setenv("SEMSPEC_VERIFIER_TARGET_PROBE", str(probe))
+    assert load_settings(VerifierSettings).draft_probe == probe

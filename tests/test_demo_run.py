@@ -1,0 +1,128 @@
+"""The demo's client and its sums, against a gateway that is a function."""
+
+import json
+from collections.abc import Callable
+
+import httpx
+import pytest
+from rich.console import Console
+
+from demo import show
+from demo.client import Answer, Client, Strategy, boxed
+from demo.problems import make_problem
+from demo.run import STRATEGIES, in_turns
+
+PROBLEM = make_problem(3)
+
+
+def client(respond: Callable[[dict[str, object]], httpx.Response]) -> Client:
+    transport = httpx.MockTransport(lambda request: respond(json.loads(request.content)))
+    return Client(httpx.AsyncClient(transport=transport, base_url="http://gateway"), "pair", temperature=0.6)
+
+
+def record(verdict: str, **other: object) -> dict[str, object]:
+    return {
+        "index": 0,
+        "text": "On day 1, Tom gets 4 more pens.\n\n",
+        "verdict": verdict,
+        "draft_probability": 0.5,
+        "target_probability": 0.1,
+        "ratio": 0.2,
+        "rejected": None,
+        "times": {"draft_ms": 3.0, "read_ms": 2.0, "judge_ms": 1.0, "write_ms": 0.0},
+        "fallback": None,
+    } | other
+
+
+async def test_ask_grades_and_counts() -> None:
+    bodies: list[dict[str, object]] = []
+
+    def respond(body: dict[str, object]) -> httpx.Response:
+        bodies.append(body)
+        message = {
+            "role": "assistant",
+            "content": f"So \\boxed{{{PROBLEM.answer}}}.",
+            "reasoning_content": "\\boxed{0}",
+        }
+        semspec = {"num_accepted": 3, "num_rejected": 1, "target_ratio": 0.25}
+        usage = {"completion_tokens": 80}
+        return httpx.Response(200, json={"choices": [{"message": message}], "usage": usage, "semspec": semspec})
+
+    answer = await client(respond).ask(PROBLEM, "semantic", seed=7)
+    assert answer.is_right
+    assert (answer.num_tokens, answer.num_target_tokens) == (80, 20)
+    assert (answer.num_accepted, answer.num_rejected) == (3, 1)
+    assert bodies[0]["messages"] == [{"role": "user", "content": PROBLEM.question}]
+    assert (bodies[0]["seed"], bodies[0]["semspec"]) == (7, {"strategy": "semantic"})
+
+
+async def test_ask_raises_on_a_refusal() -> None:
+    with pytest.raises(httpx.HTTPStatusError):
+        await client(lambda body: httpx.Response(503, json={})).ask(PROBLEM, "draft", seed=7)
+
+
+async def test_stream_yields_the_records_and_nothing_else() -> None:
+    records = [record("accepted"), record("rewritten")]
+    chunks = [{"choices": []}, *({"semspec": {"segment": each}} for each in records), {"semspec": {"num_segments": 2}}]
+    text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    stream = client(lambda body: httpx.Response(200, text=text)).stream(PROBLEM, "semantic", seed=7)
+    assert [each async for each in stream] == records
+
+
+async def test_stream_raises_on_an_error_under_way() -> None:
+    text = 'data: {"error": {"message": "the target is gone"}}\n\n'
+    with pytest.raises(httpx.RemoteProtocolError, match="the target is gone"):
+        [each async for each in client(lambda body: httpx.Response(200, text=text)).stream(PROBLEM, "draft", seed=7)]
+
+
+@pytest.mark.parametrize(("text", "expected"), [("\\boxed{1} then \\boxed{ 27 }.", "27"), ("none", None)])
+def test_boxed_takes_the_last(text: str, expected: str | None) -> None:
+    assert boxed(text) == expected
+
+
+def test_turns_are_balanced_and_rotate() -> None:
+    turns = list(in_turns(range(30)))
+    assert sorted(turns) == sorted((seed, strategy) for seed in range(30) for strategy in STRATEGIES)
+    assert {turns[3 * index][1] for index in range(3)} == set(STRATEGIES)
+
+
+def answers(latency_s: float, rights: int, num_target_tokens: float) -> list[Answer]:
+    return [Answer(index < rights, latency_s, 50, num_target_tokens, 8, 2) for index in range(10)]
+
+
+def test_summary_has_the_keys_and_values_of_the_contract() -> None:
+    rows = show.summarise({"target": answers(2, 10, 50), "semantic": answers(0.5, 9, 10), "draft": answers(0.2, 6, 0)})
+    result = show.as_json(rows, 0.6, 10)
+    assert (result["temperature"], result["num_problems"]) == (0.6, 10)
+    assert result["strategies"]["semantic"] == {
+        "pass_at_1": 0.9,
+        "latency_s": 0.5,
+        "speedup": 4.0,
+        "tokens_per_s": 100.0,
+        "target_ratio": 0.2,
+        "acceptance_rate": 0.8,
+    }
+    assert result["strategies"]["target"]["acceptance_rate"] is None
+    assert result["strategies"]["draft"]["acceptance_rate"] is None
+
+
+def test_table_shows_every_strategy() -> None:
+    every: dict[Strategy, list[Answer]] = {strategy: answers(1, 5, 25) for strategy in STRATEGIES}
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(show.table(show.summarise(every), 0.6, 10))
+    assert all(strategy in capture.get() for strategy in STRATEGIES)
+    assert "0.500 ± 0.158" in capture.get()
+
+
+def test_rewritten_segment_shows_the_refused_draft() -> None:
+    refused = {"text": "On day 1, Tom gets 5 more pens.\n\n"}
+    text = show.segment(record("rewritten", rejected=refused))
+    assert text.plain.startswith("✎ On day 1, Tom gets 4 more pens.\n  ✗ On day 1, Tom gets 5 more pens.\n")
+    assert "p 0.10  q 0.50  p/q 0.20" in text.plain
+    assert any("strike" in str(span.style) for span in text.spans)
+
+
+def test_unjudged_segment_shows_why() -> None:
+    parts = {"draft_probability": None, "target_probability": None, "ratio": None, "fallback": "draft: gone"}
+    assert "draft: gone" in show.segment(record("unjudged", **parts)).plain
