@@ -58,7 +58,7 @@ async def _run(
         roads: dict[str, Road] = {}
         for name, opener in (("gateway", open_gateway), ("in-process", open_in_process)):
             if any(configuration.road == name for configuration in configurations):
-                roads[name] = await stack.enter_async_context(opener(arguments.pair))  # type: ignore[arg-type]
+                roads[name] = await stack.enter_async_context(opener(arguments.pair))
         for configuration in configurations:
             await roads[configuration.road].ask(WARM_UP, configuration, arguments.temperature)
         with path.open("a") as file:

@@ -1,18 +1,25 @@
 """What is compared: a strategy with its knobs, and the road the question takes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from semspec.core import Acceptance, Strategy
 
 Road = Literal["gateway", "in-process"]
 
-_KNOBS = {"gamma": int, "rule": str, "threshold": float, "ahead": lambda text: text == "on"}
+_KNOBS: dict[str, Callable[[str], Any]] = {
+    "gamma": int,
+    "rule": str,
+    "threshold": float,
+    "ahead": lambda text: text == "on",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One row of a bench: `semantic`, `semantic:rule=threshold,threshold=0.5`, `in-process/semantic:gamma=2,ahead=off`."""
+    """One row of a bench, parsed from a label such as `target`, `semantic:rule=threshold,threshold=0.5` or
+    `in-process/semantic:gamma=2,ahead=off`."""
 
     label: str
     road: Road
@@ -49,5 +56,10 @@ def parse(text: str) -> Configuration:
         knobs[name] = _KNOBS[name](value)
     acceptance = Acceptance(knobs.get("rule", "sample"), knobs.get("threshold", 0.5))
     return Configuration(
-        text, road or "gateway", strategy, knobs.get("gamma", 1), acceptance, knobs.get("ahead", True)  # type: ignore[arg-type]
+        label=text,
+        road=cast(Road, road or "gateway"),
+        strategy=cast(Strategy, strategy),
+        gamma=knobs.get("gamma", 1),
+        acceptance=acceptance,
+        draft_ahead=knobs.get("ahead", True),
     )

@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import perf_counter
@@ -19,9 +19,9 @@ from semspec.decoding import Roles, decode
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.probes.verifier import ProbeVerifier
 from semspec.stack import Stack, StackConfig
+from semspec.trace import record_json
 
 MAX_TOKENS = 512
-STAGES = ("draft_ms", "read_ms", "judge_ms", "write_ms")
 
 
 class Road(Protocol):
@@ -51,17 +51,8 @@ class GatewayRoad:
         latency_s = perf_counter() - start
         response.raise_for_status()
         answer = response.json()
-        trace: list[dict[str, Any]] = answer["semspec"]["trace"]
-        return _record(
-            configuration,
-            seed,
-            problem,
-            answer["choices"][0]["message"]["content"],
-            latency_s,
-            tokens=((row["writer"], len(row["token_ids"])) for row in trace),
-            verdicts=(row["accepted"] for row in trace),
-            times=(row["times"] for row in trace),
-        )
+        text = answer["choices"][0]["message"]["content"]
+        return _record(configuration, seed, problem, text, latency_s, answer["semspec"]["trace"])
 
 
 class InProcessRoad:
@@ -86,46 +77,29 @@ class InProcessRoad:
         )
         records = [event async for event in decode(generation, self._roles) if isinstance(event, SegmentRecord)]
         latency_s = perf_counter() - start
-        return _record(
-            configuration,
-            seed,
-            problem,
-            "".join(record.segment.text for record in records),
-            latency_s,
-            tokens=((record.segment.writer, len(record.segment.token_ids)) for record in records),
-            verdicts=(record.accepted for record in records),
-            times=({name: getattr(record.times, name) for name in STAGES} for record in records),
-        )
+        text = "".join(record.segment.text for record in records)
+        return _record(configuration, seed, problem, text, latency_s, [record_json(record) for record in records])
 
 
 def _record(
-    configuration: Configuration,
-    seed: int,
-    problem: Problem,
-    text: str,
-    latency_s: float,
-    *,
-    tokens: Iterable[tuple[str, int]],
-    verdicts: Iterable[bool | None],
-    times: Iterable[Mapping[str, float]],
+    configuration: Configuration, seed: int, problem: Problem, text: str, latency_s: float, trace: list[dict[str, Any]]
 ) -> Record:
-    by_writer: Counter[str] = Counter()
-    for writer, num_tokens in tokens:
-        by_writer[writer] += num_tokens
-    judged = Counter(verdicts)
+    tokens: Counter[str] = Counter()
     stages: Counter[str] = Counter()
-    for row in times:
-        stages.update({name: row[name] for name in STAGES})
+    for row in trace:
+        tokens[row["writer"]] += row["num_tokens"]
+        stages.update(row["times"])
+    verdicts = Counter(row["verdict"] for row in trace)
     boxed = re.findall(r"\\boxed\{([^{}]*)\}", text)
     return Record(
         label=configuration.label,
         seed=seed,
         is_right=bool(boxed) and boxed[-1].strip() == str(problem.answer),
         latency_s=round(latency_s, 6),
-        num_tokens=by_writer.total(),
-        num_target_tokens=by_writer[Writer.TARGET],
-        num_accepted=judged[True],
-        num_rejected=judged[False],
+        num_tokens=tokens.total(),
+        num_target_tokens=tokens[Writer.TARGET],
+        num_accepted=verdicts["accepted"],
+        num_rejected=verdicts["rewritten"],
         stages_ms={name: round(total, 3) for name, total in stages.items()},
         text_digest=hashlib.sha256(text.encode()).hexdigest()[:12],
     )

@@ -5,9 +5,7 @@ from typing import Literal
 
 from demo.problems import Operator, Problem, apply
 
-Kind = Literal[
-    "goal", "start", "skip", "change", "part", "rest", "check", "recap", "done", "answer", "unreadable"
-]
+Kind = Literal["goal", "start", "skip", "change", "part", "rest", "check", "recap", "done", "answer", "unreadable"]
 Values = tuple[int | str, ...]
 
 

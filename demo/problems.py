@@ -18,7 +18,7 @@ SPLITS = {
     "tune": range(10_010_000, 10_015_000),
     "report": range(10_015_000, 10_020_000),
 }
-"""Problem seeds by purpose. Models see `train`, probes `probe`; knobs are chosen on `tune`, numbers given on `report`."""
+"""Problem seeds by purpose: models see `train`, probes `probe`; knobs are chosen on `tune`, results on `report`."""
 
 
 @dataclass(frozen=True, slots=True)

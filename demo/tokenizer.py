@@ -22,7 +22,11 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(PIECE), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END, pad_token="<pad>", unk_token="<unk>", clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
     )
     wrapped.chat_template = CHAT_TEMPLATE
     return wrapped

@@ -204,7 +204,9 @@ class Trainer:
             loss = self._update(ids, labels, weights)
             self.step += 1
             if self.step % 25 == 0:
-                log.info("layers %d step %d/%d loss %.4f", self._stage.num_layers, self.step, self._stage.num_steps, loss)
+                log.info(
+                    "layers %d step %d/%d loss %.4f", self._stage.num_layers, self.step, self._stage.num_steps, loss
+                )
             if self.step % 100 == 0 or self.step == self._stage.num_steps:
                 self.save()
 
@@ -221,13 +223,15 @@ class Trainer:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self._optimizers:
-            optimizer.step()
+            optimizer.step()  # type: ignore[no-untyped-call]
             optimizer.zero_grad()
         return float(loss)
 
     def save(self) -> None:
         """Write weights, optimizer state and step beside the old checkpoint, then swap them in."""
-        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items() if name != "lm_head.weight"}
+        tensors = {
+            f"model.{name}": value for name, value in self.model.state_dict().items() if name != "lm_head.weight"
+        }
         for number, optimizer in enumerate(self._optimizers):
             for index, state in optimizer.state_dict()["state"].items():
                 tensors |= {f"optimizer.{number}.{index}.{name}": value for name, value in state.items()}
@@ -271,7 +275,9 @@ def pass_at_1(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, seeds
     num_right = 0
     for start in range(0, len(problems), 50):
         batch = problems[start : start + 50]
-        prompts = [tokenizer.apply_chat_template([{"role": "user", "content": p.question}], tokenize=False) for p in batch]
+        prompts = [
+            tokenizer.apply_chat_template([{"role": "user", "content": p.question}], tokenize=False) for p in batch
+        ]
         inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left", return_token_type_ids=False)
         output = model.generate(**inputs, do_sample=True, temperature=0.6, top_p=0.95, top_k=0, max_new_tokens=400)
         texts = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :])

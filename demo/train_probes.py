@@ -64,7 +64,7 @@ class Data:
 
 
 def fit_target(data: Data, features: FeatureSet, layers: LayerSet, recipe: str) -> Probe:
-    """A target probe; `recipe` "cross" learns from both writers' segments, "own" from the target's only (the paper's)."""
+    """A target probe; recipe "cross" learns from both writers' segments, "own" (the paper's) from the target's only."""
     chosen = np.ones_like(data.train) if recipe == "cross" else ~data.labels.by_draft
     labels = torch.from_numpy(data.labels.target_probability)
     train, held_out = data.train & chosen, data.validation & chosen
@@ -126,7 +126,9 @@ def gather(arguments: argparse.Namespace, draft: CausalLM, target: CausalLM) -> 
     return label(rows, clusters, {context.id: context.source for context in contexts})
 
 
-def train_all(arguments: argparse.Namespace, labels: Labels, draft_lm: CausalLM, target_lm: CausalLM) -> dict[str, object]:
+def train_all(
+    arguments: argparse.Namespace, labels: Labels, draft_lm: CausalLM, target_lm: CausalLM
+) -> dict[str, object]:
     """Stages 5 and 6; saves the bundled probes, returns the metrics of every variant."""
     data = Data(arguments.work, labels)
     data_digest = digest([arguments.work / "contexts.jsonl", *shard_paths(arguments.work / "samples")])
@@ -139,12 +141,20 @@ def train_all(arguments: argparse.Namespace, labels: Labels, draft_lm: CausalLM,
         log.info("%s: %s", name, json.dumps(metrics))
         if name == "bundled":
             _save(arguments.output / "target.safetensors", target, target_lm, features, recipe, data_digest, metrics)
-            _save(arguments.output / "draft.safetensors", drafts[layers], draft_lm, "states", "own", data_digest, metrics)
+            _save(
+                arguments.output / "draft.safetensors", drafts[layers], draft_lm, "states", "own", data_digest, metrics
+            )
     return report
 
 
 def _save(
-    path: Path, probe: Probe, lm: CausalLM, features: FeatureSet, recipe: str, data_digest: str, metrics: dict[str, object]
+    path: Path,
+    probe: Probe,
+    lm: CausalLM,
+    features: FeatureSet,
+    recipe: str,
+    data_digest: str,
+    metrics: dict[str, object],
 ) -> None:
     card = ProbeCard(
         model=lm.info.model,

@@ -14,10 +14,10 @@ from gateway.parts import Parts
 from gateway.readiness import Served
 from gateway.sessions import SessionLease
 from gateway.summary import Summary
-from gateway.trace import record_json
 from semspec.core import Event, Finished, FinishReason, Generation, Message, SegmentRecord
 from semspec.decoding import decode
 from semspec.errors import DeadlineExceeded, Unavailable
+from semspec.trace import record_json
 
 _log = logging.getLogger(__name__)
 
@@ -130,8 +130,8 @@ def _meta(order: Order) -> dict[str, str]:
             {
                 "draft": served.draft.fingerprint,
                 "target": served.target.fingerprint,
-                "draft_probe_of": served.verifier.draft_model,
-                "target_probe_of": served.verifier.target_model,
+                "draft_probe": served.verifier.draft_probe,
+                "target_probe": served.verifier.target_probe,
             }
         ),
     }

@@ -13,8 +13,8 @@ from starlette.exceptions import HTTPException
 from gateway.disconnect import ClientGone
 from gateway.metrics import Metrics
 from gateway.schemas import is_known_field
-from gateway.trace import Json
 from semspec.errors import InternalError, InvalidRequest, NotFound, Overloaded, SemspecError, represent
+from semspec.trace import Json
 
 CLIENT_GONE_STATUS = 499
 """Nginx's word for a client that did not wait; seen in metrics and logs only."""

@@ -7,8 +7,8 @@ from typing import Protocol
 from pydantic import JsonValue
 
 from gateway.summary import Summary
-from gateway.trace import Json
 from semspec.core import FinishReason
+from semspec.trace import Json
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from functools import partial
 
 from gateway.background import Background
 from gateway.store import FIRST_FENCE, Store
-from gateway.trace import Json
 from semspec.errors import SemspecError
+from semspec.trace import Json
 
 _log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from gateway.trace import verdict
 from semspec.core import SegmentRecord
+from semspec.trace import verdict
 
 _NAMESPACE = "semspec_gateway"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)

@@ -16,9 +16,9 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from gateway.trace import Json
 from semspec.core import Message
 from semspec.errors import Conflict, NotFound, SemspecError, Unavailable
+from semspec.trace import Json
 
 FIRST_FENCE = 1
 """The fence token of a generation's first writer; whoever takes a generation over must raise it."""

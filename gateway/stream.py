@@ -15,9 +15,9 @@ from gateway.formats import Format
 from gateway.parts import Parts
 from gateway.run import Run, admitted_run
 from gateway.summary import Summary, extension, usage
-from gateway.trace import Json, record_json
 from semspec.core import FinishReason, SegmentRecord
 from semspec.errors import SemspecError
+from semspec.trace import Json, record_json
 
 _log = logging.getLogger(__name__)
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from time import perf_counter
 
-from gateway.trace import Json, record_json
 from semspec.core import FinishReason, Generation, SegmentRecord, Writer
+from semspec.trace import Json, record_json
 
 
 class Summary:

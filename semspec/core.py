@@ -107,7 +107,7 @@ class WriteOrder:
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """Pooled hidden states of one segment (`states-v1`), little-endian fp32, row-major `[num_layers + 1, hidden_size]`."""
+    """Pooled hidden states of one segment (`states-v1`): little-endian fp32, `[num_layers + 1, hidden_size]`."""
 
     data: bytes = field(repr=False)
     shape: tuple[int, int]
@@ -160,7 +160,7 @@ Strategy = Literal["semantic", "random", "target", "draft"]
 class Acceptance:
     """When a drafted segment is kept, given `ratio` = target_probability / draft_probability.
 
-    `sample` accepts with probability min(1, ratio) (SemanticSpec, Algorithm 1); `threshold` accepts iff ratio >= threshold.
+    `sample` accepts with probability min(1, ratio) (SemanticSpec, Algorithm 1), `threshold` iff ratio >= threshold.
     """
 
     rule: Literal["sample", "threshold"] = "sample"
@@ -187,7 +187,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Wall time one segment cost each stage, as the loop saw it, in milliseconds. Stages overlap when drafting ahead."""
+    """Wall time the loop waited for each stage of one segment, in milliseconds."""
 
     draft_ms: float = 0.0
     read_ms: float = 0.0
@@ -249,6 +249,9 @@ class VerifierInfo:
     target_model: str
     state_convention: str
     segmentations: tuple[Segmentation, ...]
+    draft_probe: str = ""
+    """Digest of the draft probe's weights."""
+    target_probe: str = ""
     build: str = ""
 
 

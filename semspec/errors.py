@@ -80,8 +80,8 @@ TABLE: dict[type[SemspecError], Representation] = {
 
 
 def represent(error: SemspecError) -> Representation:
-    """The table's row for the error's class."""
-    return TABLE[type(error)]
+    """The table's row for the error's class, or the nearest one above it."""
+    return next((TABLE[row] for row in type(error).__mro__ if row in TABLE), TABLE[InternalError])
 
 
 def from_grpc_status(status: str, message: str, parameter: str | None = None) -> SemspecError:

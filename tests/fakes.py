@@ -14,8 +14,8 @@ from semspec.core import (
     Piece,
     Reading,
     Segment,
-    SegmentEnd,
     Segmentation,
+    SegmentEnd,
     States,
     VerifierInfo,
     WriteOrder,
@@ -120,7 +120,8 @@ class FakeVerifier:
             raise self.errors.pop(0)
         self.num_judged += len(readings)
         return [
-            Judgement(_first(draft), _first(reading.states)) for draft, reading in zip(draft_states, readings, strict=True)
+            Judgement(_first(draft), _first(reading.states))
+            for draft, reading in zip(draft_states, readings, strict=True)
         ]
 
 

@@ -51,7 +51,9 @@ def write_contexts(
 
 
 def read_contexts(path: Path) -> list[ProbeContext]:
-    return [ProbeContext(row["id"], row["source"], tuple(row["token_ids"]), row["reasoning"]) for row in read_lines(path)]
+    return [
+        ProbeContext(row["id"], row["source"], tuple(row["token_ids"]), row["reasoning"]) for row in read_lines(path)
+    ]
 
 
 def _trace(

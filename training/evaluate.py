@@ -30,7 +30,7 @@ def expected_calibration_error(label: Array, predicted: Array, num_bins: int = 1
 
 
 def verification(draft_probability: Array, target_probability: Array, valid: Array) -> dict[str, object]:
-    """How well p/q tells right draft segments (`valid` 1) from wrong ones (0); both rules. Unknown ones are left out."""
+    """How well p/q tells right draft segments (`valid` 1) from wrong ones (0), by both rules; unknown ones left out."""
     known = ~np.isnan(valid)
     ratio = (target_probability / np.maximum(draft_probability, 1e-4))[known]
     right = valid[known] == 1

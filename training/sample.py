@@ -28,9 +28,9 @@ def sample_shards(
 ) -> None:
     """Write the shards of which `shard` = (i, n) names every n-th; finished ones are skipped.
 
-    A shard is `NNNNN.jsonl` (context, writer, text, a row a segment, target's first) and `NNNNN.safetensors`, row by row:
-    `target_states` [rows, layers + 1, hidden], `surprisal` [rows, features] of all segments and `draft_states` of the
-    draft's own, fp16.
+    A shard is `NNNNN.jsonl` (context, writer, text; a row a segment, target's first) and `NNNNN.safetensors`, row by
+    row: `target_states` [rows, layers + 1, hidden] and `surprisal` [rows, features] of all segments, `draft_states` of
+    the draft's own, fp16.
     """
     for number in range(shard[0], -(-len(contexts) // SHARD_CONTEXTS), shard[1]):
         path = folder / f"{number:05d}.jsonl"
@@ -53,7 +53,10 @@ def shard_paths(folder: Path) -> list[Path]:
 def _sample(
     context: ProbeContext, draft: CausalLM, target: CausalLM, sampling: Sampling, num_samples: int
 ) -> tuple[list[dict[str, object]], dict[str, torch.Tensor]]:
-    batches = {Writer.TARGET: ContextBatch(target, context.token_ids), Writer.DRAFT: ContextBatch(draft, context.token_ids)}
+    batches = {
+        Writer.TARGET: ContextBatch(target, context.token_ids),
+        Writer.DRAFT: ContextBatch(draft, context.token_ids),
+    }
     segments: list[list[int]] = []
     rows: list[dict[str, object]] = []
     for writer, batch in batches.items():
@@ -64,7 +67,11 @@ def _sample(
         rows += [{"context": context.id, "writer": writer, "text": batch.text_of(segment)} for segment in written]
     target_read = batches[Writer.TARGET].read(segments)
     draft_read = batches[Writer.DRAFT].read(segments[num_samples:])
-    tensors = {"target_states": target_read.states, "surprisal": target_read.surprisal, "draft_states": draft_read.states}
+    tensors = {
+        "target_states": target_read.states,
+        "surprisal": target_read.surprisal,
+        "draft_states": draft_read.states,
+    }
     return rows, tensors
 
 

@@ -40,7 +40,7 @@ def fit(features: Tensor, labels: Tensor, held_out: tuple[Tensor, Tensor], recip
     for _ in range(recipe.num_epochs):
         for batch in torch.randperm(len(features)).split(recipe.batch_size):
             loss = _loss(probe, features[batch], labels[batch], recipe.loss)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
@@ -54,7 +54,8 @@ def fit(features: Tensor, labels: Tensor, held_out: tuple[Tensor, Tensor], recip
 def _loss(probe: Probe, features: Tensor, labels: Tensor, kind: Literal["mse", "bce"]) -> Tensor:
     if kind == "bce":
         return torch.nn.functional.binary_cross_entropy_with_logits(probe.logit(features), labels)
-    return (probe(features) - labels).square().mean()
+    error: Tensor = (probe(features) - labels).square().mean()
+    return error
 
 
 @torch.no_grad()

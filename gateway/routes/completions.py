@@ -16,7 +16,7 @@ from gateway.run import admitted_run
 from gateway.schemas import ChatRequest, CompletionRequest
 from gateway.stream import SegmentStream
 from gateway.summary import extension, usage
-from gateway.trace import Json
+from semspec.trace import Json
 
 router = APIRouter(prefix="/v1")
 
@@ -55,5 +55,7 @@ def _envelope(call: Call, parts: Parts) -> Envelope:
 
 def _fingerprint(served: Served) -> str:
     """Changes whenever the same seed may give another answer."""
-    models = f"{served.draft.fingerprint} {served.target.fingerprint} {served.target.build} {served.verifier.build}"
-    return f"semspec-{hashlib.blake2b(models.encode(), digest_size=6).hexdigest()}"
+    verifier = served.verifier
+    parts = (served.draft.fingerprint, served.target.fingerprint, verifier.draft_probe, verifier.target_probe)
+    builds = (served.draft.build, served.target.build, verifier.build)
+    return f"semspec-{hashlib.blake2b(' '.join((*parts, *builds)).encode(), digest_size=6).hexdigest()}"

@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from gateway.parts import PartsOf
-from gateway.trace import Json
+from semspec.trace import Json
 
 router = APIRouter(prefix="/v1/generations")
 

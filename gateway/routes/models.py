@@ -5,8 +5,8 @@ from pydantic import JsonValue
 
 from gateway.call import model_names
 from gateway.parts import Parts, PartsOf
-from gateway.trace import Json
 from semspec.errors import NotFound
+from semspec.trace import Json
 
 router = APIRouter(prefix="/v1/models")
 

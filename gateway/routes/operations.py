@@ -6,7 +6,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway.parts import PartsOf
 from gateway.readiness import describe
-from gateway.trace import Json
+from semspec.trace import Json
 
 router = APIRouter()
 

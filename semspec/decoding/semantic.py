@@ -1,7 +1,7 @@
 """SemanticSpec (Algorithm 1): accept drafted segments by their meaning, have the target write the others.
 
-    draft gamma segments -> read them with the target in one forward -> judge -> keep each while accepted;
-    at the first rejection the target writes that segment itself, and drafting restarts after it.
+draft gamma segments -> read them with the target in one forward -> judge -> keep each while accepted;
+at the first rejection the target writes that segment itself, and drafting restarts after it.
 """
 
 import asyncio
@@ -150,12 +150,16 @@ async def _propose(progress: Progress, draft: _Draft, target: Target, judge: Jud
     judged_at = perf_counter()
     share = 1e3 / len(segments)
     times = StageTimes(
-        draft_ms=(drafted_at - start) * share, read_ms=(read_at - drafted_at) * share, judge_ms=(judged_at - read_at) * share
+        draft_ms=(drafted_at - start) * share,
+        read_ms=(read_at - drafted_at) * share,
+        judge_ms=(judged_at - read_at) * share,
     )
     return [_verdict(progress, i, written, judgements[i], times) for i, written in enumerate(drafted)]
 
 
-def _verdict(progress: Progress, offset: int, written: Written, judgement: Judgement, times: StageTimes) -> SegmentRecord:
+def _verdict(
+    progress: Progress, offset: int, written: Written, judgement: Judgement, times: StageTimes
+) -> SegmentRecord:
     index = len(progress.segments) + offset
     draw = uniform(progress.generation.sampling.seed, "accept", index)
     accepted = accepts(judgement, progress.generation.acceptance, draw)

@@ -63,7 +63,7 @@ class ContextBatch:
         logits = torch.cat([self._logits.expand(len(segments), 1, -1), forward.logits[:, :-1]], 1)
         states, statistics = [], []
         for row, segment in enumerate(segments):
-            states.append(forward.states[:, row, : len(segment)].float().mean(1))  # type: ignore[index]
+            states.append(forward.states[:, row, : len(segment)].float().mean(1))
             statistics.append(surprisal(logits[row, : len(segment)], ids[row, : len(segment)]))
         return BatchReading(torch.stack(states), torch.stack(statistics))
 
@@ -78,4 +78,3 @@ class ContextBatch:
 
     def _is_complete(self, tokens: list[int], segmentation: Segmentation) -> bool:
         return tokens[-1] in self._lm.eos_ids or RULES[segmentation].ends_inside(self.text_of(tokens))
-

@@ -17,7 +17,7 @@ from transformers import (
 from transformers.utils import cached_file
 
 from semspec import __version__
-from semspec.core import Message, ModelInfo, Piece
+from semspec.core import Message, ModelInfo, Piece, Segment, SegmentEnd
 from semspec.engine.fingerprint import model_fingerprint, tokenizer_fingerprint
 from semspec.errors import InvalidRequest, Mismatch
 
@@ -31,8 +31,8 @@ class Forward:
 
     logits: Tensor
     """`[num_kept_rows, vocab_size]`: of the last positions asked for."""
-    states: Tensor | None
-    """`[num_layers + 1, num_tokens, hidden_size]`: `states-v1` before pooling."""
+    states: Tensor
+    """`[num_layers + 1, num_tokens, hidden_size]`: `states-v1` before pooling; empty unless asked for."""
 
 
 class CausalLM:
@@ -49,7 +49,7 @@ class CausalLM:
     def load(
         cls, name: str, revision: str | None, device: str, dtype: str, max_context_tokens: int | None = None
     ) -> "CausalLM":
-        """Load a checkpoint from a folder or the hub. `device` and `dtype` may be "auto". safetensors only, no remote code.
+        """Load a checkpoint, a folder or of the hub: safetensors only, no remote code. `device`, `dtype` may be "auto".
 
         Raises: Mismatch when it cannot be served, with the remedy.
         """
@@ -65,7 +65,9 @@ class CausalLM:
             fingerprint = model_fingerprint(name, revision)
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())[:300]
-            raise Mismatch(f"cannot load model {name!r}: {reason}; give a folder or hub id with safetensors weights") from error
+            raise Mismatch(
+                f"cannot load model {name!r}: {reason}; give a folder or hub id with safetensors weights"
+            ) from error
         config = model.config.get_text_config()
         window = int(getattr(config, "max_position_embeddings", 0) or 1 << 20)
         info = ModelInfo(
@@ -81,13 +83,14 @@ class CausalLM:
 
     @property
     def device(self) -> torch.device:
-        return self.model.device
+        device: torch.device = self.model.device
+        return device
 
     @torch.inference_mode()
     def forward(self, tokens: Sequence[int], kv: DynamicCache, num_rows: int = 1, want_states: bool = False) -> Forward:
         """Feed `tokens` after those already in `kv`; logits of the last `num_rows` positions."""
         batch = self.forward_batch(torch.tensor([list(tokens)], device=self.device), kv, num_rows, want_states)
-        return Forward(batch.logits[0], None if batch.states is None else batch.states[:, 0])
+        return Forward(batch.logits[0], batch.states[:, 0] if want_states else batch.states)
 
     @torch.inference_mode()
     def forward_batch(self, ids: Tensor, kv: DynamicCache, num_rows: int = 1, want_states: bool = False) -> Forward:
@@ -95,7 +98,7 @@ class CausalLM:
         states second; a row may be padded on the right, where nothing before it looks."""
         self._tap.is_open = want_states
         output = self.model(input_ids=ids, past_key_values=kv, use_cache=True, logits_to_keep=num_rows)
-        return Forward(output.logits, self._tap.drain() if want_states else None)
+        return Forward(output.logits, self._tap.drain() if want_states else output.logits.new_empty(0))
 
     def encode(self, prompt: str | Sequence[Message]) -> Piece:
         """A prompt in this model's tokens. See `semspec.decoding.protocols.Target.encode`."""
@@ -105,7 +108,9 @@ class CausalLM:
             text = self._render(prompt)
             ids = self.tokenizer.encode(text, add_special_tokens=False)
         if not text.strip() or not ids:
-            raise InvalidRequest("the prompt is empty; send some text", "prompt" if isinstance(prompt, str) else "messages")
+            raise InvalidRequest(
+                "the prompt is empty; send some text", "prompt" if isinstance(prompt, str) else "messages"
+            )
         return Piece(text, tuple(ids), self.info.tokenizer)
 
     def _render(self, messages: Sequence[Message]) -> str:
@@ -123,9 +128,15 @@ class CausalLM:
         """A piece in this model's tokens: its own ids if they are of this tokenizer, else its text tokenized."""
         if piece.tokenizer == self.info.tokenizer:
             return piece.token_ids
+        if isinstance(piece, Segment) and piece.end is SegmentEnd.EOS:
+            return [*self._tokenized(piece.text, False), min(self.eos_ids)]
         bos = self.tokenizer.bos_token
         wants_specials = is_first and not (bos and piece.text.startswith(bos))
-        return self.tokenizer.encode(piece.text, add_special_tokens=wants_specials)
+        return self._tokenized(piece.text, wants_specials)
+
+    def _tokenized(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return ids
 
     def text_of(self, context: Sequence[int], tokens: Sequence[int]) -> str:
         """The text `tokens` add after `context`, without special tokens."""
@@ -152,7 +163,7 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
 class _StateTap:
     """Collects the input of the first block and the output of every block, while open."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self.is_open = False
         self._caught: list[Tensor] = []
         blocks = _blocks(model)
@@ -174,7 +185,7 @@ class _StateTap:
             self._caught.append(output[0] if isinstance(output, tuple) else output)
 
 
-def _blocks(model: nn.Module) -> nn.ModuleList:
+def _blocks(model: PreTrainedModel) -> nn.ModuleList:
     num_layers = model.config.get_text_config().num_hidden_layers
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:

@@ -24,7 +24,7 @@ class Prefix:
 
     @property
     def num_bytes(self) -> int:
-        layers = sum(layer.keys.nbytes + layer.values.nbytes for layer in self.kv.layers if layer.is_initialized)
+        layers: int = sum(layer.keys.nbytes + layer.values.nbytes for layer in self.kv.layers if layer.is_initialized)
         return layers + sum(row.nbytes for row in self.logits.values())
 
     def remember_logits(self, num_tokens: int, row: Tensor) -> None:
@@ -119,4 +119,3 @@ def _num_common(a: np.ndarray, b: np.ndarray) -> int:
     length = min(len(a), len(b))
     different = np.flatnonzero(a[:length] != b[:length])
     return int(different[0]) if len(different) else length
-

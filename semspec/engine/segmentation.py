@@ -6,7 +6,10 @@ from typing import Protocol
 from semspec.core import Segmentation
 
 ABBREVIATIONS = frozenset(
-    "e.g. i.e. etc. cf. vs. al. approx. resp. dr. mr. mrs. ms. prof. st. fig. figs. eq. eqs. no. nos. sec. ch. vol. ca.".split()
+    (
+        "e.g. i.e. etc. cf. vs. al. approx. resp. ca. dr. mr. mrs. ms. prof. st. "
+        "fig. figs. eq. eqs. no. nos. sec. ch. vol."
+    ).split()
 )
 """Words that end in a full stop without ending a sentence, lower case."""
 

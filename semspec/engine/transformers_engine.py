@@ -74,7 +74,7 @@ class TransformersEngine:
     async def read(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[Reading]:
         async for readings in self._scheduler.stream(self._read_steps(context, segments, session)):
             return readings
-        raise InvalidRequest("nothing to read; send at least one segment", "segments")
+        raise RuntimeError("a read yields once")
 
     async def aclose(self) -> None:
         await self._scheduler.close()
@@ -105,13 +105,15 @@ class TransformersEngine:
             if prefix.kv.get_seq_length() == len(prefix.tokens):  # else a forward broke off: not to be trusted
                 self._cache.give(prefix)
 
-    def _feed(self, prefix: Prefix, tokens: Sequence[int], num_rows: int = 1, want_states: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Extend `prefix`; logits `[num_rows, vocab]` of the last positions and states `[layers + 1, tokens, hidden]`."""
+    def _feed(
+        self, prefix: Prefix, tokens: Sequence[int], num_rows: int = 1, want_states: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Extend `prefix`; logits `[num_rows, vocab]` of the last positions, states `[layers + 1, tokens, hidden]`."""
         forward = self._lm.forward(tokens, prefix.kv, num_rows, want_states)
         prefix.tokens += tokens
         return forward.logits, forward.states
 
-    def _prefill(self, prefix: Prefix, tokens: Sequence[int]) -> Steps[Written]:
+    def _prefill(self, prefix: Prefix, tokens: Sequence[int]) -> Generator[None, None, None]:
         """Feed `tokens` in stretches, with a turn for others after each; the logits behind the last are remembered."""
         for start in range(len(prefix.tokens), len(tokens), PREFILL_TOKENS):
             logits, _ = self._feed(prefix, tokens[start : start + PREFILL_TOKENS])
@@ -139,7 +141,8 @@ class TransformersEngine:
 
     def _write_segment(self, prefix: Prefix, order: WriteOrder) -> Generator[None, None, tuple[Segment, States | None]]:
         """One segment after `prefix`; every token of it is fed, so that states and cache are whole."""
-        context, tokens = list(prefix.tokens), []
+        context = list(prefix.tokens)
+        tokens: list[int] = []
         rule, pooled = RULES[order.segmentation], None
         end: SegmentEnd | None = None
         while end is None:
@@ -151,7 +154,7 @@ class TransformersEngine:
             rows, states = self._feed(prefix, [token], want_states=order.want_states)
             prefix.remember_logits(len(prefix.tokens), rows[-1])
             tokens.append(token)
-            if states is not None:
+            if order.want_states:
                 pooled = states[:, 0].float() if pooled is None else pooled + states[:, 0]
             yield None
             end = self._end_after(rule, context, tokens, order.max_segment_tokens)
@@ -182,6 +185,8 @@ class TransformersEngine:
     def _read_steps(self, context: Context, segments: Sequence[Segment], session: str) -> Steps[list[Reading]]:
         tokens = self._tokens(context)
         read = [list(self._lm.read_ids(segment, is_first=False)) for segment in segments]
+        if not read or not all(read):
+            raise InvalidRequest("nothing to read; send segments that hold text", "segments")
         self._check_room(len(tokens) + sum(map(len, read)), "segments")
         start = perf_counter()
         with self._prefix(tokens, session) as prefix:

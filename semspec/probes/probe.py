@@ -1,5 +1,6 @@
 """The probe: a three-layer network from one segment's states to the semantic probability of its meaning."""
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 from torch import Tensor, nn
 
 from semspec.core import STATE_CONVENTION, SURPRISAL_FEATURES, Segmentation
@@ -79,15 +80,30 @@ def save_probe(probe: Probe, card: ProbeCard, path: Path) -> None:
     partial.replace(path.with_suffix(".json"))
 
 
-def load_probe(path: Path) -> tuple[Probe, ProbeCard]:
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A probe as loaded."""
+
+    probe: Probe
+    card: ProbeCard
+    digest: str
+    """Of the weights file."""
+
+
+def load_probe(path: Path) -> Artifact:
     """Read an artifact. Raises: Mismatch when it is missing, damaged or of another convention, with the remedy."""
     try:
         card = _card(json.loads(path.with_suffix(".json").read_text()))
-        tensors = load_file(path)
+        data = path.read_bytes()
+        tensors = load(data)
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
-        raise Mismatch(f"cannot read probe {path}: {error}; train it with `make demo-probes` or fetch it again") from error
+        raise Mismatch(
+            f"cannot read probe {path}: {error}; train it with `make demo-probes` or fetch it again"
+        ) from error
     if card.state_convention != STATE_CONVENTION:
-        raise Mismatch(f"probe {path} is for states {card.state_convention!r}, this build serves {STATE_CONVENTION!r}; retrain it")
+        raise Mismatch(
+            f"probe {path} is for states {card.state_convention!r}, this build serves {STATE_CONVENTION!r}; retrain it"
+        )
     if card.features != "states" and card.surprisal_features != SURPRISAL_FEATURES:
         raise Mismatch(f"probe {path} knows other surprisal statistics than this build computes; retrain it")
     probe = Probe(num_features(card.features, card.layers, card.shape))
@@ -95,7 +111,7 @@ def load_probe(path: Path) -> tuple[Probe, ProbeCard]:
         probe.load_state_dict({name: value.float() for name, value in tensors.items()})
     except RuntimeError as error:
         raise Mismatch(f"probe {path} does not have the size its card says; train it again") from error
-    return probe.eval().requires_grad_(False), card
+    return Artifact(probe.eval().requires_grad_(False), card, hashlib.sha256(data).hexdigest()[:16])
 
 
 def _card(fields: dict[str, Any]) -> ProbeCard:

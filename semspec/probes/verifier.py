@@ -10,19 +10,18 @@ from semspec import __version__
 from semspec.core import Judgement, Reading, States, VerifierInfo
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.features import assemble, tensor_of
-from semspec.probes.probe import Probe, ProbeCard, load_probe
+from semspec.probes.probe import Artifact, ProbeCard, load_probe
 
 
 class ProbeVerifier:
     """A pure function from states to probabilities. See `semspec.decoding.protocols.Verifier`."""
 
-    def __init__(self, draft: tuple[Probe, ProbeCard], target: tuple[Probe, ProbeCard]) -> None:
-        self._draft, self._draft_card = draft
-        self._target, self._target_card = target
-        if self._draft_card.features != "states":
-            raise Mismatch(
-                f"the draft probe wants {self._draft_card.features!r}, but a draft sends states only; train it on states"
-            )
+    def __init__(self, draft: Artifact, target: Artifact) -> None:
+        self._draft, self._draft_card = draft.probe, draft.card
+        self._target, self._target_card = target.probe, target.card
+        self._digests = draft.digest, target.digest
+        if (wanted := self._draft_card.features) != "states":
+            raise Mismatch(f"the draft probe wants {wanted!r}, but a draft sends states only; train it on states")
         if self._draft_card.segmentations != self._target_card.segmentations:
             raise Mismatch("the two probes were trained on different segmentations; train them together")
 
@@ -37,13 +36,16 @@ class ProbeVerifier:
             target_model=self._target_card.fingerprint,
             state_convention=self._target_card.state_convention,
             segmentations=self._target_card.segmentations,
+            draft_probe=self._digests[0],
+            target_probe=self._digests[1],
             build=__version__,
         )
 
     async def judge(self, draft_states: Sequence[States], readings: Sequence[Reading]) -> list[Judgement]:
         if not draft_states or len(draft_states) != len(readings):
             raise InvalidRequest(
-                f"{len(draft_states)} draft states and {len(readings)} readings; send one of each a segment", "draft_states"
+                f"{len(draft_states)} draft states and {len(readings)} readings; send one of each a segment",
+                "draft_states",
             )
         draft_features = _features(self._draft_card, "draft", draft_states, None)
         surprisal = torch.tensor([reading.surprisal for reading in readings])
@@ -58,7 +60,7 @@ def _features(card: ProbeCard, role: str, states: Sequence[States], surprisal: T
     for one in states:
         if one.model != card.fingerprint:
             raise Mismatch(
-                f"the {role} probe was trained on {card.model} ({card.fingerprint}), but the states are of {one.model}; "
+                f"the {role} probe was trained on {card.model} ({card.fingerprint}), the states are of {one.model}; "
                 "serve that model or train a probe for this one"
             )
         if one.shape != card.shape:

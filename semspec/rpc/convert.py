@@ -355,6 +355,8 @@ def verifier_info_to_wire(info: VerifierInfo) -> verifier_pb2.VerifierInfo:
         state_convention=info.state_convention,
         segmentations=[SEGMENTATIONS_TO_WIRE[kind] for kind in info.segmentations],
         build=info.build,
+        draft_probe=info.draft_probe,
+        target_probe=info.target_probe,
     )
 
 
@@ -366,6 +368,8 @@ def verifier_info_from_wire(message: verifier_pb2.VerifierInfo) -> VerifierInfo:
         state_convention=message.state_convention,
         segmentations=_segmentations_from_wire(message.segmentations),
         build=message.build,
+        draft_probe=message.draft_probe,
+        target_probe=message.target_probe,
     )
 
 

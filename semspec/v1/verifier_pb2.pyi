@@ -44,6 +44,8 @@ class VerifierInfo(_message.Message):
     STATE_CONVENTION_FIELD_NUMBER: _builtins.int
     SEGMENTATIONS_FIELD_NUMBER: _builtins.int
     BUILD_FIELD_NUMBER: _builtins.int
+    DRAFT_PROBE_FIELD_NUMBER: _builtins.int
+    TARGET_PROBE_FIELD_NUMBER: _builtins.int
     draft_model: _builtins.str
     """fingerprint of the draft the probe belongs to"""
     target_model: _builtins.str
@@ -52,6 +54,10 @@ class VerifierInfo(_message.Message):
     """"states-v1" """
     build: _builtins.str
     """version of the serving code"""
+    draft_probe: _builtins.str
+    """digest of the draft probe's weights"""
+    target_probe: _builtins.str
+    """digest of the target probe's weights"""
     @_builtins.property
     def segmentations(self) -> _containers.RepeatedScalarFieldContainer[_types_pb2.Segmentation.ValueType]:
         """those the probes were trained on"""
@@ -64,10 +70,12 @@ class VerifierInfo(_message.Message):
         state_convention: _builtins.str = ...,
         segmentations: _abc.Iterable[_types_pb2.Segmentation.ValueType] | None = ...,
         build: _builtins.str = ...,
+        draft_probe: _builtins.str = ...,
+        target_probe: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "draft_model", b"draft_model", "segmentations", b"segmentations", "state_convention", b"state_convention", "target_model", b"target_model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "draft_model", b"draft_model", "draft_probe", b"draft_probe", "segmentations", b"segmentations", "state_convention", b"state_convention", "target_model", b"target_model", "target_probe", b"target_probe"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from semspec.core import (
     Reading,
     Sampling,
     SegmentRecord,
+    StageTimes,
     States,
     Writer,
 )
@@ -61,7 +63,7 @@ def records(events: list[Event]) -> list[SegmentRecord]:
 
 def outcome(events: list[Event]) -> list[object]:
     """Events without their times."""
-    return [replace(e, times=SegmentRecord.__dataclass_fields__["times"].default) if isinstance(e, SegmentRecord) else e for e in events]
+    return [replace(event, times=StageTimes()) if isinstance(event, SegmentRecord) else event for event in events]
 
 
 async def test_all_accepted_equals_draft_alone() -> None:
@@ -116,12 +118,12 @@ async def test_budget_is_kept_to_the_token() -> None:
 @pytest.mark.parametrize("lost", ["draft", "verifier"])
 async def test_lost_drafter_or_verifier_lets_the_target_finish_alone(error: Exception, lost: str) -> None:
     players = roles(ConstantVerifier(0.5, 0.9))
-    player = players.drafter if lost == "draft" else players.verifier
+    player: Any = players.drafter if lost == "draft" else players.verifier
     events: list[Event] = []
     async for event in decode(await generation(draft_ahead=False), players):
         events.append(event)
         if len(events) == 2:
-            player.errors.append(error)  # type: ignore[attr-defined]
+            player.errors.append(error)
     assert [r.segment.writer for r in records(events)][:2] == [Writer.DRAFT] * 2
     rest = records(events)[3:] if lost == "draft" and records(events)[2].accepted else records(events)[2:]
     assert rest and all(r.segment.writer is Writer.TARGET and r.fallback and lost in r.fallback for r in rest)

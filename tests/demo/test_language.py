@@ -17,7 +17,9 @@ SEEDS = range(0, 300)
 def test_splits_share_no_seed_and_held_out_ones_no_problem() -> None:
     for first, second in combinations(SPLITS.values(), 2):
         assert first.stop <= second.start or second.stop <= first.start
-    questions = {name: {make_problem(seed).question for seed in SPLITS[name][:3000]} for name in ("probe", "tune", "report")}
+    questions = {
+        name: {make_problem(seed).question for seed in SPLITS[name][:3000]} for name in ("probe", "tune", "report")
+    }
     for one, two in combinations(questions.values(), 2):
         assert not one & two
 
@@ -69,13 +71,16 @@ def test_any_split_of_a_due_change_is_valid() -> None:
             if step.kind == "change" and isinstance(delta := step.values[4], int) and delta > 2:
                 day, name, item, operator, _, before, _ = step.values
                 after = int(before) + (1 if operator == "+" else -1)
-                assert is_valid(problem, started, Proposition("part", (day, name, item, operator, delta, 1, before, after)))
+                assert is_valid(
+                    problem, started, Proposition("part", (day, name, item, operator, delta, 1, before, after))
+                )
 
 
 def test_authors_prefer_different_words_for_the_same_meaning() -> None:
     meaning = Proposition("change", (2, "Tom", "pens", "+", 4, 30, 34))
     wordings = [
-        {author.write(meaning, random.Random(i)).split(",")[0] for i in range(6)} for author in (TARGET_AUTHOR, DRAFT_AUTHOR)
+        {author.write(meaning, random.Random(i)).split(",")[0] for i in range(6)}
+        for author in (TARGET_AUTHOR, DRAFT_AUTHOR)
     ]
     assert wordings[0] != wordings[1]
 

@@ -22,7 +22,9 @@ def count_forwards(engine: TransformersEngine) -> list[int]:
     return sizes
 
 
-async def test_rounds_of_a_session_feed_only_new_tokens(engine: TransformersEngine, uncached: TransformersEngine) -> None:
+async def test_rounds_of_a_session_feed_only_new_tokens(
+    engine: TransformersEngine, uncached: TransformersEngine
+) -> None:
     context = await prompt(engine)
     [drafted] = await written(uncached, context, order(sampling=Sampling(1.0, 1.0, 0, seed=5)))
     await engine.read(context, [drafted.segment], "s")
@@ -66,7 +68,9 @@ async def test_short_call_does_not_wait_for_a_long_one(engine: TransformersEngin
     finished: list[str] = []
 
     async def call(name: str, num_tokens: int) -> None:
-        await written(engine, context, order(sampling=Sampling(0), max_tokens=num_tokens, max_segment_tokens=num_tokens))
+        await written(
+            engine, context, order(sampling=Sampling(0), max_tokens=num_tokens, max_segment_tokens=num_tokens)
+        )
         finished.append(name)
 
     long = asyncio.create_task(call("long", 300))
@@ -89,7 +93,9 @@ async def test_closing_a_stream_stops_the_model_between_two_tokens(engine: Trans
     assert len(sizes) == settled < seen + 100
 
 
-async def test_concurrent_calls_get_what_they_would_get_alone(engine: TransformersEngine, uncached: TransformersEngine) -> None:
+async def test_concurrent_calls_get_what_they_would_get_alone(
+    engine: TransformersEngine, uncached: TransformersEngine
+) -> None:
     context = await prompt(engine)
     orders = [order(sampling=Sampling(1.0, 0.9, 0, seed), max_segments=3) for seed in range(6)]
     together = await asyncio.gather(*(written(engine, context, what) for what in orders))

@@ -8,7 +8,18 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from semspec.core import Context, Piece, Sampling, Segment, SegmentEnd, Segmentation, States, WriteOrder, Writer, Written
+from semspec.core import (
+    Context,
+    Piece,
+    Sampling,
+    Segment,
+    Segmentation,
+    SegmentEnd,
+    States,
+    WriteOrder,
+    Writer,
+    Written,
+)
 from semspec.engine.batch import ContextBatch
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.transformers_engine import TransformersEngine
@@ -45,7 +56,11 @@ async def test_cached_equals_recomputed_after_any_accepts_and_rejects(
     rng = random.Random(seed)
     context = await prompt(engine)
     for step in range(12):
-        what = order(sampling=Sampling(1.0, 0.95, 0, seed=100 * seed + step), want_states=True, session=rng.choice(["", "a", "b"]))
+        what = order(
+            sampling=Sampling(1.0, 0.95, 0, seed=100 * seed + step),
+            want_states=True,
+            session=rng.choice(["", "a", "b"]),
+        )
         [mine] = await written(engine, context, what)
         [fresh] = await written(uncached, context, what)
         assert mine.segment == fresh.segment
@@ -60,7 +75,9 @@ async def test_cached_equals_recomputed_after_any_accepts_and_rejects(
             context = Context(context.pieces[:-1])
 
 
-async def test_states_of_writing_equal_states_of_reading(engine: TransformersEngine, uncached: TransformersEngine) -> None:
+async def test_states_of_writing_equal_states_of_reading(
+    engine: TransformersEngine, uncached: TransformersEngine
+) -> None:
     context = await prompt(engine)
     for one in await written(engine, context, order(max_segments=0, want_states=True)):
         [reading] = await uncached.read(context, [one.segment])
@@ -69,7 +86,9 @@ async def test_states_of_writing_equal_states_of_reading(engine: TransformersEng
         context = context.extended(one.segment)
 
 
-async def test_reading_several_segments_at_once_equals_one_by_one(engine: TransformersEngine, uncached: TransformersEngine) -> None:
+async def test_reading_several_segments_at_once_equals_one_by_one(
+    engine: TransformersEngine, uncached: TransformersEngine
+) -> None:
     context = await prompt(engine)
     segments = [one.segment for one in await written(engine, context, order(max_segments=0))]
     together = await engine.read(context, segments)
@@ -80,7 +99,9 @@ async def test_reading_several_segments_at_once_equals_one_by_one(engine: Transf
         context = context.extended(segment)
 
 
-async def test_one_stream_of_segments_equals_one_call_a_segment(engine: TransformersEngine, uncached: TransformersEngine) -> None:
+async def test_one_stream_of_segments_equals_one_call_a_segment(
+    engine: TransformersEngine, uncached: TransformersEngine
+) -> None:
     for segmentation in Segmentation:
         start = context = await prompt(engine)
         single: list[Segment] = []
@@ -126,7 +147,9 @@ async def test_greedy_equals_generate(engine: TransformersEngine, checkpoint: Pa
     assert [token for one in await written(engine, context, greedy) for token in one.segment.token_ids] == generated
 
 
-async def test_states_are_embedding_and_block_outputs_before_the_final_norm(engine: TransformersEngine, checkpoint: Path) -> None:
+async def test_states_are_embedding_and_block_outputs_before_the_final_norm(
+    engine: TransformersEngine, checkpoint: Path
+) -> None:
     context = await prompt(engine)
     [one] = await written(engine, context, order(want_states=True))
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()

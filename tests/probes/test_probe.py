@@ -9,7 +9,7 @@ import torch
 
 from semspec.core import SURPRISAL_FEATURES, Reading, Segmentation, States
 from semspec.errors import InvalidRequest, Mismatch
-from semspec.probes.features import num_features
+from semspec.probes.features import FeatureSet, num_features
 from semspec.probes.probe import Probe, ProbeCard, load_probe, save_probe
 from semspec.probes.verifier import ProbeVerifier
 from training.train import FitRecipe, fit, predict
@@ -17,8 +17,12 @@ from training.train import FitRecipe, fit, predict
 SHAPE = (3, 4)
 
 
-def card(model: str, features: str = "states", **fields: object) -> ProbeCard:
-    return ProbeCard(model, f"{model}-fingerprint", "tok", SHAPE, features, "all", (Segmentation.PARAGRAPH,), "cross", "d", **fields)  # type: ignore[arg-type]
+def card(model: str, features: FeatureSet = "states", metrics: dict[str, object] | None = None) -> ProbeCard:
+    segmentations = (Segmentation.PARAGRAPH,)
+    fingerprint = f"{model}-fingerprint"
+    return ProbeCard(
+        model, fingerprint, "tok", SHAPE, features, "all", segmentations, "cross", "d", metrics=metrics or {}
+    )
 
 
 def save(path: Path, probe_card: ProbeCard) -> Path:
@@ -44,12 +48,12 @@ def verifier(tmp_path: Path) -> ProbeVerifier:
 
 def test_artifact_survives_a_round_trip(tmp_path: Path) -> None:
     path = save(tmp_path / "p.safetensors", card("m", metrics={"r2": 0.9}))
-    probe, loaded = load_probe(path)
-    assert loaded == card("m", metrics={"r2": 0.9})
+    artifact = load_probe(path)
+    assert artifact.card == card("m", metrics={"r2": 0.9})
     torch.manual_seed(0)
     inputs = torch.randn(5, 12)
     torch.manual_seed(0)
-    assert torch.equal(probe(inputs), Probe(12).eval()(inputs))
+    assert torch.equal(artifact.probe(inputs), Probe(12).eval()(inputs))
 
 
 async def test_batch_of_judgements_equals_one_by_one(verifier: ProbeVerifier) -> None:

@@ -88,7 +88,8 @@ class FakeVerifier:
     """Judges by the number of tokens the target counted."""
 
     async def info(self) -> VerifierInfo:
-        return VerifierInfo("weights-1", "weights-2", STATE_CONVENTION, (Segmentation.PARAGRAPH,), "test")
+        segmentations = (Segmentation.PARAGRAPH,)
+        return VerifierInfo("weights-1", "weights-2", STATE_CONVENTION, segmentations, "probe-1", "probe-2", "test")
 
     async def judge(self, draft_states: Sequence[States], readings: Sequence[Reading]) -> list[Judgement]:
         return [Judgement(0.1, 1 / (1 + reading.num_tokens)) for reading in readings]

@@ -111,7 +111,7 @@ def test_encode_request_survives_the_wire(prompt: str | list[Message]) -> None:
 
 def test_handshakes_survive_the_wire() -> None:
     model = ModelInfo("m", "f", "t", 24, 512, 4096, "states-v1", (Segmentation.SENTENCE,), "0.1")
-    verifier = VerifierInfo("d", "t", "states-v1", (Segmentation.PARAGRAPH, Segmentation.SENTENCE), "0.1")
+    verifier = VerifierInfo("d", "t", "states-v1", (Segmentation.PARAGRAPH, Segmentation.SENTENCE), "p1", "p2", "0.1")
     assert convert.model_info_from_wire(convert.model_info_to_wire(model)) == model
     assert convert.verifier_info_from_wire(convert.verifier_info_to_wire(verifier)) == verifier
 
