@@ -16,26 +16,30 @@ def draw_token(logits: Tensor, sampling: Sampling, position: int) -> int:
 def draw_tokens(logits: Tensor, sampling: Sampling, seeds: Sequence[int], position: int) -> list[int]:
     """One token a row at `position`, row i from the stream `seeds[i]`; `logits`: `[num_rows, vocab_size]`.
 
-    Inverse-CDF sampling over the temperature-scaled distribution, sorted by probability and cut by top-k, then top-p
-    (nucleus: the smallest set whose probability reaches top_p).
+    Inverse-CDF sampling in the order of the vocabulary. (In order of probability, two tokens of nearly equal
+    probability would change places with the last bit of a logit, and the draw with them.)
     """
     if sampling.temperature == 0:
-        return logits.argmax(-1).tolist()
-    ids, cumulative = nucleus(logits, sampling)
+        greedy: list[int] = logits.argmax(-1).tolist()
+        return greedy
+    cumulative = filtered(logits, sampling).cumsum(-1)
     draws = torch.tensor([[uniform(seed, "token", position)] for seed in seeds], device=logits.device)
-    index = torch.searchsorted(cumulative, draws * cumulative[:, -1:], right=True).clamp(max=ids.shape[1] - 1)
-    return ids.gather(-1, index)[:, 0].tolist()
+    index = torch.searchsorted(cumulative, draws * cumulative[:, -1:], right=True)
+    drawn: list[int] = index[:, 0].clamp(max=logits.shape[-1] - 1).tolist()
+    return drawn
 
 
-def nucleus(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """Tokens by falling probability, and the cumulative (not renormalised) probabilities of those that may be drawn;
-    behind the last of them the cumulative probability stays flat. Both `[num_rows, vocab_size]`."""
-    probabilities, ids = torch.softmax(logits.float() / sampling.temperature, -1).sort(descending=True, stable=True)
+def filtered(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Probabilities at the temperature, those outside top-k and top-p set to 0, not renormalised:
+    `[num_rows, vocab_size]`. Top-p keeps the smallest set of most probable tokens that reaches it."""
+    probabilities = torch.softmax(logits.float() / sampling.temperature, -1)
+    if sampling.top_k == 0 and sampling.top_p >= 1:
+        return probabilities
+    falling = probabilities.sort(descending=True).values
     if sampling.top_k:
-        probabilities[:, sampling.top_k :] = 0
-        probabilities /= probabilities.sum(-1, keepdim=True)
-    cumulative = probabilities.cumsum(-1)
+        falling = falling[:, : sampling.top_k]
     if sampling.top_p < 1:
-        is_outside = cumulative - probabilities >= sampling.top_p
-        cumulative = probabilities.masked_fill_(is_outside, 0).cumsum(-1)
-    return ids, cumulative
+        before = falling.cumsum(-1) - falling
+        falling = falling.masked_fill(before >= sampling.top_p * falling.sum(-1, keepdim=True), 2.0)
+    least = falling.min(-1, keepdim=True).values
+    return probabilities.masked_fill_(probabilities < least, 0)
