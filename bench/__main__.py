@@ -1,6 +1,6 @@
 """`make bench`: configurations side by side on the same problems, interleaved, one JSON line a generation.
 
-    python -m bench --split report --problems 300 --output bench/results/NAME CONFIGURATION ...
+    python -m bench --split report --problems 300 --temperature 0.6 CONFIGURATION ...
 
 Resumable: run the same command again and finished generations are kept.
 """
@@ -8,6 +8,7 @@ Resumable: run the same command again and finished generations are kept.
 import argparse
 import asyncio
 import json
+import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -27,11 +28,13 @@ from demo.problems import SPLITS
 from semspec.stack import BUNDLED_PAIR
 
 DEFAULT = ("target", "draft", "random", "semantic", "semantic:rule=threshold,threshold=0.5")
+RESULTS = Path(__file__).parent / "results"
 WARM_UP = SPLITS["tune"][-1]
 
 
 def main() -> None:
     arguments = _parser().parse_args()
+    arguments.output = arguments.output or RESULTS / f"{arguments.split}-t{arguments.temperature:g}"
     console = Console(stderr=True, highlight=False)
     try:
         configurations = [parse(text) for text in arguments.configurations or DEFAULT]
@@ -88,6 +91,7 @@ def _claim(arguments: argparse.Namespace) -> None:
         "settings": settings,
         "python": platform.python_version(),
         "machine": platform.machine(),
+        "num_cores": os.cpu_count(),
         "versions": {name: version(name) for name in ("torch", "transformers", "grpcio")},
     }
     path = arguments.output / "environment.json"
@@ -105,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--skip", type=int, default=0, help="problems of the split to leave out first")
     parser.add_argument("--temperature", type=float, default=0.6)
     parser.add_argument("--pair", type=Path, default=BUNDLED_PAIR)
-    parser.add_argument("--output", type=Path, required=True, help="folder of the run")
+    parser.add_argument("--output", type=Path, help="folder of the run (default: bench/results/SPLIT-tTEMPERATURE)")
     return parser
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -100,3 +101,11 @@ def test_gateway_extra_has_no_torch() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = " ".join([*project["dependencies"], *project["optional-dependencies"]["gateway"]])
     assert not any(heavy in names for heavy in ("torch", "transformers", "numpy", "engine"))
+
+
+def test_readme_shows_the_committed_tables() -> None:
+    readme = (ROOT / "README.md").read_text()
+    shown = re.findall(r"<!-- (bench/results/\S+) -->\n(.*?)\n\n", readme, re.DOTALL)
+    assert shown
+    for path, table in shown:
+        assert table.strip() == (ROOT / path).read_text().strip(), f"{path} and README.md differ: copy the table"
