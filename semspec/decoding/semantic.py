@@ -74,9 +74,11 @@ async def run(generation: Generation, drafter: Drafter, target: Target, judge: J
             try:
                 proposals = await _propose(progress, draft, target, judge)
             except _Lost as lost:
-                async for record in write_on(progress, target, "target", fallback=str(lost)):
-                    progress = progress.after(record.segment)
-                    yield record
+                await draft.cancel()
+                async with aclosing(write_on(progress, target, "target", fallback=str(lost))) as rest:
+                    async for record in rest:
+                        progress = progress.after(record.segment)
+                        yield record
                 break
             for proposal in proposals:
                 record = proposal
@@ -102,17 +104,13 @@ class _Draft:
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
         self._task: asyncio.Task[list[Written]] | None = None
-        self._start: Progress | None = None
 
     def begin(self, progress: Progress) -> None:
-        """Write ahead from `progress`, which the loop hopes to reach."""
-        self._start = progress
+        """Write ahead from `progress`, which the loop hopes to reach; if it does not, it cancels."""
         self._task = asyncio.create_task(self._write(progress))
 
     async def segments(self, progress: Progress) -> list[Written]:
-        """What the draft writes at `progress`, taken from the work under way if that is where it started."""
-        if self._start != progress:
-            await self.cancel()
+        """What the draft writes at `progress`, taken from the work under way if there is any."""
         if self._task is None:
             return await self._write(progress)
         task, self._task = self._task, None

@@ -12,9 +12,10 @@ from semspec.decoding.protocols import Drafter
 async def run(generation: Generation, model: Drafter, purpose: str) -> AsyncGenerator[Event, None]:
     """Let `model` write until the end, in one stream."""
     progress = Progress(generation, generation.context)
-    async for record in write_on(progress, model, purpose):
-        progress = progress.after(record.segment)
-        yield record
+    async with aclosing(write_on(progress, model, purpose)) as records:
+        async for record in records:
+            progress = progress.after(record.segment)
+            yield record
     yield Finished(progress.finish_reason or FinishReason.LENGTH)  # the model's window is full
 
 

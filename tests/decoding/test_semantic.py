@@ -138,6 +138,25 @@ async def test_lost_target_is_an_error_and_leaves_no_draft_running() -> None:
     assert len(asyncio.all_tasks()) == 1
 
 
+@pytest.mark.parametrize("strategy", ["target", "draft"])
+async def test_closing_a_single_model_closes_its_stream(strategy: str) -> None:
+    players: Any = roles()
+    async with aclosing(decode(await generation(strategy=strategy), players)) as events:
+        async for _ in events:
+            break
+    assert (players.target if strategy == "target" else players.drafter).num_cancelled == 1
+
+
+async def test_closing_after_a_fallback_closes_the_targets_stream() -> None:
+    players: Any = roles()
+    players.verifier.errors.append(Unavailable("gone"))
+    async with aclosing(decode(await generation(), players)) as events:
+        async for _ in events:
+            break
+    assert players.target.num_cancelled == 1
+    assert len(asyncio.all_tasks()) == 1
+
+
 async def test_closing_the_generation_cancels_the_draft_under_way() -> None:
     players = roles(ConstantVerifier(0.5, 0.9), delay_s=0.01)
     async with aclosing(decode(await generation(), players)) as events:

@@ -41,7 +41,8 @@ async def behind_sockets(draft: Engine, target: Engine, verifier: Verifier) -> A
     async with AsyncExitStack() as stack:
 
         async def serve(service: Service[Any]) -> str:
-            server = ServiceServer(replace(service, close=None), ServiceSettings.model_validate({"port": 0, "settle_s": 0}))
+            settings = ServiceSettings.model_validate({"port": 0, "settle_s": 0})
+            server = ServiceServer(replace(service, close=None), settings)
             await server.start()
             stack.push_async_callback(server.stop)
             await server.load()
