@@ -1,4 +1,4 @@
-"""Tiny checkpoints with random weights, of the classes people serve."""
+"""Tiny checkpoints with random weights, of the classes people serve, and probes to go with them."""
 
 from pathlib import Path
 
@@ -7,6 +7,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from demo.tokenizer import build_tokenizer
+from semspec.core import Segmentation
+from semspec.engine.protocol import Engine
+from semspec.probes.features import FeatureSet, num_features
+from semspec.probes.probe import Probe, ProbeCard, save_probe
+from semspec.probes.verifier import ProbeVerifier
 
 SIZES = {
     "hidden_size": 32,
@@ -41,3 +46,18 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         model.save_pretrained(folders[name])
         tokenizer.save_pretrained(folders[name])
     return folders
+
+
+async def random_probes(draft: Engine, target: Engine, folder: Path) -> ProbeVerifier:
+    """Probes of the right shape, saved in `folder`, that accept some and reject some."""
+    torch.manual_seed(4)
+    wanted: tuple[tuple[str, Engine, FeatureSet], ...] = (
+        ("draft", draft, "states"),
+        ("target", target, "states+surprisal"),
+    )
+    for role, engine, features in wanted:
+        info = await engine.info()
+        shape, every = (info.num_layers + 1, info.hidden_size), tuple(Segmentation)
+        card = ProbeCard(info.model, info.fingerprint, info.tokenizer, shape, features, "all", every, "cross", "none")
+        save_probe(Probe(num_features(features, "all", shape)), card, folder / f"{role}.safetensors")
+    return ProbeVerifier.load(folder / "draft.safetensors", folder / "target.safetensors")

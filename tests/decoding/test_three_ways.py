@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from semspec.core import (
     Acceptance,
@@ -23,13 +22,11 @@ from semspec.core import (
 from semspec.decoding import Roles, Verifier, decode
 from semspec.engine.protocol import Engine
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.probes.features import FeatureSet, num_features
-from semspec.probes.probe import Probe, ProbeCard, save_probe
-from semspec.probes.verifier import ProbeVerifier
 from semspec.rpc.clients import ClientOptions, RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.rpc.server import Service, ServiceServer
 from semspec.rpc.servicers import draft_service, target_service, verifier_service
 from semspec.settings import ServiceSettings
+from tests.checkpoints import random_probes
 from tests.fakes import FakeModel, FakeVerifier
 
 PROMPT = "Tom has pens: 25. Day 1: Tom sells 6 pens. How many pens does Tom have now?\n\n<think>\n\n"
@@ -73,21 +70,6 @@ async def players(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     yield draft, target, await random_probes(draft, target, tmp_path)
     await draft.aclose()
     await target.aclose()
-
-
-async def random_probes(draft: Engine, target: Engine, folder: Path) -> ProbeVerifier:
-    """Probes of the right shape that accept some and reject some."""
-    torch.manual_seed(4)
-    wanted: tuple[tuple[str, Engine, FeatureSet], ...] = (
-        ("draft", draft, "states"),
-        ("target", target, "states+surprisal"),
-    )
-    for role, engine, features in wanted:
-        info = await engine.info()
-        shape, every = (info.num_layers + 1, info.hidden_size), tuple(Segmentation)
-        card = ProbeCard(info.model, info.fingerprint, info.tokenizer, shape, features, "all", every, "cross", "none")
-        save_probe(Probe(num_features(features, "all", shape)), card, folder / f"{role}.safetensors")
-    return ProbeVerifier.load(folder / "draft.safetensors", folder / "target.safetensors")
 
 
 async def trace(generation: Generation, roles: Roles) -> list[SegmentRecord]:

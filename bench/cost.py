@@ -1,0 +1,68 @@
+"""What the bundled models cost in the reference engine, one thread: a decoded token, and reading a segment.
+
+python -m bench.cost            writes bench/results/cost.json
+"""
+
+import asyncio
+import json
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+from demo.problems import SPLITS, make_problem
+from semspec.core import Context, Message, Sampling, Segment, SegmentEnd, WriteOrder, Writer
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.stack import BUNDLED_PAIR
+
+NUM_ROUNDS = 15
+NUM_TOKENS = 100
+READ_TOKENS = (16, 24, 32, 64)
+
+
+async def main() -> None:
+    writers = (Writer.DRAFT, Writer.TARGET)
+    engines = {writer: TransformersEngine.load(str(BUNDLED_PAIR / writer), writer=writer) for writer in writers}
+    rounds = [await _round(engines, SPLITS["tune"][number]) for number in range(NUM_ROUNDS + 1)][1:]  # one to warm up
+    for engine in engines.values():
+        await engine.aclose()
+    medians = {name: round(median(times[name] for times in rounds), 3) for name in rounds[0]}
+    medians["decode_ratio"] = round(medians["target_decode_ms_per_token"] / medians["draft_decode_ms_per_token"], 2)
+    text = json.dumps({"num_rounds": NUM_ROUNDS, "medians": medians}, indent=2)
+    (Path(__file__).parent / "results" / "cost.json").write_text(text + "\n")
+    print(text)
+
+
+async def _round(engines: dict[Writer, TransformersEngine], seed: int) -> dict[str, float]:
+    """All measurements once, the models in turn, in milliseconds."""
+    times = {}
+    for writer, engine in engines.items():
+        context = Context((await engine.encode([Message("user", make_problem(seed).question)]),))
+        times[f"{writer}_decode_ms_per_token"] = await _decode(engine, context, want_states=writer == Writer.DRAFT)
+        for num_tokens in READ_TOKENS:
+            times[f"{writer}_read_{num_tokens}_ms"] = await _read(engine, context, num_tokens)
+    return times
+
+
+async def _decode(engine: TransformersEngine, context: Context, want_states: bool) -> float:
+    """Milliseconds a token over NUM_TOKENS tokens."""
+    left, start = NUM_TOKENS, perf_counter()
+    while left > 0:
+        sampling = Sampling(0.6, 0.95, 0, seed=left)
+        order = WriteOrder(sampling, max_segments=0, max_tokens=left, want_states=want_states, session="cost")
+        async for written in engine.write(context, order):
+            left -= len(written.segment.token_ids)
+    return (perf_counter() - start) * 1e3 / NUM_TOKENS
+
+
+async def _read(engine: TransformersEngine, context: Context, num_tokens: int) -> float:
+    """Milliseconds to read `num_tokens` tokens after the context, which is cached."""
+    [prompt] = context.pieces
+    segment = Segment("", prompt.token_ids[:num_tokens], prompt.tokenizer, Writer.DRAFT, SegmentEnd.BOUNDARY)
+    await engine.read(context, [segment], "cost")
+    start = perf_counter()
+    await engine.read(context, [segment], "cost")
+    return (perf_counter() - start) * 1e3
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

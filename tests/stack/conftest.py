@@ -1,0 +1,81 @@
+"""One real stack for the whole folder: five processes over a tiny pair."""
+
+import json
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from semspec.core import Writer
+from semspec.decoding import Roles
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.stack import Stack, StackConfig
+from tests.checkpoints import random_probes
+from tests.stack.support import GENEROUS_S, Pair, Running, Victim
+
+WINDOW_TOKENS = 20_000
+NO_TOKEN = 10**6
+
+
+def _endless(checkpoint: Path, folder: Path) -> Path:
+    """The same model with a wide window and without an end-of-sequence that it could write."""
+    shutil.copytree(checkpoint, folder)
+    for name in ("config.json", "generation_config.json"):
+        values = json.loads((folder / name).read_text())
+        values |= {"eos_token_id": NO_TOKEN}
+        if name == "config.json":
+            values |= {"max_position_embeddings": WINDOW_TOKENS}
+        (folder / name).write_text(json.dumps(values))
+    return folder
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def pair(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+    folder = tmp_path_factory.mktemp("pair")
+    paths = {
+        role: _endless(checkpoints[name], folder / role) for role, name in (("draft", "llama"), ("target", "qwen2"))
+    }
+    draft = TransformersEngine.load(str(paths["draft"]), writer=Writer.DRAFT, device="cpu")
+    target = TransformersEngine.load(str(paths["target"]), writer=Writer.TARGET, device="cpu")
+    verifier = await random_probes(draft, target, folder / "probes")
+    yield Pair(paths["draft"], paths["target"], folder / "probes", Roles(draft, target, verifier))
+    await draft.aclose()
+    await target.aclose()
+
+
+@pytest.fixture(scope="package")
+def stack_config(pair: Pair) -> StackConfig:
+    """The pair, served; the gateway looks often for what it has lost."""
+    return StackConfig(
+        pair.draft,
+        pair.target,
+        pair.probe("draft"),
+        pair.probe("target"),
+        serving={},
+        environment={"SEMSPEC_GATEWAY_RECHECK_S": "0.2"},
+        start_timeout_s=GENEROUS_S,
+    )
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def running(stack_config: StackConfig) -> AsyncIterator[Running]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("REDIS_URL", raising=False)
+        async with (
+            Stack(stack_config) as stack,
+            httpx.AsyncClient(base_url=stack.base_url, timeout=GENEROUS_S) as http,
+        ):
+            yield Running(stack, http)
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def victim(running: Running, request: pytest.FixtureRequest) -> AsyncIterator[Victim]:
+    """The process whose role is the parameter; whole again after the test, and so is the stack."""
+    victim = Victim.of(running.stack, request.param)
+    yield victim
+    if not running.stack.processes[victim.role].is_alive:
+        await victim.revive(running.stack)
+    await running.until_ready()

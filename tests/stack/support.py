@@ -1,0 +1,174 @@
+"""The stack as its clients and its operators see it."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from semspec.decoding import Roles
+from semspec.stack import Stack
+from semspec.stack.child import Child
+
+GENEROUS_S = 60.0
+"""Bound on anything that takes seconds on a quiet machine."""
+
+QUESTION = "Tom has pens: 25. Day 1: Tom sells 6 pens. How many pens does Tom have now?"
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two models that never end of themselves, and their probes: the files to serve, and the same in this process."""
+
+    draft: Path
+    target: Path
+    probes: Path
+    roles: Roles
+
+    def probe(self, role: str) -> Path:
+        return self.probes / f"{role}.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A stack that is up, and a client of it."""
+
+    stack: Stack
+    http: httpx.AsyncClient
+
+    def pid(self, role: str) -> int:
+        return self.stack.processes[role].pid
+
+    async def chat(self, question: str = QUESTION, **fields: Any) -> httpx.Response:
+        return await self.http.post("/v1/chat/completions", json=_body(question, fields))
+
+    async def answer(self, question: str = QUESTION, **fields: Any) -> Json:
+        response = await self.chat(question, **fields)
+        assert response.status_code == 200, response.text
+        body: Json = response.json()
+        return body
+
+    @asynccontextmanager
+    async def streaming(self, question: str = QUESTION, **fields: Any) -> AsyncIterator[AsyncIterator[Json]]:
+        """The chunks of a stream; leaving the block hangs up."""
+        body = _body(question, {"stream": True, **fields})
+        async with self.http.stream("POST", "/v1/chat/completions", json=body) as response:
+            assert response.status_code == 200
+            yield _chunks(response)
+
+    async def stored_trace(self, generation: str) -> Json:
+        response = await self.http.get(f"/v1/generations/{generation}/trace")
+        assert response.status_code == 200, response.text
+        body: Json = response.json()
+        return body
+
+    async def num_in_flight(self) -> float:
+        name = "semspec_gateway_generations_in_flight "
+        lines = (await self.http.get("/metrics")).text.splitlines()
+        return next(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+    async def readiness(self) -> tuple[int, str]:
+        """The status of `/ready` and its line."""
+        response = await self.http.get("/ready")
+        body = response.json()
+        return response.status_code, body["detail"] if response.status_code == 200 else body["error"]["message"]
+
+    async def until_ready(self, status: int = 200, line: str = "ready") -> str:
+        """Wait until `/ready` answers with this status and a line that matches; the line."""
+        async with asyncio.timeout(GENEROUS_S):
+            while True:
+                current, words = await self.readiness()
+                if current == status and re.fullmatch(line, words):
+                    return words
+                await asyncio.sleep(0.05)
+
+
+def text_of(chunks: list[Json]) -> str:
+    """What a client of a stream puts together."""
+    return "".join(_delta(chunk).get("content", "") for chunk in chunks)
+
+
+def records_of(chunks: list[Json]) -> list[Json]:
+    """The segments' records in a stream with `trace`."""
+    return [chunk["semspec"]["segment"] for chunk in chunks if "segment" in chunk.get("semspec", {})]
+
+
+async def until_first_segment(chunks: AsyncIterator[Json]) -> list[Json]:
+    """Everything up to the first text, by which a generation is well under way."""
+    seen = []
+    async for chunk in chunks:
+        seen.append(chunk)
+        if _delta(chunk).get("content"):
+            return seen
+    raise AssertionError("the stream ended without a segment")
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A process of the stack that can be killed and started anew in the same place."""
+
+    role: str
+    command: list[str]
+    environment: dict[str, str]
+
+    @classmethod
+    def of(cls, stack: Stack, role: str) -> "Victim":
+        process = psutil.Process(stack.processes[role].pid)
+        environment = process.environ()
+        if role != "redis":
+            environment[f"SEMSPEC_{role.upper()}_PORT"] = stack.addresses[role].rpartition(":")[2]
+        return cls(role, process.cmdline(), environment)
+
+    async def kill(self, stack: Stack) -> None:
+        """As the kernel does when memory runs out."""
+        child = stack.processes[self.role]
+        child.kill()
+        await child.process.wait()
+
+    async def revive(self, stack: Stack) -> None:
+        log = stack.processes[self.role].log
+        stack.processes[self.role] = await Child.start(self.role, self.command, self.environment, log)
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    """Processor time these processes have used so far."""
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
+
+
+def has_mapped(pid: int, library: str) -> bool:
+    """Whether a shared library is in a process's memory (Linux)."""
+    return library in Path(f"/proc/{pid}/maps").read_text()
+
+
+def left_of(stack: Stack) -> list[int]:
+    """The stack's processes that still run."""
+    return [pid for pid in (child.pid for child in stack.processes.values()) if _runs(pid)]
+
+
+def _runs(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def _body(question: str, fields: Json) -> Json:
+    body = {"model": "semspec-demo", "messages": [{"role": "user", "content": question}], "temperature": 1.0}
+    return {**body, **fields}
+
+
+async def _chunks(response: httpx.Response) -> AsyncIterator[Json]:
+    async for line in response.aiter_lines():
+        if line.startswith("data: {"):
+            yield json.loads(line.removeprefix("data: "))
+
+
+def _delta(chunk: Json) -> Json:
+    choices = chunk.get("choices") or [{}]
+    delta: Json = choices[0].get("delta", {})
+    return delta

@@ -1,0 +1,72 @@
+"""Processes killed in the middle of a generation, and what their absence is to a client."""
+
+import httpx
+import pytest
+
+from tests.stack.support import Running, Victim, text_of, until_first_segment
+
+pytestmark = pytest.mark.asyncio(loop_scope="package")
+
+LONG = {"seed": 4, "max_tokens": 2000, "semspec": {"segmentation": "sentence"}}
+"""Seconds of work, of which a test sees the first segment."""
+SHORT = {"seed": 4, "max_tokens": 60, "semspec": {"segmentation": "sentence"}}
+
+
+def assert_unavailable(response: httpx.Response) -> None:
+    """OpenAI's shape of an error that a retry may cure."""
+    error = response.json()["error"]
+    assert response.status_code == 503
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["type"], error["code"]) == ("server_error", "service_unavailable")
+
+
+@pytest.mark.parametrize("victim", ["draft", "verifier"], indirect=True)
+async def test_target_goes_on_alone_without(running: Running, victim: Victim) -> None:
+    async with running.streaming(**LONG, stream_options={"include_usage": True}) as stream:
+        chunks = await until_first_segment(stream)
+        await victim.kill(running.stack)
+        chunks += [chunk async for chunk in stream]
+    assert chunks[-1]["usage"]["completion_tokens"] == LONG["max_tokens"]
+    assert chunks[-1]["semspec"]["fallback"].startswith(f"{victim.role}: ")
+    assert chunks[-1]["semspec"]["degraded"] is False
+
+    following = await running.answer(**SHORT)
+    assert following["usage"]["completion_tokens"] == SHORT["max_tokens"]
+    assert following["semspec"]["fallback"].startswith(f"{victim.role}: ")
+    assert following["semspec"]["target_ratio"] == 1
+    await running.until_ready(200, f"ready, with the target alone: .* the {victim.role} service .*")
+
+    await victim.revive(running.stack)
+    await running.until_ready()
+    assert (await running.answer(**SHORT))["semspec"]["fallback"] is None
+
+
+@pytest.mark.parametrize("victim", ["redis"], indirect=True)
+async def test_answer_is_whole_and_said_to_be_degraded_without(running: Running, victim: Victim) -> None:
+    async with running.streaming(**LONG) as stream:
+        chunks = await until_first_segment(stream)
+        await victim.kill(running.stack)
+        chunks += [chunk async for chunk in stream]
+    assert chunks[-1]["semspec"]["degraded"] is True and chunks[-1]["semspec"]["fallback"] is None
+    assert_unavailable(await running.http.get(f"/v1/generations/{chunks[0]['id']}/trace"))
+
+    await victim.revive(running.stack)
+    again = await running.answer(**LONG)
+    assert again["semspec"]["degraded"] is False
+    assert again["choices"][0]["message"]["content"] == text_of(chunks)
+
+
+@pytest.mark.parametrize("victim", ["target"], indirect=True)
+async def test_stream_ends_with_an_error_and_requests_are_refused_without(running: Running, victim: Victim) -> None:
+    async with running.streaming(**LONG) as stream:
+        await until_first_segment(stream)
+        await victim.kill(running.stack)
+        chunks = [chunk async for chunk in stream]
+    assert chunks[-1]["error"]["code"] == "service_unavailable"
+    assert_unavailable(await running.chat(**SHORT))
+    line = await running.until_ready(503, "no handshake with the target service at .*")
+    assert running.stack.addresses["target"] in line and "SEMSPEC_GATEWAY_TARGET_ADDRESS" in line
+
+    await victim.revive(running.stack)
+    await running.until_ready()
+    assert (await running.answer(**SHORT))["semspec"]["fallback"] is None

@@ -1,0 +1,76 @@
+"""What does not belong together never serves: the start fails, says why, and leaves nothing running."""
+
+import asyncio
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+
+from semspec.stack import Stack, StackConfig, StackError
+from tests.stack.support import GENEROUS_S, Pair, left_of
+from tests.test_stack import SERVICE
+
+pytestmark = pytest.mark.asyncio(loop_scope="package")
+
+
+async def refusal(config: StackConfig) -> StackError:
+    """How a start fails, once it is sure that it left nothing behind."""
+    stack = Stack(config)
+    with pytest.raises(StackError) as caught:
+        async with asyncio.timeout(GENEROUS_S):
+            await stack.__aenter__()
+    assert left_of(stack) == []
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def alone(config: StackConfig, role: str) -> StackConfig:
+    """Only the service under test is real, to spare the others' start."""
+    others = {"draft", "target", "verifier"} - {role}
+    stand_ins = {other: (sys.executable, "-c", SERVICE, other.upper()) for other in others}
+    return replace(config, commands={**config.commands, **stand_ins})
+
+
+def with_cards(pair: Pair, folder: Path, **changes: object) -> StackConfig:
+    """The pair with probes whose cards say something else."""
+    copytree(pair.probes, folder)
+    for role in ("draft", "target"):
+        card = folder / f"{role}.json"
+        card.write_text(json.dumps({**json.loads(card.read_text()), **changes}))
+    return StackConfig(pair.draft, pair.target, folder / "draft.safetensors", folder / "target.safetensors", serving={})
+
+
+def only_complaint(error: StackError) -> str:
+    """The one line a service logged before it gave up."""
+    assert "Traceback" not in error.log_tail
+    (line,) = [line for line in error.log_tail.splitlines() if "level=CRITICAL" in line]
+    return line
+
+
+async def test_swapped_probes(stack_config: StackConfig) -> None:
+    swapped = replace(stack_config, draft_probe=stack_config.target_probe, target_probe=stack_config.draft_probe)
+    error = await refusal(alone(swapped, "verifier"))
+    assert str(error).startswith("verifier ended with status 1")
+    assert "the draft probe wants 'states+surprisal'" in only_complaint(error)
+    assert "train it on states" in only_complaint(error)
+
+
+async def test_probes_of_another_state_convention(pair: Pair, tmp_path: Path) -> None:
+    error = await refusal(alone(with_cards(pair, tmp_path / "old", state_convention="states-v0"), "verifier"))
+    assert str(error).startswith("verifier ended with status 1")
+    assert "states 'states-v0'" in only_complaint(error) and "retrain it" in only_complaint(error)
+
+
+async def test_model_that_does_not_exist(stack_config: StackConfig, tmp_path: Path) -> None:
+    error = await refusal(alone(replace(stack_config, target_model=tmp_path / "nowhere"), "target"))
+    assert str(error).startswith("target ended with status 1")
+    assert "nowhere" in only_complaint(error) and "give a folder or hub id" in only_complaint(error)
+
+
+async def test_probes_of_another_pair(pair: Pair, tmp_path: Path) -> None:
+    error = await refusal(with_cards(pair, tmp_path / "other", fingerprint="another"))
+    assert "the verifier's draft probe was trained on model another" in str(error)
+    assert str(error).endswith("start the verifier with that model's probe")

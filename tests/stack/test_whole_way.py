@@ -1,0 +1,128 @@
+"""A question through REST, answered by five processes: what comes back, and what it costs."""
+
+import asyncio
+import sys
+from typing import Any
+
+import pytest
+
+from semspec.core import Acceptance, Context, Generation, Message, Sampling, Segmentation, SegmentRecord, Strategy
+from semspec.decoding import decode
+from semspec.trace import record_json
+from tests.stack.support import (
+    QUESTION,
+    Json,
+    Pair,
+    Running,
+    cpu_seconds,
+    has_mapped,
+    records_of,
+    text_of,
+    until_first_segment,
+)
+
+pytestmark = pytest.mark.asyncio(loop_scope="package")
+
+MAX_TOKENS = 400
+SETTLED_S = 0.3
+"""Processor time that two idle services may take in a second; a model at work takes nearly all of it."""
+
+CASES: list[tuple[Strategy, int, Segmentation, Acceptance]] = [
+    ("semantic", 1, Segmentation.SENTENCE, Acceptance("sample")),
+    ("semantic", 3, Segmentation.SENTENCE, Acceptance("sample")),
+    ("semantic", 2, Segmentation.SENTENCE, Acceptance("threshold", 1.0)),
+    ("semantic", 1, Segmentation.PARAGRAPH, Acceptance("sample")),
+    ("random", 2, Segmentation.SENTENCE, Acceptance("sample")),
+    ("target", 1, Segmentation.SENTENCE, Acceptance()),
+    ("draft", 1, Segmentation.SENTENCE, Acceptance()),
+]
+
+
+async def in_process(generation: Generation, pair: Pair) -> list[Json]:
+    """The loop's records without any service, as JSON."""
+    events = [event async for event in decode(generation, pair.roles)]
+    return [dict(record_json(event)) for event in events if isinstance(event, SegmentRecord)]
+
+
+def fields(strategy: Strategy, gamma: int, segmentation: Segmentation, acceptance: Acceptance) -> Json:
+    """The request that asks for this; `sample` takes no threshold."""
+    rule: Json = {"rule": acceptance.rule}
+    if acceptance.rule == "threshold":
+        rule["threshold"] = acceptance.threshold
+    options = {"strategy": strategy, "gamma": gamma, "segmentation": segmentation.value, "acceptance": rule}
+    return {"max_tokens": MAX_TOKENS, "top_p": 0.97, "semspec": {**options, "trace": True}}
+
+
+def assert_same(one: list[Json], other: list[Json]) -> None:
+    """Everything equal but times; probabilities as far as cached and recomputed states agree."""
+    loose = ("draft_probability", "target_probability", "ratio", "times")
+    assert [_without(record, loose) for record in one] == [_without(record, loose) for record in other]
+    for a, b in zip(one, other, strict=True):
+        for name in ("draft_probability", "target_probability"):
+            assert a[name] == (None if b[name] is None else pytest.approx(b[name], abs=1e-3))
+
+
+def _without(record: Json, names: tuple[str, ...]) -> Json:
+    return {name: value for name, value in record.items() if name not in names}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_answer_over_rest_equals_the_loop_in_process(running: Running, pair: Pair, seed: int) -> None:
+    verdicts, num_segments = set(), 0
+    prompt = await pair.roles.target.encode([Message("user", QUESTION)])
+    for strategy, gamma, segmentation, acceptance in CASES:
+        sampling = Sampling(1.0, 0.97, 0, seed)
+        generation = Generation(
+            Context((prompt,)), sampling, MAX_TOKENS, strategy, gamma, segmentation, acceptance, session="here"
+        )
+        expected = await in_process(generation, pair)
+        answer = await running.answer(seed=seed, **fields(strategy, gamma, segmentation, acceptance))
+        assert_same(answer["semspec"]["trace"], expected)
+        assert answer["choices"][0]["message"]["content"] == "".join(record["text"] for record in expected)
+        assert answer["semspec"]["fallback"] is None and answer["semspec"]["degraded"] is False
+        verdicts |= {record["verdict"] for record in expected}
+        num_segments += len(expected)
+    assert verdicts == {"accepted", "rewritten", "unjudged"}
+    assert num_segments > 5 * len(CASES)
+
+
+async def test_stream_answer_and_stored_trace_are_the_same(running: Running) -> None:
+    for seed, case in enumerate(CASES):
+        whole = await running.answer(seed=seed, **fields(*case))
+        async with running.streaming(seed=seed, **fields(*case)) as stream:
+            chunks = [chunk async for chunk in stream]
+        assert text_of(chunks) == whole["choices"][0]["message"]["content"]
+        assert_same(records_of(chunks), whole["semspec"]["trace"])
+        stored = await running.stored_trace(chunks[0]["id"])
+        assert stored["status"] == "finished" and stored["degraded"] is False
+        assert stored["segments"] == records_of(chunks) == chunks[-1]["semspec"]["trace"]
+
+
+async def test_questions_at_once_are_answered_as_each_alone(running: Running) -> None:
+    questions = [f"Tom has pens: {number}. How many pens does Tom have now?" for number in range(8)]
+    options: dict[str, Any] = {"seed": 5, **fields(*CASES[0])}
+    alone = [await running.answer(question, **options) for question in questions]
+    together = await asyncio.gather(*(running.answer(question, **options) for question in questions))
+    assert len({answer["choices"][0]["message"]["content"] for answer in alone}) == len(questions)
+    for one, other in zip(alone, together, strict=True):
+        assert_same(one["semspec"]["trace"], other["semspec"]["trace"])
+
+
+@pytest.mark.parametrize("strategy", ["semantic", "target", "draft"])
+async def test_client_that_hangs_up_stops_both_models(running: Running, strategy: str) -> None:
+    models = [running.pid("draft"), running.pid("target")]
+    options = {"strategy": strategy, "segmentation": "sentence"}
+    async with running.streaming(seed=3, max_tokens=15_000, semspec=options) as stream:
+        await until_first_segment(stream)
+        assert await running.num_in_flight() == 1
+    await asyncio.sleep(1)
+    assert await running.num_in_flight() == 0
+    before = cpu_seconds(models)
+    await asyncio.sleep(1)
+    assert cpu_seconds(models) - before < SETTLED_S
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists what a process has mapped")
+async def test_torch_is_in_the_services_and_not_in_the_gateway(running: Running) -> None:
+    assert has_mapped(running.pid("target"), "libtorch")
+    assert not has_mapped(running.pid("gateway"), "libtorch")
