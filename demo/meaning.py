@@ -40,7 +40,7 @@ class Progress:
 def valid_next(problem: Problem, history: list[Proposition]) -> dict[Proposition, float]:
     """The distribution an author draws the next step's meaning from. Its support is what is right to say here.
 
-    Empty when `history` is over or cannot be followed (an unreadable step, a day that does not exist).
+    Empty when `history` is over or cannot be followed.
     """
     progress = replay(problem, history)
     if progress is None or progress.answered:
@@ -49,7 +49,7 @@ def valid_next(problem: Problem, history: list[Proposition]) -> dict[Proposition
 
 
 def is_valid(problem: Problem, history: list[Proposition], step: Proposition) -> bool | None:
-    """Whether `step` is right after `history`; None when `history` itself cannot be followed."""
+    """Whether `step` is right after `history`; None when `history` itself cannot be followed (see `replay`)."""
     progress = replay(problem, history)
     if progress is None:
         return None
@@ -58,32 +58,41 @@ def is_valid(problem: Problem, history: list[Proposition], step: Proposition) ->
     options = _options(problem, progress)
     if step in options:
         return True
-    # Any way to split a change that may be stated now is right, not only the author's favourite one.
-    return step.kind == "part" and _is_split_of(step, options)
+    if not _is_split(step, options):
+        return False
+    *_, operator, _, amount, before, after = step.values
+    return after == apply(_int(before), _operator(operator), _int(amount))
 
 
-def _is_split_of(step: Proposition, options: dict[Proposition, float]) -> bool:
-    day, name, item, operator, delta, amount, before, after = step.values
-    changes = [option.values for option in options if option.kind == "change"]
-    stated = any(values[:6] == (day, name, item, operator, delta, before) for values in changes)
-    assert isinstance(amount, int) and isinstance(delta, int) and isinstance(before, int)
-    return stated and 0 < amount < delta and after == _apply(before, operator, amount)
+def _is_split(step: Proposition, options: dict[Proposition, float]) -> bool:
+    """Whether this is a way to split a change that may be stated now, not only the author's favourite one."""
+    if step.kind != "part":
+        return False
+    day, name, item, operator, delta, amount, before, _ = step.values
+    stated = {option.values[:6] for option in options if option.kind == "change"}
+    return (day, name, item, operator, delta, before) in stated and 0 < _int(amount) < _int(delta)
 
 
-def _apply(before: int, operator: int | str, amount: int) -> int:
-    return apply(before, "+" if operator == "+" else "-", amount)
+def _is_followable(step: Proposition, options: dict[Proposition, float]) -> bool:
+    """Whether this is a step one may take now, its result aside: whoever reads on takes that result for true."""
+    if step in options or _is_split(step, options):
+        return True
+    if step.kind not in ("start", "change", "rest", "answer"):
+        return False
+    return any(option.kind == step.kind and option.values[:-1] == step.values[:-1] for option in options)
 
 
 def replay(problem: Problem, history: list[Proposition]) -> Progress | None:
-    """Follow a solution's own statements; None if they cannot be followed."""
+    """Follow a solution's own statements, wrong results included; None from the first step that is out of place."""
     progress = Progress()
     for step in history:
-        if not _advance(problem, progress, step):
+        if progress.answered or not _is_followable(step, _options(problem, progress)):
             return None
+        _advance(progress, step)
     return progress
 
 
-def _advance(problem: Problem, progress: Progress, step: Proposition) -> bool:
+def _advance(progress: Progress, step: Proposition) -> None:
     values = step.values
     match step.kind:
         case "goal":
@@ -110,9 +119,6 @@ def _advance(problem: Problem, progress: Progress, step: Proposition) -> bool:
             progress.done = True
         case "answer":
             progress.answered = True
-        case "unreadable":
-            return False
-    return progress.day <= len(problem.events)
 
 
 def _options(problem: Problem, progress: Progress) -> dict[Proposition, float]:

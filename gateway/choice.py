@@ -13,7 +13,7 @@ from gateway.journal import Journal
 from gateway.parts import Parts
 from gateway.readiness import Served
 from gateway.sessions import SessionLease
-from gateway.summary import Summary
+from gateway.summary import Summary, usage
 from semspec.core import Event, Finished, FinishReason, Generation, Message, SegmentRecord
 from semspec.decoding import decode
 from semspec.errors import DeadlineExceeded, Unavailable
@@ -77,7 +77,7 @@ class Choice:
         """Store everything before the client hears of the end, so that it may ask for it at once."""
         self._status = "finished"
         self.summary.finish(reason)
-        journal.close("finished", finish_reason=reason.value, usage=json.dumps(self.summary.usage()))
+        journal.close("finished", finish_reason=reason.value, usage=json.dumps(usage([self.summary])))
         stored, _ = await asyncio.gather(self._commit(), journal.flushed(self._parts.settings.flush_timeout_s))
         self.summary.degraded = journal.degraded or not stored
 

@@ -103,13 +103,12 @@ class Readiness:
         if isinstance(target, Unavailable):
             return Status(known, target)
         missing = next((answer for answer in (draft, verifier) if isinstance(answer, Unavailable)), None)
-        if missing is not None and known is None:
+        if known is not None:  # what a lost helper said of itself still holds
+            draft = known.draft if isinstance(draft, Unavailable) else draft
+            verifier = known.verifier if isinstance(verifier, Unavailable) else verifier
+        if isinstance(draft, Unavailable) or isinstance(verifier, Unavailable):
             return Status(None, missing)
-        served = Served(
-            known.draft if isinstance(draft, Unavailable) and known else _present(draft),
-            target,
-            known.verifier if isinstance(verifier, Unavailable) and known else _present(verifier),
-        )
+        served = Served(draft, target, verifier)
         reason = mismatch(served, settings)
         error = None if reason is None else Mismatch(reason)
         return Status(served, error, None if missing is None else missing.message)
@@ -156,9 +155,3 @@ def mismatch(served: Served, settings: GatewaySettings) -> str | None:
     if not served.segmentations("semantic"):
         return "draft, target and verifier have no segmentation in common: use probes trained on one the engines know"
     return None
-
-
-def _present(answer: T | Unavailable) -> T:
-    if isinstance(answer, Unavailable):
-        raise answer
-    return answer

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from gateway.settings import MAX_GAMMA
+from semspec.core import AcceptanceRule, Strategy
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "audio": (),
@@ -109,7 +110,7 @@ class ChatMessage(_Tolerant):
 class AcceptanceOptions(_Strict):
     """When a drafted segment is kept: with probability min(1, ratio), or iff the ratio reaches `threshold`."""
 
-    rule: Literal["sample", "threshold"] | None = None
+    rule: AcceptanceRule | None = None
     threshold: float | None = Field(default=None, ge=0)
 
     @model_validator(mode="after")
@@ -122,7 +123,7 @@ class AcceptanceOptions(_Strict):
 class Extension(_Strict):
     """What OpenAI's API has no words for: the request's `semspec` object."""
 
-    strategy: Literal["semantic", "random", "target", "draft"] | None = None
+    strategy: Strategy | None = None
     gamma: int | None = Field(default=None, ge=1, le=MAX_GAMMA)
     segmentation: Literal["paragraph", "sentence"] | None = None
     acceptance: AcceptanceOptions = AcceptanceOptions()

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from semspec.core import Segmentation, Strategy
+from semspec.core import AcceptanceRule, Segmentation, Strategy
 from semspec.settings import MEBIBYTE
 
 MAX_GAMMA = 8
@@ -37,7 +37,7 @@ class GatewaySettings(BaseSettings):
     default_strategy: Strategy = Field("semantic", description="semantic, random, target or draft")
     default_gamma: int = Field(1, ge=1, le=MAX_GAMMA, description="segments drafted before the target reads them")
     default_segmentation: Segmentation = Field(Segmentation.PARAGRAPH, description="paragraph or sentence")
-    default_acceptance_rule: Literal["sample", "threshold"] = Field("sample", description="sample or threshold")
+    default_acceptance_rule: AcceptanceRule = Field("sample", description="sample or threshold")
     default_threshold: float = Field(0.5, ge=0, description="least ratio the rule threshold accepts")
     default_draft_ahead: bool = Field(True, description="true drafts on while the target reads")
     default_temperature: float = Field(0.6, ge=0, le=2, description="temperature; 0 is greedy")

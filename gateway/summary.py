@@ -51,10 +51,6 @@ class Summary:
     def num_judged(self, accepted: bool) -> int:
         return sum(record.accepted is accepted for record in self.records)
 
-    def usage(self) -> Json:
-        """OpenAI's token counts."""
-        return usage([self])
-
 
 def usage(summaries: Sequence[Summary]) -> Json:
     """OpenAI's token counts over a request's choices; their common prompt counts once."""

@@ -154,6 +154,7 @@ class Message:
 
 
 Strategy = Literal["semantic", "random", "target", "draft"]
+AcceptanceRule = Literal["sample", "threshold"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ class Acceptance:
     `sample` accepts with probability min(1, ratio) (SemanticSpec, Algorithm 1), `threshold` iff ratio >= threshold.
     """
 
-    rule: Literal["sample", "threshold"] = "sample"
+    rule: AcceptanceRule = "sample"
     threshold: float = 0.5
 
 

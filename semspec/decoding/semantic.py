@@ -5,6 +5,7 @@ at the first rejection the target writes that segment itself, and drafting resta
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from time import perf_counter
@@ -34,8 +35,16 @@ T = TypeVar("T")
 Judge = Callable[[int, Sequence[Written], Sequence[Reading]], Awaitable[list[Judgement]]]
 """(index of the first segment, drafted, their readings) -> one judgement a segment."""
 
-LOST = (Unavailable, DeadlineExceeded, Overloaded, Mismatch, ContextTooLong)
-"""Errors of the drafter or the verifier after which the target goes on alone."""
+LOST = {
+    Unavailable: "does not answer",
+    DeadlineExceeded: "took too long",
+    Overloaded: "is overloaded",
+    Mismatch: "does not fit the rest",
+    ContextTooLong: "has too small a window",
+}
+"""Errors of the drafter or the verifier after which the target goes on alone, and what the client hears of them."""
+
+log = logging.getLogger(__name__)
 
 
 def by_probes(verifier: Verifier) -> Judge:
@@ -136,7 +145,7 @@ async def _propose(progress: Progress, draft: _Draft, target: Target, judge: Jud
     start = perf_counter()
     drafted = await _or_lost("draft", draft.segments(progress))
     if not drafted:
-        raise _Lost("draft: nothing written")
+        raise _Lost("the draft wrote nothing")
     segments = [written.segment for written in drafted]
     hoped = progress.after(*segments)
     if progress.generation.draft_ahead and hoped.finish_reason is None:
@@ -181,8 +190,9 @@ async def _rewrite(progress: Progress, proposal: SegmentRecord, target: Target) 
 async def _or_lost(role: str, work: Awaitable[T]) -> T:
     try:
         return await work
-    except LOST as error:
-        raise _Lost(f"{role}: {error.message}") from error
+    except tuple(LOST) as error:
+        log.warning("the %s %s: %s", role, LOST[type(error)], error.message)
+        raise _Lost(f"the {role} {LOST[type(error)]}") from error
 
 
 def _states(written: Written) -> States:

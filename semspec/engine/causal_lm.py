@@ -53,6 +53,8 @@ class CausalLM:
 
         Raises: Mismatch when it cannot be served, with the remedy.
         """
+        if Path(name).is_absolute() and not Path(name).is_dir():
+            raise Mismatch(f"there is no folder {name}; give a checkpoint's folder or a hub id")
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if dtype == "auto":

@@ -21,7 +21,10 @@ class ProbeVerifier:
         self._target, self._target_card = target.probe, target.card
         self._digests = draft.digest, target.digest
         if (wanted := self._draft_card.features) != "states":
-            raise Mismatch(f"the draft probe wants {wanted!r}, but a draft sends states only; train it on states")
+            raise Mismatch(
+                f"the draft probe wants {wanted!r}, but a draft sends states only; "
+                "if the two probes are swapped give them the other way round, else train this one on states"
+            )
         if self._draft_card.segmentations != self._target_card.segmentations:
             raise Mismatch("the two probes were trained on different segmentations; train them together")
 

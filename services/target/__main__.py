@@ -3,7 +3,7 @@
 from functools import partial
 
 from semspec.core import Writer
-from semspec.engine.protocol import Engine
+from semspec.engine.loading import load_engine
 from semspec.rpc.server import run
 from semspec.rpc.servicers import target_service
 from semspec.settings import load_settings
@@ -13,23 +13,7 @@ from services.target.settings import TargetSettings
 def main() -> None:
     """Serve until told to stop."""
     settings = load_settings(TargetSettings)
-    run(target_service(partial(load_engine, settings)), settings)
-
-
-def load_engine(settings: TargetSettings) -> Engine:
-    """The model the settings name. Raises: Mismatch or InvalidRequest when it cannot be served."""
-    from semspec.engine.transformers_engine import TransformersEngine  # slow to import: liveness answers first
-
-    return TransformersEngine.load(
-        settings.model,
-        writer=Writer.TARGET,
-        revision=settings.revision,
-        device=settings.device,
-        dtype=settings.dtype,
-        threads=settings.threads,
-        cache_bytes=settings.cache_bytes,
-        max_context_tokens=settings.max_context_tokens,
-    )
+    run(target_service(partial(load_engine, settings, Writer.TARGET)), settings)
 
 
 if __name__ == "__main__":

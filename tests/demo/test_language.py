@@ -54,7 +54,7 @@ def test_wrong_step_is_invalid_and_unreadable_history_undecided() -> None:
     wrong = Proposition("start", (problem.item, problem.start + 1))
     assert wrong not in right and is_valid(problem, [], wrong) is False
     assert is_valid(problem, [read("gibberish", 3)], wrong) is None
-    assert is_valid(problem, [Proposition("answer", (1,))], wrong) is False
+    assert is_valid(problem, [Proposition("answer", (1,))], wrong) is None
 
 
 def test_step_that_contradicts_itself_is_unreadable() -> None:
@@ -93,3 +93,14 @@ def test_tokenizer_is_lossless_and_knows_every_word() -> None:
         ids = tokenizer.encode(text)
         assert tokenizer.unk_token_id not in ids
         assert tokenizer.decode(ids) == text
+
+
+def test_wrong_result_is_followed_and_step_out_of_place_is_not() -> None:
+    problem = make_problem(3)
+    start = Proposition("start", (problem.item, problem.start))
+    wrong_start = Proposition("start", (problem.item, problem.start + 20))
+    [day] = [i for i, event in enumerate(problem.events, 1) if event.operator][:1]
+    after_wrong = [step for step in valid_next(problem, [wrong_start]) if step.kind == "change"]
+    assert after_wrong and after_wrong[0].values[5] == problem.start + 20
+    out_of_place = Proposition("recap", (day, problem.item, 1))
+    assert is_valid(problem, [start, out_of_place], after_wrong[0]) is None

@@ -8,7 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 import pytest_asyncio
+from safetensors.torch import load_file, save_file
 
+from demo.tokenizer import build_tokenizer
 from semspec.core import Writer
 from semspec.decoding import Roles
 from semspec.engine.transformers_engine import TransformersEngine
@@ -20,23 +22,31 @@ WINDOW_TOKENS = 20_000
 NO_TOKEN = 10**6
 
 
-def _endless(checkpoint: Path, folder: Path) -> Path:
-    """The same model with a wide window and without an end-of-sequence that it could write."""
+def _fluent(checkpoint: Path, folder: Path) -> Path:
+    """The same model with a wide window, segments of some ten tokens, and no end-of-sequence that it could write."""
     shutil.copytree(checkpoint, folder)
-    for name in ("config.json", "generation_config.json"):
-        values = json.loads((folder / name).read_text())
-        values |= {"eos_token_id": NO_TOKEN}
-        if name == "config.json":
-            values |= {"max_position_embeddings": WINDOW_TOKENS}
-        (folder / name).write_text(json.dumps(values))
+    _change(folder / "config.json", eos_token_id=NO_TOKEN, max_position_embeddings=WINDOW_TOKENS)
+    _change(folder / "generation_config.json", eos_token_id=NO_TOKEN)
+    weights = load_file(folder / "model.safetensors")
+    delimiter = build_tokenizer().convert_tokens_to_ids("\n\n")
+    weights["model.embed_tokens.weight"][:, 0] = 20.0  # all but constant through the blocks, so that the
+    weights["model.norm.weight"][0] = 1.0  # delimiter, which alone looks at it, has nearly the same chance everywhere
+    weights["lm_head.weight"][:, 0] = 0.0
+    weights["lm_head.weight"][delimiter] = 0.0
+    weights["lm_head.weight"][delimiter, 0] = 0.9
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder
+
+
+def _change(path: Path, **values: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def pair(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
     folder = tmp_path_factory.mktemp("pair")
     paths = {
-        role: _endless(checkpoints[name], folder / role) for role, name in (("draft", "llama"), ("target", "qwen2"))
+        role: _fluent(checkpoints[name], folder / role) for role, name in (("draft", "llama"), ("target", "qwen2"))
     }
     draft = TransformersEngine.load(str(paths["draft"]), writer=Writer.DRAFT, device="cpu")
     target = TransformersEngine.load(str(paths["target"]), writer=Writer.TARGET, device="cpu")
@@ -79,3 +89,4 @@ async def victim(running: Running, request: pytest.FixtureRequest) -> AsyncItera
     if not running.stack.processes[victim.role].is_alive:
         await victim.revive(running.stack)
     await running.until_ready()
+    await running.until_stored()

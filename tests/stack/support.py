@@ -15,8 +15,9 @@ import psutil
 from semspec.decoding import Roles
 from semspec.stack import Stack
 from semspec.stack.child import Child
+from semspec.stack.redis import private_redis
 
-GENEROUS_S = 60.0
+GENEROUS_S = 120.0
 """Bound on anything that takes seconds on a quiet machine."""
 
 QUESTION = "Tom has pens: 25. Day 1: Tom sells 6 pens. How many pens does Tom have now?"
@@ -70,6 +71,12 @@ class Running:
         body: Json = response.json()
         return body
 
+    async def until_stored(self) -> None:
+        """Wait until the store of traces answers, be it that it knows no such generation."""
+        async with asyncio.timeout(GENEROUS_S):
+            while (await self.http.get("/v1/generations/unknown/trace")).status_code != 404:
+                await asyncio.sleep(0.05)
+
     async def num_in_flight(self) -> float:
         name = "semspec_gateway_generations_in_flight "
         lines = (await self.http.get("/metrics")).text.splitlines()
@@ -116,16 +123,17 @@ class Victim:
     """A process of the stack that can be killed and started anew in the same place."""
 
     role: str
-    command: list[str]
+    command: tuple[str, ...]
     environment: dict[str, str]
 
     @classmethod
     def of(cls, stack: Stack, role: str) -> "Victim":
-        process = psutil.Process(stack.processes[role].pid)
-        environment = process.environ()
-        if role != "redis":
-            environment[f"SEMSPEC_{role.upper()}_PORT"] = stack.addresses[role].rpartition(":")[2]
-        return cls(role, process.cmdline(), environment)
+        address = stack.addresses[role]
+        if role == "redis":  # which rewrites its own command line
+            return cls(role, private_redis(Path(address.removeprefix("unix://")).parent)[1], {})
+        environment = psutil.Process(stack.processes[role].pid).environ()
+        environment[f"SEMSPEC_{role.upper()}_PORT"] = address.rpartition(":")[2]
+        return cls(role, stack.config.commands[role], environment)
 
     async def kill(self, stack: Stack) -> None:
         """As the kernel does when memory runs out."""
@@ -146,15 +154,6 @@ def cpu_seconds(pids: list[int]) -> float:
 def has_mapped(pid: int, library: str) -> bool:
     """Whether a shared library is in a process's memory (Linux)."""
     return library in Path(f"/proc/{pid}/maps").read_text()
-
-
-def left_of(stack: Stack) -> list[int]:
-    """The stack's processes that still run."""
-    return [pid for pid in (child.pid for child in stack.processes.values()) if _runs(pid)]
-
-
-def _runs(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def _body(question: str, fields: Json) -> Json:

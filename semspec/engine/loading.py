@@ -1,0 +1,21 @@
+"""From a service's settings to its engine."""
+
+from semspec.core import Writer
+from semspec.engine.protocol import Engine
+from semspec.settings import ModelSettings
+
+
+def load_engine(settings: ModelSettings, writer: Writer) -> Engine:
+    """The model the settings name. Raises: Mismatch when it cannot be served."""
+    from semspec.engine.transformers_engine import TransformersEngine  # slow to import: liveness answers first
+
+    return TransformersEngine.load(
+        settings.model,
+        writer=writer,
+        revision=settings.revision,
+        device=settings.device,
+        dtype=settings.dtype,
+        threads=settings.threads,
+        cache_bytes=settings.cache_bytes,
+        max_context_tokens=settings.max_context_tokens,
+    )

@@ -1,0 +1,69 @@
+"""`Write`: an order in, segments out."""
+
+import math
+
+from semspec.core import Context, Sampling, WriteOrder, Written
+from semspec.rpc.convert.checks import check_positive, invalid, known
+from semspec.rpc.convert.enums import SEGMENTATIONS_FROM_WIRE, SEGMENTATIONS_TO_WIRE
+from semspec.rpc.convert.pieces import context_from_wire, put_piece, segment_from_wire
+from semspec.rpc.convert.states import put_states, states_from_wire
+from semspec.v1 import types_pb2
+
+
+def write_request_to_wire(context: Context, order: WriteOrder) -> types_pb2.WriteRequest:
+    """What the writing services are asked."""
+    sampling = order.sampling
+    message = types_pb2.WriteRequest(
+        sampling=types_pb2.Sampling(
+            temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, seed=sampling.seed
+        ),
+        segmentation=SEGMENTATIONS_TO_WIRE[order.segmentation],
+        max_segments=order.max_segments,
+        max_tokens=order.max_tokens,
+        max_segment_tokens=order.max_segment_tokens,
+        want_states=order.want_states,
+        session=order.session,
+    )
+    for piece in context.pieces:
+        put_piece(message.context.add(), piece)
+    return message
+
+
+def write_request_from_wire(message: types_pb2.WriteRequest) -> tuple[Context, WriteOrder]:
+    """The context and the order of a `Write` call."""
+    check_positive(message.max_tokens, "max_tokens")
+    check_positive(message.max_segment_tokens, "max_segment_tokens")
+    order = WriteOrder(
+        sampling=sampling_from_wire(message.sampling),
+        segmentation=known(SEGMENTATIONS_FROM_WIRE, message.segmentation, "segmentation"),
+        max_segments=message.max_segments,
+        max_tokens=message.max_tokens,
+        max_segment_tokens=message.max_segment_tokens,
+        want_states=message.want_states,
+        session=message.session,
+    )
+    return context_from_wire(message.context), order
+
+
+def sampling_from_wire(message: types_pb2.Sampling) -> Sampling:
+    """Sampling parameters, each in its range."""
+    if not (math.isfinite(message.temperature) and message.temperature >= 0):
+        raise invalid("sampling.temperature", f"must be at least 0, not {message.temperature}")
+    if not 0 < message.top_p <= 1:
+        raise invalid("sampling.top_p", f"must be above 0 and at most 1, not {message.top_p}")
+    return Sampling(message.temperature, message.top_p, message.top_k, message.seed)
+
+
+def written_to_wire(written: Written) -> types_pb2.WriteResponse:
+    """One message of a `Write` stream."""
+    message = types_pb2.WriteResponse(duration_ms=written.duration_ms)
+    put_piece(message.segment, written.segment)
+    if written.states is not None:
+        put_states(message.states, written.states)
+    return message
+
+
+def written_from_wire(message: types_pb2.WriteResponse) -> Written:
+    """One message of a `Write` stream."""
+    states = states_from_wire(message.states, "states") if message.HasField("states") else None
+    return Written(segment_from_wire(message.segment, "segment"), states, message.duration_ms)
