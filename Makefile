@@ -1,6 +1,7 @@
 PYTHON ?= python3
 TORCH_VARIANT ?= cpu
 PORT ?= 8080
+PROBLEMS ?= 100
 ARGS ?=
 export PYTHON TORCH_VARIANT
 
@@ -38,9 +39,10 @@ lint: setup
 proto: setup
 	scripts/proto
 
-## make bench        every strategy on the bundled pair, tables in bench/results (ARGS=--help)
+## make bench        the strategies on PROBLEMS=100 problems, sampled and greedy, tables in .work/bench
 bench: setup
-	$(BIN)/python -m bench $(ARGS)
+	$(BIN)/python -m bench --split report --problems $(PROBLEMS) --temperature 0.6 $(ARGS)
+	$(BIN)/python -m bench --split report --problems $(PROBLEMS) --temperature 0 $(ARGS)
 
 ## make demo-models  train the bundled pair from scratch, a core each; resumable (hours)
 demo-models: setup

@@ -22,19 +22,19 @@ from rich.progress import track
 
 from bench.configuration import Configuration, parse
 from bench.record import Record
-from bench.roads import Road, open_gateway, open_in_process
+from bench.roads import Road, RoadError, open_gateway, open_in_process
 from bench.summary import summarise, table
 from demo.problems import SPLITS
-from semspec.stack import BUNDLED_PAIR
+from semspec.stack import BUNDLED_PAIR, StackError
 
-DEFAULT = ("target", "draft", "random", "semantic", "semantic:rule=threshold,threshold=0.5")
-RESULTS = Path(__file__).parent / "results"
+DEFAULT = ("target", "draft", "random", "semantic", "semantic:rule=threshold,threshold=0.3")
+RUNS = Path(".work/bench")
 WARM_UP = SPLITS["tune"][-1]
 
 
 def main() -> None:
     arguments = _parser().parse_args()
-    arguments.output = arguments.output or RESULTS / f"{arguments.split}-t{arguments.temperature:g}"
+    arguments.output = arguments.output or RUNS / f"{arguments.split}-t{arguments.temperature:g}"
     console = Console(stderr=True, highlight=False)
     try:
         configurations = [parse(text) for text in arguments.configurations or DEFAULT]
@@ -43,7 +43,11 @@ def main() -> None:
         console.print(f"bench: {error}", style="red", markup=False)
         sys.exit(2)
     seeds = SPLITS[arguments.split][arguments.skip : arguments.skip + arguments.problems]
-    records = asyncio.run(_run(arguments, configurations, seeds, console))
+    try:
+        records = asyncio.run(_run(arguments, configurations, seeds, console))
+    except (RoadError, StackError) as error:
+        console.print(f"bench: {error}; finished generations are kept", style="red", markup=False)
+        sys.exit(1)
     labels = [configuration.label for configuration in configurations]
     rows = summarise([record for record in records if record.label in labels], baseline=labels[0])
     (arguments.output / "summary.json").write_text(json.dumps(rows, indent=2) + "\n")
@@ -109,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--skip", type=int, default=0, help="problems of the split to leave out first")
     parser.add_argument("--temperature", type=float, default=0.6)
     parser.add_argument("--pair", type=Path, default=BUNDLED_PAIR)
-    parser.add_argument("--output", type=Path, help="folder of the run (default: bench/results/SPLIT-tTEMPERATURE)")
+    parser.add_argument("--output", type=Path, help="folder of the run (default: .work/bench/SPLIT-tTEMPERATURE)")
     return parser
 
 

@@ -31,10 +31,13 @@ class Configuration:
     @property
     def options(self) -> dict[str, Any]:
         """As the request's `semspec` object."""
+        acceptance: dict[str, object] = {"rule": self.acceptance.rule}
+        if self.acceptance.rule == "threshold":
+            acceptance["threshold"] = self.acceptance.threshold
         return {
             "strategy": self.strategy,
             "gamma": self.gamma,
-            "acceptance": {"rule": self.acceptance.rule, "threshold": self.acceptance.threshold},
+            "acceptance": acceptance,
             "draft_ahead": self.draft_ahead,
             "trace": True,
         }

@@ -24,6 +24,10 @@ from semspec.trace import record_json
 MAX_TOKENS = 512
 
 
+class RoadError(Exception):
+    """The gateway refused or failed; the message is its own."""
+
+
 class Road(Protocol):
     """Asks one problem under one configuration."""
 
@@ -49,7 +53,8 @@ class GatewayRoad:
         start = perf_counter()
         response = await self._http.post("/v1/chat/completions", json=body)
         latency_s = perf_counter() - start
-        response.raise_for_status()
+        if response.is_error:
+            raise RoadError(f"{response.status_code} {response.text}")
         answer = response.json()
         text = answer["choices"][0]["message"]["content"]
         return _record(configuration, seed, problem, text, latency_s, answer["semspec"]["trace"])
