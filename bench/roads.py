@@ -1,7 +1,6 @@
 """The two roads a question can take: over REST through every process, or straight into the loop in this process."""
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +12,7 @@ import httpx
 
 from bench.configuration import Configuration
 from bench.record import Record
+from demo.client import boxed
 from demo.problems import Problem, make_problem
 from semspec.core import Context, Generation, Message, Sampling, SegmentRecord, Writer
 from semspec.decoding import Roles, decode
@@ -95,11 +95,10 @@ def _record(
         tokens[row["writer"]] += row["num_tokens"]
         stages.update(row["times"])
     verdicts = Counter(row["verdict"] for row in trace)
-    boxed = re.findall(r"\\boxed\{([^{}]*)\}", text)
     return Record(
         label=configuration.label,
         seed=seed,
-        is_right=bool(boxed) and boxed[-1].strip() == str(problem.answer),
+        is_right=boxed(text) == str(problem.answer),
         latency_s=round(latency_s, 6),
         num_tokens=tokens.total(),
         num_target_tokens=tokens[Writer.TARGET],

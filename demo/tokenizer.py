@@ -11,7 +11,7 @@ from demo.wording import DRAFT_AUTHOR, TARGET_AUTHOR, vocabulary_texts
 
 SPECIALS = ("<pad>", END, "<unk>")
 PIECE = r"</?think>|<eos>|\n\n|\n| ?[A-Za-z]+| ?[0-9]|\\boxed|[^\sA-Za-z0-9]| [-+*/=]| "
-CHAT_TEMPLATE = "{{ messages[-1]['content'] }}" + THINK.replace("\n", "\\n")
+# The language has no dialogue: the last turn is the question.
 CHAT_TEMPLATE = "{{ messages[-1]['content'] + '" + THINK.replace("\n", "\\n") + "' }}"
 
 

@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from demo.documents import END, write_document
+from demo.evaluate_models import pass_at_1
 from demo.problems import SPLITS, Operator, apply, make_problem
 from demo.tokenizer import build_tokenizer
 from demo.wording import DRAFT_AUTHOR, SLOTS, TARGET_AUTHOR, Author
@@ -266,23 +267,6 @@ def _schedule(step: int, num_steps: int) -> float:
     progress = step / num_steps
     decay = 1.0 if progress < 0.35 else 0.5 * (1 + math.cos(math.pi * (progress - 0.35) / 0.65))
     return min(1.0, (step + 1) / 30) * (0.03 + 0.97 * decay)
-
-
-@torch.no_grad()
-def pass_at_1(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, seeds: Iterable[int]) -> float:
-    """Share of problems answered rightly in one sample each, T 0.6, top_p 0.95."""
-    problems = [make_problem(seed) for seed in seeds]
-    num_right = 0
-    for start in range(0, len(problems), 50):
-        batch = problems[start : start + 50]
-        prompts = [
-            tokenizer.apply_chat_template([{"role": "user", "content": p.question}], tokenize=False) for p in batch
-        ]
-        inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left", return_token_type_ids=False)
-        output = model.generate(**inputs, do_sample=True, temperature=0.6, top_p=0.95, top_k=0, max_new_tokens=400)
-        texts = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :])
-        num_right += sum(f"\\boxed{{{p.answer}}}" in text for p, text in zip(batch, texts, strict=True))
-    return num_right / len(problems)
 
 
 def train(recipe: Recipe, work: Path, output: Path) -> None:

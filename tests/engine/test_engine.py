@@ -1,6 +1,7 @@
 """How the engine behaves as a server of many calls."""
 
 import asyncio
+import time
 from contextlib import aclosing
 from pathlib import Path
 
@@ -77,6 +78,28 @@ async def test_short_call_does_not_wait_for_a_long_one(engine: TransformersEngin
     await asyncio.sleep(0.05)
     await asyncio.gather(call("short", 5), long)
     assert finished == ["short", "long"]
+
+
+async def test_event_loop_runs_on_during_a_forward(engine: TransformersEngine) -> None:
+    during: list[int] = []
+    ticks = 0
+
+    def slow_forward(*_: object) -> None:
+        before = ticks
+        time.sleep(0.3)
+        during.append(ticks - before)
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0.001)
+
+    engine._lm.model.register_forward_pre_hook(slow_forward)
+    ticking = asyncio.create_task(tick())
+    await written(engine, await prompt(engine), order(max_tokens=2))
+    ticking.cancel()
+    assert min(during) >= 5
 
 
 async def test_closing_a_stream_stops_the_model_between_two_tokens(engine: TransformersEngine) -> None:
