@@ -27,12 +27,12 @@ async def test_target_goes_on_alone_without(running: Running, victim: Victim) ->
         await victim.kill(running.stack)
         chunks += [chunk async for chunk in stream]
     assert chunks[-1]["usage"]["completion_tokens"] == LONG["max_tokens"]
-    assert chunks[-1]["semspec"]["fallback"].startswith(f"{victim.role}: ")
+    assert chunks[-1]["semspec"]["fallback"].startswith(f"the {victim.role} ")
     assert chunks[-1]["semspec"]["degraded"] is False
 
     following = await running.answer(**SHORT)
     assert following["usage"]["completion_tokens"] == SHORT["max_tokens"]
-    assert following["semspec"]["fallback"].startswith(f"{victim.role}: ")
+    assert following["semspec"]["fallback"].startswith(f"the {victim.role} ")
     assert following["semspec"]["target_ratio"] == 1
     await running.until_ready(200, f"ready, with the target alone: .* the {victim.role} service .*")
 

@@ -67,7 +67,7 @@ async def test_probes_of_another_state_convention(pair: Pair, tmp_path: Path) ->
 async def test_model_that_does_not_exist(stack_config: StackConfig, tmp_path: Path) -> None:
     error = await refusal(alone(replace(stack_config, target_model=tmp_path / "nowhere"), "target"))
     assert str(error).startswith("target ended with status 1")
-    assert "nowhere" in only_complaint(error) and "give a folder or hub id" in only_complaint(error)
+    assert "nowhere" in only_complaint(error) and "give a checkpoint's folder or a hub id" in only_complaint(error)
 
 
 async def test_probes_of_another_pair(pair: Pair, tmp_path: Path) -> None:
