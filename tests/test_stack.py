@@ -48,7 +48,7 @@ DEAF_GATEWAY = GATEWAY.replace("import os", "import os, signal; signal.signal(si
 BROKEN = "import sys; sys.exit('no model at /nowhere: name one with SEMSPEC_TARGET_MODEL')"
 
 SUPERVISOR = """
-import asyncio, sys
+import asyncio, signal, sys
 from semspec.stack import Stack, run
 from tests.test_stack import config
 
@@ -58,6 +58,7 @@ async def main():
         await asyncio.sleep(600)
     return 0
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it
 sys.exit(run(main()))
 """
 
