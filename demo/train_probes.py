@@ -182,7 +182,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("demo/pair/probes"))
     parser.add_argument("--work", type=Path, default=Path(".work/demo-probes"))
     parser.add_argument("--report", type=Path, default=Path("bench/results/probes.json"))
-    parser.add_argument("--problems", type=int, default=280, help="prompts of the probe split; about 8 contexts each")
+    parser.add_argument("--problems", type=int, default=180, help="prompts of the probe split; about 8 contexts each")
     parser.add_argument("--shard", type=_shard, default=(0, 1), help="i/n: sample only every n-th shard, then stop")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
