@@ -25,6 +25,7 @@ from bench.record import Record
 from bench.roads import Road, RoadError, open_gateway, open_in_process
 from bench.summary import summarise, table
 from demo.problems import SPLITS
+from demo.turns import in_turns
 from semspec.stack import BUNDLED_PAIR, StackError
 
 DEFAULT = ("target", "draft", "random", "semantic", "semantic:rule=threshold,threshold=0.3")
@@ -69,7 +70,7 @@ async def _run(
         for configuration in configurations:
             await roads[configuration.road].ask(WARM_UP, configuration, arguments.temperature)
         with path.open("a") as file:
-            for seed, configuration in track(list(_in_turns(seeds, configurations)), "generations", console=console):
+            for seed, configuration in track(list(in_turns(seeds, configurations)), "generations", console=console):
                 if (configuration.label, seed) in done:
                     continue
                 record = await roads[configuration.road].ask(seed, configuration, arguments.temperature)
@@ -77,15 +78,6 @@ async def _run(
                 file.write(json.dumps(asdict(record)) + "\n")
                 file.flush()
     return records
-
-
-def _in_turns(seeds: Sequence[int], configurations: Sequence[Configuration]) -> list[tuple[int, Configuration]]:
-    """Each problem with all configurations, another one first each time."""
-    turns = []
-    for index, seed in enumerate(seeds):
-        first = index % len(configurations)
-        turns += [(seed, configuration) for configuration in (*configurations[first:], *configurations[:first])]
-    return turns
 
 
 def _claim(arguments: argparse.Namespace) -> None:

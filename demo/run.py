@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -14,6 +14,7 @@ from rich.progress import track
 from demo import show
 from demo.client import Answer, Client, Strategy
 from demo.problems import SPLITS, make_problem
+from demo.turns import in_turns
 from semspec.stack import BUNDLED_PAIR, Stack, StackConfig, StackError, run
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
@@ -62,18 +63,10 @@ async def ask_all(client: Client, seeds: Sequence[int], console: Console) -> dic
     answers: dict[Strategy, list[Answer]] = {strategy: [] for strategy in STRATEGIES}
     for strategy in STRATEGIES:
         await client.ask(make_problem(WARM_UP), strategy, WARM_UP)
-    schedule = list(in_turns(seeds))
+    schedule = list(in_turns(seeds, STRATEGIES))
     for seed, strategy in track(schedule, f"{len(seeds)} problems, {len(STRATEGIES)} strategies", console=console):
         answers[strategy].append(await client.ask(make_problem(seed), strategy, seed))
     return answers
-
-
-def in_turns(seeds: Sequence[int]) -> Iterator[tuple[int, Strategy]]:
-    """Each problem with all strategies, another one first each time."""
-    for index, seed in enumerate(seeds):
-        first = index % len(STRATEGIES)
-        for strategy in STRATEGIES[first:] + STRATEGIES[:first]:
-            yield seed, strategy
 
 
 def describe(error: Exception) -> str:

@@ -111,16 +111,16 @@ VARIANTS: tuple[tuple[str, FeatureSet, LayerSet, str], ...] = (
 def gather(arguments: argparse.Namespace, draft: CausalLM, target: CausalLM) -> Labels:
     """Stages 1 to 4."""
     work: Path = arguments.work
-    sampling = Sampling(temperature=0.6, top_p=0.95, seed=1)
+    recipe = TraceRecipe(Sampling(temperature=0.6, top_p=0.95, seed=1))
     contexts_path, samples = work / "contexts.jsonl", work / "samples"
     prompts = [
         (seed, target.encode([Message("user", make_problem(seed).question)]).token_ids)
         for seed in SPLITS["probe"][: arguments.problems]
     ]
-    write_contexts(contexts_path, prompts, draft, target, TraceRecipe(sampling))
+    write_contexts(contexts_path, prompts, draft, target, recipe)
     contexts = read_contexts(contexts_path)
     log.info("%d contexts", len(contexts))
-    sample_shards(samples, contexts, draft, target, sampling, shard=arguments.shard)
+    sample_shards(samples, contexts, draft, target, recipe, shard=arguments.shard)
     if arguments.shard[1] > 1:
         raise SystemExit(0)
     rows = read_rows(samples)

@@ -10,7 +10,8 @@ from rich.console import Console
 from demo import show
 from demo.client import Answer, Client, Strategy, boxed
 from demo.problems import make_problem
-from demo.run import STRATEGIES, in_turns
+from demo.run import STRATEGIES
+from demo.turns import in_turns
 
 PROBLEM = make_problem(3)
 
@@ -81,7 +82,7 @@ def test_boxed_takes_the_last(text: str, expected: str | None) -> None:
 
 
 def test_turns_are_balanced_and_rotate() -> None:
-    turns = list(in_turns(range(30)))
+    turns = list(in_turns(range(30), STRATEGIES))
     assert sorted(turns) == sorted((seed, strategy) for seed in range(30) for strategy in STRATEGIES)
     assert {turns[3 * index][1] for index in range(3)} == set(STRATEGIES)
 

@@ -28,7 +28,7 @@ class ProbeContext:
 
 @dataclass(frozen=True, slots=True)
 class TraceRecipe:
-    """How traces are written."""
+    """How segments are sampled, those of a trace and those at a context alike."""
 
     sampling: Sampling
     segmentation: Segmentation = Segmentation.PARAGRAPH

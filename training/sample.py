@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from semspec.core import Sampling, Segmentation, Writer, derive_seed
+from semspec.core import Writer, derive_seed
 from semspec.engine.batch import ContextBatch
 from semspec.engine.causal_lm import CausalLM
-from training.contexts import ProbeContext
+from training.contexts import ProbeContext, TraceRecipe
 from training.files import read_lines, read_tensors, write_lines, write_tensors
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ def sample_shards(
     contexts: Sequence[ProbeContext],
     draft: CausalLM,
     target: CausalLM,
-    sampling: Sampling,
+    recipe: TraceRecipe,
     num_samples: int = 20,
     shard: tuple[int, int] = (0, 1),
 ) -> None:
@@ -38,7 +38,7 @@ def sample_shards(
             continue
         rows, tensors = [], []
         for context in contexts[number * SHARD_CONTEXTS : (number + 1) * SHARD_CONTEXTS]:
-            context_rows, context_tensors = _sample(context, draft, target, sampling, num_samples)
+            context_rows, context_tensors = _sample(context, draft, target, recipe, num_samples)
             rows += context_rows
             tensors.append(context_tensors)
         write_tensors(path.with_suffix(".safetensors"), _stacked(tensors))
@@ -51,7 +51,7 @@ def shard_paths(folder: Path) -> list[Path]:
 
 
 def _sample(
-    context: ProbeContext, draft: CausalLM, target: CausalLM, sampling: Sampling, num_samples: int
+    context: ProbeContext, draft: CausalLM, target: CausalLM, recipe: TraceRecipe, num_samples: int
 ) -> tuple[list[dict[str, object]], dict[str, torch.Tensor]]:
     batches = {
         Writer.TARGET: ContextBatch(target, context.token_ids),
@@ -60,9 +60,9 @@ def _sample(
     segments: list[list[int]] = []
     rows: list[dict[str, object]] = []
     for writer, batch in batches.items():
-        base = derive_seed(sampling.seed, f"sample {writer}", context.id)
+        base = derive_seed(recipe.sampling.seed, f"sample {writer}", context.id)
         seeds = [derive_seed(base, "sample", index) for index in range(num_samples)]
-        written = batch.sample(sampling, seeds, Segmentation.PARAGRAPH, max_tokens=64)
+        written = batch.sample(recipe.sampling, seeds, recipe.segmentation, recipe.max_segment_tokens)
         segments += written
         rows += [{"context": context.id, "writer": writer, "text": batch.text_of(segment)} for segment in written]
     target_read = batches[Writer.TARGET].read(segments)

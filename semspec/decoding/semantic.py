@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from time import perf_counter
 from typing import TypeVar
 
@@ -178,12 +179,8 @@ async def _rewrite(progress: Progress, proposal: SegmentRecord, target: Target) 
     start = perf_counter()
     async with aclosing(target.write(progress.context, progress.order("target", max_segments=1))) as stream:
         async for written in stream:
-            times = StageTimes(
-                proposal.times.draft_ms, proposal.times.read_ms, proposal.times.judge_ms, (perf_counter() - start) * 1e3
-            )
-            return SegmentRecord(
-                proposal.index, written.segment, False, proposal.judgement, proposal.draw, proposal.segment, times
-            )
+            times = replace(proposal.times, write_ms=(perf_counter() - start) * 1e3)
+            return replace(proposal, segment=written.segment, rejected=proposal.segment, times=times)
     raise Unavailable("the target ended its stream without a segment; retry")
 
 
@@ -191,8 +188,9 @@ async def _or_lost(role: str, work: Awaitable[T]) -> T:
     try:
         return await work
     except tuple(LOST) as error:
-        log.warning("the %s %s: %s", role, LOST[type(error)], error.message)
-        raise _Lost(f"the {role} {LOST[type(error)]}") from error
+        reason = next(words for kind, words in LOST.items() if isinstance(error, kind))
+        log.warning("the %s %s: %s", role, reason, error.message)
+        raise _Lost(f"the {role} {reason}") from error
 
 
 def _states(written: Written) -> States:

@@ -2,13 +2,13 @@
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any
 
 from grpc import aio
 
 from semspec.decoding.protocols import Verifier
 from semspec.engine.protocol import Engine
 from semspec.rpc import convert
+from semspec.rpc.interceptors import Context
 from semspec.rpc.server import Backend, Service
 from semspec.v1 import (
     draft_pb2_grpc,
@@ -22,8 +22,6 @@ from semspec.v1 import (
 DRAFT = "semspec.v1.Draft"
 TARGET = "semspec.v1.Target"
 VERIFIER = "semspec.v1.Verifier"
-
-Context = aio.ServicerContext[Any, Any]
 
 
 class WritingServicer:

