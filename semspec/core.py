@@ -101,6 +101,8 @@ class WriteOrder:
     max_segment_tokens: int = 512
     """A segment that finds no boundary by then ends all the same."""
     want_states: bool = False
+    num_logprobs: int | None = None
+    """How many likely alternatives to tell at each token; 0: the written tokens' own logprobs, None: not even these."""
     session: str = ""
     """A hint which cached prefix belongs to whom; never needed for a right answer."""
 
@@ -116,6 +118,19 @@ class States:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and how likely its writer found it."""
+
+    token_id: int
+    data: bytes
+    """Its text in UTF-8, empty for end-of-sequence; a character may be spread over several tokens."""
+    logprob: float
+    """Natural logarithm of its probability, at temperature 1 and over the whole vocabulary."""
+    alternatives: tuple["TokenLogprob", ...] = ()
+    """The likeliest tokens in its place, most likely first; it may be among them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Written:
     """A segment fresh from its writer."""
 
@@ -123,6 +138,8 @@ class Written:
     states: States | None
     duration_ms: float
     """Time the engine spent on this segment."""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """One a token of the segment, if asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +208,18 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
+class Token:
+    """A token of a text, and where in it."""
+
+    id: int
+    text: str
+    start: int
+    """Of its first character, counted in characters."""
+    stop: int
+    """Behind its last one."""
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One turn of a conversation."""
 
@@ -199,7 +228,7 @@ class Message:
 
 
 Strategy = Literal[
-    "semantic", "semantic+token-level", "token-level", "spec-reason", "spec-thinking",
+    "semantic", "auto", "semantic+token-level", "token-level", "spec-reason", "spec-thinking",
     "last-hidden", "surprisal", "random", "target", "draft",
 ]  # fmt: skip
 AcceptanceRule = Literal["sample", "threshold"]
@@ -246,6 +275,10 @@ class Generation:
     scoring: Scoring = Scoring()
     draft_ahead: bool = True
     """Let the draft write on while the target reads; a rejection cancels it. Changes speed, never the outcome."""
+    num_logprobs: int | None = None
+    """See `WriteOrder`."""
+    show_drafts: bool = False
+    """Tell of drafted segments as soon as there are any, by `Drafted` events."""
     session: str = ""
 
 
@@ -259,6 +292,19 @@ class StageTimes:
     write_ms: float = 0.0
     wire_ms: float = 0.0
     """The part of the other four that no engine spent: transport and queueing, the verifier's own work included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What the strategy `auto` expected of the ways to go on when it chose one."""
+
+    gamma: int
+    """Segments to draft at a time; 0: the target alone."""
+    draft_ms_per_token: float | None
+    """Expected time of an output token, drafting `gamma` segments (the best gamma, if the target goes alone); None
+    before anything was measured."""
+    target_ms_per_token: float | None
+    """The same of the target alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +329,19 @@ class SegmentRecord:
     times: StageTimes = StageTimes()
     fallback: str | None = None
     """Why the target wrote alone here although the strategy would have drafted."""
+    forecast: Forecast | None = None
+    """Why `auto` drafted here, or did not."""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """Its writer's, one a token, if asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """Segments the draft has written and the target is about to read; nothing is decided."""
+
+    index: int
+    """Of the first one."""
+    segments: tuple[Segment, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +351,7 @@ class Finished:
     reason: FinishReason
 
 
-Event = SegmentRecord | Finished
+Event = SegmentRecord | Drafted | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +375,22 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class OperatingPoint:
+    """What one acceptance rule came to on held-out contexts, by the report of the probes."""
+
+    threshold: float | None
+    """None: the rule `sample`."""
+    acceptance: float
+    """Share of drafted segments accepted."""
+    right_accepted: float | None
+    """Share accepted of those that were right; None if no truth was known, as below."""
+    wrong_accepted: float | None
+    """Share accepted of those that were wrong."""
+    speed_up: float | None
+    """Expected, over the target alone."""
+
+
+@dataclass(frozen=True, slots=True)
 class VerifierInfo:
     """Which states the verifier's probes were trained on."""
 
@@ -329,6 +404,8 @@ class VerifierInfo:
     build: str = ""
     alternatives: tuple[str, ...] = ()
     """Names of other probes of the same pair, such as `last-hidden`."""
+    operating_points: tuple[OperatingPoint, ...] = ()
+    """By rising threshold; empty if the probes' report has none."""
 
 
 def derive_seed(seed: int, purpose: str, position: int) -> int:

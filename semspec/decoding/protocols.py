@@ -14,6 +14,7 @@ from semspec.core import (
     Reply,
     Segment,
     States,
+    Token,
     Verified,
     VerifierInfo,
     WriteOrder,
@@ -52,6 +53,10 @@ class Target(Drafter, Protocol):
 
         Raises: InvalidRequest when the prompt holds nothing; ContextTooLong when it leaves no room to write.
         """
+        ...
+
+    async def tokenize(self, text: str) -> list[Token]:
+        """The tokens of a text, without special ones, with their places in it. Raises: Unavailable."""
         ...
 
     async def read(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[Reading]:

@@ -46,6 +46,11 @@ class TargetStub:
                 request_serializer=semspec_dot_v1_dot_target__pb2.EncodeRequest.SerializeToString,
                 response_deserializer=semspec_dot_v1_dot_target__pb2.EncodeResponse.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/semspec.v1.Target/Tokenize',
+                request_serializer=semspec_dot_v1_dot_target__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=semspec_dot_v1_dot_target__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
         self.Read = channel.unary_unary(
                 '/semspec.v1.Target/Read',
                 request_serializer=semspec_dot_v1_dot_target__pb2.ReadRequest.SerializeToString,
@@ -86,6 +91,13 @@ class TargetServicer:
 
     def Encode(self, request, context):
         """Render and tokenize a prompt, so that the gateway needs no tokenizer and can refuse what is too long.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """The tokens of a text and their places in it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,6 +150,11 @@ def add_TargetServicer_to_server(servicer, server):
                     servicer.Encode,
                     request_deserializer=semspec_dot_v1_dot_target__pb2.EncodeRequest.FromString,
                     response_serializer=semspec_dot_v1_dot_target__pb2.EncodeResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=semspec_dot_v1_dot_target__pb2.TokenizeRequest.FromString,
+                    response_serializer=semspec_dot_v1_dot_target__pb2.TokenizeResponse.SerializeToString,
             ),
             'Read': grpc.unary_unary_rpc_method_handler(
                     servicer.Read,
@@ -220,6 +237,33 @@ class Target:
             '/semspec.v1.Target/Encode',
             semspec_dot_v1_dot_target__pb2.EncodeRequest.SerializeToString,
             semspec_dot_v1_dot_target__pb2.EncodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semspec.v1.Target/Tokenize',
+            semspec_dot_v1_dot_target__pb2.TokenizeRequest.SerializeToString,
+            semspec_dot_v1_dot_target__pb2.TokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

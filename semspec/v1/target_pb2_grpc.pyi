@@ -38,6 +38,8 @@ class TargetStub:
     """What is served here."""
     Encode: _grpc.UnaryUnaryMultiCallable[_target_pb2.EncodeRequest, _target_pb2.EncodeResponse]
     """Render and tokenize a prompt, so that the gateway needs no tokenizer and can refuse what is too long."""
+    Tokenize: _grpc.UnaryUnaryMultiCallable[_target_pb2.TokenizeRequest, _target_pb2.TokenizeResponse]
+    """The tokens of a text and their places in it."""
     Read: _grpc.UnaryUnaryMultiCallable[_target_pb2.ReadRequest, _target_pb2.ReadResponse]
     """What the target feels at segments that follow a context: one forward, no sampling."""
     Write: _grpc.UnaryStreamMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteResponse]
@@ -58,6 +60,8 @@ class TargetAsyncStub(TargetStub):
     """What is served here."""
     Encode: _aio.UnaryUnaryMultiCallable[_target_pb2.EncodeRequest, _target_pb2.EncodeResponse]  # type: ignore[assignment]
     """Render and tokenize a prompt, so that the gateway needs no tokenizer and can refuse what is too long."""
+    Tokenize: _aio.UnaryUnaryMultiCallable[_target_pb2.TokenizeRequest, _target_pb2.TokenizeResponse]  # type: ignore[assignment]
+    """The tokens of a text and their places in it."""
     Read: _aio.UnaryUnaryMultiCallable[_target_pb2.ReadRequest, _target_pb2.ReadResponse]  # type: ignore[assignment]
     """What the target feels at segments that follow a context: one forward, no sampling."""
     Write: _aio.UnaryStreamMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteResponse]  # type: ignore[assignment]
@@ -87,6 +91,14 @@ class TargetServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_target_pb2.EncodeResponse, _abc.Awaitable[_target_pb2.EncodeResponse]]:
         """Render and tokenize a prompt, so that the gateway needs no tokenizer and can refuse what is too long."""
+
+    @_abc_1.abstractmethod
+    def Tokenize(
+        self,
+        request: _target_pb2.TokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_target_pb2.TokenizeResponse, _abc.Awaitable[_target_pb2.TokenizeResponse]]:
+        """The tokens of a text and their places in it."""
 
     @_abc_1.abstractmethod
     def Read(

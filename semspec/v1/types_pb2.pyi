@@ -262,6 +262,7 @@ class WriteRequest(_message.Message):
     MAX_SEGMENT_TOKENS_FIELD_NUMBER: _builtins.int
     WANT_STATES_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
+    NUM_LOGPROBS_FIELD_NUMBER: _builtins.int
     segmentation: Global___Segmentation.ValueType
     max_segments: _builtins.int
     """0: until end-of-sequence or `max_tokens`"""
@@ -273,6 +274,8 @@ class WriteRequest(_message.Message):
     """pool hidden states while writing"""
     session: _builtins.str
     """hint for cache affinity; may be empty"""
+    num_logprobs: _builtins.int
+    """likely alternatives to tell at each token; unset: no logprobs at all"""
     @_builtins.property
     def context(self) -> _containers.RepeatedCompositeFieldContainer[Global___Piece]:
         """the whole context, prompt first"""
@@ -290,12 +293,15 @@ class WriteRequest(_message.Message):
         max_segment_tokens: _builtins.int = ...,
         want_states: _builtins.bool = ...,
         session: _builtins.str = ...,
+        num_logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "num_logprobs", b"num_logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "want_states", b"want_states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "context", b"context", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "num_logprobs", b"num_logprobs", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "want_states", b"want_states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_logprobs) -> _WhichOneofReturnType__num_logprobs | None: ...
 
 Global___WriteRequest: _TypeAlias = WriteRequest  # noqa: Y015
 
@@ -308,6 +314,7 @@ class WriteResponse(_message.Message):
     SEGMENT_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
     DURATION_MS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     duration_ms: _builtins.float
     """the engine's time for this segment"""
     @_builtins.property
@@ -316,20 +323,60 @@ class WriteResponse(_message.Message):
     def states(self) -> Global___States:
         """present iff asked for"""
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
+        """one a token of the segment, iff asked for"""
+
     def __init__(
         self,
         *,
         segment: Global___Piece | None = ...,
         states: Global___States | None = ...,
         duration_ms: _builtins.float = ...,
+        logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["segment", b"segment", "states", b"states"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ms", b"duration_ms", "segment", b"segment", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ms", b"duration_ms", "logprobs", b"logprobs", "segment", b"segment", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WriteResponse: _TypeAlias = WriteResponse  # noqa: Y015
+
+@_typing.final
+class TokenLogprob(_message.Message):
+    """A token and how likely its writer found it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    ALTERNATIVES_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    data: _builtins.bytes
+    """its text in UTF-8, empty for end-of-sequence; may be part of a character"""
+    logprob: _builtins.float
+    """natural logarithm, at temperature 1 over the whole vocabulary"""
+    @_builtins.property
+    def alternatives(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
+        """the likeliest tokens in its place, most likely first"""
+
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+        logprob: _builtins.float = ...,
+        alternatives: _abc.Iterable[Global___TokenLogprob] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alternatives", b"alternatives", "data", b"data", "logprob", b"logprob", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenLogprob: _TypeAlias = TokenLogprob  # noqa: Y015
 
 @_typing.final
 class ProposeRequest(_message.Message):

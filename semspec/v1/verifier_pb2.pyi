@@ -47,6 +47,7 @@ class VerifierInfo(_message.Message):
     DRAFT_PROBE_FIELD_NUMBER: _builtins.int
     TARGET_PROBE_FIELD_NUMBER: _builtins.int
     ALTERNATIVES_FIELD_NUMBER: _builtins.int
+    OPERATING_POINTS_FIELD_NUMBER: _builtins.int
     draft_model: _builtins.str
     """fingerprint of the draft the probe belongs to"""
     target_model: _builtins.str
@@ -67,6 +68,10 @@ class VerifierInfo(_message.Message):
     def alternatives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """names of other probes of the same pair, such as "last-hidden" """
 
+    @_builtins.property
+    def operating_points(self) -> _containers.RepeatedCompositeFieldContainer[Global___OperatingPoint]:
+        """by rising threshold; none if the probes' report has none"""
+
     def __init__(
         self,
         *,
@@ -78,14 +83,68 @@ class VerifierInfo(_message.Message):
         draft_probe: _builtins.str = ...,
         target_probe: _builtins.str = ...,
         alternatives: _abc.Iterable[_builtins.str] | None = ...,
+        operating_points: _abc.Iterable[Global___OperatingPoint] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alternatives", b"alternatives", "build", b"build", "draft_model", b"draft_model", "draft_probe", b"draft_probe", "segmentations", b"segmentations", "state_convention", b"state_convention", "target_model", b"target_model", "target_probe", b"target_probe"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alternatives", b"alternatives", "build", b"build", "draft_model", b"draft_model", "draft_probe", b"draft_probe", "operating_points", b"operating_points", "segmentations", b"segmentations", "state_convention", b"state_convention", "target_model", b"target_model", "target_probe", b"target_probe"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___VerifierInfo: _TypeAlias = VerifierInfo  # noqa: Y015
+
+@_typing.final
+class OperatingPoint(_message.Message):
+    """What one acceptance rule came to on held-out contexts, by the report of the probes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    THRESHOLD_FIELD_NUMBER: _builtins.int
+    ACCEPTANCE_FIELD_NUMBER: _builtins.int
+    RIGHT_ACCEPTED_FIELD_NUMBER: _builtins.int
+    WRONG_ACCEPTED_FIELD_NUMBER: _builtins.int
+    SPEED_UP_FIELD_NUMBER: _builtins.int
+    threshold: _builtins.float
+    """unset: the rule "sample" """
+    acceptance: _builtins.float
+    """share of drafted segments accepted"""
+    right_accepted: _builtins.float
+    """share accepted of those that were right; unset if unknown, as below"""
+    wrong_accepted: _builtins.float
+    """share accepted of those that were wrong"""
+    speed_up: _builtins.float
+    """expected, over the target alone"""
+    def __init__(
+        self,
+        *,
+        threshold: _builtins.float | None = ...,
+        acceptance: _builtins.float = ...,
+        right_accepted: _builtins.float | None = ...,
+        wrong_accepted: _builtins.float | None = ...,
+        speed_up: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_right_accepted", b"_right_accepted", "_speed_up", b"_speed_up", "_threshold", b"_threshold", "_wrong_accepted", b"_wrong_accepted", "right_accepted", b"right_accepted", "speed_up", b"speed_up", "threshold", b"threshold", "wrong_accepted", b"wrong_accepted"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_right_accepted", b"_right_accepted", "_speed_up", b"_speed_up", "_threshold", b"_threshold", "_wrong_accepted", b"_wrong_accepted", "acceptance", b"acceptance", "right_accepted", b"right_accepted", "speed_up", b"speed_up", "threshold", b"threshold", "wrong_accepted", b"wrong_accepted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__right_accepted: _TypeAlias = _typing.Literal["right_accepted"]  # noqa: Y015
+    _WhichOneofArgType__right_accepted: _TypeAlias = _typing.Literal["_right_accepted", b"_right_accepted"]  # noqa: Y015
+    _WhichOneofReturnType__speed_up: _TypeAlias = _typing.Literal["speed_up"]  # noqa: Y015
+    _WhichOneofArgType__speed_up: _TypeAlias = _typing.Literal["_speed_up", b"_speed_up"]  # noqa: Y015
+    _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
+    _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
+    _WhichOneofReturnType__wrong_accepted: _TypeAlias = _typing.Literal["wrong_accepted"]  # noqa: Y015
+    _WhichOneofArgType__wrong_accepted: _TypeAlias = _typing.Literal["_wrong_accepted", b"_wrong_accepted"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__right_accepted) -> _WhichOneofReturnType__right_accepted | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__speed_up) -> _WhichOneofReturnType__speed_up | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__wrong_accepted) -> _WhichOneofReturnType__wrong_accepted | None: ...
+
+Global___OperatingPoint: _TypeAlias = OperatingPoint  # noqa: Y015
 
 @_typing.final
 class JudgeRequest(_message.Message):
