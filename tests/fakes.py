@@ -20,6 +20,7 @@ from semspec.core import (
     Segmentation,
     SegmentEnd,
     States,
+    Token,
     Verified,
     VerifierInfo,
     WriteOrder,
@@ -62,6 +63,13 @@ class FakeModel:
         if len(text.encode()) >= WINDOW:
             raise ContextTooLong(f"{len(text)} tokens do not fit into {WINDOW}", "prompt")
         return Piece(text, tuple(text.encode()), TOKENIZER)
+
+    async def tokenize(self, text: str) -> list[Token]:
+        return [
+            Token(byte, character, place, place + 1)
+            for place, character in enumerate(text)
+            for byte in character.encode()
+        ]
 
     async def write(self, context: Context, order: WriteOrder) -> AsyncGenerator[Written, None]:
         budget, count = order.max_tokens, 0

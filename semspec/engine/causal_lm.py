@@ -18,11 +18,12 @@ from transformers import (
 from transformers.utils import cached_file
 
 from semspec import __version__
-from semspec.core import Context, Message, ModelInfo, Piece, Segment, SegmentEnd
+from semspec.core import Context, Message, ModelInfo, Piece, Segment, SegmentEnd, Token
 from semspec.engine.asking import can_be_asked
 from semspec.engine.decoder import Decoder, obstacle
 from semspec.engine.fingerprint import model_fingerprint, tokenizer_fingerprint
 from semspec.engine.kv import KV, BufferKV, DynamicKV
+from semspec.engine.tokens import TokenBytes, tokenize
 from semspec.errors import InvalidRequest, Mismatch
 
 EngineName = Literal["auto", "transformers", "fast"]
@@ -55,6 +56,7 @@ class CausalLM:
         self._tap = _StateTap(model)
         self._decoder = _decoder(self.model, info, engine)
         self._token_texts: dict[int, str] = {}
+        self.token_bytes = TokenBytes(tokenizer)
 
     @classmethod
     def load(
@@ -142,6 +144,10 @@ class CausalLM:
                 "the prompt is empty; send some text", "prompt" if isinstance(prompt, str) else "messages"
             )
         return Piece(text, tuple(ids), self.info.tokenizer)
+
+    def tokenize(self, text: str) -> list[Token]:
+        """A text in this model's tokens. See `semspec.decoding.protocols.Target.tokenize`."""
+        return tokenize(self.tokenizer, text)
 
     def _render(self, messages: Sequence[Message]) -> str:
         if self.tokenizer.chat_template is None:

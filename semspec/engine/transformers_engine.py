@@ -20,7 +20,8 @@ from semspec.core import (
     Reply,
     Segment,
     SegmentEnd,
-    States,
+    Token,
+    TokenLogprob,
     Verified,
     WriteOrder,
     Writer,
@@ -30,11 +31,12 @@ from semspec.engine.asking import option_ids, turn_after
 from semspec.engine.causal_lm import CausalLM, EngineName
 from semspec.engine.cutting import Cutter
 from semspec.engine.ending import end_after, ends_before
+from semspec.engine.logprobs import token_logprob
+from semspec.engine.pooling import readings_of, states_of
 from semspec.engine.prefix_cache import Prefix, PrefixCache
 from semspec.engine.sampling import draw_token
 from semspec.engine.scheduler import Scheduler, Steps
 from semspec.engine.speculative import check_proposal, check_token_ids, draw_with_distribution, verify_tokens
-from semspec.engine.surprisal import surprisal
 from semspec.errors import ContextTooLong, InvalidRequest
 
 T = TypeVar("T")
@@ -69,6 +71,10 @@ class TransformersEngine:
         torch.set_num_threads(threads)
         return cls(CausalLM.load(model, revision, device, dtype, max_context_tokens, engine), writer, cache_bytes)
 
+    @property
+    def lm(self) -> CausalLM:
+        return self._lm
+
     async def info(self) -> ModelInfo:
         return self._lm.info
 
@@ -76,6 +82,9 @@ class TransformersEngine:
         piece = self._lm.encode(prompt)
         self._check_room(len(piece.token_ids), "prompt" if isinstance(prompt, str) else "messages")
         return piece
+
+    async def tokenize(self, text: str) -> list[Token]:
+        return self._lm.tokenize(text)
 
     async def write(self, context: Context, order: WriteOrder) -> AsyncGenerator[Written, None]:
         async for written in self._scheduler.stream(self._write_steps(context, order)):
@@ -164,19 +173,20 @@ class TransformersEngine:
             num_segments = 0
             while budget > 0:
                 capped = replace(order, max_segment_tokens=min(order.max_segment_tokens, budget))
-                segment, states = yield from self._write_segment(prefix, capped)
-                budget -= len(segment.token_ids)
+                written = yield from self._write_segment(prefix, capped)
+                budget -= len(written.segment.token_ids)
                 num_segments += 1
                 now = perf_counter()
-                yield Written(segment, states, (now - start) * 1e3)
+                yield replace(written, duration_ms=(now - start) * 1e3)
                 start = now
-                if segment.end is SegmentEnd.EOS or num_segments == order.max_segments:
+                if written.segment.end is SegmentEnd.EOS or num_segments == order.max_segments:
                     break
 
-    def _write_segment(self, prefix: Prefix, order: WriteOrder) -> Generator[None, None, tuple[Segment, States | None]]:
+    def _write_segment(self, prefix: Prefix, order: WriteOrder) -> Generator[None, None, Written]:
         """One segment after `prefix`; every token of it is fed, so that states and cache are whole."""
         context = list(prefix.tokens)
         tokens: list[int] = []
+        logprobs: list[TokenLogprob] = []
         pooled: Tensor | None = None
         end: SegmentEnd | None = None
         while end is None:
@@ -185,6 +195,8 @@ class TransformersEngine:
             if ends_before(self._lm, order.segmentation, context, tokens, token):
                 end = SegmentEnd.BOUNDARY
                 break
+            if order.num_logprobs is not None:
+                logprobs.append(token_logprob(self._lm, logits, token, order.num_logprobs))
             rows, states = self._feed(prefix, [token], want_states=order.want_states)
             prefix.remember_logits(len(prefix.tokens), rows[-1])
             tokens.append(token)
@@ -194,7 +206,8 @@ class TransformersEngine:
             end = end_after(self._lm, order.segmentation, context, tokens, order.max_segment_tokens)
         text = self._lm.text_of(context, tokens)
         segment = Segment(text, tuple(tokens), self._lm.info.tokenizer, self._writer, end)
-        return segment, None if pooled is None else self._states(pooled / len(tokens))
+        pooled_states = None if pooled is None else states_of(pooled / len(tokens), self._lm.info.fingerprint)
+        return Written(segment, pooled_states, 0.0, None if order.num_logprobs is None else tuple(logprobs))
 
     def _read_steps(self, context: Context, segments: Sequence[Segment], session: str) -> Steps[list[Reading]]:
         tokens = self._lm.context_ids(context)
@@ -209,19 +222,9 @@ class TransformersEngine:
             flat = [token for ids in read for token in ids]
             rows, states = self._feed(prefix, flat, num_rows=len(flat), want_states=True)
             prefix.remember_logits(len(prefix.tokens), rows[-1])
-            readings = self._readings(read, torch.cat([first[None], rows]), states)
+            readings = readings_of(read, torch.cat([first[None], rows]), states, self._lm.info.fingerprint)
             duration_ms = (perf_counter() - start) * 1e3
             yield [replace(reading, duration_ms=duration_ms) for reading in readings]
-
-    def _readings(self, read: list[list[int]], logits: Tensor, states: Tensor) -> list[Reading]:
-        readings, start = [], 0
-        for ids in read:
-            own = slice(start, start + len(ids))
-            pooled = states[:, own].float().mean(1)
-            features = surprisal(logits[own], torch.tensor(ids, device=logits.device))
-            readings.append(Reading(self._states(pooled), tuple(features.tolist()), len(ids), duration_ms=0.0))
-            start = own.stop
-        return readings
 
     def _propose_steps(
         self, context: Context, open_ids: Sequence[int], order: WriteOrder, num_tokens: int
@@ -290,7 +293,3 @@ class TransformersEngine:
             likeliest = self._lm.token_text(int(probabilities.argmax()))
             duration_ms = (perf_counter() - start) * 1e3
             yield Reply(tuple(probabilities[asked].tolist()), likeliest, duration_ms)
-
-    def _states(self, pooled: Tensor) -> States:
-        array = pooled.cpu().numpy()
-        return States(array.astype("<f4", copy=False).tobytes(), array.shape, self._lm.info.fingerprint)

@@ -11,6 +11,7 @@ from semspec.core import Judgement, Reading, States, VerifierInfo
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.features import assemble, tensor_of
 from semspec.probes.probe import LEAST_PROBABILITY, Artifact, ProbeCard, load_probe
+from semspec.probes.strictness import operating_points
 
 
 class ProbePair:
@@ -49,8 +50,10 @@ class ProbeVerifier:
     """A pure function from states to probabilities. See `semspec.decoding.protocols.Verifier`."""
 
     def __init__(self, own: ProbePair, alternatives: Mapping[str, ProbePair] | None = None) -> None:
-        """Raises: Mismatch when an alternative is not of the own pair's models and segmentations."""
+        """Raises: Mismatch when an alternative is not of the own pair's models and segmentations, or the own target
+        probe's card is malformed."""
         self._own, self._alternatives = own, dict(alternatives or {})
+        self._operating_points = operating_points(own.target.card)
         for name, pair in self._alternatives.items():
             _check_alternative(name, pair, own)
 
@@ -74,6 +77,7 @@ class ProbeVerifier:
             target_probe=target.digest,
             build=__version__,
             alternatives=tuple(self._alternatives),
+            operating_points=self._operating_points,
         )
 
     async def judge(

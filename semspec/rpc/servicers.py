@@ -61,6 +61,11 @@ class TargetServicer(WritingServicer, target_pb2_grpc.TargetServicer):
         prompt = convert.encode_request_from_wire(request)
         return convert.encode_response_to_wire(await self._engine.get().encode(prompt))
 
+    async def Tokenize(self, request: target_pb2.TokenizeRequest, context: Context) -> target_pb2.TokenizeResponse:
+        """The tokens of a text."""
+        text = convert.tokenize_request_from_wire(request)
+        return convert.tokenize_response_to_wire(await self._engine.get().tokenize(text))
+
     async def Read(self, request: target_pb2.ReadRequest, context: Context) -> target_pb2.ReadResponse:
         """What the target feels at segments that follow a context."""
         prefix, segments, session = convert.read_request_from_wire(request)

@@ -24,6 +24,8 @@ from semspec.core import (
     Segmentation,
     SegmentEnd,
     States,
+    Token,
+    TokenLogprob,
     Verified,
     VerifierInfo,
     WriteOrder,
@@ -40,6 +42,7 @@ STATES = States(data=bytes(range(24)), shape=(3, 2), model="weights-1")
 SURPRISAL = tuple(float(i) / 4 for i in range(len(SURPRISAL_FEATURES)))
 CONTEXT = Context((Piece("How many?", (1, 2, 3), "tokens-1"),))
 SEGMENT = Segment("Two.\n\n", (4, 5), "tokens-1", Writer.DRAFT, SegmentEnd.BOUNDARY)
+LOGPROBS = (TokenLogprob(4, b"Two", -0.1, (TokenLogprob(4, b"Two", -0.1),)), TokenLogprob(5, b".\n\n", -1e-300))
 ORDER = WriteOrder(Sampling(seed=2**64 - 1), max_segments=3, want_states=True)
 HALVES = Distribution(struct.pack("<2I", 5, 2**32 - 1), struct.pack("<2f", 0.5, 0.5))
 PROPOSAL = Proposal((5, 2**32 - 1), (HALVES, HALVES), "tokens-1", 0.5)
@@ -71,7 +74,8 @@ class FakeEngine:
                     self._fail()
                 text = f"{len(context.pieces)}:{index}:{order.sampling.temperature}\n\n"
                 segment = Segment(text, (7, index), "tokens-1", Writer.DRAFT, SegmentEnd.BOUNDARY)
-                yield Written(segment, STATES if order.want_states else None, 1.5)
+                logprobs = None if order.num_logprobs is None else LOGPROBS
+                yield Written(segment, STATES if order.want_states else None, 1.5, logprobs)
         finally:
             self.closed.set()
 
@@ -79,6 +83,11 @@ class FakeEngine:
         self._fail()
         text = prompt if isinstance(prompt, str) else "|".join(f"{turn.role}={turn.content}" for turn in prompt)
         return Piece(text, tuple(range(len(text))), "tokens-1")
+
+    async def tokenize(self, text: str) -> list[Token]:
+        """A token a character."""
+        self._fail()
+        return [Token(ord(character), character, place, place + 1) for place, character in enumerate(text)]
 
     async def read(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[Reading]:
         self._fail()

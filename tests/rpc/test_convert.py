@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from semspec.core import (
     Judgement,
     Message,
     ModelInfo,
+    OperatingPoint,
     Piece,
     Reading,
     Sampling,
@@ -20,6 +22,8 @@ from semspec.core import (
     Segmentation,
     SegmentEnd,
     States,
+    Token,
+    TokenLogprob,
     VerifierInfo,
     WriteOrder,
     Writer,
@@ -28,8 +32,13 @@ from semspec.core import (
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.rpc import convert
 from semspec.v1 import target_pb2, types_pb2, verifier_pb2
-from tests.rpc.fakes import CONTEXT, ORDER, SEGMENT, STATES, SURPRISAL
+from tests.rpc.fakes import CONTEXT, LOGPROBS, ORDER, SEGMENT, STATES, SURPRISAL
 
+POINTS = (
+    OperatingPoint(0.0, 1.0, 1.0, 1.0, 3.1),
+    OperatingPoint(0.5, 0.8, None, 0.0, None),
+    OperatingPoint(None, 0.7, 0.9, None, 0.0),
+)
 READING = Reading(STATES, SURPRISAL, 5, 0.0)
 
 uint32 = st.integers(0, 2**32 - 1)
@@ -56,6 +65,7 @@ orders = st.builds(
     st.integers(1, 2**32 - 1),
     st.integers(1, 2**32 - 1),
     st.booleans(),
+    st.none() | st.integers(0, 20),
     text,
 )
 states = st.tuples(st.integers(1, 4), st.integers(1, 8)).flatmap(
@@ -65,6 +75,9 @@ states = st.tuples(st.integers(1, 4), st.integers(1, 8)).flatmap(
 )
 surprisals = st.tuples(*[single] * len(SURPRISAL_FEATURES))
 probabilities = st.floats(0, 1)
+log_probabilities = st.floats(-1e300, 0)
+alternatives = st.lists(st.builds(TokenLogprob, uint32, st.binary(), log_probabilities), max_size=3).map(tuple)
+token_logprobs = st.builds(TokenLogprob, uint32, st.binary(), log_probabilities, alternatives)
 
 
 @given(contexts, orders)
@@ -73,8 +86,12 @@ def test_write_request_survives_the_wire(context: Context, order: WriteOrder) ->
     assert convert.write_request_from_wire(types_pb2.WriteRequest.FromString(sent)) == (context, order)
 
 
-@given(st.builds(Written, segments, st.none() | states, single))
-def test_written_survives_the_wire(written: Written) -> None:
+@given(st.builds(Written, segments, st.none() | states, single), st.data())
+def test_written_survives_the_wire(written: Written, data: st.DataObject) -> None:
+    num_tokens = len(written.segment.token_ids)
+    if num_tokens:  # a segment that a model wrote always has some
+        logprobs = st.lists(token_logprobs, min_size=num_tokens, max_size=num_tokens).map(tuple)
+        written = replace(written, logprobs=data.draw(st.none() | logprobs))
     sent = convert.written_to_wire(written).SerializeToString()
     assert convert.written_from_wire(types_pb2.WriteResponse.FromString(sent)) == written
 
@@ -109,10 +126,24 @@ def test_encode_request_survives_the_wire(prompt: str | list[Message]) -> None:
     assert convert.encode_request_from_wire(convert.encode_request_to_wire(prompt)) == prompt
 
 
+@given(text)
+def test_tokenize_request_survives_the_wire(asked: str) -> None:
+    sent = convert.tokenize_request_to_wire(asked).SerializeToString()
+    assert convert.tokenize_request_from_wire(target_pb2.TokenizeRequest.FromString(sent)) == asked
+
+
+@given(st.lists(st.tuples(uint32, text, uint32, uint32)))
+def test_tokens_survive_the_wire(rows: list[tuple[int, str, int, int]]) -> None:
+    tokens = [Token(number, said, min(a, b), max(a, b)) for number, said, a, b in rows]
+    sent = convert.tokenize_response_to_wire(tokens).SerializeToString()
+    assert convert.tokenize_response_from_wire(target_pb2.TokenizeResponse.FromString(sent)) == tokens
+
+
 def test_handshakes_survive_the_wire() -> None:
     model = ModelInfo("m", "f", "t", 24, 512, 4096, "states-v1", (Segmentation.SENTENCE,), "0.1", can_be_asked=True)
     segmentations = (Segmentation.PARAGRAPH, Segmentation.SENTENCE)
-    verifier = VerifierInfo("d", "t", "states-v1", segmentations, "p1", "p2", "0.1", ("last-hidden", "surprisal"))
+    alternatives = ("last-hidden", "surprisal")
+    verifier = VerifierInfo("d", "t", "states-v1", segmentations, "p1", "p2", "0.1", alternatives, POINTS)
     assert convert.model_info_from_wire(convert.model_info_to_wire(model)) == model
     assert convert.verifier_info_from_wire(convert.verifier_info_to_wire(verifier)) == verifier
 
@@ -152,6 +183,7 @@ def _write_request() -> types_pb2.WriteRequest:
         (lambda m: setattr(m.sampling, "top_p", 1.01), "sampling.top_p"),
         (lambda m: setattr(m.sampling, "top_p", math.nan), "sampling.top_p"),
         (lambda m: m.ClearField("sampling"), "sampling.top_p"),
+        (lambda m: setattr(m, "num_logprobs", 21), "num_logprobs"),
     ],
 )
 def test_write_request_is_refused_by_field(spoil: Callable[[types_pb2.WriteRequest], object], field: str) -> None:
@@ -222,3 +254,41 @@ def test_judgement_that_is_no_probability_is_refused(value: float) -> None:
     message = convert.judge_response_to_wire([Judgement(0.5, value)])
     with pytest.raises(InvalidRequest, match="target_probability"):
         convert.judge_response_from_wire(message)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "field"),
+    [
+        (lambda m: m.logprobs.pop(), "logprobs"),
+        (lambda m: setattr(m.logprobs[1], "logprob", 0.01), "logprobs[1].logprob"),
+        (lambda m: setattr(m.logprobs[1], "logprob", math.nan), "logprobs[1].logprob"),
+        (lambda m: setattr(m.logprobs[0].alternatives[0], "logprob", -math.inf), "logprobs[0].alternatives[0].logprob"),
+    ],
+)
+def test_logprobs_that_cannot_be_are_refused_by_field(
+    spoil: Callable[[types_pb2.WriteResponse], object], field: str
+) -> None:
+    message = convert.written_to_wire(Written(SEGMENT, None, 1.0, LOGPROBS))
+    spoil(message)
+    with pytest.raises(InvalidRequest) as refusal:
+        convert.written_from_wire(message)
+    assert refusal.value.parameter == field
+
+
+def test_token_that_stops_before_it_starts_is_refused() -> None:
+    message = convert.tokenize_response_to_wire([Token(1, "a", 0, 1), Token(2, "b", 3, 2)])
+    with pytest.raises(InvalidRequest) as refusal:
+        convert.tokenize_response_from_wire(message)
+    assert refusal.value.parameter == "tokens[1].stop"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("threshold", -0.1), ("threshold", math.inf), ("acceptance", 1.1), ("wrong_accepted", -1), ("speed_up", math.nan)],
+)
+def test_operating_point_that_cannot_be_is_refused_by_field(name: str, value: float) -> None:
+    message = convert.verifier_info_to_wire(VerifierInfo("d", "t", "states-v1", (), operating_points=POINTS))
+    setattr(message.operating_points[2], name, value)
+    with pytest.raises(InvalidRequest) as refusal:
+        convert.verifier_info_from_wire(message)
+    assert refusal.value.parameter == f"operating_points[2].{name}"

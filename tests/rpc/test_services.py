@@ -75,7 +75,8 @@ async def test_remote_drafter_answers_as_the_engine_does() -> None:
     async with drafting(engine) as client:
         drafter: Drafter = client
         assert await drafter.info() == await engine.info()
-        assert await collected(drafter.write(CONTEXT, ORDER)) == await collected(engine.write(CONTEXT, ORDER))
+        for order in (ORDER, replace(ORDER, num_logprobs=0)):
+            assert await collected(drafter.write(CONTEXT, order)) == await collected(engine.write(CONTEXT, order))
 
 
 async def test_remote_target_answers_as_the_engine_does() -> None:
@@ -86,6 +87,8 @@ async def test_remote_target_answers_as_the_engine_does() -> None:
         assert await target.info() == await engine.info()
         assert await target.encode("plain") == await engine.encode("plain")
         assert await target.encode(conversation) == await engine.encode(conversation)
+        for text in ("¿Cuántos?", ""):
+            assert await target.tokenize(text) == await engine.tokenize(text)
         segments = [SEGMENT, replace(SEGMENT, token_ids=(1,))]
         assert await target.read(CONTEXT, segments, "s") == await engine.read(CONTEXT, segments, "s")
         assert await collected(target.write(CONTEXT, ORDER)) == await collected(engine.write(CONTEXT, ORDER))

@@ -70,7 +70,7 @@ def test_verify_request_survives_the_wire(
 ) -> None:
     sent = convert.verify_request_to_wire(context, open_ids, proposal, order).SerializeToString()
     received = convert.verify_request_from_wire(target_pb2.VerifyRequest.FromString(sent))
-    assert received == (context, open_ids, proposal, replace(order, want_states=False))
+    assert received == (context, open_ids, proposal, replace(order, want_states=False, num_logprobs=None))
 
 
 @given(st.builds(Verified, st.lists(segments).map(tuple), token_ids, uint32, single))
@@ -183,7 +183,7 @@ async def test_remote_calls_answer_as_the_engine_does() -> None:
         assert await target.ask(*asked) == await engine.ask(*asked)
 
 
-@pytest.mark.parametrize("call", ["propose", "verify", "ask"])
+@pytest.mark.parametrize("call", ["propose", "verify", "ask", "tokenize"])
 async def test_calls_are_retried_while_the_service_is_away(call: str) -> None:
     class Recovering(FakeEngine):
         calls = 0
@@ -199,6 +199,8 @@ async def test_calls_are_retried_while_the_service_is_away(call: str) -> None:
             await drafter.propose(CONTEXT, (), ORDER, 1)
         elif call == "verify":
             await target.verify(CONTEXT, (), PROPOSAL, ORDER)
+        elif call == "tokenize":
+            await target.tokenize("Is it so?")
         else:
             await target.ask(CONTEXT, "Is it so?", "", ["so"])
     assert engine.calls == 2

@@ -44,6 +44,12 @@ from semspec.rpc.convert.reading import (
     read_response_from_wire,
     read_response_to_wire,
 )
+from semspec.rpc.convert.tokenizing import (
+    tokenize_request_from_wire,
+    tokenize_request_to_wire,
+    tokenize_response_from_wire,
+    tokenize_response_to_wire,
+)
 from semspec.rpc.convert.verifying import (
     verify_request_from_wire,
     verify_request_to_wire,
@@ -83,6 +89,10 @@ __all__ = [
     "read_request_to_wire",
     "read_response_from_wire",
     "read_response_to_wire",
+    "tokenize_request_from_wire",
+    "tokenize_request_to_wire",
+    "tokenize_response_from_wire",
+    "tokenize_response_to_wire",
     "verifier_info_from_wire",
     "verifier_info_to_wire",
     "verify_request_from_wire",

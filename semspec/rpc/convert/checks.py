@@ -28,6 +28,13 @@ def check_positive(number: int, field: str) -> None:
         raise invalid(field, "must be at least 1")
 
 
+def probability(value: float, field: str) -> float:
+    """`value`, which must be in [0, 1]. Raises: InvalidRequest."""
+    if not 0 <= value <= 1:
+        raise invalid(field, f"must be in [0, 1], not {value}")
+    return value
+
+
 def invalid(field: str, complaint: str) -> InvalidRequest:
     """The error that names the field at fault."""
     return InvalidRequest(f"{field}: {complaint}", field)

@@ -1,6 +1,7 @@
 """`Info`: what each service says of itself."""
 
-from semspec.core import ModelInfo, VerifierInfo
+from semspec.core import ModelInfo, OperatingPoint, VerifierInfo
+from semspec.rpc.convert.checks import invalid, probability
 from semspec.rpc.convert.enums import SEGMENTATIONS_TO_WIRE, segmentations_from_wire
 from semspec.v1 import types_pb2, verifier_pb2
 
@@ -48,6 +49,7 @@ def verifier_info_to_wire(info: VerifierInfo) -> verifier_pb2.VerifierInfo:
         draft_probe=info.draft_probe,
         target_probe=info.target_probe,
         alternatives=info.alternatives,
+        operating_points=[_point_to_wire(point) for point in info.operating_points],
     )
 
 
@@ -62,4 +64,32 @@ def verifier_info_from_wire(message: verifier_pb2.VerifierInfo) -> VerifierInfo:
         draft_probe=message.draft_probe,
         target_probe=message.target_probe,
         alternatives=tuple(message.alternatives),
+        operating_points=tuple(
+            _point_from_wire(point, f"operating_points[{i}]") for i, point in enumerate(message.operating_points)
+        ),
+    )
+
+
+def _point_to_wire(point: OperatingPoint) -> verifier_pb2.OperatingPoint:
+    return verifier_pb2.OperatingPoint(
+        threshold=point.threshold,
+        acceptance=point.acceptance,
+        right_accepted=point.right_accepted,
+        wrong_accepted=point.wrong_accepted,
+        speed_up=point.speed_up,
+    )
+
+
+def _point_from_wire(message: verifier_pb2.OperatingPoint, field: str) -> OperatingPoint:
+    for name in ("threshold", "speed_up"):
+        if not 0 <= getattr(message, name) < float("inf"):
+            raise invalid(f"{field}.{name}", f"must be finite and at least 0, not {getattr(message, name)}")
+    for name in ("acceptance", "right_accepted", "wrong_accepted"):
+        probability(getattr(message, name), f"{field}.{name}")
+    return OperatingPoint(
+        threshold=message.threshold if message.HasField("threshold") else None,
+        acceptance=message.acceptance,
+        right_accepted=message.right_accepted if message.HasField("right_accepted") else None,
+        wrong_accepted=message.wrong_accepted if message.HasField("wrong_accepted") else None,
+        speed_up=message.speed_up if message.HasField("speed_up") else None,
     )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from semspec.core import Judgement, Reading, States
-from semspec.rpc.convert.checks import check_filled, invalid
+from semspec.rpc.convert.checks import check_filled, invalid, probability
 from semspec.rpc.convert.reading import put_reading, reading_from_wire
 from semspec.rpc.convert.states import put_states, states_from_wire
 from semspec.v1 import verifier_pb2
@@ -48,14 +48,8 @@ def judge_response_from_wire(message: verifier_pb2.JudgeResponse) -> list[Judgem
     """One judgement a segment, both probabilities in [0, 1]."""
     return [
         Judgement(
-            _probability(judgement.draft_probability, f"judgements[{i}].draft_probability"),
-            _probability(judgement.target_probability, f"judgements[{i}].target_probability"),
+            probability(judgement.draft_probability, f"judgements[{i}].draft_probability"),
+            probability(judgement.target_probability, f"judgements[{i}].target_probability"),
         )
         for i, judgement in enumerate(message.judgements)
     ]
-
-
-def _probability(value: float, field: str) -> float:
-    if not 0 <= value <= 1:
-        raise invalid(field, f"must be in [0, 1], not {value}")
-    return value

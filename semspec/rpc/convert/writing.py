@@ -5,9 +5,13 @@ import math
 from semspec.core import Context, Sampling, WriteOrder, Written
 from semspec.rpc.convert.checks import check_positive, invalid, known
 from semspec.rpc.convert.enums import SEGMENTATIONS_FROM_WIRE, SEGMENTATIONS_TO_WIRE
+from semspec.rpc.convert.logprobs import logprobs_from_wire, put_logprobs
 from semspec.rpc.convert.pieces import context_from_wire, put_piece, segment_from_wire
 from semspec.rpc.convert.states import put_states, states_from_wire
 from semspec.v1 import types_pb2
+
+MAX_LOGPROBS = 20
+"""Most alternatives told at a token, as in OpenAI's interface."""
 
 
 def write_request_to_wire(context: Context, order: WriteOrder) -> types_pb2.WriteRequest:
@@ -19,6 +23,7 @@ def write_request_to_wire(context: Context, order: WriteOrder) -> types_pb2.Writ
         max_tokens=order.max_tokens,
         max_segment_tokens=order.max_segment_tokens,
         want_states=order.want_states,
+        num_logprobs=order.num_logprobs,
         session=order.session,
     )
     for piece in context.pieces:
@@ -37,9 +42,18 @@ def write_request_from_wire(message: types_pb2.WriteRequest) -> tuple[Context, W
         max_tokens=message.max_tokens,
         max_segment_tokens=message.max_segment_tokens,
         want_states=message.want_states,
+        num_logprobs=_num_logprobs(message),
         session=message.session,
     )
     return context_from_wire(message.context), order
+
+
+def _num_logprobs(message: types_pb2.WriteRequest) -> int | None:
+    if not message.HasField("num_logprobs"):
+        return None
+    if message.num_logprobs > MAX_LOGPROBS:
+        raise invalid("num_logprobs", f"must be at most {MAX_LOGPROBS}, not {message.num_logprobs}")
+    return message.num_logprobs
 
 
 def sampling_to_wire(sampling: Sampling) -> types_pb2.Sampling:
@@ -64,10 +78,13 @@ def written_to_wire(written: Written) -> types_pb2.WriteResponse:
     put_piece(message.segment, written.segment)
     if written.states is not None:
         put_states(message.states, written.states)
+    if written.logprobs is not None:
+        put_logprobs(message, written.logprobs)
     return message
 
 
 def written_from_wire(message: types_pb2.WriteResponse) -> Written:
     """One message of a `Write` stream."""
     states = states_from_wire(message.states, "states") if message.HasField("states") else None
-    return Written(segment_from_wire(message.segment, "segment"), states, message.duration_ms)
+    segment = segment_from_wire(message.segment, "segment")
+    return Written(segment, states, message.duration_ms, logprobs_from_wire(message))

@@ -1,0 +1,225 @@
+"""How likely the writer found its tokens, and what they are in bytes."""
+
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors, trainers
+from tokenizers import models as token_models
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from semspec.core import Context, Sampling, Segmentation, SegmentEnd, TokenLogprob, Writer, Written
+from semspec.engine.causal_lm import CausalLM, EngineName
+from semspec.engine.logprobs import token_logprob
+from semspec.engine.tokens import BYTE_OF, TokenBytes, tokenize
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.errors import Mismatch
+from semspec.rpc.clients import RemoteTarget
+from semspec.rpc.servicers import target_service
+from semspec.stack import BUNDLED_PAIR
+from tests.engine.models import lm_of, random_model
+from tests.engine.test_equivalence import order, prompt, written
+from tests.rpc.fakes import serving
+
+MULTILINGUAL = "Já 你好, 𝛑 ≈ 3.14 — naïve\n\n\u200d👩\u200d👧 <think>é</think>"
+
+
+def byte_level() -> PreTrainedTokenizerFast:
+    """A byte-level BPE with hardly a merge, so that most characters beyond ASCII are spread over tokens."""
+    tokenizer = Tokenizer(token_models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=275, initial_alphabet=alphabet, special_tokens=["<pad>", "<eos>"])
+    tokenizer.train_from_iterator(["the pens and the cards", "the 你好 cards"], trainer)
+    tokenizer.add_tokens([AddedToken("<think>", special=False), AddedToken("two words", special=False)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
+
+
+def sentence_pieces() -> PreTrainedTokenizerFast:
+    """A BPE as of Llama 2: spaces as a letter, bytes for unknown characters, a space stripped from the front."""
+    pieces = ["<eos>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefghijklmnopqrstuvwxyz<>,.", "▁a", "an"]
+    vocab = {piece: index for index, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(token_models.BPE(vocab, [("▁", "a"), ("a", "n")], byte_fallback=True, unk_token="<eos>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+
+
+def spelt(logprobs: tuple[TokenLogprob, ...] | None) -> bytes:
+    assert logprobs is not None
+    return b"".join(logprob.data for logprob in logprobs)
+
+
+def test_byte_alphabet_is_that_of_byte_level_tokenizers() -> None:
+    assert set(BYTE_OF) == set(pre_tokenizers.ByteLevel.alphabet())
+    assert sorted(BYTE_OF.values()) == list(range(256))
+
+
+@pytest.mark.parametrize("tokenizer", [byte_level(), sentence_pieces()], ids=["byte-level", "byte-fallback"])
+@pytest.mark.parametrize("text", [MULTILINGUAL, "an  ant two words  ", "é", "the pens"])
+def test_bytes_of_tokens_make_up_the_text(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
+    ids = tokenizer.encode(f"a {text}", add_special_tokens=False)
+    data = [TokenBytes(tokenizer)(token) for token in ids]
+    assert b"".join(data).decode().removeprefix(" ") == f"a {text}"
+    if text == MULTILINGUAL:
+        assert any(one.decode(errors="replace") == "\ufffd" for one in data)
+
+
+@pytest.mark.parametrize("tokenizer", [byte_level(), sentence_pieces()], ids=["byte-level", "byte-fallback"])
+def test_special_and_unknown_tokens_have_no_bytes(tokenizer: PreTrainedTokenizerBase) -> None:
+    token_bytes = TokenBytes(tokenizer)
+    assert tokenizer.eos_token_id is not None
+    assert token_bytes(tokenizer.eos_token_id) == token_bytes(len(tokenizer) + 7) == b""
+
+
+def test_byte_spelt_out_by_a_byte_level_tokenizer_is_text() -> None:
+    tokenizer = byte_level()
+    tokenizer.add_tokens(["<0x41>"])
+    token_id = tokenizer.convert_tokens_to_ids("<0x41>")
+    assert TokenBytes(tokenizer)(token_id) == b"<0x41>"
+
+
+@pytest.fixture
+async def spread(checkpoint: Path, tmp_path: Path) -> AsyncIterator[TransformersEngine]:
+    """An engine whose tokens are mostly single bytes."""
+    folder = tmp_path / "byte-level"
+    shutil.copytree(checkpoint, folder)
+    byte_level().save_pretrained(folder)
+    engine = TransformersEngine.load(str(folder), writer=Writer.TARGET, device="cpu")
+    yield engine
+    await engine.aclose()
+
+
+async def test_bytes_of_written_tokens_are_the_text_where_characters_are_spread_over_tokens(
+    spread: TransformersEngine,
+) -> None:
+    texts = []
+    for seed in range(8):
+        context = Context((await spread.encode("the pens: "),))
+        [one] = await written(spread, context, order(sampling=Sampling(1.0, 1.0, 0, seed), num_logprobs=0))
+        assert spelt(one.logprobs).decode(errors="replace") == one.segment.text
+        texts.append(one.segment.text)
+    assert any(ord(character) > 0x7F and character != "\ufffd" for text in texts for character in text)
+
+
+@pytest.mark.parametrize("role", ["draft", "target"])
+async def test_bytes_of_written_tokens_are_the_text_of_the_bundled_pair(role: str) -> None:
+    engine = TransformersEngine.load(str(BUNDLED_PAIR / role), writer=Writer.TARGET, device="cpu")
+    for segmentation in Segmentation:
+        what = order(segmentation=segmentation, max_segments=0, max_tokens=400, sampling=Sampling(), num_logprobs=2)
+        stream = await written(engine, await prompt(engine), what)
+        for one in stream:
+            assert spelt(one.logprobs) == one.segment.text.encode()
+            assert one.logprobs is not None and len(one.logprobs) == len(one.segment.token_ids)
+        last = stream[-1]
+        assert last.segment.end is SegmentEnd.EOS and last.logprobs is not None and last.logprobs[-1].data == b""
+    await engine.aclose()
+
+
+def by_plain_forward(checkpoint: Path, context: Context, one: Written) -> Tensor:
+    """`[num_tokens, vocab_size]`: what transformers says of each place of the segment."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    own = len(one.segment.token_ids)
+    ids = torch.tensor([[*context.pieces[0].token_ids, *one.segment.token_ids]])
+    with torch.no_grad():
+        return torch.log_softmax(model(ids).logits[0, -own - 1 : -1], -1)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0), Sampling(0.6, 0.5, 3, 5)])
+@pytest.mark.parametrize("name", ["fast", "transformers"])
+async def test_logprobs_are_those_of_a_plain_forward_whatever_the_sampling(
+    checkpoint: Path, name: EngineName, sampling: Sampling
+) -> None:
+    engine = TransformersEngine.load(str(checkpoint), writer=Writer.TARGET, device="cpu", engine=name)
+    context = await prompt(engine)
+    what = order(sampling=sampling, segmentation=Segmentation.SENTENCE, num_logprobs=4)
+    [one] = await written(engine, context, what)
+    rows = by_plain_forward(checkpoint, context, one)
+    assert one.logprobs is not None
+    for told, token, row in zip(one.logprobs, one.segment.token_ids, rows, strict=True):
+        assert told.token_id == token
+        assert told.logprob == pytest.approx(float(row[token]), abs=1e-4)
+        likeliest = row.topk(4)
+        assert [other.token_id for other in told.alternatives] == likeliest.indices.tolist()
+        assert [other.logprob for other in told.alternatives] == pytest.approx(likeliest.values.tolist(), abs=1e-4)
+        assert all(other.data == engine._lm.token_bytes(other.token_id) for other in told.alternatives)
+    await engine.aclose()
+
+
+async def test_asking_for_logprobs_changes_nothing_else(uncached: TransformersEngine) -> None:
+    context = await prompt(uncached)
+    asked = await written(uncached, context, order(max_segments=0, num_logprobs=0, want_states=True))
+    plain = await written(uncached, context, order(max_segments=0, want_states=True))
+    assert [one.logprobs for one in plain] == [None] * len(plain)
+    assert all(told.alternatives == () for one in asked for told in one.logprobs or ())
+    assert [replace(one, duration_ms=0, logprobs=None) for one in asked] == [replace(x, duration_ms=0) for x in plain]
+
+
+async def test_cached_logprobs_equal_recomputed(engine: TransformersEngine, uncached: TransformersEngine) -> None:
+    context, what = await prompt(engine), order(num_logprobs=1, session="s")
+    await written(engine, context, what)
+    [[mine], [fresh]] = await written(engine, context, what), await written(uncached, context, what)
+    assert mine.logprobs is not None and fresh.logprobs is not None
+    for told, same in zip(mine.logprobs, fresh.logprobs, strict=True):
+        assert told.logprob == pytest.approx(same.logprob, abs=1e-4)
+
+
+async def test_logprobs_and_tokens_over_the_wire_equal_those_in_process(uncached: TransformersEngine) -> None:
+    async with serving(target_service(lambda: uncached)) as server:
+        remote = RemoteTarget(server.address)
+        context, what = await prompt(uncached), order(max_segments=2, num_logprobs=3)
+        local = await written(uncached, context, what)
+        over_the_wire = [one async for one in remote.write(context, what)]
+        assert [one.logprobs for one in over_the_wire] == [one.logprobs for one in local]
+        assert all(one.logprobs for one in local)
+        assert await remote.tokenize("Tom has 12 pens.") == await uncached.tokenize("Tom has 12 pens.")
+        await remote.aclose()
+
+
+def test_impossible_tokens_are_no_alternatives_and_few_tokens_are_all_there_are() -> None:
+    lm = lm_of(random_model("qwen2"), "fast")
+    logits = torch.tensor([0.0, -torch.inf, 0.0, -torch.inf])
+    told = token_logprob(lm, logits, 2, 20)
+    assert {other.token_id for other in told.alternatives} == {0, 2}
+    assert told.logprob == pytest.approx(-0.6931, abs=1e-4)
+
+
+async def test_tokens_of_a_text_are_where_they_say(engine: TransformersEngine) -> None:
+    text = "Tom has  12 pens.\n\nHow many?"
+    tokens = await engine.tokenize(text)
+    assert "".join(token.text for token in tokens) == text
+    assert [text[token.start : token.stop] for token in tokens] == [token.text for token in tokens]
+    assert tuple(token.id for token in tokens) == (await engine.encode(text)).token_ids
+    assert await engine.tokenize("") == []
+
+
+def test_tokens_that_share_a_character_have_the_whole_of_it() -> None:
+    tokenizer = byte_level()
+    tokens = tokenize(tokenizer, "a𝛑<eos>")
+    assert [(token.text, token.start, token.stop) for token in tokens] == [
+        ("a", 0, 1), *[("𝛑", 1, 2)] * 4, ("<eos>", 2, 7),
+    ]  # fmt: skip
+
+
+def test_no_special_token_is_added_to_a_text() -> None:
+    tokenizer = sentence_pieces()
+    post = processors.TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 0)])
+    tokenizer.backend_tokenizer.post_processor = post
+    assert [0, *(token.id for token in tokenize(tokenizer, "an"))] == tokenizer.encode("an")
+
+
+def test_tokenizer_that_knows_no_places_is_refused(
+    checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = CausalLM.load(str(checkpoints["qwen2"]), None, "cpu", "float32")
+    monkeypatch.setattr(type(lm.tokenizer), "is_fast", False)
+    with pytest.raises(Mismatch, match=r"tokenizer\.json"):
+        lm.tokenize("Tom")
