@@ -26,7 +26,8 @@ SUITE = (
     "target", "draft", "semantic", "semantic+token-level", "token-level:token_gamma=8", "spec-reason", "spec-thinking",
     "last-hidden", "surprisal", "random:rule=sample", "transformers/assisted",
 )  # fmt: skip
-"""All strategies as the pair is served, token-level with the best of 2, 3, 4, 6 and 8 on `demo-tune`, and a peer.
+"""All strategies as the pair is served, token-level with the best of 2, 3, 4, 6 and 8 on `demo-tune`, and a peer; but
+`auto`, which is `semantic` or `target` as the machine's load would have it, is not for a table of methods.
 By the pair's rule, which asks little, random probabilities would accept nearly all."""
 DEFAULT = "target,draft,semantic"
 RESULTS = Path("bench/results")

@@ -1,6 +1,5 @@
 """Asking the gateway over REST, as any client would."""
 
-import json
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -10,10 +9,10 @@ from typing import Any, Literal
 import httpx
 
 from demo.problems import Problem
+from semspec.client import read_events
 
 Strategy = Literal["target", "semantic", "draft"]
 Json = dict[str, Any]
-
 MAX_TOKENS = 512
 """Twice what the longest solution needs, so that a model that rambles pays for it."""
 
@@ -72,9 +71,10 @@ class ChatClient:
         body = self._body(question, fields)
         async with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
             response.raise_for_status()
-            async for line in response.aiter_lines():
-                record = _record(line)
-                if record is not None:
+            async for event in read_events(response):
+                if "error" in event.data:
+                    raise httpx.RemoteProtocolError(event.data["error"]["message"])
+                if record := event.data.get("semspec", {}).get("segment"):
                     yield record
 
     def _body(self, question: str | list[Json], fields: Json) -> Json:
@@ -123,14 +123,3 @@ def boxed(text: str) -> str | None:
 
 def _text(message: Json) -> str:
     return f"{message.get('reasoning_content') or ''}{message.get('content') or ''}"
-
-
-def _record(line: str) -> Json | None:
-    """The segment record in a line of an event stream, if it holds one."""
-    if not line.startswith("data: {"):
-        return None
-    chunk = json.loads(line.removeprefix("data: "))
-    if "error" in chunk:
-        raise httpx.RemoteProtocolError(chunk["error"]["message"])
-    record: Json | None = chunk.get("semspec", {}).get("segment")
-    return record

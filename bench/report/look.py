@@ -29,6 +29,7 @@ _STRATEGIES = {
     "target": Look(BLACK, "s"),
     "draft": Look(GREY, "s"),
     "semantic": Look(BLUE, "o"),
+    "auto": Look(BLUE, "8"),
     "semantic+token-level": Look(SKY, "D"),
     "token-level": Look(GREEN, "^"),
     "spec-reason": Look(ORANGE, "v"),

@@ -20,7 +20,7 @@ from semspec.core import (
     SegmentRecord,
     Writer,
 )
-from semspec.decoding import Roles, decode
+from semspec.decoding import Costs, Roles, decode
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
 from semspec.probes.verifier import ProbeVerifier
@@ -33,6 +33,8 @@ class InProcessRoad:
 
     def __init__(self, roles: Roles, defaults: Generation) -> None:
         self._roles, self._defaults = roles, defaults
+        self._costs: dict[str, Costs] = {}
+        """What `auto` has learnt so far, by label: other knobs have other costs."""
 
     async def ask(self, ask: Ask) -> Outcome:
         try:
@@ -55,7 +57,8 @@ class InProcessRoad:
             max_tokens=ask.max_tokens,
             session=f"bench-{ask.seed}-{ask.configuration.label}",
         )
-        events = [event async for event in decode(generation, self._roles)]
+        costs = self._costs.setdefault(ask.configuration.label, Costs())
+        events = [event async for event in decode(generation, self._roles, costs)]
         latency_s = perf_counter() - start
         records = [event for event in events if isinstance(event, SegmentRecord)]
         [finished] = [event for event in events if isinstance(event, Finished)]

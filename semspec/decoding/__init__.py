@@ -3,53 +3,61 @@
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
 
-from semspec.core import Event, Generation, SegmentRecord, Strategy, Writer
-from semspec.decoding import semantic, single, spec_reason, spec_thinking, token_level
+from semspec.core import Event, Generation, Strategy, Writer
+from semspec.decoding import auto, semantic, single, spec_reason, spec_thinking, token_level
+from semspec.decoding.costs import Costs
 from semspec.decoding.fallback import events
-from semspec.decoding.progress import Progress
+from semspec.decoding.progress import Progress, Step
 from semspec.decoding.protocols import Drafter, Target, Verifier
 from semspec.decoding.rewriting import by_target
 from semspec.decoding.roles import Roles
 
-__all__ = ["STRATEGIES", "Drafter", "Roles", "Target", "Verifier", "decode"]
+__all__ = ["STRATEGIES", "Costs", "Drafter", "Roles", "Target", "Verifier", "decode"]
 
 
-def decode(generation: Generation, roles: Roles) -> AsyncGenerator[Event, None]:
+def decode(generation: Generation, roles: Roles, costs: Costs | None = None) -> AsyncGenerator[Event, None]:
     """Run `generation` by its strategy: records of kept segments in order, then `Finished`.
 
+    With `show_drafts`, `Drafted` goes before the records that decide on what it holds; segments of it that no record
+    mentions were dropped. `costs` is what `auto` knows from generations before, and adds to.
+
     Closing the generator cancels whatever the models do for it. The same generation on equivalent roles yields the same
-    segments, whatever was cached, retried or resumed; only `token-level`, when sampled and resumed, yields others of
-    the same distribution.
+    segments, whatever was cached, retried or resumed; but `token-level`, when sampled and resumed, yields others of
+    the same distribution, and `auto` goes by the time things take.
 
     Raises: what the target raises; the loss of the drafter or the verifier only makes the target write alone.
     """
     progress = Progress(generation, generation.context)
-    return events(progress, STRATEGIES[generation.strategy](progress, roles), roles.target)
+    rounds = STRATEGIES[generation.strategy]
+    if rounds is auto.rounds:
+        rounds = partial(auto.rounds, costs=costs)
+    return events(progress, rounds(progress, roles), roles.target)
 
 
-Rounds = Callable[[Progress, Roles], AsyncGenerator[SegmentRecord, None]]
-"""A strategy: records of the segments that follow, until the end. Raises: Lost, and what the target raises."""
+Rounds = Callable[[Progress, Roles], AsyncGenerator[Step, None]]
+"""A strategy: the segments that follow, until the end. Raises: Lost, and what the target raises."""
 
 
-def _by_meaning(progress: Progress, roles: Roles, probes: str = "") -> AsyncGenerator[SegmentRecord, None]:
+def _by_meaning(progress: Progress, roles: Roles, probes: str = "") -> AsyncGenerator[Step, None]:
     return semantic.rounds(progress, roles, semantic.by_probes(roles.verifier, probes), by_target(roles.target))
 
 
-def _hybrid(progress: Progress, roles: Roles) -> AsyncGenerator[SegmentRecord, None]:
+def _hybrid(progress: Progress, roles: Roles) -> AsyncGenerator[Step, None]:
     return semantic.rounds(progress, roles, semantic.by_probes(roles.verifier), token_level.with_draft(roles))
 
 
-def _at_random(progress: Progress, roles: Roles) -> AsyncGenerator[SegmentRecord, None]:
+def _at_random(progress: Progress, roles: Roles) -> AsyncGenerator[Step, None]:
     judge = semantic.at_random(progress.generation.sampling.seed)
     return semantic.rounds(progress, roles, judge, by_target(roles.target))
 
 
-def _spec_reason(progress: Progress, roles: Roles) -> AsyncGenerator[SegmentRecord, None]:
+def _spec_reason(progress: Progress, roles: Roles) -> AsyncGenerator[Step, None]:
     return spec_reason.rounds(progress, roles, by_target(roles.target))
 
 
 STRATEGIES: dict[Strategy, Rounds] = {
     "semantic": _by_meaning,
+    "auto": auto.rounds,
     "semantic+token-level": _hybrid,
     "token-level": token_level.rounds,
     "spec-reason": _spec_reason,

@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
-from semspec.core import Context, Event, Finished, FinishReason, SegmentRecord, WriteOrder, Written
-from semspec.decoding.progress import Progress
+from semspec.core import Context, Event, Finished, FinishReason, WriteOrder, Written
+from semspec.decoding.progress import Progress, Step
 from semspec.decoding.protocols import Drafter, Target
 from semspec.decoding.single import write_on
 from semspec.errors import ContextTooLong, DeadlineExceeded, Mismatch, Overloaded, SemspecError, Unavailable
@@ -58,18 +58,16 @@ async def by_draft(work: Awaitable[list[Written]]) -> list[Written]:
     return drafted
 
 
-async def events(
-    progress: Progress, rounds: AsyncGenerator[SegmentRecord, None], target: Target
-) -> AsyncGenerator[Event, None]:
-    """A strategy's records from `progress` on, the target's alone once a helper is lost, and the end.
+async def events(progress: Progress, rounds: AsyncGenerator[Step, None], target: Target) -> AsyncGenerator[Event, None]:
+    """A strategy's steps from `progress` on, the target's alone once a helper is lost, and the end.
 
     A window that fills up on the way ends a generation as its budget does.
     """
     try:
-        async with aclosing(_or_alone(progress, rounds, target)) as records:
-            async for record in records:
-                progress = progress.after(record.segment)
-                yield record
+        async with aclosing(_or_alone(progress, rounds, target)) as steps:
+            async for step in steps:
+                progress = progress.past(step)
+                yield step
     except ContextTooLong:
         if not progress.segments:
             raise
@@ -77,13 +75,13 @@ async def events(
 
 
 async def _or_alone(
-    progress: Progress, rounds: AsyncGenerator[SegmentRecord, None], target: Target
-) -> AsyncGenerator[SegmentRecord, None]:
+    progress: Progress, rounds: AsyncGenerator[Step, None], target: Target
+) -> AsyncGenerator[Step, None]:
     try:
         async with aclosing(rounds):
-            async for record in rounds:
-                progress = progress.after(record.segment)
-                yield record
+            async for step in rounds:
+                progress = progress.past(step)
+                yield step
     except Lost as lost:
         order = progress.order("target", max_segments=0)
         async with aclosing(write_on(progress, target, order, "write_ms", fallback=str(lost))) as rest:

@@ -4,14 +4,19 @@ from dataclasses import dataclass, replace
 
 from semspec.core import (
     Context,
+    Drafted,
     FinishReason,
     Generation,
     Segment,
     SegmentEnd,
+    SegmentRecord,
     WriteOrder,
     Writer,
     derive_seed,
 )
+
+Step = SegmentRecord | Drafted
+"""What a strategy tells of: a kept segment, or drafted ones that nothing is decided about yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,10 @@ class Progress:
     def after(self, *segments: Segment) -> "Progress":
         return replace(self, context=self.context.extended(*segments))
 
+    def past(self, step: Step) -> "Progress":
+        """Behind `step`; drafted segments are no progress yet."""
+        return self.after(step.segment) if isinstance(step, SegmentRecord) else self
+
     def order(
         self, purpose: str, max_segments: int, want_states: bool = False, max_tokens: int | None = None
     ) -> WriteOrder:
@@ -51,6 +60,7 @@ class Progress:
             max_segments=max_segments,
             max_tokens=self.tokens_left if max_tokens is None else min(max_tokens, self.tokens_left),
             want_states=want_states,
+            num_logprobs=generation.num_logprobs,
             session=generation.session,
         )
 

@@ -38,5 +38,6 @@ async def rewritten(refused: SegmentRecord, written: AsyncGenerator[SegmentRecor
                 num_proposed_tokens=record.num_proposed_tokens,
                 num_accepted_tokens=record.num_accepted_tokens,
                 times=total(refused.times, times),
+                logprobs=record.logprobs,
             )
     raise Unavailable("the target ended its stream without a segment; retry")

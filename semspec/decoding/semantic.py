@@ -6,11 +6,15 @@ at the first rejection the target writes that segment itself, and drafting resta
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
 
 from semspec.core import (
     Acceptance,
+    Drafted,
     Judgement,
     Reading,
+    Segment,
     SegmentRecord,
     StageTimes,
     States,
@@ -18,8 +22,8 @@ from semspec.core import (
     uniform,
 )
 from semspec.decoding.fallback import by_draft, in_window, or_lost, write_all
-from semspec.decoding.progress import Progress
-from semspec.decoding.protocols import Drafter, Target, Verifier
+from semspec.decoding.progress import Progress, Step
+from semspec.decoding.protocols import Drafter, Verifier
 from semspec.decoding.rewriting import Rewrite
 from semspec.decoding.roles import Roles
 from semspec.decoding.timing import Stopwatch, shared, total, waited
@@ -56,24 +60,85 @@ def accepts(judgement: Judgement, acceptance: Acceptance, draw: float) -> bool:
     return draw * draft_probability < target_probability or draft_probability == 0
 
 
-async def rounds(
-    progress: Progress, roles: Roles, judge: Judge, rewrite: Rewrite
-) -> AsyncGenerator[SegmentRecord, None]:
+async def rounds(progress: Progress, roles: Roles, judge: Judge, rewrite: Rewrite) -> AsyncGenerator[Step, None]:
     """Rounds of drafting and verification until the end. Raises: Lost, and what the target raises."""
-    draft = _Draft(roles.drafter)
-    try:
+    async with aclosing(Speculation(roles, judge, rewrite)) as speculation:
         while progress.finish_reason is None:
-            for proposal in await _propose(progress, draft, roles.target, judge):
-                record = proposal
-                if not proposal.accepted:
-                    await draft.cancel()
-                    record = await rewrite(progress, proposal)
-                progress = progress.after(record.segment)
-                yield record
-                if not record.accepted:
-                    break
-    finally:
-        await draft.cancel()
+            batch = await speculation.draft(progress, progress.generation.gamma)
+            async with aclosing(speculation.verify(progress, batch)) as steps:
+                async for step in steps:
+                    progress = progress.past(step)
+                    yield step
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Drafted segments on their way to the target."""
+
+    written: Sequence[Written]
+    times: StageTimes
+    """How long the loop waited for them all."""
+    was_ahead: bool
+    """Whether the draft was at them before the loop came to ask."""
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return tuple(written.segment for written in self.written)
+
+
+class Speculation:
+    """Rounds of a generation: drafting, then verifying, while the draft may be under way with the next ones."""
+
+    def __init__(self, roles: Roles, judge: Judge, rewrite: Rewrite) -> None:
+        self._target, self._judge, self._rewrite = roles.target, judge, rewrite
+        self._draft = _Draft(roles.drafter)
+
+    async def draft(self, progress: Progress, gamma: int) -> Batch:
+        """What the draft writes at `progress`: `gamma` segments, or as many as were asked for ahead. It goes on to the
+        next `gamma` at once, if the generation lets it. Raises: Lost."""
+        clock, was_ahead = Stopwatch(), self._draft.is_ahead
+        drafted = await by_draft(self._draft.segments(progress, gamma))
+        draft_ms = clock.lap_ms()
+        # How much of the wait for work ahead was the wire's is unknown: the engine may have ended long before.
+        engine_ms = draft_ms if was_ahead else sum(written.duration_ms for written in drafted)
+        batch = Batch(drafted, waited("draft_ms", draft_ms, engine_ms), was_ahead)
+        hoped = progress.after(*batch.segments)
+        if progress.generation.draft_ahead and hoped.finish_reason is None:
+            self._draft.begin(hoped, gamma)
+        return batch
+
+    async def verify(self, progress: Progress, batch: Batch) -> AsyncGenerator[Step, None]:
+        """The segments kept of those in `batch`, the first refused one in the target's words; before them a look at
+        all, if the generation shows drafts. Raises: Lost, and what the target raises."""
+        if progress.generation.show_drafts:
+            yield Drafted(len(progress.segments), batch.segments)
+        for proposal in await self._judged(progress, batch):
+            record = proposal
+            if not proposal.accepted:
+                await self.aclose()
+                record = await self._rewrite(progress, proposal)
+            progress = progress.after(record.segment)
+            yield record
+            if not record.accepted:
+                return
+
+    async def aclose(self) -> None:
+        """Stop the work ahead."""
+        await self._draft.cancel()
+
+    async def _judged(self, progress: Progress, batch: Batch) -> list[SegmentRecord]:
+        """A record of each drafted segment with the verdict on it."""
+        clock = Stopwatch()
+        readings = await in_window(self._target.read(progress.context, batch.segments, progress.generation.session))
+        read_ms = clock.lap_ms()
+        judgements = await or_lost("verifier", self._judge(len(progress.segments), batch.written, readings))
+        times = total(
+            batch.times,
+            waited("read_ms", read_ms, max(reading.duration_ms for reading in readings)),
+            waited("judge_ms", clock.lap_ms()),
+        )
+        each = shared(times, len(batch.written))
+        return [_verdict(progress, i, written, judgements[i], each) for i, written in enumerate(batch.written)]
 
 
 class _Draft:
@@ -87,14 +152,14 @@ class _Draft:
     def is_ahead(self) -> bool:
         return self._task is not None
 
-    def begin(self, progress: Progress) -> None:
+    def begin(self, progress: Progress, gamma: int) -> None:
         """Write ahead from `progress`, which the loop hopes to reach; if it does not, it cancels."""
-        self._task = asyncio.create_task(self._write(progress))
+        self._task = asyncio.create_task(self._write(progress, gamma))
 
-    async def segments(self, progress: Progress) -> list[Written]:
+    async def segments(self, progress: Progress, gamma: int) -> list[Written]:
         """What the draft writes at `progress`, taken from the work under way if there is any."""
         if self._task is None:
-            return await self._write(progress)
+            return await self._write(progress, gamma)
         task, self._task = self._task, None
         return await task
 
@@ -107,31 +172,9 @@ class _Draft:
             if not task.cancelled():
                 task.exception()  # seen and dropped: work ahead that failed is done again if needed
 
-    async def _write(self, progress: Progress) -> list[Written]:
-        order = progress.order("draft", progress.generation.gamma, want_states=True)
+    async def _write(self, progress: Progress, gamma: int) -> list[Written]:
+        order = progress.order("draft", gamma, want_states=True)
         return await write_all(self._drafter, progress.context, order)
-
-
-async def _propose(progress: Progress, draft: _Draft, target: Target, judge: Judge) -> list[SegmentRecord]:
-    """One round: drafted segments with the verdict on each. Raises: Lost, and what the target raises."""
-    clock, was_ahead = Stopwatch(), draft.is_ahead
-    drafted = await by_draft(draft.segments(progress))
-    draft_ms = clock.lap_ms()
-    segments = [written.segment for written in drafted]
-    hoped = progress.after(*segments)
-    if progress.generation.draft_ahead and hoped.finish_reason is None:
-        draft.begin(hoped)
-    readings = await in_window(target.read(progress.context, segments, progress.generation.session))
-    read_ms = clock.lap_ms()
-    judgements = await or_lost("verifier", judge(len(progress.segments), drafted, readings))
-    times = total(
-        # How much of the wait for work ahead was the wire's is unknown: the engine may have ended long before.
-        waited("draft_ms", draft_ms, draft_ms if was_ahead else sum(written.duration_ms for written in drafted)),
-        waited("read_ms", read_ms, max(reading.duration_ms for reading in readings)),
-        waited("judge_ms", clock.lap_ms()),
-    )
-    each = shared(times, len(segments))
-    return [_verdict(progress, i, written, judgements[i], each) for i, written in enumerate(drafted)]
 
 
 def _verdict(
@@ -140,7 +183,7 @@ def _verdict(
     index = len(progress.segments) + offset
     draw = uniform(progress.generation.sampling.seed, "accept", index)
     accepted = accepts(judgement, progress.generation.acceptance, draw)
-    return SegmentRecord(index, written.segment, accepted, judgement, draw, times=times)
+    return SegmentRecord(index, written.segment, accepted, judgement, draw, times=times, logprobs=written.logprobs)
 
 
 def _states(written: Written) -> States:

@@ -28,6 +28,8 @@ async def write_on(
     async with aclosing(model.write(progress.context, order)) as stream:
         async for written in stream:
             times = waited(stage, clock.lap_ms(), written.duration_ms)
-            yield SegmentRecord(index, written.segment, accepted=None, times=times, fallback=fallback)
+            yield SegmentRecord(
+                index, written.segment, accepted=None, times=times, fallback=fallback, logprobs=written.logprobs
+            )
             index += 1
             clock.lap_ms()  # what the reader of the records did meanwhile is nobody's wait

@@ -11,9 +11,10 @@ ten are exact. Theirs also stops at the first boxed answer or repeated step, our
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
-from semspec.core import Reply, ScoreMethod, SegmentRecord
+from semspec.core import Drafted, Reply, ScoreMethod, SegmentRecord, StageTimes, Written
 from semspec.decoding.fallback import by_draft, in_window, write_all
-from semspec.decoding.progress import Progress
+from semspec.decoding.progress import Progress, Step
+from semspec.decoding.protocols import Drafter, Target
 from semspec.decoding.rewriting import Rewrite
 from semspec.decoding.roles import Roles
 from semspec.decoding.timing import Stopwatch, total, waited
@@ -27,10 +28,13 @@ PREFILL = "<think>I think the quality score is: "
 DIGITS = tuple("0123456789")
 
 
-async def rounds(progress: Progress, roles: Roles, rewrite: Rewrite) -> AsyncGenerator[SegmentRecord, None]:
+async def rounds(progress: Progress, roles: Roles, rewrite: Rewrite) -> AsyncGenerator[Step, None]:
     """One step after the other until the end. Raises: Lost, and what the target raises."""
     while progress.finish_reason is None:
-        record = await _graded(progress, roles)
+        written, drafted = await _draft(progress, roles.drafter)
+        if progress.generation.show_drafts:
+            yield Drafted(len(progress.segments), (written.segment,))
+        record = await _graded(progress, roles.target, written, drafted)
         if not record.accepted:
             record = await rewrite(progress, record)
         progress = progress.after(record.segment)
@@ -44,18 +48,23 @@ def score(reply: Reply, method: ScoreMethod) -> float:
     return _expectation(reply.probabilities)
 
 
-async def _graded(progress: Progress, roles: Roles) -> SegmentRecord:
-    """The draft's next step with the target's verdict."""
-    generation, clock = progress.generation, Stopwatch()
+async def _draft(progress: Progress, drafter: Drafter) -> tuple[Written, StageTimes]:
+    """The draft's next step and the wait for it."""
+    clock = Stopwatch()
     order = progress.order("draft", max_segments=1)
-    written = (await by_draft(write_all(roles.drafter, progress.context, order)))[0]
-    drafted = waited("draft_ms", clock.lap_ms(), written.duration_ms)
+    written = (await by_draft(write_all(drafter, progress.context, order)))[0]
+    return written, waited("draft_ms", clock.lap_ms(), written.duration_ms)
+
+
+async def _graded(progress: Progress, target: Target, written: Written, drafted: StageTimes) -> SegmentRecord:
+    """The drafted step with the target's verdict."""
+    generation, clock = progress.generation, Stopwatch()
     context = progress.context.extended(written.segment)
-    reply = await in_window(roles.target.ask(context, QUESTION, PREFILL, DIGITS, generation.session))
+    reply = await in_window(target.ask(context, QUESTION, PREFILL, DIGITS, generation.session))
     asked = waited("read_ms", clock.lap_ms(), reply.duration_ms)
     grade = score(reply, generation.scoring.method)
     record = SegmentRecord(len(progress.segments), written.segment, grade >= generation.scoring.threshold)
-    return replace(record, score=grade, times=total(drafted, asked))
+    return replace(record, score=grade, times=total(drafted, asked), logprobs=written.logprobs)
 
 
 def _expectation(probabilities: Sequence[float]) -> float:

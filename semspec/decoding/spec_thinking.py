@@ -5,7 +5,8 @@ and more where it sets out to verify; after too many doubts the target is made t
 
 Words and numbers are the authors' (speculative/config/1b_32b.yml; choose_large: the target's words are kept whatever
 they say). Their trigger is `\\n\\n`, which is the segmentation `paragraph`; with `sentence` it is a sentence's end.
-The injected sentence counts no tokens against the budget, since it belongs to no tokenizer.
+The injected sentence counts no tokens against the budget, since it belongs to no tokenizer. What the draft writes here
+is kept as it is, so there are never drafts to be shown that are not decided.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -111,7 +112,7 @@ async def _move(progress: Progress, roles: Roles, rules: Rules) -> AsyncGenerato
 async def _probe(progress: Progress, drafter: Drafter, rules: Rules) -> tuple[str, StageTimes]:
     """How the draft might go on. As with the authors that is thrown away: if the draft leads on, it draws anew."""
     clock = Stopwatch()
-    order = replace(progress.order("probe", max_segments=0), max_tokens=rules.num_cue_tokens)
+    order = replace(progress.order("probe", max_segments=0), max_tokens=rules.num_cue_tokens, num_logprobs=None)
     probe = await or_lost("draft", write_all(drafter, progress.context, order))
     times = waited("draft_ms", clock.lap_ms(), sum(written.duration_ms for written in probe))
     return "".join(written.segment.text for written in probe), times
@@ -123,7 +124,7 @@ async def _lead(progress: Progress, drafter: Drafter, rules: Rules, probed: Stag
     order = replace(progress.order("draft", max_segments=1), max_segment_tokens=rules.max_draft_tokens)
     written = (await by_draft(write_all(drafter, progress.context, order)))[0]
     times = total(probed, waited("draft_ms", clock.lap_ms(), written.duration_ms))
-    return SegmentRecord(len(progress.segments), written.segment, accepted=None, times=times)
+    return SegmentRecord(len(progress.segments), written.segment, accepted=None, times=times, logprobs=written.logprobs)
 
 
 class _History:

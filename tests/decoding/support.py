@@ -6,7 +6,9 @@ from typing import get_args
 
 from semspec.core import (
     Context,
+    Drafted,
     Event,
+    Forecast,
     Generation,
     Judgement,
     Reading,
@@ -18,11 +20,13 @@ from semspec.core import (
     Strategy,
     Writer,
 )
-from semspec.decoding import Roles, decode
+from semspec.decoding import Costs, Roles, decode
 from tests.fakes import FakeModel, FakeVerifier
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 HELPED: tuple[Strategy, ...] = tuple(strategy for strategy in STRATEGIES if strategy not in ("target", "draft"))
+REPRODUCIBLE: tuple[Strategy, ...] = tuple(strategy for strategy in STRATEGIES if strategy != "auto")
+"""Those that do not go by the time things take."""
 BY_PROBES: tuple[Strategy, ...] = ("semantic", "semantic+token-level", "last-hidden", "surprisal")
 PROPOSING: tuple[Strategy, ...] = ("token-level", "semantic+token-level")
 CUES = ("", "wait, ", "yes, ", "check: ")
@@ -40,6 +44,23 @@ class ConstantVerifier(FakeVerifier):
     ) -> list[Judgement]:
         await super().judge(draft_states, readings, probes)
         return [self._judgement] * len(readings)
+
+
+class ScriptedCosts(Costs):
+    """Forecasts numbers of segments to draft that were laid down, over and over, whatever it observes."""
+
+    def __init__(self, *gammas: int) -> None:
+        super().__init__()
+        self._gammas, self._num_asked = gammas, 0
+        self.observed: list[tuple[bool | None, int, bool]] = []
+
+    def observe(self, record: SegmentRecord, num_drafted: int = 1, was_ahead: bool = False) -> None:
+        self.observed.append((record.accepted, num_drafted, was_ahead))
+
+    def forecast(self, max_gamma: int) -> Forecast:
+        gamma = self._gammas[self._num_asked % len(self._gammas)]
+        self._num_asked += 1
+        return Forecast(gamma, 2.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -78,12 +99,16 @@ def resumed(generation: Generation, segments: Sequence[Segment]) -> Generation:
     return replace(generation, context=generation.context.extended(*segments))
 
 
-async def run(generation: Generation, players: Players) -> list[Event]:
-    return [event async for event in decode(generation, players.roles)]
+async def run(generation: Generation, players: Players, costs: Costs | None = None) -> list[Event]:
+    return [event async for event in decode(generation, players.roles, costs)]
 
 
 def records(events: Sequence[Event]) -> list[SegmentRecord]:
     return [event for event in events if isinstance(event, SegmentRecord)]
+
+
+def shown(events: Sequence[Event]) -> list[Drafted]:
+    return [event for event in events if isinstance(event, Drafted)]
 
 
 def segments(events: Sequence[Event]) -> list[Segment]:

@@ -23,9 +23,11 @@ from tests.decoding.support import (
     CUES,
     HELPED,
     PROPOSING,
+    REPRODUCIBLE,
     STRATEGIES,
     ConstantVerifier,
     Players,
+    ScriptedCosts,
     generation,
     outcome,
     players,
@@ -59,7 +61,7 @@ async def test_budget_is_kept_to_the_token(strategy: Strategy, max_tokens: int, 
     assert [r.index for r in records(events)] == list(range(len(records(events))))
 
 
-@pytest.mark.parametrize("strategy", [strategy for strategy in STRATEGIES if strategy != "token-level"])
+@pytest.mark.parametrize("strategy", [strategy for strategy in REPRODUCIBLE if strategy != "token-level"])
 async def test_resumed_generation_equals_undisturbed_one(strategy: Strategy) -> None:
     first = await generation(strategy=strategy)
     whole = outcome(await run(first, players(num_segments=30, remarks=CUES)))
@@ -70,7 +72,7 @@ async def test_resumed_generation_equals_undisturbed_one(strategy: Strategy) -> 
         assert rest == whole[cut:]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", REPRODUCIBLE)
 async def test_same_request_has_the_same_outcome(strategy: Strategy) -> None:
     first = await generation(strategy=strategy)
     assert outcome(await run(first, players(remarks=CUES))) == outcome(await run(first, players(remarks=CUES)))
@@ -85,7 +87,7 @@ async def test_lost_drafter_lets_the_target_finish_alone(strategy: Strategy, err
 
 
 @pytest.mark.parametrize("error", [Unavailable("gone"), DeadlineExceeded("late"), Overloaded("full"), Mismatch("x")])
-@pytest.mark.parametrize("strategy", BY_PROBES)
+@pytest.mark.parametrize("strategy", [*BY_PROBES, "auto"])
 async def test_lost_verifier_lets_the_target_finish_alone(strategy: Strategy, error: SemspecError) -> None:
     fakes = players(num_segments=12)
     events = await losing(fakes, fakes.verifier, strategy, error)
@@ -102,7 +104,8 @@ async def test_lost_verifier_is_not_noticed_where_nobody_asks_it(strategy: Strat
 async def losing(fakes: Players, player: Any, strategy: Strategy, error: SemspecError) -> list[Event]:
     """The events of a generation that loses `player` after its second segment."""
     events: list[Event] = []
-    async for event in decode(await generation(strategy=strategy, draft_ahead=False), fakes.roles):
+    order = await generation(strategy=strategy, draft_ahead=False)
+    async for event in decode(order, fakes.roles, ScriptedCosts(1)):
         events.append(event)
         if len(events) == 2:
             player.errors.append(error)

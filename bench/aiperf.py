@@ -1,0 +1,136 @@
+"""NVIDIA AIPerf against the stack of the bundled pair: latency and acceptance as others measure them.
+
+python -m bench.aiperf          writes bench/results/aiperf/profile.json and summary.md
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.environment import environment
+from demo.client import MAX_TOKENS
+from demo.problems import SPLITS, make_problem
+from semspec.stack import BUNDLED_PAIR, Stack, StackConfig
+from training.files import write_json
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "results" / "aiperf"
+MODELS = ("semspec-demo", "semspec-demo:token-level", "semspec-demo:target")
+NUM_REQUESTS = 24
+COUNTERS = {
+    "total_spec_decode_steps": "vllm:spec_decode_num_drafts",
+    "total_draft_tokens": "vllm:spec_decode_num_draft_tokens",
+    "total_accepted_draft_tokens": "vllm:spec_decode_num_accepted_tokens",
+}
+"""What AIPerf adds up from the answers, and the gateway's own counter of it."""
+ROWS = {
+    "request latency, median, ms": ("request_latency", "p50"),
+    "time to first token, median, ms": ("time_to_first_token", "p50"),
+    "output tokens a second": ("output_token_throughput", "avg"),
+    "output tokens": ("total_osl", "avg"),
+    "acceptance length, tokens": ("spec_decode_token_weighted_acceptance_length", "avg"),
+    "draft acceptance rate, %": ("spec_decode_overall_draft_acceptance_rate", "avg"),
+}
+LEFT_OUT = ("input_config", "run_info", "benchmark_id", "http_req_", "effective_", "active_", "credit_")
+"""Beginnings of what is not kept of AIPerf's report: the order, which is ours, and its own workings."""
+
+Json = dict[str, Any]
+
+
+async def main() -> None:
+    aiperf = _installed()
+    profiles = {model: await _profile(aiperf, model) for model in MODELS}
+    write_json(RESULTS / "profile.json", profiles)
+    summary = _summary(profiles)
+    (RESULTS / "summary.md").write_text(summary)
+    print(summary)
+
+
+def _installed() -> Path:
+    made = subprocess.run([str(ROOT / "scripts" / "client-venv"), "aiperf"], stdout=subprocess.PIPE, text=True)
+    if made.returncode:
+        sys.exit("aiperf cannot be installed; its own words are above")
+    return Path(made.stdout.strip()) / "bin" / "aiperf"
+
+
+async def _profile(aiperf: Path, model: str) -> Json:
+    """AIPerf's report on a fresh stack, and what the gateway counted meanwhile."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with Stack(StackConfig()) as stack:
+            command = [str(aiperf), *_arguments(model, stack.base_url, Path(folder))]
+            process = await asyncio.create_subprocess_exec(*command, env=_online(), stdout=subprocess.DEVNULL)
+            if await process.wait():
+                sys.exit(f"aiperf failed: {(Path(folder) / 'logs' / 'aiperf.log').read_text()[-2000:]}")
+        report = json.loads((Path(folder) / "profile_export_aiperf.json").read_text())
+        counted = json.loads((Path(folder) / "server_metrics_export.json").read_text())["metrics"]
+    kept = {name: value for name, value in report.items() if not name.startswith(LEFT_OUT)}
+    return {**kept, "gateway": {name: _total(counted, name) for name in COUNTERS.values()}}
+
+
+def _arguments(model: str, url: str, folder: Path) -> list[str]:
+    questions = folder / "questions.jsonl"
+    lines = (json.dumps({"text": make_problem(seed).question}) for seed in SPLITS["report"][:NUM_REQUESTS])
+    questions.write_text("\n".join(lines))
+    files = ["--tokenizer", str(BUNDLED_PAIR / "target"), "--input-file", str(questions)]
+    return [*_options(model), "--url", url, *files, "--output-artifact-dir", str(folder)]
+
+
+def _options(model: str) -> list[str]:
+    options = f"profile --model {model} --endpoint-type chat --streaming --use-server-token-count --concurrency 2"
+    options += (
+        f" --request-count {NUM_REQUESTS} --custom-dataset-type single_turn --extra-inputs max_tokens:{MAX_TOKENS}"
+    )
+    return [*options.split(), "--extra-inputs", "seed:1", "--no-gpu-telemetry", "--ui", "none"]
+
+
+def _online() -> Mapping[str, str]:
+    """Told to be offline, AIPerf takes the tokenizer's folder for a name to look up in the hub's cache."""
+    return {name: value for name, value in os.environ.items() if name not in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
+
+
+def _total(counted: Json, name: str) -> float:
+    return float(sum(series["stats"]["total"] for series in counted.get(name, {}).get("series", [])))
+
+
+def _summary(profiles: Mapping[str, Json]) -> str:
+    where, version = environment(BUNDLED_PAIR), next(iter(profiles.values()))["aiperf_version"]
+    head = f"NVIDIA AIPerf {version}, {NUM_REQUESTS} questions of the demo language, two at a time, chat completions"
+    names = [f"`{model}`" for model in profiles]
+    rows = [[label, *(_cell(profile, *place) for profile in profiles.values())] for label, place in ROWS.items()]
+    rows.append(["requests that failed", *(f"{len(profile['error_summary'])}" for profile in profiles.values())])
+    rows.append(["the gateway's counters agree", *(_agreement(profile) for profile in profiles.values())])
+    return "\n".join(
+        [
+            f"# AIPerf\n\n{head}, streamed, the bundled pair on {where['processor']} ({where['num_cores']} cores).\n",
+            *_table(["", *names], rows),
+            "\nA draft here is a segment, so an acceptance length is that of whole segments; under `token-level` it is",
+            "all tokens accepted while one segment was written. `target` drafts nothing, and AIPerf says nothing of it.",
+            f"\nAgain: `python -m bench.aiperf`, which runs\n\n```sh\naiperf {' '.join(_options('MODEL'))} \\",
+            "    --tokenizer demo/pair/target --input-file QUESTIONS.jsonl --url http://127.0.0.1:8080\n```\n",
+        ]
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    rule = ["---", *("---:" for _ in head[1:])]
+    return [f"| {' | '.join(row)} |" for row in (head, rule, *rows)]
+
+
+def _cell(profile: Json, metric: str, statistic: str) -> str:
+    return f"{profile[metric][statistic]:,.1f}" if metric in profile else "–"
+
+
+def _agreement(profile: Json) -> str:
+    """Whether both sides counted the same decisions and tokens."""
+    sides = [(profile.get(ours, {}).get("avg", 0.0), profile["gateway"][theirs]) for ours, theirs in COUNTERS.items()]
+    return "yes" if all(one == other for one, other in sides) else f"no: {sides}"
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

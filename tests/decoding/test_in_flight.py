@@ -1,0 +1,94 @@
+"""Drafted segments told of before they are decided on, on fakes."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+
+import pytest
+
+from semspec.core import Context, Drafted, Event, Reading, Segment, SegmentRecord, Strategy, Writer
+from semspec.decoding import decode
+from semspec.errors import Unavailable
+from tests.decoding.support import (
+    BY_PROBES,
+    CUES,
+    Players,
+    ScriptedCosts,
+    generation,
+    outcome,
+    players,
+    records,
+    run,
+    shown,
+)
+from tests.fakes import FakeModel
+
+SHOWING: tuple[Strategy, ...] = (*BY_PROBES, "random", "auto", "spec-reason")
+
+
+class Pensive(FakeModel):
+    """A target that never comes to an end of reading."""
+
+    async def read(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[Reading]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@pytest.mark.parametrize("strategy", SHOWING)
+@pytest.mark.parametrize("gamma", [1, 3])
+async def test_outcome_is_the_same_with_drafts_shown_and_without(strategy: Strategy, gamma: int) -> None:
+    order = {"strategy": strategy, "gamma": gamma}
+    with_drafts = await run(await generation(**order, show_drafts=True), players(num_segments=12), ScriptedCosts(gamma))
+    without = await run(await generation(**order), players(num_segments=12), ScriptedCosts(gamma))
+    assert shown(with_drafts) and not shown(without)
+    assert outcome([event for event in with_drafts if not isinstance(event, Drafted)]) == outcome(without)
+
+
+@pytest.mark.parametrize("strategy", SHOWING)
+async def test_records_say_what_became_of_the_drafts_shown(strategy: Strategy) -> None:
+    order = await generation(strategy=strategy, gamma=3, show_drafts=True)
+    events = await run(order, players(num_segments=12), ScriptedCosts(3))
+    pending: list[Segment] = []
+    for event in events:
+        if isinstance(event, Drafted):
+            assert not pending, "every draft before is decided on or void"
+            assert event.index == len(records(events[: events.index(event)]))
+            pending = list(event.segments)
+        elif isinstance(event, SegmentRecord):
+            assert pending.pop(0) == (event.rejected or event.segment)
+            pending = pending if event.accepted else []
+    assert {record.accepted for record in records(events)} == {True, False}
+
+
+async def test_drafts_are_told_of_before_the_target_has_read_them() -> None:
+    fakes = players()
+    fakes = Players(fakes.drafter, Pensive(Writer.TARGET), fakes.verifier)
+    async with aclosing(decode(await generation(gamma=2, show_drafts=True), fakes.roles)) as events:
+        first = await asyncio.wait_for(anext(events), 10)
+    assert isinstance(first, Drafted) and (first.index, len(first.segments)) == (0, 2)
+    assert len(asyncio.all_tasks()) == 1, "closing at a draft shown stops the work ahead"
+
+
+@pytest.mark.parametrize("strategy", ["target", "draft", "token-level", "spec-thinking"])
+async def test_nothing_is_shown_where_no_drafted_segment_awaits_a_decision(strategy: Strategy) -> None:
+    events = await run(await generation(strategy=strategy, show_drafts=True), players(remarks=CUES))
+    assert records(events) and not shown(events)
+
+
+async def test_draft_shown_before_a_loss_is_void() -> None:
+    fakes = players()
+    fakes.verifier.errors.append(Unavailable("gone"))
+    events = await run(await generation(show_drafts=True), fakes)
+    assert isinstance(events[0], Drafted) and len(shown(events)) == 1
+    assert [r.index for r in records(events)] == list(range(6)) and all(r.fallback for r in records(events))
+
+
+@pytest.mark.parametrize("strategy", ["semantic", "spec-reason"])
+async def test_time_spent_looking_at_drafts_is_nobodys_wait(strategy: Strategy) -> None:
+    events: list[Event] = []
+    fakes = players(num_segments=1)
+    async for event in decode(await generation(strategy=strategy, show_drafts=True), fakes.roles):
+        events.append(event)
+        await asyncio.sleep(0.3 * isinstance(event, Drafted))
+    [record] = records(events)
+    assert shown(events) and record.times.draft_ms + record.times.read_ms + record.times.write_ms < 250
