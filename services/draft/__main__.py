@@ -7,13 +7,17 @@ from semspec.engine.loading import load_engine
 from semspec.rpc.server import run
 from semspec.rpc.servicers import draft_service
 from semspec.settings import load_settings
+from semspec.telemetry import configure_logging
+from semspec.tracing import exported_traces
 from services.draft.settings import DraftSettings
 
 
 def main() -> None:
     """Serve until told to stop."""
     settings = load_settings(DraftSettings)
-    run(draft_service(partial(load_engine, settings, Writer.DRAFT)), settings)
+    configure_logging(settings.log_level, settings.log_json)
+    with exported_traces("semspec-draft"):
+        run(draft_service(partial(load_engine, settings, Writer.DRAFT)), settings)
 
 
 if __name__ == "__main__":

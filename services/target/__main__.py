@@ -4,16 +4,29 @@ from functools import partial
 
 from semspec.core import Writer
 from semspec.engine.loading import load_engine
+from semspec.engine.protocol import Engine
+from semspec.remote.loading import load_remote_writer
 from semspec.rpc.server import run
 from semspec.rpc.servicers import target_service
 from semspec.settings import load_settings
+from semspec.telemetry import configure_logging
+from semspec.tracing import exported_traces
 from services.target.settings import TargetSettings
 
 
 def main() -> None:
     """Serve until told to stop."""
     settings = load_settings(TargetSettings)
-    run(target_service(partial(load_engine, settings, Writer.TARGET)), settings)
+    configure_logging(settings.log_level, settings.log_json)
+    with exported_traces("semspec-target"):
+        run(target_service(partial(load, settings)), settings)
+
+
+def load(settings: TargetSettings) -> Engine:
+    """The model, and whoever writes for it. Raises: Mismatch when it cannot be served."""
+    if server := settings.writer:
+        return load_remote_writer(settings, server, Writer.TARGET)
+    return load_engine(settings, Writer.TARGET)
 
 
 if __name__ == "__main__":

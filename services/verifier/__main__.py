@@ -7,13 +7,17 @@ from semspec.decoding.protocols import Verifier
 from semspec.rpc.server import run
 from semspec.rpc.servicers import verifier_service
 from semspec.settings import load_settings
+from semspec.telemetry import configure_logging
+from semspec.tracing import exported_traces
 from services.verifier.settings import VerifierSettings
 
 
 def main() -> None:
     """Serve until told to stop."""
     settings = load_settings(VerifierSettings)
-    run(verifier_service(partial(load_probes, settings)), settings)
+    configure_logging(settings.log_level, settings.log_json)
+    with exported_traces("semspec-verifier"):
+        run(verifier_service(partial(load_probes, settings)), settings)
 
 
 def load_probes(settings: VerifierSettings) -> Verifier:

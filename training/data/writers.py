@@ -1,18 +1,18 @@
 """Who writes segments offline: our own engine, or a server that batches well."""
 
+import asyncio
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from huggingface_hub import InferenceClient
+from typing import Protocol
 
 from semspec.core import Context, Sampling, Segment, Segmentation, SegmentEnd, Writer
 from semspec.engine.batch import ContextBatch
 from semspec.engine.causal_lm import CausalLM
-from semspec.engine.segmentation import RULES, cut
 from semspec.errors import InvalidRequest, Unavailable
+from semspec.remote.cutting import TextCutter
+from semspec.remote.protocol import Completion, CompletionClient, Server, connect
 from training.config import ServerSampler
 
 
@@ -74,96 +74,43 @@ class ServerWriter:
     def __init__(self, config: ServerSampler, writer: Writer, recipe: WritingRecipe, lm: CausalLM) -> None:
         """`lm` is the same model here, the one that will read what the server writes."""
         self._config, self._writer, self._recipe, self._lm = config, writer, recipe, lm
-        self._open = {"openai": _openai_stream, "tgi": _tgi_stream}[config.backend](config, recipe)
-        self._pool = ThreadPoolExecutor(config.concurrency)
+        self._server = Server(
+            config.backend,
+            config.base_url,
+            config.model,
+            _key(config),
+            config.timeout_s,
+            config.max_retries,
+            remedy="check sampler.base_url, model and key, then run the same command again",
+        )
 
     def write(self, context: Context, seeds: Sequence[int]) -> list[Segment]:
+        """Raises: Unavailable, DeadlineExceeded, Overloaded, Mismatch when the server does not write."""
         prompt = self._lm.without_bos("".join(piece.text for piece in context.pieces))
+        limit, sampling = self._recipe.max_segment_tokens, self._recipe.sampling
         sent = [seed % 2**31 if self._config.seeded else None for seed in seeds]
-        return list(self._pool.map(lambda seed: self._segment(prompt, seed), sent))
+        return asyncio.run(self._segments([Completion(prompt, sampling, limit, seed) for seed in sent]))
 
-    def _segment(self, prompt: str, seed: int | None) -> Segment:
-        """Text that ends neither at a boundary nor at the limit is a whole answer: it ends with end-of-sequence."""
-        text, end = "", SegmentEnd.EOS
-        for delta, is_cut in self._deltas(prompt, seed):
-            text += delta
-            if (whole := _first_segment(text, self._recipe.segmentation)) is not None:
-                text, end = whole, SegmentEnd.BOUNDARY
-                break
-            if is_cut:
-                end = SegmentEnd.LENGTH
-        return Segment(text, (), "", self._writer, end)
+    async def _segments(self, completions: Sequence[Completion]) -> list[Segment]:
+        room = asyncio.Semaphore(self._config.concurrency)
+        async with aclosing(connect(self._server)) as client:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(self._segment(client, one, room)) for one in completions]
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from None  # the first that failed; it has cancelled the others
+        return [task.result() for task in tasks]
 
-    def _deltas(self, prompt: str, seed: int | None) -> Iterator[tuple[str, bool]]:
-        try:
-            yield from self._open(prompt, seed)
-        except Exception as error:  # each client has a tree of its own
-            reason = " ".join(str(error).split())[:300]
-            raise Unavailable(
-                f"{self._config.base_url} does not write segments: {reason}; "
-                "check sampler.base_url, model and key, then run the same command again"
-            ) from error
-
-
-def _first_segment(text: str, segmentation: Segmentation) -> str | None:
-    """The segment that `text` begins with, once it is whole."""
-    first, *others = cut(text, segmentation)
-    return first if others or RULES[segmentation].ends_inside(first) else None
-
-
-Deltas = Iterator[tuple[str, bool]]
-"""Pieces of text; whether the token limit cut the text off there."""
-
-
-def _openai_stream(config: ServerSampler, recipe: WritingRecipe) -> Callable[[str, int | None], Deltas]:
-    from openai import OpenAI, omit
-
-    client = OpenAI(
-        base_url=config.base_url,
-        api_key=_key(config) or "none",
-        timeout=config.timeout_s,
-        max_retries=config.max_retries,
-    )
-    sampling = recipe.sampling
-
-    def deltas(prompt: str, seed: int | None) -> Deltas:
-        with client.completions.create(
-            model=str(config.model),
-            prompt=prompt,
-            stream=True,
-            max_tokens=recipe.max_segment_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            seed=omit if seed is None else seed,
-            extra_body={"top_k": sampling.top_k} if sampling.top_k else None,
-        ) as stream:
-            for chunk in stream:
-                for choice in chunk.choices:
-                    yield choice.text or "", choice.finish_reason == "length"
-
-    return deltas
-
-
-def _tgi_stream(config: ServerSampler, recipe: WritingRecipe) -> Callable[[str, int | None], Deltas]:
-    client = InferenceClient(base_url=config.base_url, token=_key(config), timeout=config.timeout_s)
-    sampling = recipe.sampling
-    drawn: dict[str, Any] = (
-        {"do_sample": True, "temperature": sampling.temperature} if sampling.temperature else {"do_sample": False}
-    )
-    if sampling.top_p < 1:
-        drawn["top_p"] = sampling.top_p
-    if sampling.top_k:
-        drawn["top_k"] = sampling.top_k
-
-    def deltas(prompt: str, seed: int | None) -> Deltas:
-        stream = client.text_generation(
-            prompt, stream=True, details=True, seed=seed, max_new_tokens=recipe.max_segment_tokens, **drawn
-        )
-        for event in stream:
-            is_cut = event.details is not None and event.details.finish_reason == "length"
-            yield "" if event.token.special else event.token.text, is_cut
-
-    return deltas
+    async def _segment(self, client: CompletionClient, completion: Completion, room: asyncio.Semaphore) -> Segment:
+        cutter = TextCutter(self._recipe.segmentation)
+        async with room, aclosing(client.stream(completion)) as deltas:
+            async for delta in deltas:
+                cutter.open += delta.text
+                if (whole := cutter.take_whole()) is not None:
+                    return Segment(whole, (), "", self._writer, SegmentEnd.BOUNDARY)
+                if delta.end:
+                    return Segment(cutter.open, (), "", self._writer, delta.end)
+        raise Unavailable(f"{self._config.base_url} broke off without an end; run the same command again")
 
 
 def _key(config: ServerSampler) -> str | None:

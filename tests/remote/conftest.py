@@ -1,0 +1,32 @@
+"""The bundled target, once for the folder."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from semspec.core import Context, Sampling, WriteOrder, Writer, Written
+from semspec.engine.causal_lm import CausalLM
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.stack import BUNDLED_PAIR
+from tests.remote.support import PROMPT, Local, collected
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def local() -> AsyncIterator[Local]:
+    lm = CausalLM.load(str(BUNDLED_PAIR / "target"), None, "cpu", "float32")
+    engine = TransformersEngine(lm, Writer.TARGET, 1 << 26)
+    yield Local(lm, engine)
+    await engine.aclose()
+
+
+@pytest.fixture(scope="package")
+def context(local: Local) -> Context:
+    return Context((local.lm.encode(PROMPT),))
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def written(local: Local, context: Context) -> list[Written]:
+    """What the engine itself writes, to the end."""
+    order = WriteOrder(Sampling(0.0), max_segments=0, max_tokens=300, want_states=True)
+    return await collected(local.engine.write(context, order))

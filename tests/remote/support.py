@@ -1,0 +1,51 @@
+"""The engine here, and the same engine with a server that writes for it."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+from semspec.core import Sampling, Segment, WriteOrder, Writer, Written
+from semspec.engine.causal_lm import CausalLM
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.remote.protocol import Api, Server, connect
+from semspec.remote.writer import RemoteWriter
+from tests.remote.servers import NAME, Script, serving
+
+PROMPT = (
+    "Sara has books: 38. Day 1: Sara buys 9 books. Day 2: Sara reads. Day 3: Sara loses 6 books. "
+    "How many books does Sara have now?\n\n<think>\n\n"
+)
+PARAGRAPH = WriteOrder(Sampling(0.6, 0.9, 5, seed=2**64 - 1))
+TO_THE_END = WriteOrder(Sampling(0.0), max_segments=0, max_tokens=300)
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A model and the engine that runs it."""
+
+    lm: CausalLM
+    engine: TransformersEngine
+
+    def pieces(self, written: list[Written]) -> list[str]:
+        """What a server that runs the model streams: one token a piece."""
+        ids = [token for one in written for token in one.segment.token_ids]
+        return [self.lm.token_text(token) for token in ids if token not in self.lm.eos_ids]
+
+    @asynccontextmanager
+    async def written_by(self, api: Api, script: Script, timeout_s: float = 5.0) -> AsyncIterator[RemoteWriter]:
+        """The engine with a server that says what the script does."""
+        async with serving(api, script) as url:
+            client = connect(Server(api, url, NAME, "the-token", timeout_s, remedy="check this and that"))
+            try:
+                yield RemoteWriter(self.engine, self.lm, client, Writer.TARGET)
+            finally:
+                await client.aclose()
+
+
+async def collected(stream: AsyncGenerator[Written, None]) -> list[Written]:
+    async with aclosing(stream) as segments:
+        return [written async for written in segments]
+
+
+def segments(written: list[Written]) -> list[Segment]:
+    return [one.segment for one in written]

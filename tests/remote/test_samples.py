@@ -1,0 +1,45 @@
+"""Probe data sampled from a server of others: what its stream may not be taken for."""
+
+import asyncio
+from typing import get_args
+
+import pytest
+
+from semspec.core import Context, Sampling, Segment, SegmentEnd, Writer
+from semspec.errors import Unavailable
+from semspec.remote.protocol import Api
+from tests.remote.servers import Script, serving
+from tests.remote.support import Local
+from training.config import ServerSampler
+from training.data.writers import ServerWriter, WritingRecipe
+
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.parametrize("api", get_args(Api))]
+
+STEP = "On day 1, Sara gets 9 extra books."
+
+
+async def sampled(local: Local, context: Context, api: Api, script: Script, seeds: list[int]) -> list[Segment]:
+    async with serving(api, script) as url:
+        config = ServerSampler(backend=api, base_url=url, model="m", concurrency=2, max_retries=0)
+        writer = ServerWriter(config, Writer.DRAFT, WritingRecipe(Sampling(0.8)), local.lm)
+        return await asyncio.to_thread(writer.write, context, seeds)
+
+
+async def test_each_seed_is_a_request_that_is_left_at_the_boundary(local: Local, context: Context, api: Api) -> None:
+    script = Script([STEP, "\n\n", STEP], stalls=True)
+    segments = await sampled(local, context, api, script, [1, 2, 2**31 + 3])
+    assert [(one.text, one.end, one.writer) for one in segments] == 3 * [
+        (f"{STEP}\n\n", SegmentEnd.BOUNDARY, Writer.DRAFT)
+    ]
+    assert sorted((body["parameters"] if api == "tgi" else body)["seed"] for body in script.seen) == [1, 2, 3]
+    await asyncio.wait_for(script.hung_up.wait(), 5)
+
+
+async def test_end_without_a_word_is_a_sample(local: Local, context: Context, api: Api) -> None:
+    [segment] = await sampled(local, context, api, Script([]), [1])
+    assert (segment.text, segment.end) == ("", SegmentEnd.EOS)
+
+
+async def test_stream_that_breaks_off_is_no_sample(local: Local, context: Context, api: Api) -> None:
+    with pytest.raises(Unavailable, match="broke off"):
+        await sampled(local, context, api, Script([STEP], end=None), [1])

@@ -1,0 +1,127 @@
+"""The target service with a writer: its settings, its look at the server, and the texts of a real one."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast, get_args
+
+import httpx
+import pytest
+from pydantic import ValidationError
+
+from semspec.core import Context, Writer, Written
+from semspec.decoding import Roles
+from semspec.engine.protocol import Engine
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.errors import Mismatch, Unavailable
+from semspec.probes.verifier import ProbeVerifier
+from semspec.remote.protocol import Api
+from semspec.settings import load_settings
+from semspec.stack import BUNDLED_PAIR
+from services.target.__main__ import load
+from services.target.settings import TargetSettings
+from tests.gateway.fakes import Fakes
+from tests.gateway.support import make_settings, redis_server, running_gateway
+from tests.remote.servers import NAME, Script, serving
+from tests.remote.support import PARAGRAPH, TO_THE_END, Local, collected, segments
+
+pytestmark = pytest.mark.asyncio(loop_scope="package")
+
+MODEL = str(BUNDLED_PAIR / "target")
+
+
+@asynccontextmanager
+async def target(**writer: object) -> AsyncIterator[Engine]:
+    """What the service serves with these settings."""
+    settings = TargetSettings.model_validate({"model": MODEL, "device": "cpu", **writer})
+    engine = await asyncio.to_thread(load, settings)
+    try:
+        yield engine
+    finally:
+        await engine.aclose()
+
+
+async def test_settings_name_the_model_that_openais_api_wants(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SEMSPEC_TARGET_MODEL", "m")
+    monkeypatch.setenv("SEMSPEC_TARGET_WRITER_URL", "http://somewhere/v1")
+    assert (server := load_settings(TargetSettings).writer) and server.api == "tgi"
+    monkeypatch.setenv("SEMSPEC_TARGET_WRITER_API", "openai")
+    with pytest.raises(SystemExit):
+        load_settings(TargetSettings)
+    assert "SEMSPEC_TARGET_WRITER_MODEL" in capsys.readouterr().err
+    monkeypatch.setenv("SEMSPEC_TARGET_WRITER_MODEL", "there")
+    monkeypatch.setenv("SEMSPEC_TARGET_WRITER_TOKEN", "secret")
+    assert (server := load_settings(TargetSettings).writer)
+    assert (server.model, server.token) == ("there", "secret") and "secret" not in repr(server)
+
+
+async def test_address_without_a_scheme_is_refused() -> None:
+    with pytest.raises(ValidationError, match="writer_url"):
+        TargetSettings(model="m", writer_url="somewhere:80")
+
+
+async def test_other_model_at_the_server_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving("tgi", Script([])) as url:
+        with caplog.at_level(logging.WARNING):
+            async with target(writer_url=url):
+                pass
+        assert NAME in caplog.text and "must be the same model" in caplog.text
+    async with serving("openai", Script([])) as url:
+        with pytest.raises(Mismatch, match=r"serves some/model, not another; .*SEMSPEC_TARGET_WRITER_URL"):
+            async with target(writer_url=url, writer_api="openai", writer_model="another"):
+                pass
+
+
+@pytest.mark.parametrize("api", get_args(Api))
+async def test_server_that_is_away_is_named_by_each_call(context: Context, api: Api) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        async with target(writer_url=url, writer_api=api, writer_model="m") as engine:
+            with pytest.raises(Unavailable, match=rf"{url} does not write segments: .*SEMSPEC_TARGET_WRITER_URL"):
+                await collected(engine.write(context, PARAGRAPH))
+            assert (await engine.info()).fingerprint and [one.text for one in await engine.tokenize("On day 1")]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The models of a gateway, in its own process."""
+
+    roles: Roles
+
+
+@asynccontextmanager
+async def gateway(local: Local, folder: Path) -> AsyncIterator[str]:
+    """The address of one that serves the bundled pair; its target writes alone unless asked otherwise."""
+    draft = TransformersEngine.load(str(BUNDLED_PAIR / "draft"), writer=Writer.DRAFT, device="cpu")
+    probes = BUNDLED_PAIR / "probes"
+    verifier = ProbeVerifier.load(probes / "draft.safetensors", probes / "target.safetensors")
+    pair = Pair(Roles(draft, local.engine, verifier))
+    with redis_server(folder) as redis:
+        settings = make_settings(redis_url=redis.url, default_strategy="target")
+        async with running_gateway(settings, cast(Fakes, pair)) as running:
+            yield running.base_url
+    await draft.aclose()
+
+
+@pytest.mark.parametrize("api", get_args(Api))
+async def test_greedy_text_of_a_real_server_is_the_engines_own(
+    local: Local, context: Context, written: list[Written], tmp_path: Path, api: Api
+) -> None:
+    own = segments(written)
+    async with gateway(local, tmp_path) as url, httpx.AsyncClient() as http:
+        if api == "tgi" and (await http.get(f"{url}/info")).status_code == 404:
+            pytest.skip("the gateway does not speak TGI's API")
+        url = url if api == "tgi" else f"{url}/v1"
+        async with target(writer_url=url, writer_api=api, writer_model="semspec-demo:target") as engine:
+            served = segments(await collected(engine.write(context, TO_THE_END)))
+            after = context.extended(*own[:1])
+            [second] = segments(await collected(engine.write(after, replace(TO_THE_END, max_segments=1))))
+    assert served == own
+    assert second == own[1]
