@@ -1,18 +1,22 @@
 """What the gateway counts, for Prometheus. One registry an application: no globals, so tests may run many."""
 
+from collections.abc import Mapping
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
+from gateway.spec_metrics import steps
+from semspec import __version__
 from semspec.core import SegmentRecord
 from semspec.trace import verdict
 
 _NAMESPACE = "semspec_gateway"
+SERVICES = ("draft", "target", "verifier", "redis")
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
 class Metrics:
-    """Names start with `semspec_gateway_`; durations are seconds."""
+    """Names start with `semspec_gateway_`, but those that tools know from vLLM; durations are seconds."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -20,28 +24,49 @@ class Metrics:
         gauge = partial(Gauge, namespace=_NAMESPACE, registry=self._registry)
         seconds = partial(Histogram, namespace=_NAMESPACE, registry=self._registry, buckets=_SECONDS)
 
+        build = Info("build", "The running build.", namespace=_NAMESPACE, registry=self._registry)
+        build.info({"version": __version__})
+        self._service_up = gauge("service_up", "1 while a service answers as it should, else 0.", ("service",))
+        for service in SERVICES:
+            self._service_up.labels(service)
+
         self._requests = counter("requests", "HTTP requests answered.", ("method", "route", "status"))
-        self._request_seconds = seconds("request_duration_seconds", "First to last byte of an answer.", ("route",))
+        self._request_seconds = seconds(
+            "request_duration_seconds", "From a request's head to the last byte of its answer.", ("route",)
+        )
         self._refusals = counter("refusals", "Requests answered with an error, by its code.", ("code",))
 
         self.in_flight = gauge("generations_in_flight", "Generations running.")
+        self._capacity = gauge("generations_capacity", "Generations that may run at once.")
         self._generations = counter("generations", "Generations ended.", ("strategy", "status"))
         self._generation_seconds = seconds("generation_duration_seconds", "Of a finished generation.", ("strategy",))
+        self._first_segment_seconds = seconds(
+            "time_to_first_segment_seconds", "From a generation's start to its first kept segment.", ("strategy",)
+        )
         self._fallbacks = counter("fallbacks", "Generations the target had to finish alone.")
         self._degraded = counter("degraded_generations", "Generations not stored in full.")
         self._redis_failures = counter("redis_failures", "Operations Redis did not answer.", ("operation",))
 
         self._segments = counter("segments", "Segments kept, by how they came to be.", ("verdict",))
         self._rejections = counter("segment_rejections", "Drafted segments the target replaced.")
-        self._stage_seconds = seconds("stage_duration_seconds", "Of each stage, by kept segment.", ("stage",))
+        self._stage_seconds = seconds("stage_duration_seconds", "Waited for each stage, by kept segment.", ("stage",))
         self._tokens = counter("tokens", "Output tokens, by writer.", ("writer",))
         self._proposed_tokens = counter("proposed_tokens", "Tokens the draft proposed to the target one by one.")
         self._accepted_tokens = counter("accepted_tokens", "Proposed tokens the target kept, in segments of its own.")
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens.")
+        self._speculation = _Speculation(self._registry)
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
+
+    def services(self, up: Mapping[str, bool]) -> None:
+        """Which of `SERVICES` answer."""
+        for service, answers in up.items():
+            self._service_up.labels(service).set(answers)
+
+    def capacity(self, num_generations: int) -> None:
+        self._capacity.set(num_generations)
 
     def request(self, method: str, route: str, status: int, duration_s: float) -> None:
         self._requests.labels(method, route, str(status)).inc()
@@ -63,11 +88,15 @@ class Metrics:
         self._accepted_tokens.inc(record.num_accepted_tokens)
         if record.rejected is not None:
             self._rejections.inc()
+        self._speculation.count(record)
         times = record.times
         stages = {"draft": times.draft_ms, "read": times.read_ms, "judge": times.judge_ms, "write": times.write_ms}
         for stage, duration_ms in stages.items():
             if duration_ms > 0:
                 self._stage_seconds.labels(stage).observe(duration_ms / 1e3)
+
+    def first_segment(self, strategy: str, duration_s: float) -> None:
+        self._first_segment_seconds.labels(strategy).observe(duration_s)
 
     def fallback(self) -> None:
         self._fallbacks.inc()
@@ -79,3 +108,19 @@ class Metrics:
         self._generations.labels(strategy, status).inc()
         if status == "finished":
             self._generation_seconds.labels(strategy).observe(duration_s)
+
+
+class _Speculation:
+    """The counters that AIPerf and others read of vLLM; `gateway/spec_metrics.py` says what a draft is here."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        counter = partial(Counter, registry=registry)
+        self._drafts = counter("vllm:spec_decode_num_drafts", "Decisions on drafted tokens.")
+        self._tokens = counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens that were decided on.")
+        self._accepted_tokens = counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens accepted.")
+
+    def count(self, record: SegmentRecord) -> None:
+        for step in steps(record):
+            self._drafts.inc()
+            self._tokens.inc(step.num_draft_tokens)
+            self._accepted_tokens.inc(step.num_accepted_tokens)

@@ -25,6 +25,7 @@ from semspec.core import (
     Reply,
     Segment,
     States,
+    Token,
     Verified,
     VerifierInfo,
     WriteOrder,
@@ -39,7 +40,8 @@ from semspec.errors import (
     from_grpc_status,
 )
 from semspec.rpc import convert
-from semspec.rpc.metadata import AUTHORIZATION, PARAMETER, request_id_metadata
+from semspec.rpc.metadata import AUTHORIZATION, PARAMETER, call_metadata
+from semspec.rpc.spans import client_span
 from semspec.v1 import (
     draft_pb2_grpc,
     target_pb2_grpc,
@@ -53,7 +55,7 @@ R = TypeVar("R")
 
 _IDEMPOTENT_CALLS = {
     "semspec.v1.Draft": ("Info", "Propose"),
-    "semspec.v1.Target": ("Info", "Encode", "Read", "Propose", "Verify", "Ask"),
+    "semspec.v1.Target": ("Info", "Encode", "Tokenize", "Read", "Propose", "Verify", "Ask"),
     "semspec.v1.Verifier": ("Info", "Judge"),
 }
 _RETRY_POLICY = {
@@ -91,10 +93,10 @@ class _Remote:
         await self._channel.close()
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
-        return self._authorization + request_id_metadata()
+        return self._authorization + call_metadata()
 
     async def _call(self, method: aio.UnaryUnaryMultiCallable[Q, R], request: Q) -> R:
-        with _rpc_errors():
+        with client_span(method, request) as opened, opened.active(), _rpc_errors():
             return await method(request, timeout=self._options.call_timeout_s, metadata=self._metadata())
 
 
@@ -116,16 +118,17 @@ class RemoteDrafter(_Remote):
         """See `Drafter.write`. Also raises DeadlineExceeded when no segment arrives within `idle_timeout_s`."""
         with _own_request():
             request = convert.write_request_to_wire(context, order)
-        with _rpc_errors():
-            call = self._stub.Write(request, metadata=self._metadata())
-        try:
-            responses = aiter(call)
-            while (response := await self._next(responses)) is not None:
-                with _untrusted_answer():
-                    written = convert.written_from_wire(response)
-                yield written
-        finally:
-            call.cancel()
+        with client_span(self._stub.Write, request) as opened:
+            with _rpc_errors(), opened.active():
+                call = self._stub.Write(request, metadata=self._metadata())
+            try:
+                responses = aiter(call)
+                while (response := await self._next(responses)) is not None:
+                    with _untrusted_answer():
+                        written = convert.written_from_wire(response)
+                    yield written
+            finally:
+                call.cancel()
 
     async def propose(self, context: Context, open_ids: Sequence[int], order: WriteOrder, num_tokens: int) -> Proposal:
         """See `Drafter.propose`."""
@@ -159,6 +162,14 @@ class RemoteTarget(RemoteDrafter):
         response = await self._call(self._target.Encode, request)
         with _untrusted_answer():
             return convert.encode_response_from_wire(response)
+
+    async def tokenize(self, text: str) -> list[Token]:
+        """See `Target.tokenize`."""
+        with _own_request():
+            request = convert.tokenize_request_to_wire(text)
+        response = await self._call(self._target.Tokenize, request)
+        with _untrusted_answer():
+            return convert.tokenize_response_from_wire(response)
 
     async def read(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[Reading]:
         """See `Target.read`."""

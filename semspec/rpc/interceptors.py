@@ -1,10 +1,11 @@
-"""What stands before every servicer: the bearer token, and the table that turns exceptions into statuses."""
+"""What stands before every servicer: the bearer token, the request's names, and the table from errors to statuses."""
 
 import asyncio
 import hmac
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, Never, TypeAlias, TypeVar, cast
 
 import grpc
@@ -12,7 +13,9 @@ from grpc import aio
 
 from semspec.errors import InternalError, SemspecError, Unauthenticated, represent
 from semspec.rpc.metadata import AUTHORIZATION, MAX_REQUEST_ID_LENGTH, PARAMETER, REQUEST_ID
+from semspec.rpc.spans import server_span
 from semspec.telemetry import request_id
+from semspec.tracing import CARRIED
 
 OWN_METHODS = "/semspec."
 HEALTH_METHODS = "/grpc.health.v1.Health/"
@@ -60,36 +63,55 @@ class ErrorInterceptor(aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(OWN_METHODS):
             return handler
-        identifier = _metadata(handler_call_details, REQUEST_ID)[:MAX_REQUEST_ID_LENGTH]
+        origin = _origin(handler_call_details)
         codecs = handler.request_deserializer, handler.response_serializer
         if handler.response_streaming:
             streaming = cast(Streaming[Any, Any], handler.unary_stream)
-            return grpc.unary_stream_rpc_method_handler(_guarded_stream(streaming, identifier), *codecs)
-        return grpc.unary_unary_rpc_method_handler(
-            _guarded(cast(Unary[Any, Any], handler.unary_unary), identifier), *codecs
-        )
+            return grpc.unary_stream_rpc_method_handler(_guarded_stream(streaming, origin), *codecs)
+        unary = cast(Unary[Any, Any], handler.unary_unary)
+        return grpc.unary_unary_rpc_method_handler(_guarded(unary, origin), *codecs)
 
 
-def _guarded(behaviour: Unary[Q, R], identifier: str) -> Unary[Q, R]:
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """What is called, and for whom."""
+
+    method: str
+    request_id: str
+    carried: dict[str, str]
+    """The caller's trace."""
+
+
+def _origin(details: grpc.HandlerCallDetails) -> _Origin:
+    identifier = _metadata(details, REQUEST_ID)[:MAX_REQUEST_ID_LENGTH]
+    return _Origin(details.method, identifier, {key: value for key in CARRIED if (value := _metadata(details, key))})
+
+
+def _guarded(behaviour: Unary[Q, R], origin: _Origin) -> Unary[Q, R]:
     async def call(request: Q, context: Context) -> R:
-        request_id.set(identifier)
+        request_id.set(origin.request_id)
         try:
-            return await behaviour(request, context)
+            with server_span(origin.method, request, origin.carried):
+                return await behaviour(request, context)
         except Exception as error:
             await _abort(context, error)
 
     return call
 
 
-def _guarded_stream(behaviour: Streaming[Q, R], identifier: str) -> Callable[[Q, Context], Awaitable[None]]:
+def _guarded_stream(behaviour: Streaming[Q, R], origin: _Origin) -> Callable[[Q, Context], Awaitable[None]]:
     # A coroutine that writes, not a generator: gRPC drops a cancelled generator for the collector to close some day,
     # whereas here the cancellation arrives in `write` or in the generator, and either way closes it now.
     async def call(request: Q, context: Context) -> None:
-        request_id.set(identifier)
+        request_id.set(origin.request_id)
         try:
-            async with aclosing(behaviour(request, context)) as responses:
-                async for response in responses:
-                    await _send(context, response)
+            with server_span(origin.method, request, origin.carried) as opened:
+                num_segments = 0
+                async with aclosing(behaviour(request, context)) as responses:
+                    async for response in responses:
+                        await _send(context, response)
+                        num_segments += 1
+                        opened.set({"semspec.num_segments": num_segments})
         except Exception as error:
             await _abort(context, error)
 

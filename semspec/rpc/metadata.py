@@ -1,6 +1,7 @@
 """The metadata keys that travel beside a call."""
 
 from semspec.telemetry import request_id
+from semspec.tracing import carried
 
 AUTHORIZATION = "authorization"
 """Request: `Bearer <token>`."""
@@ -12,7 +13,8 @@ PARAMETER = "semspec-parameter"
 MAX_REQUEST_ID_LENGTH = 128
 
 
-def request_id_metadata() -> tuple[tuple[str, str], ...]:
-    """This task's request id, unless there is none or gRPC would refuse it."""
+def call_metadata() -> tuple[tuple[str, str], ...]:
+    """Whose work this task does: its request id, unless there is none or gRPC would refuse it, and its trace."""
     identifier = request_id.get()[:MAX_REQUEST_ID_LENGTH]
-    return ((REQUEST_ID, identifier),) if identifier and identifier.isascii() and identifier.isprintable() else ()
+    named = identifier and identifier.isascii() and identifier.isprintable()
+    return (*(((REQUEST_ID, identifier),) if named else ()), *carried().items())

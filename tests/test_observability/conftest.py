@@ -1,0 +1,49 @@
+"""One real stack of the bundled pair for the whole folder: everything observed, every level of log."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from semspec.stack import Stack, StackConfig
+from tests.test_observability.collector import Collector, collecting
+
+GENEROUS_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A stack, a client of it, and where its spans go."""
+
+    stack: Stack
+    http: httpx.AsyncClient
+    collector: Collector
+    lifeline: ExitStack
+    """Closing it ends the collector."""
+
+    def logs(self) -> dict[str, str]:
+        """What each process of ours has logged so far."""
+        return {name: child.log.read_text() for name, child in self.stack.processes.items() if name != "redis"}
+
+
+@pytest.fixture(scope="package")
+def lifeline() -> Iterator[ExitStack]:
+    with ExitStack() as lifeline:
+        yield lifeline
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def observed(lifeline: ExitStack) -> AsyncIterator[Observed]:
+    collector = lifeline.enter_context(collecting())
+    levels = {f"SEMSPEC_{role}_LOG_LEVEL": "DEBUG" for role in ("DRAFT", "TARGET", "VERIFIER", "GATEWAY")}
+    config = StackConfig(
+        environment={**levels, **collector.environment},
+        start_timeout_s=GENEROUS_S,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("REDIS_URL", raising=False)
+        async with Stack(config) as stack, httpx.AsyncClient(base_url=stack.base_url, timeout=GENEROUS_S) as http:
+            yield Observed(stack, http, collector, lifeline)

@@ -1,0 +1,151 @@
+"""Spans of calls between a client and a server of ours, as a collector receives them."""
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+from semspec.errors import ContextTooLong
+from semspec.rpc.clients import RemoteTarget
+from semspec.rpc.servicers import target_service
+from semspec.tracing import FLUSH_TIMEOUT_S, carried, exported_traces, span
+from tests.rpc.fakes import CONTEXT, ORDER, SEGMENT, FakeEngine, serving
+from tests.test_observability.collector import Collector, Received, collecting, named
+
+VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_SDK_DISABLED")
+REMOTE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    """A collector that this process is told to send to."""
+    with collecting() as collector:
+        for name, value in collector.environment.items():
+            monkeypatch.setenv(name, value)
+        yield collector
+
+
+@asynccontextmanager
+async def target(engine: FakeEngine) -> AsyncIterator[RemoteTarget]:
+    async with serving(target_service(lambda: engine)) as server:
+        client = RemoteTarget(server.address)
+        try:
+            yield client
+        finally:
+            await client.aclose()
+
+
+def both_sides(spans: list[Received], name: str) -> tuple[Received, Received]:
+    [client], [server] = named(spans, name, "client"), named(spans, name, "server")
+    assert server.parent_id == client.span_id and server.trace_id == client.trace_id
+    return client, server
+
+
+async def test_call_leaves_a_span_on_either_side_below_the_active_one(collector: Collector) -> None:
+    with exported_traces("semspec-test"):
+        async with target(FakeEngine()) as client:
+            with span("request", "server", carried=REMOTE) as opened, opened.active():
+                await client.info()
+                await client.read(CONTEXT, [SEGMENT, SEGMENT])
+                assert [written async for written in client.write(CONTEXT, ORDER)]
+    [request] = named(collector.spans, "request")
+    assert REMOTE["traceparent"] == f"00-{request.trace_id}-{request.parent_id}-01"
+    for name, num_segments in (("semspec.v1.Target/Read", 2), ("semspec.v1.Target/Write", ORDER.max_segments)):
+        caller, server = both_sides(collector.spans, name)
+        assert caller.parent_id == request.span_id and not server.has_failed
+        assert server.attributes["semspec.num_segments"] == num_segments
+        assert server.attributes["rpc.response.status_code"] == "OK"
+    assert len(collector.spans) == 5, "a handshake leaves none"
+
+
+async def test_error_is_recorded_by_its_code_and_without_its_words(collector: Collector) -> None:
+    with exported_traces("semspec-test"):
+        async with target(FakeEngine(error=ContextTooLong("the words of a prompt"))) as client:
+            with pytest.raises(ContextTooLong):
+                await client.read(CONTEXT, [SEGMENT])
+    for side in both_sides(collector.spans, "semspec.v1.Target/Read"):
+        assert side.has_failed and side.attributes["error.type"] == "context_length_exceeded"
+        assert side.attributes["rpc.response.status_code"] == "OUT_OF_RANGE"
+    assert not any(b"the words of a prompt" in body for body in collector.bodies)
+
+
+async def test_cancelled_stream_is_recorded_as_such_with_what_it_had_written(collector: Collector) -> None:
+    with exported_traces("semspec-test"):
+        engine = FakeEngine(step_s=0.01)
+        async with target(engine) as client:
+            async with aclosing(client.write(CONTEXT, ORDER)) as segments:
+                await anext(segments)
+            await engine.closed.wait()
+    for side in both_sides(collector.spans, "semspec.v1.Target/Write"):
+        assert side.attributes["rpc.response.status_code"] == "CANCELLED"
+        assert side.attributes["semspec.cancelled"] is True and not side.has_failed
+
+
+async def test_spans_of_tasks_side_by_side_do_not_mix(collector: Collector) -> None:
+    async def work(name: str) -> None:
+        with span(name) as opened, opened.active():
+            await asyncio.sleep(0)
+            with span(f"{name}'s"):
+                await asyncio.sleep(0)
+
+    with exported_traces("semspec-test"):
+        await asyncio.gather(work("one"), work("other"))
+    for name in ("one", "other"):
+        [parent], [child] = named(collector.spans, name), named(collector.spans, f"{name}'s")
+        assert child.parent_id == parent.span_id and parent.parent_id == ""
+
+
+@pytest.mark.parametrize("variables", [{}, {"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}])
+def test_nothing_is_recorded_or_sent_when(
+    variables: dict[str, str], collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not variables:
+        monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with exported_traces("semspec-test"), span("work") as opened, opened.active():
+        assert opened.recorded is None and carried() == {}
+    assert collector.bodies == []
+
+
+def test_library_needs_no_opentelemetry_while_traces_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    program = """
+import sys
+sys.modules["opentelemetry"] = None
+import semspec.rpc.clients, semspec.rpc.servicers
+from semspec.tracing import exported_traces, span
+with exported_traces("semspec-test"), span("work") as opened, opened.active():
+    opened.set({"key": "value"})
+    opened.fail("code")
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
+
+
+def test_missing_extra_costs_one_warning(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with exported_traces("semspec-test"), span("work") as opened:
+        assert opened.recorded is None
+    [line] = caplog.messages
+    assert "install semspec[otel]" in line
+
+
+def test_collector_that_never_answers_holds_up_the_end_for_a_bounded_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("semspec.tracing.FLUSH_TIMEOUT_S", 0.2)
+    assert FLUSH_TIMEOUT_S <= 3
+    with collecting() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{collector.address}")
+    start = time.perf_counter()
+    with exported_traces("semspec-test"), span("work"):
+        pass
+    assert time.perf_counter() - start < 2
+    assert "the last spans are lost" in caplog.messages[-1]
