@@ -12,7 +12,7 @@ from semspec import cli
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--help"])
-    assert "{serve,bench,train}" in capsys.readouterr().out
+    assert "{chat,doctor,serve,trace,bench,train}" in capsys.readouterr().out
 
 
 def test_command_without_its_extra_says_what_to_install() -> None:
@@ -20,6 +20,35 @@ def test_command_without_its_extra_says_what_to_install() -> None:
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.returncode == 1
     assert result.stderr.strip() == "semspec train: pyarrow is not installed; pip install 'semspec[training]'"
+
+
+@pytest.mark.parametrize("words", [["chat", "hello"], ["trace", "chatcmpl-1"]])
+def test_own_command_without_its_extra_says_what_to_install(words: list[str]) -> None:
+    result = without(("rich",), words)
+    assert result.returncode == 1
+    assert result.stderr.strip() == f"semspec {words[0]}: rich is not installed; pip install 'semspec[cli]'"
+
+
+@pytest.mark.parametrize("command", ["chat", "doctor", "serve", "trace"])
+def test_every_own_command_helps_without_any_extra(command: str) -> None:
+    result = without(("rich", "httpx", "torch", "redis"), [command, "--help"])
+    assert result.returncode == 0, result.stderr
+    assert f"usage: semspec {command}" in result.stdout
+
+
+def test_doctor_without_torch_and_httpx_says_so_and_goes_on() -> None:
+    result = without(("torch", "httpx"), ["doctor", "--port", "0", "--url", "http://127.0.0.1:1"])
+    assert result.returncode == 1 and not result.stderr
+    lines = {line.split()[1]: line for line in result.stdout.splitlines() if line}
+    assert lines["torch"].startswith("fail") and "semspec[engine]" in lines["torch"]
+    assert lines["gateway"].startswith("fail") and "semspec[cli]" in lines["gateway"]
+    assert lines["port"].startswith("ok")
+
+
+def without(modules: tuple[str, ...], words: list[str]) -> subprocess.CompletedProcess[str]:
+    """The command in a Python that lacks some modules."""
+    program = f"import sys; sys.modules.update(dict.fromkeys({modules})); from semspec.cli import main; main({words})"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
 
 def test_added_command_gets_the_rest_of_the_line(monkeypatch: pytest.MonkeyPatch) -> None:

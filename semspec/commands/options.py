@@ -1,0 +1,62 @@
+"""What each command can be told. Imports nothing that an extra brings, so that every `--help` works."""
+
+import argparse
+import os
+from pathlib import Path
+
+from semspec.stack import StackConfig
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+API_KEY = "SEMSPEC_API_KEY"
+"""Environment variable with the key of a gateway that wants one."""
+
+
+def serve_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", help="where the gateway listens (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8080, help="of the gateway (default 8080)")
+    parser.add_argument("--start-timeout-s", type=float, help="for the models to load (default 120)")
+    for role in ("draft", "target"):
+        parser.add_argument(f"--{role}-model", metavar="PATH", help="model folder (default: the bundled one)")
+        parser.add_argument(f"--{role}-probe", metavar="FILE", type=Path, help="probe trained for this pair")
+
+
+def stack_config(arguments: argparse.Namespace) -> StackConfig:
+    """The stack's configuration with what the command line names."""
+    names = ("host", "port", "start_timeout_s", "draft_model", "target_model", "draft_probe", "target_probe")
+    return StackConfig(**{name: value for name in names if (value := getattr(arguments, name)) is not None})
+
+
+def chat_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="one question; without it, a conversation")
+    _gateway_options(parser, DEFAULT_URL)
+    parser.add_argument("--model", metavar="NAME[:STRATEGY]", help="one that GET /v1/models lists (default: its first)")
+    parser.add_argument("--strictness", type=float, metavar="S", help="0 keeps most drafts, 1 fewest")
+    parser.add_argument("--gamma", type=int, metavar="N", help="segments drafted before the target reads them")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
+    parser.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer, reasoning included")
+    parser.add_argument("--session", metavar="ID", help="conversation to go on with (default: a new one)")
+    parser.add_argument("--plain", action="store_true", help="text only, as where the output is no terminal")
+    parser.add_argument("--verbose", action="store_true", help="show the judgements and the drafts that were refused")
+
+
+def trace_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("id", metavar="ID", help="of a generation, such as chatcmpl-0123456789abcdef")
+    _gateway_options(parser, DEFAULT_URL)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--html", type=Path, metavar="FILE", help="write a page with the time line of all segments")
+    form.add_argument("--json", action="store_true", help="the generation and its trace as the gateway gives them")
+
+
+def doctor_options(parser: argparse.ArgumentParser) -> None:
+    serve_options(parser)
+    _gateway_options(parser, None)
+    parser.add_argument("--json", action="store_true", help="the checks as one JSON object")
+
+
+def _gateway_options(parser: argparse.ArgumentParser, default: str | None) -> None:
+    usual = f"default {default}" if default else "default: none is asked"
+    parser.add_argument("--url", default=default, help=f"a gateway that runs ({usual})")
+    parser.add_argument(
+        "--api-key", metavar="KEY", default=os.environ.get(API_KEY), help=f"its key (default: ${API_KEY})"
+    )

@@ -1,0 +1,157 @@
+"""An answer as it comes to be: text only, or segment by segment with what became of each draft."""
+
+import sys
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from semspec.commands.records import REFUSED, THINK_END, Json, judgement, mark_of, one_line, printable, statistics
+from semspec.commands.terminal import complain
+
+
+class Screen(Protocol):
+    """Where one answer is shown, as a context manager; leaving it ends the picture, however the answer ended."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+    def show(self, chunk: Json) -> None:
+        """Add a chunk of the stream."""
+        ...
+
+    def note(self, words: str) -> None:
+        """Say what is not part of the answer."""
+        ...
+
+
+class PlainScreen:
+    """The answer's text on stdout, nothing else; notes on stderr."""
+
+    def __init__(self) -> None:
+        self._last = "\n"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self._last.endswith("\n"):
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+
+    def show(self, chunk: Json) -> None:
+        text = "".join(delta_texts(chunk))
+        text = printable(text) if sys.stdout.isatty() else text
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        self._last = text or self._last
+
+    def note(self, words: str) -> None:
+        complain(f"semspec chat: {words}")
+
+
+class ColourScreen:
+    """Segments with their marks, drafts in flight in grey until they are decided, and one line of statistics."""
+
+    def __init__(self, console: Console, verbose: bool) -> None:
+        self._console, self._verbose = console, verbose
+        self._live = Live(Text(), console=console, transient=True, auto_refresh=False)
+        self._in_flight: dict[int, str] = {}
+        self._in_answer = False
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._live.update(Text())
+        self._live.stop()
+
+    def show(self, chunk: Json) -> None:
+        own = chunk.get("semspec") or {}
+        if "drafted" in own:
+            self._add_drafts(own["drafted"])
+        if "segment" in own:
+            self._settle(own["segment"], chunk)
+        if "id" in own:
+            self._console.print(Text(statistics(own), "bright_black"), soft_wrap=True)
+        self._live.update(self._drafts(), refresh=True)
+
+    def note(self, words: str) -> None:
+        self._console.print(Text(words, "bright_black italic"))
+
+    def _add_drafts(self, drafted: Json) -> None:
+        for index, segment in enumerate(drafted["segments"], drafted["index"]):
+            self._in_flight[index] = segment["text"]
+
+    def _drafts(self) -> Text:
+        lines = [f"… {one_line(text)}" for text in self._in_flight.values()]
+        return Text("\n".join(lines), "bright_black", no_wrap=True, overflow="ellipsis")
+
+    def _settle(self, record: Json, chunk: Json) -> None:
+        """A draft that was refused takes those behind it along."""
+        was_refused = record["verdict"] == "rewritten"
+        self._in_flight = {
+            index: text for index, text in self._in_flight.items() if index > record["index"] and not was_refused
+        }
+        self._live.update(self._drafts(), refresh=True)  # printing shows once more what is in flight
+        self._console.print(self._segment(record, chunk))
+        if self._verbose:
+            self._print_details(record)
+
+    def _segment(self, record: Json, chunk: Json) -> Table:
+        mark = mark_of(record)
+        reasoning, answer = map(str.strip, self._parts(printable(record["text"]), chunk))
+        text = Text(reasoning, mark.colour)
+        text.append("\n" if reasoning and answer else "").append(answer, f"bold {mark.colour}")
+        return _marked(Text(mark.sign, mark.colour), text)
+
+    def _parts(self, text: str, chunk: Json) -> tuple[str, str]:
+        """What of a segment is reasoning and what is answer."""
+        if THINK_END in text:
+            self._in_answer = True
+            reasoning, _, answer = text.partition(THINK_END)
+            return reasoning, answer
+        reasoning, content = delta_texts(chunk)
+        is_told_apart = "reasoning_content" in _delta(chunk)
+        if self._in_answer or (is_told_apart and content and not reasoning):
+            return "", text
+        return text, ""
+
+    def _print_details(self, record: Json) -> None:
+        if record.get("rejected"):
+            style = f"{REFUSED.colour} dim"
+            self._console.print(
+                _marked(Text(REFUSED.sign, style), Text(printable(record["rejected"]["text"]).strip(), style))
+            )
+        if words := judgement(record):
+            self._console.print(Text(f"  {words}", "bright_black"))
+
+
+def _marked(sign: Text, text: Text) -> Table:
+    """A sign with a text beside it that stays in its own column."""
+    grid = Table.grid(padding=(0, 1))
+    grid.add_row(sign, text)
+    return grid
+
+
+def delta_texts(chunk: Json) -> tuple[str, str]:
+    """Reasoning and content that a chunk adds."""
+    delta = _delta(chunk)
+    return delta.get("reasoning_content") or delta.get("reasoning") or "", delta.get("content") or ""
+
+
+def _delta(chunk: Json) -> Json:
+    choices = chunk.get("choices") or [{}]
+    delta: Json = choices[0].get("delta") or {}
+    return delta

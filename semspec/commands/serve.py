@@ -1,0 +1,38 @@
+"""`semspec serve`: the whole stack until Ctrl-C."""
+
+import argparse
+
+from semspec.commands.options import stack_config
+from semspec.commands.terminal import complain, say
+from semspec.stack import Stack, StackConfig, StackError
+from semspec.stack import run as run_until_signal
+
+CURL = """\
+curl -N {base_url}/v1/chat/completions -H 'content-type: application/json' -d '{{
+  "model": "semspec-demo", "stream": true,
+  "messages": [{{"role": "user", "content": "Tom has pens: 31. Day 1: Tom buys 4 pens. Day 2: Tom naps. \
+Day 3: Tom loses 7 pens. How many pens does Tom have now?"}}]
+}}'"""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        return run_until_signal(serve(stack_config(arguments)))
+    except StackError as error:
+        complain(f"{error.log_tail}\nsemspec: {error}")
+        return 1
+
+
+async def serve(config: StackConfig) -> int:
+    """Keep the stack up until a signal, or until the gateway ends; say when another process does."""
+    say("starting redis, draft, target, verifier and gateway ...")
+    async with Stack(config) as stack:
+        pages = {"playground": f"{stack.base_url}/", "metrics": f"{stack.base_url}/metrics"}
+        for name, address in (stack.addresses | pages).items():
+            say(f"{name:>10}  {address}")
+        say(f"\n{CURL.format(base_url=stack.base_url)}\n\nCtrl-C stops it.")
+        while True:
+            child = await stack.wait()
+            complain(f"semspec: {child.name} has ended\n{child.log_tail()}")
+            if child.name == "gateway":
+                return 1

@@ -1,0 +1,80 @@
+"""`semspec trace`: how a generation came to be, as a table, a page or JSON."""
+
+import argparse
+import asyncio
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from semspec.client import Gateway, Json
+from semspec.commands.records import STAGES, mark_of, one_line, stage_ms
+from semspec.commands.terminal import say
+from semspec.commands.waterfall import page
+from semspec.errors import InvalidRequest
+
+WIDTH_WITHOUT_TERMINAL = 160
+
+
+def run(arguments: argparse.Namespace) -> int:
+    generation, trace = asyncio.run(_fetched(arguments))
+    if arguments.json:
+        say(json.dumps({"generation": generation, "trace": trace}, indent=2))
+    elif arguments.html:
+        _write(arguments.html, page(generation, trace))
+        say(f"{len(trace['segments'])} segments: {arguments.html}")
+    else:
+        console = Console(highlight=False)
+        console.width = console.width if console.is_terminal else WIDTH_WITHOUT_TERMINAL
+        console.print(table(generation, trace))
+    return 0
+
+
+async def _fetched(arguments: argparse.Namespace) -> tuple[Json, Json]:
+    gateway = Gateway.at(arguments.url, arguments.api_key)
+    try:
+        return await gateway.generation(arguments.id), await gateway.trace(arguments.id)
+    finally:
+        await gateway.aclose()
+
+
+def table(generation: Json, trace: Json) -> Table:
+    """A row a segment; times in milliseconds. Only the text gives way where the terminal is narrow."""
+    names = ("#", "", "writer", "tokens", "q", "p", "p/q", "draw", *STAGES)
+    rows = [_row(record) for record in trace["segments"]]
+    picture = Table(title=Text(heading(generation, trace)), title_justify="left", box=None, pad_edge=False)
+    for name, *cells in zip(names, *rows, strict=False):
+        width = max(len(name), *map(len, cells), 1)
+        picture.add_column(name, justify="left" if name in ("", "writer") else "right", min_width=width)
+    picture.add_column("text", no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        picture.add_row(*row)
+    return picture
+
+
+def heading(generation: Json, trace: Json) -> str:
+    """What the trace is of."""
+    strategy = (generation.get("parameters") or {}).get("strategy", "")
+    parts = [trace["id"], trace["status"], generation["model"], strategy, f"{len(trace['segments'])} segments"]
+    return " · ".join(part for part in [*parts, "degraded" if trace["degraded"] else ""] if part)
+
+
+def _row(record: Json) -> list[Text]:
+    mark = mark_of(record)
+    judged = [_number(record.get(name)) for name in ("draft_probability", "target_probability", "ratio", "draw")]
+    times = [f"{stage_ms(record, stage):.1f}" for stage in STAGES]
+    words = [record["writer"], str(record["num_tokens"]), *judged, *times, one_line(record["text"])]
+    return [Text(str(record["index"])), Text(mark.sign, mark.colour), *map(Text, words)]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"cannot write {path}: {error.strerror}; give --html another file", "html") from error

@@ -1,0 +1,164 @@
+"""`semspec chat` against a live stack, by subprocess and by terminal; its screen with made-up chunks."""
+
+import codecs
+import io
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from rich.console import Console
+
+from semspec.commands.screen import ColourScreen
+from tests.commands.support import ANSWER, CERTAIN, QUESTION, Json, Live, command, record, semspec
+
+LONG_QUESTION = " ".join(
+    ["Tom has pens: 90.", *(f"Day {day}: Tom loses 3 pens." for day in range(1, 16)), "How many pens does Tom have?"]
+)
+
+
+class Terminal:
+    """What a program at a terminal shows, without control sequences, read bit by bit."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._unread = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+
+    def read_until(self, pattern: str, timeout_s: float = 30.0) -> str:
+        """All up to the end of a match."""
+        deadline = time.monotonic() + timeout_s
+        while not (found := re.search(pattern, self._unread, re.MULTILINE)):
+            ready, _, _ = select.select([self._descriptor], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"no {pattern} in {self._unread!r}"
+            shown = self._unread + self._decoder.decode(os.read(self._descriptor, 4096))
+            self._unread = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", shown)
+        text, self._unread = self._unread[: found.end()], self._unread[found.end() :]
+        return text
+
+    def type(self, text: str) -> None:
+        os.write(self._descriptor, text.encode())
+
+
+@contextmanager
+def terminal(*words: str) -> Iterator[Terminal]:
+    """A command at a terminal of its own. It has ended well afterwards."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
+    process = subprocess.Popen(
+        command(words), stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+    )
+    os.close(theirs)
+    try:
+        yield Terminal(ours)
+        assert process.wait(timeout=30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def test_prompt_is_answered_as_text_only(live: Live) -> None:
+    result = semspec("chat", "--url", live.url, *CERTAIN, QUESTION)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert ANSWER in result.stdout and "\x1b" not in result.stdout and result.stdout.endswith("\n")
+
+
+def test_prompt_is_taken_from_standard_input(live: Live) -> None:
+    result = semspec("chat", "--url", live.url, *CERTAIN, stdin=QUESTION + "\n")
+    assert result.returncode == 0 and ANSWER in result.stdout
+
+
+def test_empty_prompt_is_refused() -> None:
+    result = semspec("chat", stdin=" \n")
+    assert result.returncode == 1 and result.stderr.startswith("semspec chat: the prompt is empty; give one")
+
+
+def test_refusal_is_told_in_the_servers_words(live: Live) -> None:
+    result = semspec("chat", "--url", live.url, "--model", "gpt-9", "hello")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert re.match(r"semspec chat: .*gpt-9.*does not exist", result.stderr)
+
+
+def test_unreachable_gateway_ends_with_the_remedy() -> None:
+    result = semspec("chat", "--url", "http://127.0.0.1:1", "hello")
+    assert result.returncode == 1
+    assert "no gateway answers at http://127.0.0.1:1" in result.stderr and "`semspec serve`" in result.stderr
+
+
+def test_interrupt_during_an_answer_cancels_it_at_the_gateway(live: Live) -> None:
+    words = command(["chat", "--url", live.url, "--model", "semspec-demo:target", LONG_QUESTION])
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stderr
+        first = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        rest, complaints = process.stdout.read(), process.stderr.read()
+        assert process.wait(timeout=10) == 130
+    assert first.strip() and "boxed" not in rest
+    assert complaints == "semspec chat: cancelled\n"
+    assert 'route="/v1/generations/{id}/cancel",status="200"' in live.metrics()
+
+
+def test_conversation_at_a_terminal_is_one_session_with_marks_and_statistics(live: Live) -> None:
+    with terminal("chat", "--url", live.url, "--seed", "5") as window:
+        ids = []
+        for _ in range(2):
+            window.read_until("^> ")
+            window.type(f"{QUESTION}\n")
+            shown = window.read_until(r"chatcmpl-[0-9a-f]{32}")
+            assert "✓ " in shown
+            assert re.search(r"\d+% accepted · \d+% written by the target · \d+ tokens/s · \d+ ms · chatcmpl-", shown)
+            ids += re.findall(r"chatcmpl-[0-9a-f]{32}", shown)
+        window.read_until("^> ")
+        window.type("\x04")
+    sessions = {live.get(f"/v1/generations/{id}")["session"] for id in ids}
+    assert len(ids) == 2 and len(sessions) == 1 and str(sessions.pop()).startswith("chat-")
+
+
+def shown(*chunks: Json, verbose: bool = False) -> str:
+    """All that a terminal gets of these chunks."""
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=100)
+    with ColourScreen(console, verbose) as screen:
+        for chunk in chunks:
+            screen.show(chunk)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+REFUSED = {"text": "On day 1, Tom gets 5 more pens.\n\n", "num_tokens": 12}
+REWRITTEN = {"semspec": {"segment": record(verdict="rewritten", writer="target", rejected=REFUSED)}}
+
+
+def test_rewritten_segment_shows_the_refused_draft_only_when_asked() -> None:
+    assert "\x1b[33m✎" in shown(REWRITTEN) and "gets 5 more" not in shown(REWRITTEN)
+    verbose = shown(REWRITTEN, verbose=True)
+    assert "gets 5 more" in verbose and "q 0.5  p 0.4  p/q 0.8  draw 0.1" in verbose
+
+
+def test_draft_in_flight_is_shown_until_a_refusal_voids_it() -> None:
+    drafted = {"index": 0, "segments": [REFUSED, {"text": "Then nothing.\n\n", "num_tokens": 3}]}
+    in_flight, settled = shown({"semspec": {"drafted": drafted}}), shown({"semspec": {"drafted": drafted}}, REWRITTEN)
+    assert "… Then nothing." in in_flight
+    assert "… Then nothing." not in settled.rpartition("gets 4 more")[2]
+
+
+def test_control_sequences_of_a_model_do_not_reach_the_terminal() -> None:
+    text = shown({"semspec": {"segment": record(text="a\x1b[2Jb\x07\n\n")}})
+    assert "a[2Jb" in text and "\x1b[2J" not in text and "\x07" not in text
+
+
+@pytest.mark.parametrize(
+    "delta", [{"content": "x"}, {"reasoning_content": None, "content": "x"}], ids=["all content", "told apart"]
+)
+def test_answer_behind_the_reasoning_is_bold(delta: dict[str, object]) -> None:
+    text = shown(
+        {"semspec": {"segment": record(text="</think>\nIt is 5.\n\n")}, "choices": [{"delta": delta}]},
+        {"semspec": {"segment": record(index=1, text="Truly.")}, "choices": [{"delta": delta}]},
+    )
+    assert "\x1b[1;32mIt is 5.\x1b[0m" in text and "\x1b[1;32mTruly.\x1b[0m" in text

@@ -1,0 +1,154 @@
+"""The client over scripted responses: streams that break and are taken up again, errors as they are meant."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+
+import httpx
+import pytest
+
+from semspec.client import NUM_REATTACHMENTS, Gateway
+from semspec.errors import ContextTooLong, InternalError, InvalidRequest, NotFound, Unauthenticated, Unavailable
+
+Respond = Callable[[httpx.Request], httpx.Response]
+
+
+class Broken(httpx.AsyncByteStream):
+    """A body whose connection is cut."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._text.encode()
+        raise httpx.ReadError("cut")
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semspec.client.FIRST_PAUSE_S", 0.0)
+
+
+def gateway(respond: Respond) -> Gateway:
+    return Gateway(httpx.AsyncClient(transport=httpx.MockTransport(respond), base_url="http://gateway"))
+
+
+def events(first: int, last: int, is_numbered: bool = True) -> str:
+    data = {number: json.dumps({"id": "chatcmpl-1", "number": number}) for number in range(first, last + 1)}
+    return "".join(f"{f'id: {number}' if is_numbered else ': x'}\ndata: {text}\n\n" for number, text in data.items())
+
+
+async def chunks(respond: Respond, breaks: list[str]) -> list[int]:
+    return [
+        chunk["number"]
+        async for chunk in gateway(respond).chat({"model": "m", "semspec": {"trace": True}}, breaks.append)
+    ]
+
+
+def refusal(status: int, code: str) -> httpx.Response:
+    return httpx.Response(status, json={"error": {"message": "said so", "param": "model", "code": code}})
+
+
+async def test_broken_stream_goes_on_behind_the_last_event() -> None:
+    asked: list[tuple[str, str, str | None]] = []
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        asked.append((request.method, request.url.raw_path.decode(), request.headers.get("last-event-id")))
+        match len(asked):
+            case 1:
+                return httpx.Response(200, stream=Broken(events(1, 2)))
+            case 2:
+                return refusal(503, "service_unavailable")  # the gateway is just starting
+            case 3:
+                return httpx.Response(200, text=events(3, 3))  # ends without [DONE]
+        return httpx.Response(200, text=events(4, 4) + "data: [DONE]\n\n")
+
+    breaks: list[str] = []
+    assert await chunks(respond, breaks) == [1, 2, 3, 4]
+    path = "/v1/generations/chatcmpl-1/events?trace=true"
+    assert asked == [
+        ("POST", "/v1/chat/completions", None),
+        ("GET", path, "2"),
+        ("GET", path, "2"),
+        ("GET", path, "3"),
+    ]
+    assert [line.rpartition("; ")[2] for line in breaks] == [f"try {n} of 4 to go on" for n in (1, 2, 1)]
+
+
+async def test_stream_that_stays_broken_is_given_up_with_what_to_do() -> None:
+    def respond(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            raise httpx.ConnectError("refused", request=request)
+        return httpx.Response(200, stream=Broken(events(1, 1)))
+
+    breaks: list[str] = []
+    with pytest.raises(Unavailable, match="semspec trace chatcmpl-1"):
+        await chunks(respond, breaks)
+    assert len(breaks) == NUM_REATTACHMENTS
+
+
+async def test_stream_that_breaks_without_progress_is_given_up() -> None:
+    breaks: list[str] = []
+    with pytest.raises(Unavailable):
+        await chunks(lambda request: httpx.Response(200, stream=Broken(events(1, 1))), breaks)
+    assert len(breaks) == NUM_REATTACHMENTS
+
+
+async def test_broken_stream_without_numbers_is_not_told_twice() -> None:
+    breaks: list[str] = []
+    with pytest.raises(Unavailable, match="broke"):
+        await chunks(lambda request: httpx.Response(200, stream=Broken(events(1, 1, is_numbered=False))), breaks)
+    assert breaks == []
+
+
+async def test_error_in_a_stream_is_raised_at_once() -> None:
+    error = {"message": "the target is gone", "type": "server_error", "param": None, "code": "service_unavailable"}
+    text = events(1, 1) + f"id: 2\ndata: {json.dumps({'error': error})}\n\n"
+    with pytest.raises(Unavailable, match="the target is gone"):
+        await chunks(lambda request: httpx.Response(200, text=text), [])
+
+
+@pytest.mark.parametrize(
+    ("response", "kind"),
+    [
+        (refusal(404, "model_not_found"), NotFound),
+        (refusal(400, "context_length_exceeded"), ContextTooLong),
+        (refusal(418, "teapot"), InternalError),
+        (httpx.Response(502, text="<html>said so</html>"), InternalError),
+        (httpx.Response(400, json={"error": "said so", "error_type": "validation"}), InternalError),
+    ],
+)
+async def test_refusal_is_the_error_it_stands_for(response: httpx.Response, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="said so") as caught:
+        await gateway(lambda request: response).models()
+    assert type(caught.value) is kind
+
+
+async def test_key_is_sent() -> None:
+    heard: list[bytes] = []
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.readuntil(b"\r\n\r\n"))
+        body = json.dumps({"error": {"message": "wrong key", "param": None, "code": "invalid_api_key"}})
+        writer.write(f"HTTP/1.1 401 No\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode())
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        one = Gateway.at(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "hush")
+        with pytest.raises(Unauthenticated, match="wrong key"):
+            await one.models()
+        await one.aclose()
+    assert b"authorization: bearer hush" in heard[0].lower()
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:8080"])
+async def test_nobody_there_is_told_with_the_remedy(url: str) -> None:
+    one = Gateway.at(url)
+    with pytest.raises(Unavailable, match="start one with `semspec serve`"):
+        await one.models()
+    await one.aclose()
+
+
+def test_bad_address_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="give --url such as"):
+        Gateway.at("http://gateway:eighty")

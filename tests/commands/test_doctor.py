@@ -1,0 +1,173 @@
+"""`semspec doctor` on a healthy tree, and each fault named."""
+
+import json
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from semspec import cli
+from semspec.commands.checks import Check
+from semspec.commands.checks.environment import check_requirement, satisfies
+from semspec.commands.checks.models import count_weights, look_at
+from semspec.stack import BUNDLED_PAIR
+from tests.commands.support import Live
+
+Checks = dict[str, Check]
+
+
+@pytest.fixture(autouse=True)
+def own_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REDIS_URL", raising=False)
+
+
+def doctor(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, Checks]:
+    """Exit code and checks."""
+    with pytest.raises(SystemExit) as end:
+        cli.main(["doctor", "--json", "--port", "0", *words])
+    body = json.loads(capsys.readouterr().out)
+    assert body["ok"] is (end.value.code == 0)
+    return end.value.code, {check["name"]: Check(**check) for check in body["checks"]}
+
+
+def only_failure(result: tuple[object, Checks]) -> Check:
+    code, checks = result
+    assert code == 1
+    [failure] = [check for check in checks.values() if check.level == "fail"]
+    assert failure.remedy
+    return failure
+
+
+def test_healthy_tree_and_gateway_have_nothing_to_fix(live: Live, capsys: pytest.CaptureFixture[str]) -> None:
+    code, checks = doctor(capsys, "--url", live.url)
+    assert code == 0
+    assert {"python", "torch", "cores", "draft model", "target probe", "memory", "port", "redis"} <= set(checks)
+    assert "fast decoder" in checks["target model"].message
+    assert checks["gateway"].message.endswith("ms") and "semspec-demo:target" in checks["models"].message
+    assert checks["ready"].message == "ready"
+
+
+def test_lines_for_people_name_level_check_and_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="1"):
+        cli.main(["doctor", "--port", "0", "--draft-model", "/nowhere"])
+    lines = capsys.readouterr().out.splitlines()
+    [line] = [line for line in lines if line.startswith("fail")]
+    assert line == (
+        "fail  draft model     there is no folder /nowhere -> give --draft-model a checkpoint's folder or a hub id"
+    )
+    assert lines[-1].endswith(", 1 to fix")
+
+
+def test_probe_of_another_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    failure = only_failure(doctor(capsys, "--draft-model", str(BUNDLED_PAIR / "target")))
+    assert failure.name == "draft probe" and "of draft (66044c7a58aeda75), but " in failure.message
+
+
+def test_unreadable_probe_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    failure = only_failure(doctor(capsys, "--target-probe", str(tmp_path / "target.safetensors")))
+    assert failure.name == "probes" and "target.safetensors" in failure.message
+
+
+def test_broken_serving_file_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    shutil.copytree(BUNDLED_PAIR / "probes", tmp_path / "probes")
+    (tmp_path / "probes" / "serving.json").write_text("{")
+    failure = only_failure(doctor(capsys, "--target-probe", str(tmp_path / "probes" / "target.safetensors")))
+    assert failure.name == "serving" and "serving.json" in failure.message
+
+
+def test_taken_port_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        failure = only_failure(doctor(capsys, "--port", str(other.getsockname()[1])))
+    assert failure.name == "port" and "Address already in use" in failure.message
+
+
+def test_dead_redis_is_named_and_its_password_kept(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", "redis://:hush@127.0.0.1:1/0")
+    failure = only_failure(doctor(capsys))
+    assert failure.name == "redis" and "REDIS_URL" in failure.message and "hush" not in failure.message
+
+
+def test_dead_gateway_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    failure = only_failure(doctor(capsys, "--url", "http://127.0.0.1:1"))
+    assert failure.name == "gateway" and "semspec serve" in failure.remedy
+
+
+def copied(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(BUNDLED_PAIR / "draft", tmp_path / "draft"))
+
+
+def test_cut_weights_are_named(tmp_path: Path) -> None:
+    weights = copied(tmp_path) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    check = look_at("draft", str(weights.parent)).check
+    assert check.level == "fail" and "model.safetensors is incomplete" in check.message
+
+
+def test_weights_that_are_no_safetensors_are_named(tmp_path: Path) -> None:
+    folder = copied(tmp_path)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    check = look_at("draft", str(folder)).check
+    assert check.level == "fail" and "has no safetensors weights" in check.message
+
+
+def test_architecture_of_no_causal_lm_is_named(tmp_path: Path) -> None:
+    config = copied(tmp_path) / "config.json"
+    config.write_text(json.dumps({"architectures": ["HyenaForNothing"], "model_type": "hyena-nothing"}))
+    check = look_at("draft", str(config.parent)).check
+    assert check.level == "fail" and "HyenaForNothing (hyena-nothing) is not known" in check.message
+
+
+def test_architecture_of_transformers_is_known(tmp_path: Path) -> None:
+    config = copied(tmp_path) / "config.json"
+    config.write_text(json.dumps({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}))
+    check = look_at("draft", str(config.parent)).check
+    assert check.level == "ok" and "GPT2LMHeadModel, transformers" in check.message
+
+
+def test_hub_model_that_is_not_here_is_a_warning() -> None:
+    check = look_at("target", "no-such-owner/no-such-model").check
+    assert check.level == "warn" and "hf download no-such-owner/no-such-model" in check.remedy
+
+
+def test_weights_are_counted_from_their_headers() -> None:
+    from safetensors.torch import load_file
+
+    weights = load_file(BUNDLED_PAIR / "draft" / "model.safetensors")
+    assert count_weights(BUNDLED_PAIR / "draft") == sum(tensor.numel() for tensor in weights.values())
+
+
+@pytest.mark.parametrize(
+    ("requirement", "level"),
+    [
+        ("pydantic>=2.12", None),
+        ("pydantic>=99", "fail"),
+        ("protobuf<5,>=4", "fail"),
+        ('no-such-package>=1; extra == "gateway"', "fail"),
+        ('no-such-package>=1; extra == "cli"', "warn"),
+        ('no-such-package>=1; extra == "training"', None),
+        ('no-such-package>=6.2; python_version < "3.13" and extra == "demo"', None),
+    ],
+)
+def test_requirement_is_held_against_what_is_installed(requirement: str, level: str | None) -> None:
+    check = check_requirement(requirement)
+    assert (check and check.level) == level
+
+
+@pytest.mark.parametrize(
+    ("found", "specifiers", "expected"),
+    [
+        ("2.10.0+cpu", ">=2.10", True),
+        ("2.9.1", ">=2.10", False),
+        ("7.35.1", "<8,>=7.35.1", True),
+        ("8.0", "<8,>=7.35.1", False),
+        ("2.1", ">=2.1.0", True),
+        ("1.85.1", "==1.85.1", True),
+        ("1.85.2", "==1.85.1", False),
+        ("", ">=6.2", False),
+    ],
+)
+def test_versions_are_compared_by_their_numbers(found: str, specifiers: str, expected: bool) -> None:
+    assert satisfies(found, specifiers) is expected
