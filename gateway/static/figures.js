@@ -1,0 +1,71 @@
+// The numbers of a generation and the picture of its time.
+
+import { element, unseen } from "./dom.js";
+import { rate, seconds, share, times } from "./format.js";
+import { duration } from "./generation.js";
+import { kind } from "./segments.js";
+
+/** Fills the row of meters. `other` is the target alone on the same question, if it was asked. */
+export function showMeters(list, generation, other) {
+  const judged = generation.numJudged ? `${generation.numAccepted} of ${generation.numJudged} drafts` : "nothing judged yet";
+  list.replaceChildren(
+    figure("Acceptance", share(generation.acceptance), judged, generation.acceptance),
+    figure("By the target", share(generation.targetShare), `of ${generation.numTokens} tokens`, generation.targetShare),
+    figure("Speed", rate(generation.tokensPerSecond), "tokens/s"),
+    figure("Time", seconds(generation.latencyMs), timeNote(generation)),
+    speedUp(generation, other),
+  );
+}
+
+function figure(name, value, note, level = null) {
+  const meter = level === null ? null : element("meter", { min: 0, max: 1, value: level, "aria-label": name });
+  return element("div", {}, element("dt", {}, name), element("dd", {}, element("strong", {}, value), meter, element("small", {}, note)));
+}
+
+function timeNote(generation) {
+  if (generation.summary) return "on the server";
+  if (generation.status === "running") return "and counting";
+  return generation.kept.length ? "sum of its stages" : "nothing asked yet";
+}
+
+function speedUp(generation, other) {
+  if (!other) return figure("Speed-up", "–", "switch on the comparison");
+  if (other.status === "running") return figure("Speed-up", "–", "the target alone is running");
+  if (!other.summary || !generation.summary) return figure("Speed-up", "–", "the comparison did not end");
+  const ratio = other.latencyMs / generation.latencyMs;
+  return figure("Speed-up", times(ratio), `target alone ${seconds(other.latencyMs)}; ${agreement(generation, other)}`);
+}
+
+function agreement(generation, other) {
+  if (generation.answer === null || other.answer === null) return "no answer to compare";
+  return generation.answer === other.answer ? "same answer" : "another answer";
+}
+
+/** Fills the time line: a row a generation, all on one scale, a block a segment. */
+export function showTimeline(figure, rows, generations) {
+  const busy = generations.filter((generation) => generation.kept.some(duration));
+  figure.hidden = busy.length === 0;
+  const longest = Math.max(...busy.map(total));
+  rows.replaceChildren(...busy.map((generation) => row(generation, longest)));
+}
+
+const total = (generation) => generation.kept.reduce((sum, record) => sum + duration(record), 0);
+
+function row(generation, longest) {
+  const strip = element("div", { class: "strip", "aria-hidden": "true" }, ...generation.kept.map(block));
+  strip.style.width = `${(100 * total(generation)) / longest}%`;
+  const spoken = unseen(`: ${seconds(total(generation))} for ${generation.kept.length} segments`);
+  return element(
+    "div",
+    { class: "row" },
+    element("span", { class: "name" }, generation.strategy ?? "answer", spoken),
+    element("div", { class: "scale" }, strip),
+    element("span", { class: "length", "aria-hidden": "true" }, seconds(total(generation))),
+  );
+}
+
+function block(record) {
+  const part = element("span", { class: `block ${kind(record)}`, "data-index": record.index });
+  part.style.flexGrow = String(Math.max(duration(record), 0.001));
+  return part;
+}

@@ -1,0 +1,147 @@
+// The request as the form has it.
+
+import { byId } from "./dom.js";
+import { share, times } from "./format.js";
+
+const EXAMPLE =
+  "Tom has pens: 31. Day 1: Tom buys 4 pens. Day 2: Tom naps. Day 3: Tom loses 7 pens. How many pens does Tom have now?";
+
+const ABOUT = {
+  "": "The strategy this server has as its default.",
+  semantic: "Drafted segments are accepted by what they mean.",
+  auto: "Semantic, with gamma chosen by measured cost; the target alone where drafting does not pay.",
+  "semantic+token-level": "Semantic; refused segments are written with token-level speculation.",
+  "token-level": "The draft proposes tokens, the target verifies them. Lossless.",
+  "spec-reason": "The target scores each drafted step from 0 to 9.",
+  "spec-thinking": "The draft leads; the target takes over at words of doubt.",
+  "last-hidden": "Semantic, judged by probes that see the last layer only.",
+  surprisal: "Semantic, judged by the target’s surprisal only.",
+  random: "Drafts are accepted at random: a floor.",
+  target: "The large model alone.",
+  draft: "The small model alone.",
+};
+
+const STRICTNESS_HINT = "How like the target a draft must be. The default is the rule this pair is served with.";
+
+/** Field of the page that a refusal's `param` is about. */
+const FIELDS = {
+  messages: "prompt",
+  model: "model",
+  seed: "seed",
+  temperature: "temperature",
+  max_tokens: "max_tokens",
+  "semspec.strategy": "model",
+  "semspec.gamma": "gamma",
+  "semspec.strictness": "strictness",
+};
+
+export class Form {
+  constructor() {
+    this.form = byId("form");
+    this.strictness = null;
+    this.prompt = EXAMPLE;
+    byId("example").addEventListener("click", () => {
+      this.prompt = EXAMPLE;
+      byId("prompt").focus();
+    });
+    byId("model").addEventListener("change", () => this.showStrategy());
+    byId("strictness").addEventListener("input", (event) => this.setStrictness(event.target.valueAsNumber));
+    byId("strictness-default").addEventListener("click", () => {
+      this.setStrictness(null);
+      byId("strictness").focus();
+    });
+    byId("prompt").addEventListener("keydown", (event) => this.sendByKey(event));
+    this.setStrictness(null);
+    this.expect(null);
+  }
+
+  sendByKey(event) {
+    if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+    event.preventDefault();
+    this.form.requestSubmit();
+  }
+
+  setModels(names) {
+    const select = byId("model");
+    select.replaceChildren(...names.map((name) => new Option(name.includes(":") ? name.split(":")[1] : `${name} (default)`, name)));
+    this.showStrategy();
+  }
+
+  showStrategy() {
+    const strategy = this.model.split(":")[1] ?? "";
+    byId("model-hint").textContent = ABOUT[strategy] ?? "";
+    const other = this.targetModel;
+    byId("compare").disabled = other === null || other === this.model;
+  }
+
+  /** null is the server's own rule. */
+  setStrictness(value) {
+    this.strictness = value;
+    const words = value === null ? "default" : value.toFixed(2);
+    byId("strictness-value").textContent = words;
+    byId("strictness").setAttribute("aria-valuetext", words);
+    byId("strictness").classList.toggle("unset", value === null);
+    byId("strictness-default").hidden = value === null;
+  }
+
+  /** What the probes' report expects of the rule just used. */
+  expect(expected) {
+    const parts = expected
+      ? [
+          `${share(expected.acceptance)} of drafts accepted`,
+          `${share(expected.wrong_accepted)} of the wrong ones`,
+          `${times(expected.speed_up)} as fast`,
+        ].filter((part) => !part.startsWith("–"))
+      : [];
+    byId("strictness-hint").textContent = parts.length ? `Expected of the last setting: ${parts.join(", ")}.` : STRICTNESS_HINT;
+  }
+
+  get model() {
+    return byId("model").value;
+  }
+
+  /** The target alone under its own name, if it is served. */
+  get targetModel() {
+    const name = `${this.model.split(":")[0]}:target`;
+    return [...byId("model").options].some((option) => option.value === name) ? name : null;
+  }
+
+  get compares() {
+    return byId("compare").checked && !byId("compare").disabled;
+  }
+
+  get prompt() {
+    return byId("prompt").value;
+  }
+
+  set prompt(text) {
+    byId("prompt").value = text;
+  }
+
+  /** The body of a request. */
+  body() {
+    const body = { model: this.model, messages: [{ role: "user", content: this.prompt }], stream: true };
+    for (const name of ["temperature", "seed", "max_tokens"]) setNumber(body, name);
+    body.semspec = { trace: true };
+    setNumber(body.semspec, "gamma");
+    if (this.strictness !== null) body.semspec.strictness = this.strictness;
+    return body;
+  }
+
+  /** Mark the field that a refusal is about, and no other. */
+  blame(param) {
+    for (const field of this.form.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
+    byId(FIELDS[param] ?? "")?.setAttribute("aria-invalid", "true");
+  }
+
+  setRunning(isRunning) {
+    // Not `disabled`, which would throw the keyboard's focus away.
+    byId("send").setAttribute("aria-disabled", String(isRunning));
+    byId("stop").setAttribute("aria-disabled", String(!isRunning));
+  }
+}
+
+function setNumber(body, name) {
+  const value = byId(name).valueAsNumber;
+  if (!Number.isNaN(value)) body[name] = value;
+}

@@ -1,0 +1,59 @@
+// What is said about a generation beside its text: errors with their remedy, notices, its parameters.
+
+import { element } from "./dom.js";
+
+const REMEDIES = {
+  unreachable: "Is it running? Once it answers, send again.",
+  connection_lost: "",
+  service_unavailable: "The lamps at the top show which service is away. Send again once it is back.",
+  overloaded: "All places are taken. Wait a moment, then send again.",
+  timeout: "Ask for fewer tokens, or send again when the server has less to do.",
+  context_length_exceeded: "Shorten the question, or ask for fewer tokens.",
+  invalid_value: "Change the field it names, then send again.",
+  model_not_found: "Choose a model from the list.",
+  not_found: "Stored generations are kept for a while only. Send the question again.",
+  conflict: "Send again in a moment.",
+};
+
+export function showError(place, error) {
+  const remedy = REMEDIES[error.code] ?? "";
+  const facts = [error.code, error.status].filter(Boolean).join(", ");
+  place.replaceChildren(
+    element("p", {}, element("strong", {}, "Error: "), error.message, facts ? element("small", {}, ` (${facts})`) : null),
+    ...(remedy ? [element("p", { class: "remedy" }, remedy)] : []),
+  );
+}
+
+export function showNotices(list, generation) {
+  const notices = [];
+  const fallback = generation.summary?.fallback ?? generation.kept.find((record) => record.fallback)?.fallback;
+  if (fallback) notices.push(`The target wrote alone from some point on: ${fallback}.`);
+  if (generation.summary?.degraded) notices.push("The trace could not be stored in full: the link may not lead to all of it.");
+  if (generation.status === "reconnecting") notices.push("The connection broke; attaching again.");
+  if (generation.status === "cancelled") notices.push("Stopped. What was written until then is below.");
+  if (generation.status === "failed") notices.push("It failed. What was written until then is below.");
+  if (generation.status === "interrupted") notices.push("Its gateway went away while it ran. “Go on” takes it up where it stopped.");
+  list.replaceChildren(...notices.map((notice) => element("li", {}, notice)));
+}
+
+/** The choices that made this text, in one line. */
+export function parametersLine({ parameters, seed, id }) {
+  const facts = [];
+  if (parameters) {
+    facts.push(parameters.strategy, `gamma ${parameters.gamma}`, rule(parameters), `temperature ${parameters.temperature}`);
+  }
+  if (seed !== null) facts.push(`seed ${seed}`);
+  return element("span", {}, facts.join(" · "), " ", element("code", {}, id ?? ""));
+}
+
+function rule({ acceptance, strictness }) {
+  const asked = typeof strictness === "number" ? `strictness ${strictness}, ` : "";
+  return acceptance.rule === "sample" ? `${asked}rule min(1, p/q)` : `${asked}rule p/q ≥ ${Number(acceptance.threshold.toFixed(3))}`;
+}
+
+/** A sentence for screen readers when something has come to an end. */
+export function spoken(generation) {
+  const decided = generation.numJudged ? `, ${generation.numAccepted} of ${generation.numJudged} drafts accepted` : "";
+  const answer = generation.answer ? ` ${generation.answer}` : "";
+  return `${generation.status}: ${generation.kept.length} segments${decided}.${answer}`;
+}

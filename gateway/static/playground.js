@@ -1,0 +1,255 @@
+// The page: the form's request becomes a generation, shown as it grows; addresses, history and export around it.
+
+import * as api from "./api.js";
+import { byId, element } from "./dom.js";
+import { showMeters, showTimeline } from "./figures.js";
+import { Form } from "./form.js";
+import { Generation } from "./generation.js";
+import { History, named, permalink } from "./history.js";
+import { Inspector } from "./inspector.js";
+import { parametersLine, showError, showNotices, spoken } from "./notes.js";
+import { generate, goOn } from "./run.js";
+import { Segments } from "./segments.js";
+import { watchServices } from "./services.js";
+
+const TICK_MS = 100;
+const WIDE = window.matchMedia("(min-width: 76rem)"); // as in playground.css
+const UNTIL_KNOWN = "semspec-demo"; // until the server has named its models
+
+class Playground {
+  constructor() {
+    this.form = new Form();
+    this.history = new History(byId("history"), byId("history-empty"), byId("history-clear"));
+    this.inspector = new Inspector(byId("inspector"));
+    this.panes = [];
+    this.controller = null;
+    this.form.setModels([UNTIL_KNOWN]);
+    this.wire();
+    showMeters(byId("meters"), Generation.none(), null);
+  }
+
+  wire() {
+    byId("form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.send();
+    });
+    byId("stop").addEventListener("click", () => this.stop());
+    byId("resume").addEventListener("click", () => this.resume());
+    byId("export").addEventListener("click", () => this.export());
+    byId("link").addEventListener("click", () => this.copyLink());
+    window.addEventListener("hashchange", () => this.open(named(location.hash)));
+    const panes = byId("panes");
+    for (const kind of ["focusin", "pointerover"]) panes.addEventListener(kind, (event) => this.inspect(event));
+    panes.addEventListener("keydown", (event) => this.step(event));
+    document.addEventListener("keydown", (event) => event.key === "Escape" && this.inspector.clear());
+  }
+
+  async start() {
+    watchServices(byId("services"));
+    this.open(named(location.hash));
+    try {
+      this.form.setModels(await api.models());
+    } catch (error) {
+      this.complain(error);
+    }
+  }
+
+  /** The generation asked for, the first of the panes. */
+  get own() {
+    return this.panes[0]?.generation ?? null;
+  }
+
+  get other() {
+    return this.panes[1]?.generation ?? null;
+  }
+
+  async send() {
+    if (this.controller) return;
+    const [body, compares, target] = [this.form.body(), this.form.compares, this.form.targetModel];
+    const own = new Generation(body.model, this.form.prompt.trim());
+    this.begin(own);
+    reveal(byId("result"));
+    const ended = await this.run(own, (changed, signal) => generate(body, own, changed, signal));
+    if (own.status === "finished") this.history.add(own);
+    this.form.expect(own.summary?.expected);
+    if (ended && compares) await this.compare(body, own, target);
+  }
+
+  /** The same question and seed to the target alone, after the first so that neither slows the other. */
+  async compare({ semspec: _, ...body }, own, target) {
+    const other = new Generation(target, own.prompt);
+    this.addPane(other, "Target alone", "target");
+    const again = { ...body, model: target, seed: own.seed, semspec: { trace: true } };
+    await this.run(other, (changed, signal) => generate(again, other, changed, signal));
+  }
+
+  /** Do `work` on a generation, its state on the page all the while. True if it came to its own end. */
+  async run(generation, work) {
+    const controller = (this.controller = new AbortController());
+    const changed = (status = "running") => {
+      if (controller.signal.aborted) return;
+      generation.status = status;
+      this.announceId(generation);
+      this.render();
+    };
+    this.setRunning(true);
+    const clock = setInterval(() => showMeters(byId("meters"), this.own, this.other), TICK_MS);
+    try {
+      await work(changed, controller.signal);
+      generation.end("finished");
+    } catch (error) {
+      this.fail(generation, error, controller.signal);
+    } finally {
+      clearInterval(clock);
+      if (this.controller === controller) this.finishRun(generation);
+    }
+    return generation.status === "finished" && this.controller === null;
+  }
+
+  fail(generation, error, signal) {
+    generation.end(signal.aborted ? "cancelled" : "failed");
+    if (signal.aborted) return;
+    this.complain(error);
+    this.form.blame(error.param);
+  }
+
+  complain(error) {
+    showError(byId("alert"), error);
+    reveal(byId("alert"));
+  }
+
+  finishRun(generation) {
+    this.controller = null;
+    this.setRunning(false);
+    this.render();
+    byId("status").textContent = spoken(generation);
+  }
+
+  setRunning(isRunning) {
+    this.form.setRunning(isRunning);
+    byId("result").setAttribute("aria-busy", String(isRunning));
+  }
+
+  /** Stop here, then for good on the server, where it could otherwise be gone on with. */
+  stop() {
+    if (!this.controller) return;
+    const { id } = this.panes.at(-1).generation;
+    this.controller.abort();
+    if (id) api.cancel(id).catch(() => {}); // it has ended here all the same
+  }
+
+  /** Show a stored generation, and follow it if it still runs. */
+  async open(id) {
+    if (id === null || id === this.own?.id) return;
+    this.controller?.abort();
+    this.controller = null;
+    this.setRunning(false);
+    try {
+      const [meta, trace] = await Promise.all([api.stored(id), api.trace(id)]);
+      if (this.controller || named(location.hash) !== id) return; // meanwhile something else was asked for
+      this.begin(this.recalled(Generation.stored(meta, trace)));
+      if (meta.status === "running") await this.resume();
+    } catch (error) {
+      this.complain(error);
+    }
+  }
+
+  /** With the question as it was put, if this browser did. */
+  recalled(generation) {
+    const entry = this.history.find(generation.id);
+    if (entry) this.form.prompt = generation.prompt = entry.prompt;
+    return generation;
+  }
+
+  async resume() {
+    const generation = this.own;
+    byId("resume").hidden = true;
+    await this.run(generation, (changed, signal) => goOn(generation, changed, signal));
+  }
+
+  begin(generation) {
+    this.panes = [];
+    byId("panes").replaceChildren();
+    byId("alert").replaceChildren();
+    byId("status").textContent = "";
+    this.form.blame(null);
+    this.inspector.clear();
+    byId("introduction").hidden = true;
+    this.addPane(generation, "Answer", "own");
+  }
+
+  addPane(generation, title, prefix) {
+    const segments = new Segments(title, prefix);
+    this.panes.push({ generation, segments });
+    byId("panes").append(element("section", { class: "pane" }, element("h3", {}, title), segments.list));
+    this.render();
+  }
+
+  announceId(generation) {
+    if (generation === this.own && generation.id && named(location.hash) !== generation.id) {
+      window.history.pushState(null, "", permalink(generation.id));
+    }
+  }
+
+  render() {
+    for (const { generation, segments } of this.panes) segments.update(generation);
+    byId("asked").hidden = this.own.prompt === this.form.prompt.trim();
+    byId("asked").textContent = this.own.prompt;
+    byId("facts").hidden = this.own.id === null;
+    byId("parameters").replaceChildren(parametersLine(this.own));
+    byId("resume").hidden = this.own.status !== "interrupted";
+    showNotices(byId("notices"), this.own);
+    showMeters(byId("meters"), this.own, this.other);
+    showTimeline(byId("timeline"), byId("timeline-rows"), this.panes.map((pane) => pane.generation));
+  }
+
+  /** Pointing is enough where the details have a column of their own; the sheet that covers the text waits for a tap. */
+  inspect(event) {
+    const item = event.target.closest("[data-index]");
+    const pane = this.panes.find(({ segments }) => segments.behind.has(item));
+    if (!pane || (event.type === "pointerover" && !WIDE.matches)) return;
+    this.inspector.show(pane.segments.behind.get(item));
+    if (!WIDE.matches) item.scrollIntoView({ block: "nearest" });
+  }
+
+  /** Arrow keys move between segments. */
+  step(event) {
+    const step = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
+    const next = step && event.target.matches("[data-index]") ? event.target[step] : null;
+    if (!next?.matches("[data-index]")) return;
+    event.preventDefault();
+    next.focus();
+  }
+
+  export() {
+    const blob = new Blob([JSON.stringify(this.exported(), null, 2)], { type: "application/json" });
+    const link = element("a", { href: URL.createObjectURL(blob), download: `${this.own.id}.json` });
+    link.click();
+    URL.revokeObjectURL(link.href);
+  }
+
+  exported() {
+    const [own, other] = this.panes.map(({ generation }) => {
+      const { id, model, prompt, seed, status, parameters, kept: segments } = generation;
+      const { trace: _, ...summary } = generation.summary ?? {};
+      return { id, model, prompt, seed, status, parameters, summary, segments };
+    });
+    return other ? { ...own, target_alone: other } : own;
+  }
+
+  async copyLink() {
+    const link = new URL(permalink(this.own.id), location.href).href;
+    const isCopied = await navigator.clipboard?.writeText(link).then(() => true, () => false);
+    byId("link").textContent = isCopied ? "Copied" : "See the address bar";
+    window.history.replaceState(null, "", permalink(this.own.id));
+    setTimeout(() => (byId("link").textContent = "Copy link"), 2000);
+  }
+}
+
+/** Scroll to what lies below the fold, as it does on a phone. */
+function reveal(node) {
+  const { top } = node.getBoundingClientRect();
+  if (top < 0 || top > window.innerHeight * 0.7) node.scrollIntoView();
+}
+
+new Playground().start();

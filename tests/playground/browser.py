@@ -1,0 +1,79 @@
+"""A browser for the page's tests, and pages that complain of anything a user should not meet."""
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from playwright.async_api import Browser, ConsoleMessage, Page, Playwright, Request, async_playwright
+
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+ARGUMENTS = (
+    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+).split()
+WIDE, PHONE = (1440, 900), (360, 740)
+
+Scheme = Literal["light", "dark"]
+
+
+class NoBrowser(Exception):
+    """There is none on this machine; `str()` says what to do."""
+
+
+@asynccontextmanager
+async def launched() -> AsyncIterator[Browser]:
+    """Playwright's own Chromium if it was installed, else one on the PATH, while the block runs. Raises: NoBrowser."""
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=_program(playwright), args=ARGUMENTS)
+        yield browser
+        await browser.close()
+
+
+def _program(playwright: Playwright) -> str:
+    own = playwright.chromium.executable_path
+    found = own if Path(own).exists() else next(filter(None, map(shutil.which, PROGRAMS)), None)
+    if found is None:
+        raise NoBrowser("no browser: run `playwright install chromium`, or install your distribution's chromium")
+    return found
+
+
+@dataclass  # no slots: Playwright hangs attributes on those whose methods it calls
+class Complaints:
+    """What a page said on its console, threw, was forbidden by its policy, or asked of others than its server."""
+
+    base_url: str
+    lines: list[str] = field(default_factory=list)
+
+    def watch(self, page: Page) -> None:
+        page.on("console", self._console)
+        page.on("pageerror", lambda error: self.lines.append(f"thrown: {error}"))
+        page.on("request", self._request)
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.lines.append(f"{message.type}: {message.text}")
+
+    def _request(self, request: Request) -> None:
+        if not request.url.startswith((self.base_url, "data:", "blob:")):
+            self.lines.append(f"foreign: {request.url}")
+
+
+@asynccontextmanager
+async def opened(
+    browser: Browser, base_url: str, size: tuple[int, int] = WIDE, scheme: Scheme = "light", expected: str = ""
+) -> AsyncIterator[Page]:
+    """A fresh page of the playground, checked at the end; complaints with `expected` in them are part of the test."""
+    width, height = size
+    context = await browser.new_context(
+        base_url=base_url, viewport={"width": width, "height": height}, color_scheme=scheme
+    )
+    page, complaints = await context.new_page(), Complaints(base_url)
+    page.set_default_timeout(10_000)
+    complaints.watch(page)
+    await page.goto("/")
+    yield page
+    await context.close()
+    assert [line for line in complaints.lines if not (expected and expected in line)] == []

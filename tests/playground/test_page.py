@@ -1,0 +1,227 @@
+"""The page over the bundled pair's whole stack, as a person uses it."""
+
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.async_api import Browser, Page, expect
+
+from tests.playground.browser import PHONE, Scheme, opened
+
+pytestmark = pytest.mark.asyncio(loop_scope="package")
+
+SEED = 6
+"""With it some of the draft's segments of the example are refused, under the default and the strictest rule alike."""
+
+STATIC = files("gateway").joinpath("static")
+
+WATCH_FLIGHT = """() => {
+  window.seenInFlight = 0;
+  const count = (changes) => changes.forEach((change) => change.addedNodes.forEach((node) => {
+    if (node.classList?.contains("flight")) window.seenInFlight += 1;
+  }));
+  new MutationObserver(count).observe(document.getElementById("panes"), { childList: true, subtree: true });
+}"""
+
+LOW_CONTRAST = r"""() => {
+  const numbers = (colour) => colour.match(/[\d.]+/g).map(Number);
+  const light = (colour) => {
+    const [r, g, b] = numbers(colour).slice(0, 3).map((v) => v / 255)
+      .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (node) => {
+    const own = getComputedStyle(node).backgroundColor;
+    return numbers(own)[3] === 0 && node.parentElement ? behind(node.parentElement) : own;
+  };
+  const holdsText = (node) => [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
+  const isShown = (node) => node.checkVisibility() && !node.closest(".unseen, .skip, [aria-disabled=true]");
+  return [...document.body.querySelectorAll("*")].filter((node) => holdsText(node) && isShown(node))
+    .map((node) => {
+      const [a, b] = [light(getComputedStyle(node).color), light(behind(node))];
+      return [node.className + ": " + node.textContent.slice(0, 30), (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)];
+    })
+    .filter(([, ratio]) => ratio < 4.5);
+}"""
+
+
+async def generate(page: Page, seed: int = SEED) -> None:
+    """Send the question with a seed, and wait for the end."""
+    await page.get_by_label("Seed").fill(str(seed))
+    await page.get_by_role("button", name="Generate").click()
+    await finished(page)
+
+
+async def finished(page: Page) -> None:
+    await expect(page.get_by_role("status")).to_contain_text("finished")
+
+
+async def shown(page: Page) -> list[str]:
+    """The segments with their marks, as text."""
+    return await page.locator(".segment").all_inner_texts()
+
+
+async def test_segments_are_shown_as_they_were_decided(page: Page) -> None:
+    await page.evaluate(WATCH_FLIGHT)
+    await generate(page)
+    assert await page.locator(".segment.accepted").count() >= 1
+    rewritten = page.locator(".segment.target")
+    assert await rewritten.count() >= 1
+    assert "✎" in await rewritten.first.inner_text() and "target" in await rewritten.first.inner_text()
+    await expect(rewritten.first.locator("details")).to_contain_text("refused draft")
+    assert await page.evaluate("window.seenInFlight") > 0
+    assert await page.locator(".segment.flight").count() == 0
+    await expect(page.locator(".answer .boxed strong")).to_have_text(re.compile(r"^\d+$"))
+    assert "</think>" not in await page.locator("#panes").inner_text()
+
+
+async def test_link_shows_the_same_segments_and_numbers(page: Page, browser: Browser, base_url: str) -> None:
+    await generate(page)
+    assert "#generation=chatcmpl-" in page.url
+    async with opened(browser, base_url) as other:
+        await other.goto(page.url)
+        await expect(other.locator(".segment")).to_have_count(await page.locator(".segment").count())
+        assert await shown(other) == await shown(page)
+        share = "#meters div:first-child strong"
+        assert await other.locator(share).inner_text() == await page.locator(share).inner_text()
+        await expect(other.locator("#asked")).to_contain_text("Tom has pens: 31.")
+
+
+async def test_strictest_setting_accepts_fewer(page: Page) -> None:
+    slider = page.get_by_label("Strictness")
+    assert await slider.get_attribute("aria-valuetext") == "default"
+    shares = []
+    for key in ("Home", "End"):
+        await slider.press(key)
+        await generate(page)
+        num_accepted = await page.locator(".segment.accepted").count()
+        shares.append(num_accepted / await page.locator(".segment").count())
+    assert shares[1] < shares[0]
+    await expect(page.locator("#parameters")).to_contain_text("strictness 1")
+    await page.get_by_role("button", name="back to default").click()
+    assert await slider.get_attribute("aria-valuetext") == "default"
+
+
+async def test_comparison_measures_the_target_alone_with_the_same_seed(page: Page) -> None:
+    asked: list[Any] = []
+    page.on("request", lambda request: asked.append(request.post_data_json) if request.method == "POST" else None)
+    await page.get_by_label("Compare with the target alone").check()
+    await page.get_by_role("button", name="Generate").click()
+    speed_up = page.locator("#meters div").nth(4)
+    await expect(speed_up.locator("strong")).to_have_text(re.compile(r"^\d+\.\d+\u00d7$"))
+    await expect(speed_up).to_contain_text(re.compile("same answer|another answer"))
+    assert [body["model"] for body in asked] == ["semspec-demo", "semspec-demo:target"]
+    assert str(asked[1]["seed"]) in await page.locator("#parameters").inner_text()
+    assert await page.locator(".pane").nth(1).locator(".segment.target").count() >= 1
+    assert await page.locator("#timeline .row").count() == 2
+
+
+async def test_refusal_names_its_field_and_the_remedy(browser: Browser, base_url: str) -> None:
+    async with opened(browser, base_url, expected="400 (Bad Request)") as page:
+        await page.get_by_label("Most tokens").fill("100000")
+        await page.get_by_role("button", name="Generate").click()
+        alert = page.get_by_role("alert")
+        await expect(alert).to_contain_text("exceed the window")
+        await expect(alert).to_contain_text("ask for fewer tokens")
+        assert await page.locator("[aria-invalid=true]").count() == 1
+
+
+async def test_keyboard_alone_asks_and_reads_the_details(page: Page) -> None:
+    await page.get_by_label("Seed").fill(str(SEED))
+    await page.get_by_label("Question").press("Control+Enter")
+    await finished(page)
+    details = page.get_by_role("complementary", name="Segment details")
+    while not await page.evaluate("document.activeElement.matches('.segment')"):
+        await page.keyboard.press("Tab")
+    for name in ("ratio p/q", "draw", "written by", "read"):
+        await expect(details).to_contain_text(name)
+    await expect(details).to_contain_text("Segment 1")
+    await page.keyboard.press("ArrowDown")
+    await expect(details).to_contain_text("Segment 2")
+    about = await page.evaluate("document.activeElement.getAttribute('aria-describedby')")
+    assert re.search(r"tokens by the (draft|target)", await page.locator(f"#{about}").text_content() or "")
+    assert await page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    await page.keyboard.press("Escape")
+    await expect(details).to_contain_text("Point at a segment")
+
+
+async def test_history_leads_back_and_can_be_cleared(page: Page) -> None:
+    await generate(page)
+    first = await shown(page)
+    await generate(page, seed=SEED + 1)
+    assert await shown(page) != first
+    entries = page.locator("#history a")
+    await expect(entries).to_have_count(2)
+    await entries.nth(1).click()
+    await expect(page.locator("#parameters")).to_contain_text(f"seed {SEED} ")
+    assert await shown(page) == first
+    await page.reload()
+    await expect(entries).to_have_count(2)
+    await page.get_by_role("button", name="Clear").click()
+    await expect(entries).to_have_count(0)
+
+
+async def test_export_holds_the_stored_trace(page: Page, base_url: str) -> None:
+    await generate(page)
+    async with page.expect_download() as download:
+        await page.get_by_role("button", name="Export trace").click()
+    exported = json.loads(Path(await (await download.value).path()).read_text())
+    async with httpx.AsyncClient(base_url=base_url, trust_env=False) as http:
+        stored = (await http.get(f"/v1/generations/{exported['id']}/trace")).json()
+    assert exported["segments"] == stored["segments"]
+    assert exported["seed"] == SEED and exported["prompt"].startswith("Tom has pens: 31.")
+
+
+async def test_lamps_show_every_service(page: Page) -> None:
+    lamps = page.get_by_label("Services").get_by_role("listitem")
+    await expect(lamps).to_have_text([f"{name} ok" for name in ("gateway", "draft", "target", "verifier", "redis")])
+
+
+async def test_phone_has_no_sideways_scroll(browser: Browser, base_url: str) -> None:
+    async with opened(browser, base_url, PHONE) as page:
+        width = "document.documentElement.scrollWidth"
+        assert await page.evaluate(width) <= PHONE[0]
+        await page.get_by_label("Compare with the target alone").check()
+        await generate(page)
+        await page.locator(".segment").first.click()
+        await expect(page.get_by_role("button", name="Close the details")).to_be_visible()
+        assert await page.evaluate(width) <= PHONE[0]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_text_stands_out_from_its_ground(browser: Browser, base_url: str, scheme: Scheme) -> None:
+    async with opened(browser, base_url, scheme=scheme) as page:
+        await generate(page)
+        await page.get_by_text("refused draft").first.click()
+        await page.locator(".segment.target").first.hover()
+        assert await page.evaluate(LOW_CONTRAST) == []
+
+
+async def test_page_and_its_files_carry_strict_headers(base_url: str) -> None:
+    async with httpx.AsyncClient(base_url=base_url, trust_env=False) as http:
+        for path, media_type in {"/": "text/html", "/static/playground.js": "text/javascript"}.items():
+            response = await http.get(path)
+            assert response.status_code == 200
+            assert response.headers["content-type"].startswith(media_type)
+            assert response.headers["x-content-type-options"] == "nosniff"
+            assert response.headers["cache-control"] == "no-cache"
+            assert "default-src 'none'" in response.headers["content-security-policy"]
+            assert "unsafe" not in response.headers["content-security-policy"]
+        for name in ("unknown.js", "..%2Fapp.py", "__init__.py"):
+            response = await http.get(f"/static/{name}")
+            assert response.status_code == 404 and response.json()["error"]["code"] == "not_found"
+
+
+async def test_page_has_nothing_inline_and_no_way_to_write_markup() -> None:
+    html = STATIC.joinpath("index.html").read_text()
+    assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", html)
+    assert not re.search(r"""(src|href)=["'](https?:)?//""", html)
+    forbidden = re.compile(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|cssText|DOMParser"
+    )
+    for script in (entry for entry in STATIC.iterdir() if entry.name.endswith(".js")):
+        assert not forbidden.search(script.read_text()), script.name
