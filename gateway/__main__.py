@@ -14,6 +14,7 @@ from semspec.decoding import Roles
 from semspec.rpc.clients import ClientOptions, RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.settings import load_settings
 from semspec.telemetry import configure_logging
+from semspec.tracing import exported_traces
 
 SERVER_HEADER_BYTES = 16 * 1024
 """Longest request head."""
@@ -34,16 +35,14 @@ def main() -> None:
     """Serve until told to stop."""
     settings = load_settings(GatewaySettings)
     configure_logging(settings.log_level, settings.log_json)
-    asyncio.run(_serve(settings))
+    with exported_traces("semspec-gateway"):
+        asyncio.run(_serve(settings))
 
 
 async def _serve(settings: GatewaySettings) -> None:
     async with AsyncExitStack() as connections:
         roles = _connect(settings, connections)
-        store = Store.connect(
-            settings.redis_url, settings.redis_timeout_s, settings.ttl_s, settings.max_generation_bytes
-        )
-        await _Server(_server_config(settings, roles, store)).serve()
+        await _Server(_server_config(settings, roles, Store.connect(settings))).serve()
 
 
 def _connect(settings: GatewaySettings, connections: AsyncExitStack) -> Roles:

@@ -7,12 +7,14 @@ from fastapi import FastAPI
 
 from gateway.admission import Admission
 from gateway.background import Background, cancelled
+from gateway.costs import CostTable
 from gateway.errors import install_handlers
 from gateway.metrics import Metrics
 from gateway.middleware import BodyLimit, Observed
+from gateway.openapi.document import TAGS, DocumentedApp, operation_id
 from gateway.parts import Parts
 from gateway.readiness import Readiness
-from gateway.routes import completions, generations, models, operations
+from gateway.routes import completions, generations, models, operations, playground
 from gateway.settings import GatewaySettings
 from gateway.store import Store
 from semspec import __version__
@@ -22,9 +24,18 @@ from semspec.decoding import Roles
 def create_app(settings: GatewaySettings, roles: Roles, store: Store) -> FastAPI:
     """A gateway over `roles` and `store`. It closes the store at shutdown; the roles are its caller's to close."""
     parts = _parts(settings, roles, store)
-    app = FastAPI(title="semspec", version=__version__, docs_url=None, redoc_url=None, lifespan=_lifespan)
+    app = DocumentedApp(
+        title="semspec",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        openapi_tags=TAGS,
+        generate_unique_id_function=operation_id,
+        lifespan=_lifespan,
+    )
     app.state.parts = parts
-    for group in (completions, models, generations, operations):
+    for group in (completions, models, generations, operations, playground):
         app.include_router(group.router)
     install_handlers(app, parts.metrics)
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
@@ -34,15 +45,17 @@ def create_app(settings: GatewaySettings, roles: Roles, store: Store) -> FastAPI
 
 def _parts(settings: GatewaySettings, roles: Roles, store: Store) -> Parts:
     metrics = Metrics()
+    metrics.capacity(settings.max_concurrent)
     store.on_failure = metrics.redis_failure
     return Parts(
         settings=settings,
         roles=roles,
         store=store,
         metrics=metrics,
-        readiness=Readiness(roles, settings),
+        readiness=Readiness(roles, settings, store, metrics),
         admission=Admission(settings.max_concurrent),
         background=Background(),
+        costs=CostTable(),
     )
 
 

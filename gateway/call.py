@@ -1,6 +1,7 @@
 """From a request body to an order in the loop's words, every default filled in."""
 
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast
@@ -8,6 +9,8 @@ from typing import Literal, cast
 from gateway.schemas import ChatRequest, CompletionRequest, Extension, GenerationRequest
 from gateway.served import STRATEGIES
 from gateway.settings import GatewaySettings
+from gateway.strictness import Expected
+from gateway.transcript import Splitter, Transcript
 from semspec.core import (
     Acceptance,
     Context,
@@ -29,11 +32,20 @@ _ROLES: dict[str, Literal["system", "user", "assistant"]] = {
 }
 
 
+Api = Literal["chat", "completions", "tgi"]
+"""In whose shapes a request is answered."""
+
+_PREFIXES: dict[Api, str] = {"chat": "chatcmpl", "completions": "cmpl", "tgi": "tgi"}
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request, understood; only its tokens are still unknown."""
+    """One request, understood; only its tokens are still unknown. Stored with its generations, to go on with them."""
 
     id: str
+    api: Api
+    created: int
+    """Seconds since 1970."""
     model: str
     """As the client named it."""
     prompt: str | tuple[Message, ...]
@@ -44,10 +56,22 @@ class Call:
     """None: the default, cut to what the window leaves."""
     plan: Generation
     """Everything but the context, the budget and the choice's own seed."""
+    stops: tuple[str, ...]
+    keep_stop: bool
+    """Whether the stop sequence that ends a text stays in it."""
+    strictness: float | None
     session: str | None
     stream: bool
     include_usage: bool
     trace: bool
+    num_turns: int = 0
+    """Of the session, before this request."""
+    expected: Expected | None = None
+    """Of the acceptance rule that `strictness` led to."""
+    details: bool = False
+    """Whether TGI's answer tells of the single tokens and of the end."""
+    full_text: bool = False
+    """Whether TGI's text begins with the prompt."""
 
     @property
     def prompt_field(self) -> str:
@@ -57,6 +81,15 @@ class Call:
     def strategy_field(self) -> str:
         """Where the client chose the strategy, if it did."""
         return "model" if ":" in self.model else "semspec.strategy"
+
+    @property
+    def choice_ids(self) -> list[str]:
+        return [self.choice_id(index) for index in range(self.num_choices)]
+
+    def transcript(self, prompt: str) -> Transcript:
+        """For the text that follows the rendered `prompt`."""
+        splitter = Splitter.after(prompt) if self.api == "chat" else None
+        return Transcript(self.stops, self.keep_stop, splitter)
 
     def choice_id(self, index: int) -> str:
         """The generation of one choice; that of the first bears the response's own id."""
@@ -72,17 +105,21 @@ class Call:
 
 def chat_call(body: ChatRequest, settings: GatewaySettings) -> Call:
     """Raises: InvalidRequest, NotFound."""
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequest("top_logprobs is only allowed when logprobs is true", "top_logprobs")
     messages = tuple(Message(_ROLES[message.role], message.text) for message in body.messages)
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise InvalidRequest("max_tokens is another name for max_completion_tokens; give one of them", "max_tokens")
-    return _call("chatcmpl", body, messages, body.max_completion_tokens or body.max_tokens, settings)
+    num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    budget = body.max_completion_tokens or body.max_tokens
+    return _call("chat", body, messages, settings, budget, num_logprobs)
 
 
-def completion_call(body: CompletionRequest, settings: GatewaySettings) -> Call:
+def completion_call(body: CompletionRequest, settings: GatewaySettings, api: Api = "completions") -> Call:
     """Raises: InvalidRequest, NotFound."""
     if body.semspec.session is not None:
         raise InvalidRequest("sessions hold turns of a chat; use /v1/chat/completions", "semspec.session")
-    return _call("cmpl", body, body.prompt, body.max_tokens, settings)
+    return _call(api, body, body.prompt, settings, body.max_tokens, body.logprobs)
 
 
 def model_names(settings: GatewaySettings, strategies: Sequence[Strategy] = STRATEGIES) -> list[str]:
@@ -91,11 +128,12 @@ def model_names(settings: GatewaySettings, strategies: Sequence[Strategy] = STRA
 
 
 def _call(
-    prefix: str,
+    api: Api,
     body: GenerationRequest,
     prompt: str | tuple[Message, ...],
-    max_tokens: int | None,
     settings: GatewaySettings,
+    max_tokens: int | None,
+    num_logprobs: int | None,
 ) -> Call:
     num_choices = body.n or 1
     if body.stream_options is not None and not body.stream:
@@ -105,13 +143,18 @@ def _call(
     if num_choices > 1 and body.semspec.session is not None:
         raise InvalidRequest("a session has one next turn; leave out n or the session", "n")
     return Call(
-        id=f"{prefix}-{secrets.token_hex(16)}",
+        id=f"{_PREFIXES[api]}-{secrets.token_hex(16)}",
+        api=api,
+        created=int(time.time()),
         model=body.model,
         prompt=prompt,
         num_choices=num_choices,
         seed=secrets.randbits(53) if body.seed is None else body.seed,
         max_tokens=max_tokens,
-        plan=_plan(body, settings),
+        plan=replace(_plan(body, settings), num_logprobs=num_logprobs),
+        stops=_stops(body),
+        keep_stop=False,
+        strictness=body.semspec.strictness,
         session=body.semspec.session,
         stream=bool(body.stream),
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
@@ -126,6 +169,7 @@ def _plan(body: GenerationRequest, settings: GatewaySettings) -> Generation:
         sampling=Sampling(
             temperature=settings.default_temperature if body.temperature is None else body.temperature,
             top_p=settings.default_top_p if body.top_p is None else body.top_p,
+            top_k=max(0, body.top_k or 0),
         ),
         strategy=_strategy(body.model, options, settings),
         gamma=options.gamma or settings.default_gamma,
@@ -134,7 +178,12 @@ def _plan(body: GenerationRequest, settings: GatewaySettings) -> Generation:
         acceptance=_acceptance(options, settings),
         scoring=_scoring(options, settings),
         draft_ahead=settings.default_draft_ahead if options.draft_ahead is None else options.draft_ahead,
+        show_drafts=options.trace and bool(body.stream),
     )
+
+
+def _stops(body: GenerationRequest) -> tuple[str, ...]:
+    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
 
 
 def _strategy(model: str, options: Extension, settings: GatewaySettings) -> Strategy:

@@ -1,20 +1,22 @@
-"""One generation on its way: the loop's events, counted, written down, and summed up."""
+"""One generation on its way: the loop's events, counted, written down, and turned into what the client sees."""
 
-import asyncio
 import json
 import logging
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.call import Call
+from gateway.generation_span import in_span
 from gateway.journal import Journal
 from gateway.parts import Parts
+from gateway.prompt_log import log_texts
 from gateway.served import Served
 from gateway.sessions import SessionLease
-from gateway.summary import Summary, parameters, usage
-from semspec.core import Event, Finished, FinishReason, Generation, Message, SegmentRecord
+from gateway.statistics import usage
+from gateway.summary import Summary
+from gateway.transcript import Delta
+from semspec.core import Drafted, Event, Finished, FinishReason, Generation, Message, SegmentRecord
 from semspec.decoding import decode
 from semspec.errors import DeadlineExceeded, Unavailable
 from semspec.trace import record_json
@@ -27,100 +29,135 @@ class Order:
     """What one choice is to generate, and for whom."""
 
     id: str
+    index: int
     call: Call
     generation: Generation
     served: Served
 
+    @property
+    def prompt(self) -> str:
+        return self.generation.context.pieces[0].text
+
+    def summary(self) -> Summary:
+        return Summary(self.id, self.generation, self.call.transcript(self.prompt))
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A segment was kept; the client sees `delta` of it."""
+
+    record: SegmentRecord
+    delta: Delta
+    offset: int
+    """Where the segment begins in all text written, in characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last event of a choice."""
+
+    reason: FinishReason
+    delta: Delta
+    """What had been held back."""
+
+
+ChoiceEvent = Kept | Drafted | Ended
+
+
+def kept(summary: Summary, record: SegmentRecord) -> Kept:
+    """Add a segment to the summary."""
+    offset = len(summary.text)
+    return Kept(record, summary.add(record), offset)
+
 
 class Choice:
-    """Runs once. Its segments go to the client, the metrics and the journal alike."""
+    """Runs once, from its first segment or from where another left it."""
 
-    def __init__(self, order: Order, parts: Parts, lease: SessionLease | None) -> None:
+    def __init__(self, order: Order, summary: Summary, journal: Journal, parts: Parts) -> None:
+        """`summary` holds what was generated before."""
         self._order = order
+        self._summary = summary
+        self._journal = journal
         self._parts = parts
-        self._lease = lease
-        self._status = "cancelled"
-        self.summary = Summary(order.id, order.generation)
+        self._status = "interrupted"
 
-    async def events(self) -> AsyncGenerator[Event, None]:
-        """The loop's events; before the last one everything is stored, or known not to be. Closing cancels all work."""
-        journal = self._begin()
+    async def events(self, lease: SessionLease | None) -> AsyncGenerator[ChoiceEvent, None]:
+        """What follows. Each segment is stored, or known not to be, before it is given out; closing cancels all work.
+
+        Raises: what the loop raises.
+        """
+        self._parts.metrics.in_flight.inc()
+        self._journal.beat(self._parts.settings.writer_lease_s / 3, self._parts.background)
         try:
-            async with aclosing(decode(self._order.generation, self._parts.roles)) as events:
+            async with aclosing(in_span(self._order.generation, self._continued())) as events:
                 async for event in events:
-                    if isinstance(event, Finished):
-                        await self._finish(journal, event.reason)
-                    else:
-                        self._keep(journal, event)
-                    yield event
+                    match event:
+                        case SegmentRecord():
+                            yield await self._keep(event)
+                        case Drafted():
+                            yield event
+                        case Finished():
+                            yield await self._finish(event.reason, lease)
         except Exception as error:
-            await self._fail(journal, error)
+            await self._fail(error)
             raise
         finally:
-            self._end(journal)
+            self._end()
 
-    def _begin(self) -> Journal:
-        self._parts.metrics.in_flight.inc()
-        parts = self._parts
-        return Journal(parts.store, self._order.id, _meta(self._order), parts.background)
+    async def _continued(self) -> AsyncGenerator[Event, None]:
+        """The loop's events, from the last segment on, until its end or a stop sequence."""
+        transcript, generation = self._summary.transcript, self._order.generation
+        segments = (record.segment for record in self._summary.records)
+        generation = replace(generation, context=generation.context.extended(*segments))
+        async with aclosing(decode(generation, self._parts.roles, self._parts.costs.of(generation))) as events:
+            while transcript.stop is None and (event := await anext(events, None)) is not None:
+                yield event
+        if transcript.stop is not None:
+            yield Finished(FinishReason.STOP)
 
-    def _keep(self, journal: Journal, record: SegmentRecord) -> None:
-        if record.fallback is not None and self.summary.fallback is None:
+    async def _keep(self, record: SegmentRecord) -> Kept:
+        if record.fallback is not None and self._summary.fallback is None:
             _log.warning("the target goes on alone", extra={"reason": record.fallback})
             self._parts.metrics.fallback()
             self._parts.readiness.suspect()
-        self.summary.add(record)
+        await self._journal.append(record_json(record))
+        if not self._summary.records:
+            self._parts.metrics.first_segment(self._order.generation.strategy, self._summary.latency_s)
         self._parts.metrics.segment(record)
-        journal.append(record_json(record))
+        return kept(self._summary, record)
 
-    async def _finish(self, journal: Journal, reason: FinishReason) -> None:
+    async def _finish(self, reason: FinishReason, lease: SessionLease | None) -> Ended:
         """Store everything before the client hears of the end, so that it may ask for it at once."""
+        delta = self._summary.finish(reason)
+        committed = await self._commit(lease)
+        counts = json.dumps(usage([self._summary]))
+        await self._journal.finish("finished", finish_reason=reason.value, usage=counts)
         self._status = "finished"
-        self.summary.finish(reason)
-        journal.close("finished", finish_reason=reason.value, usage=json.dumps(usage([self.summary])))
-        stored, _ = await asyncio.gather(self._commit(), journal.flushed(self._parts.settings.flush_timeout_s))
-        self.summary.degraded = journal.degraded or not stored
+        self._summary.degraded = self._journal.degraded or not committed
+        log_texts(self._parts.settings.log_prompts, self._order.id, self._order.prompt, self._summary.text)
+        return Ended(reason, delta)
 
-    async def _commit(self) -> bool:
-        call = self._order.call
-        if self._lease is None or isinstance(call.prompt, str):
+    async def _commit(self, lease: SessionLease | None) -> bool:
+        prompt = self._order.call.prompt
+        if lease is None or isinstance(prompt, str):
             return True
-        return await self._lease.commit([*call.prompt, Message("assistant", self.summary.text)])
+        turns = [*prompt, Message("assistant", self._summary.seen.content)]
+        return await lease.commit(turns, self._order.call.num_turns)
 
-    async def _fail(self, journal: Journal, error: Exception) -> None:
+    async def _fail(self, error: Exception) -> None:
         self._status = "failed"
         if isinstance(error, Unavailable | DeadlineExceeded):
             self._parts.readiness.suspect()
-        journal.close("failed")
-        await journal.flushed(self._parts.settings.flush_timeout_s)
+        await self._journal.finish("failed")
 
-    def _end(self, journal: Journal) -> None:
-        journal.close(self._status)
-        metrics, summary = self._parts.metrics, self.summary
+    def _end(self) -> None:
+        self._journal.close()
+        if self._status == "interrupted" and self._journal.is_cancelled:
+            self._status = "cancelled"
+        elif self._status == "interrupted":
+            self._parts.background.spawn(self._journal.finish("interrupted"))
+        metrics = self._parts.metrics
         metrics.in_flight.dec()
-        metrics.generation(self._order.generation.strategy, self._status, summary.latency_s)
-        if journal.degraded or summary.degraded:
+        metrics.generation(self._order.generation.strategy, self._status, self._summary.latency_s)
+        if self._journal.degraded or self._summary.degraded:
             metrics.degraded()
-
-
-def _meta(order: Order) -> dict[str, str]:
-    """What a replica needs to go on with a generation, and a reader to understand it."""
-    generation, served = order.generation, order.served
-    prompt = generation.context.pieces[0]
-    return {
-        "status": "running",
-        "created": str(int(time.time())),
-        "model": order.call.model,
-        "seed": str(generation.sampling.seed),
-        "session": order.call.session or "",
-        "parameters": json.dumps(parameters(generation)),
-        "prompt": json.dumps({"text": prompt.text, "token_ids": list(prompt.token_ids), "tokenizer": prompt.tokenizer}),
-        "models": json.dumps(
-            {
-                "draft": served.draft.fingerprint,
-                "target": served.target.fingerprint,
-                "draft_probe": served.verifier.draft_probe,
-                "target_probe": served.verifier.target_probe,
-            }
-        ),
-    }

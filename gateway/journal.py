@@ -1,70 +1,88 @@
-"""Writes a generation to Redis in order, beside the loop: Redis may be slow or gone, decoding never waits for it."""
+"""A generation's place in Redis: each record is stored before it is sent, and its writer says that it is alive."""
 
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from collections.abc import Awaitable, Mapping
 
 from gateway.background import Background
 from gateway.store import FIRST_FENCE, Store
-from semspec.errors import SemspecError
+from semspec.errors import Cancelled, SemspecError, Unavailable
 from semspec.trace import Json
 
 _log = logging.getLogger(__name__)
 
-_MAX_WAITING = 64
-"""Records that may wait for a slow Redis before the rest of the trace is given up."""
-
-_Job = Callable[[], Awaitable[None]]
-
 
 class Journal:
-    """One generation's way to Redis. After a failure the trace ends there: a trace with a hole would be a lie."""
+    """Written by whoever holds the fence. After a failure the trace ends there: a trace with a hole would be a lie.
 
-    def __init__(self, store: Store, generation: str, meta: Mapping[str, str], background: Background) -> None:
+    Redis may be gone: the generation goes on, `degraded`. Only a cancelled one does not.
+    """
+
+    def __init__(self, store: Store, generation: str, cancelled: asyncio.Event, fence: int = FIRST_FENCE) -> None:
+        """`cancelled` is set when the generation turns out to have been, here or through another gateway."""
         self._store = store
         self._generation = generation
-        self._jobs: asyncio.Queue[_Job | None] = asyncio.Queue()
-        self._closed = False
+        self._fence = fence
+        self._cancelled = cancelled
+        self._heartbeat: asyncio.Task[None] | None = None
         self.degraded = False
         """Whether something is missing in Redis."""
-        self._jobs.put_nowait(partial(store.begin, generation, meta))
-        self._task = background.spawn(self._work())
 
-    def append(self, record: Json) -> None:
-        """Queue the next record."""
-        if self._jobs.qsize() >= _MAX_WAITING:
-            self.degraded = True
-            return
-        version, line = record["index"], json.dumps(record)
-        self._jobs.put_nowait(partial(self._append, int(str(version)), line))
+    @property
+    def is_cancelled(self) -> bool:
+        return self._cancelled.is_set()
 
-    def close(self, status: str, **outcome: str) -> None:
-        """Queue the generation's end; all but the first call do nothing."""
-        if self._closed:
-            return
-        self._closed = True
-        self._jobs.put_nowait(partial(self._finish, {"status": status, **outcome}))
-        self._jobs.put_nowait(None)
+    async def begin(self, meta: Mapping[str, str]) -> None:
+        """Create the generation. Raises: Conflict when there is one of this name."""
+        try:
+            await self._store.begin(self._generation, meta)
+        except Unavailable as error:
+            self._lose(error)
 
-    async def flushed(self, timeout_s: float) -> None:
-        """Wait until everything queued before `close` is stored, or it is clear that it is not."""
-        _, late = await asyncio.wait((self._task,), timeout=timeout_s)
-        self.degraded = self.degraded or bool(late)
+    def beat(self, interval_s: float, background: Background) -> None:
+        """Hold the generation from now on, until `finish` or `close`."""
+        self._heartbeat = background.spawn(self._hold(interval_s))
 
-    async def _work(self) -> None:
-        while (job := await self._jobs.get()) is not None:
-            try:
-                await job()
-            except SemspecError as error:
-                self.degraded = True
-                _log.warning("generation %s is not stored in full: %s", self._generation, error.message)
-
-    async def _append(self, version: int, line: str) -> None:
+    async def append(self, record: Json) -> None:
+        """Store the next record."""
         if not self.degraded:
-            await self._store.append(self._generation, FIRST_FENCE, version, line)
+            version = int(str(record["index"]))
+            await self._try(self._store.append(self._generation, self._fence, version, json.dumps(record)))
 
-    async def _finish(self, outcome: Mapping[str, str]) -> None:
-        degraded = json.dumps(self.degraded)
-        await self._store.finish(self._generation, FIRST_FENCE, {**outcome, "degraded": degraded})
+    async def finish(self, status: str, **outcome: str) -> None:
+        """Store how the generation ended."""
+        self.close()
+        fields = {"status": status, "degraded": json.dumps(self.degraded), **outcome}
+        await self._try(self._store.finish(self._generation, self._fence, fields))
+
+    def close(self) -> None:
+        """Stop saying that the writer is alive."""
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+
+    async def _hold(self, interval_s: float) -> None:
+        while not self._cancelled.is_set():
+            await asyncio.sleep(interval_s)
+            try:
+                await self._store.hold(self._generation, self._fence)
+            except Cancelled:
+                self._cancelled.set()
+            except Unavailable:
+                pass  # the next record, or the next beat, may fare better
+            except SemspecError as error:
+                _log.warning("%s; this gateway no longer stores it", error.message)
+                self.degraded = True
+                return
+
+    async def _try(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except Cancelled:
+            self._cancelled.set()
+        except SemspecError as error:
+            self._lose(error)
+
+    def _lose(self, error: SemspecError) -> None:
+        self.degraded = True
+        _log.warning("generation %s is not stored in full: %s", self._generation, error.message)

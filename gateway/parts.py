@@ -7,6 +7,7 @@ from fastapi import Depends, Request
 
 from gateway.admission import Admission
 from gateway.background import Background
+from gateway.costs import CostTable
 from gateway.metrics import Metrics
 from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
@@ -25,6 +26,7 @@ class Parts:
     readiness: Readiness
     admission: Admission
     background: Background
+    costs: CostTable
 
 
 def _parts(request: Request) -> Parts:

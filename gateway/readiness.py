@@ -6,8 +6,10 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from gateway.metrics import Metrics
 from gateway.served import STRATEGIES, Served
 from gateway.settings import GatewaySettings
+from gateway.store import Store
 from semspec.core import STATE_CONVENTION, Strategy
 from semspec.decoding import Roles
 from semspec.errors import Mismatch, SemspecError, Unavailable
@@ -31,9 +33,11 @@ class Status:
 class Readiness:
     """Keeps the handshake current. A lost draft or verifier does not end readiness: the target goes on alone."""
 
-    def __init__(self, roles: Roles, settings: GatewaySettings) -> None:
+    def __init__(self, roles: Roles, settings: GatewaySettings, store: Store, metrics: Metrics) -> None:
         self._roles = roles
         self._settings = settings
+        self._store = store
+        self._metrics = metrics
         self._suspected = asyncio.Event()
         self.status = Status(None, None)
 
@@ -80,11 +84,15 @@ class Readiness:
 
     async def _handshake(self) -> Status:
         settings, known = self._settings, self.status.served
-        draft, target, verifier = await asyncio.gather(
+        draft, target, verifier, redis_answers = await asyncio.gather(
             self._ask("draft", settings.draft_address, self._roles.drafter.info()),
             self._ask("target", settings.target_address, self._roles.target.info()),
             self._ask("verifier", settings.verifier_address, self._roles.verifier.info()),
+            self._store.ping(),
         )
+        answers = {"draft": draft, "target": target, "verifier": verifier}
+        up = {role: not isinstance(answer, Unavailable) for role, answer in answers.items()}
+        self._metrics.services({**up, "redis": redis_answers})
         if isinstance(target, Unavailable):
             return Status(known, target)
         missing = next((answer for answer in (draft, verifier) if isinstance(answer, Unavailable)), None)

@@ -1,58 +1,106 @@
-"""A request that was admitted: everything that can be refused has been, and its generations may start."""
+"""A request whose generations may start: everything that can be refused has been."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
 
+from gateway import stored
+from gateway.attach import Attached
 from gateway.call import Call
-from gateway.choice import Choice, Order
+from gateway.choice import Choice, ChoiceEvent, Order
+from gateway.journal import Journal
 from gateway.merge import merged
 from gateway.parts import Parts
-from gateway.served import Served
-from gateway.sessions import SessionLease
+from gateway.served import BY_OWN_PROBES, WITHOUT_LOGPROBS, Served
+from gateway.sessions import SessionLease, held_session
+from gateway.strictness import at_strictness
 from gateway.summary import Summary
-from semspec.core import Context, Event, Message, Piece
+from semspec.core import Context, Message, Piece
 from semspec.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, SemspecError
 
 
+@dataclass(frozen=True, slots=True)
 class Run:
     """A request's generations, side by side."""
 
-    def __init__(self, call: Call, choices: list[Choice], deadline_s: float) -> None:
-        self.call = call
-        self._choices = choices
-        self._deadline_s = deadline_s
+    call: Call
+    summaries: Sequence[Summary]
+    _sources: Sequence[AsyncGenerator[ChoiceEvent, None]]
+    _cancelled: asyncio.Event
+    _deadline_s: float
 
-    @property
-    def summaries(self) -> list[Summary]:
-        return [choice.summary for choice in self._choices]
-
-    def events(self) -> AsyncGenerator[tuple[int, Event], None]:
+    def events(self) -> AsyncGenerator[tuple[int, ChoiceEvent], None]:
         """Events of all choices with the choice's index. Closing the generator cancels what the models do for it."""
-        return merged([choice.events() for choice in self._choices], self._deadline_s)
+        return merged(self._sources, self._deadline_s, self._cancelled)
 
 
 @asynccontextmanager
-async def admitted_run(call: Call, parts: Parts) -> AsyncIterator[Run]:
+async def new_run(call: Call, parts: Parts) -> AsyncIterator[Run]:
     """Hold the room and the session a request needs. Raises: all a request can be refused for beside its schema."""
     served = parts.readiness.require()
-    _check_strategy(call, served)
-    _check_segmentation(call, served)
+    call = _checked(call, served)
     async with AsyncExitStack() as held:
         held.enter_context(parts.admission.admitted(call.num_choices))
-        lease = await _claim(call, parts, held)
-        prompt = await _encode(call, lease, parts)
+        lease = await held_session(call, parts, held)
+        turns = lease.turns if lease else ()
+        _check_session_size(call, turns, parts.settings.max_session_bytes)
+        call = replace(call, num_turns=len(turns))
+        prompt = await _encode(call, turns, parts)
         budget = _budget(call, prompt, served, parts.settings.default_max_tokens)
         parts.metrics.prompt(len(prompt.token_ids))
         generations = [call.generation(i, Context((prompt,)), budget) for i in range(call.num_choices)]
-        orders = [Order(call.choice_id(i), call, generation, served) for i, generation in enumerate(generations)]
-        choices = [Choice(order, parts, lease) for order in orders]
-        yield Run(call, choices, parts.settings.generation_deadline_s)
+        orders = [Order(call.choice_id(i), i, call, generation, served) for i, generation in enumerate(generations)]
+        cancelled, summaries = asyncio.Event(), [order.summary() for order in orders]
+        pairs = zip(orders, summaries, strict=True)
+        sources = [_begun(order, summary, cancelled, lease, parts) for order, summary in pairs]
+        yield Run(call, summaries, sources, cancelled, parts.settings.generation_deadline_s)
 
 
-def _check_strategy(call: Call, served: Served) -> None:
-    if (obstacle := served.obstacle(call.plan.strategy)) is not None:
+@asynccontextmanager
+async def attached_run(id: str, parts: Parts, trace: bool | None = None) -> AsyncIterator[Run]:
+    """Go on with a request's generations, given the id of one of them.
+
+    The answer is as the request asked for it; with `trace`, a stream with or without records, and with the usage.
+    Raises: NotFound, Conflict, Unavailable.
+    """
+    served = parts.readiness.require()
+    first = stored.order(await parts.store.generation(id), served)
+    ids = first.call.choice_ids
+    orders = [stored.order(await parts.store.generation(choice_id), served) for choice_id in ids]
+    cancelled, summaries = asyncio.Event(), [order.summary() for order in orders]
+    pairs = zip(orders, summaries, strict=True)
+    sources = [Attached(order, summary, cancelled, parts).events() for order, summary in pairs]
+    call = first.call if trace is None else replace(first.call, trace=trace, include_usage=True)
+    yield Run(call, summaries, sources, cancelled, parts.settings.generation_deadline_s)
+
+
+async def _begun(
+    order: Order, summary: Summary, cancelled: asyncio.Event, lease: SessionLease | None, parts: Parts
+) -> AsyncGenerator[ChoiceEvent, None]:
+    journal = Journal(parts.store, order.id, cancelled)
+    await journal.begin(stored.meta(order))
+    async with aclosing(Choice(order, summary, journal, parts).events(lease)) as events:
+        async for event in events:
+            yield event
+
+
+def _checked(call: Call, served: Served) -> Call:
+    """The call with what only the services know filled in. Raises: InvalidRequest where they cannot do it."""
+    strategy = call.plan.strategy
+    if (obstacle := served.obstacle(strategy)) is not None:
         raise InvalidRequest(obstacle, call.strategy_field)
+    _check_segmentation(call, served)
+    if call.plan.num_logprobs is not None and strategy in WITHOUT_LOGPROBS:
+        message = f"the strategy {strategy!r} does not know its writer's logprobs; leave them out or choose another"
+        raise InvalidRequest(message, "logprobs")
+    if call.strictness is None:
+        return call
+    if strategy not in BY_OWN_PROBES:
+        message = f"the strategy {strategy!r} does not go by the pair's own probes, whose curve strictness is on"
+        raise InvalidRequest(f"{message}; leave it out, or choose 'semantic'", "semspec.strictness")
+    chosen = at_strictness(call.strictness, served.verifier.operating_points)
+    return replace(call, plan=replace(call.plan, acceptance=chosen.acceptance), expected=chosen.expected)
 
 
 def _check_segmentation(call: Call, served: Served) -> None:
@@ -63,21 +111,15 @@ def _check_segmentation(call: Call, served: Served) -> None:
         raise InvalidRequest(message, "semspec.segmentation")
 
 
-async def _claim(call: Call, parts: Parts, held: AsyncExitStack) -> SessionLease | None:
-    if call.session is None:
-        return None
-    settings = parts.settings
-    lease = await SessionLease.claim(parts.store, call.session, settings.session_lease_s, parts.background)
-    held.callback(lambda: parts.background.spawn(lease.release()))
-    num_bytes = sum(len(turn.content.encode()) for turn in (*lease.turns, *_messages(call)))
-    if num_bytes > settings.max_session_bytes:
-        message = f"session {call.session} would exceed {settings.max_session_bytes} bytes; start a new one"
+def _check_session_size(call: Call, turns: Sequence[Message], max_bytes: int) -> None:
+    num_bytes = sum(len(turn.content.encode()) for turn in (*turns, *_messages(call)))
+    if call.session is not None and num_bytes > max_bytes:
+        message = f"session {call.session} would exceed {max_bytes} bytes; start a new one"
         raise InvalidRequest(message, "semspec.session")
-    return lease
 
 
-async def _encode(call: Call, lease: SessionLease | None, parts: Parts) -> Piece:
-    prompt = call.prompt if isinstance(call.prompt, str) else (*(lease.turns if lease else ()), *call.prompt)
+async def _encode(call: Call, turns: Sequence[Message], parts: Parts) -> Piece:
+    prompt = call.prompt if isinstance(call.prompt, str) else (*turns, *call.prompt)
     try:
         async with asyncio.timeout(parts.settings.encode_deadline_s):
             return await parts.roles.target.encode(prompt)

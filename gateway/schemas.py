@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from gateway.settings import MAX_GAMMA, MAX_SCORE, MAX_TOKEN_GAMMA
+from gateway.settings import MAX_GAMMA, MAX_LOGPROBS, MAX_SCORE, MAX_STOP_LENGTH, MAX_STOPS, MAX_TOKEN_GAMMA
 from semspec.core import AcceptanceRule, ScoreMethod, Strategy
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -15,25 +15,20 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "function_call": ("none",),
     "functions": ([],),
     "logit_bias": ({},),
-    "logprobs": (False,),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "prediction": (),
     "presence_penalty": (0,),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
-    "stop": ([],),
     "store": (False,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     # An assistant's message as the openai client hands it back.
     "annotations": ([],),
     "refusal": (),
     "tool_calls": ([],),
-    "reasoning": (),
-    "reasoning_content": (),
 }
 """Fields of OpenAI's API and the values, beside null, under which leaving them out changes nothing."""
 
@@ -50,6 +45,9 @@ def _encodable(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_encodable)]
+
+
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH), AfterValidator(_encodable)]
 
 
 class _Strict(BaseModel):
@@ -85,14 +83,19 @@ class TextPart(_Strict):
     text: Text
 
 
-def _content_tag(content: object) -> str:
-    return "<parts>" if isinstance(content, list) else "<text>"
+def _text_or_list(value: object) -> str:
+    return "<list>" if isinstance(value, list) else "<text>"
 
 
 Content = Annotated[
-    Annotated[Text, Tag("<text>")] | Annotated[list[TextPart], Tag("<parts>")], Discriminator(_content_tag)
+    Annotated[Text, Tag("<text>")] | Annotated[list[TextPart], Tag("<list>")], Discriminator(_text_or_list)
 ]
 """Tags in angle brackets are no field names: errors leave them out."""
+
+Stops = Annotated[
+    Annotated[Stop, Tag("<text>")] | Annotated[list[Stop], Field(max_length=MAX_STOPS), Tag("<list>")],
+    Discriminator(_text_or_list),
+]
 
 
 class ChatMessage(_Tolerant):
@@ -101,6 +104,9 @@ class ChatMessage(_Tolerant):
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
     name: None = None
+    reasoning: Text | None = None
+    reasoning_content: Text | None = None
+    """Past reasoning is taken and not shown to the model again, as the templates of reasoning models have it."""
 
     @property
     def text(self) -> str:
@@ -135,10 +141,17 @@ class Extension(_Strict):
     token_gamma: int | None = Field(default=None, ge=1, le=MAX_TOKEN_GAMMA)
     segmentation: Literal["paragraph", "sentence"] | None = None
     acceptance: AcceptanceOptions = AcceptanceOptions()
+    strictness: float | None = Field(default=None, ge=0, le=1)
     scoring: ScoringOptions = ScoringOptions()
     session: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.-]{1,128}$")
     draft_ahead: bool | None = None
     trace: bool = False
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> Self:
+        if self.strictness is not None and self.acceptance != AcceptanceOptions():
+            raise ValueError("strictness chooses the acceptance rule; give one of strictness and acceptance")
+        return self
 
 
 class StreamOptions(_Strict):
@@ -158,6 +171,9 @@ class GenerationRequest(_Tolerant):
     seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, lt=1 << 31)
+    """0 and -1 keep every token."""
+    stop: Stops | None = None
     max_tokens: int | None = Field(default=None, ge=1, lt=1 << 31)
     semspec: Extension = Extension()
 
@@ -167,9 +183,12 @@ class ChatRequest(GenerationRequest):
 
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1, lt=1 << 31)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
 
 
 class CompletionRequest(GenerationRequest):
     """Body of `POST /v1/completions`."""
 
     prompt: Text
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)

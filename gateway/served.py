@@ -13,8 +13,14 @@ TOKEN_LEVEL: frozenset[Strategy] = frozenset({"token-level", "semantic+token-lev
 ALTERNATIVES: frozenset[Strategy] = frozenset({"last-hidden", "surprisal"})
 """Those that judge by other probes than the pair's own, of the strategy's name."""
 
-BY_PROBES: frozenset[Strategy] = ALTERNATIVES | {"semantic", "semantic+token-level"}
+BY_OWN_PROBES: frozenset[Strategy] = frozenset({"semantic", "semantic+token-level", "auto"})
+"""Those that judge by the pair's own probes."""
+
+BY_PROBES: frozenset[Strategy] = ALTERNATIVES | BY_OWN_PROBES
 """Those that ask the verifier."""
+
+WITHOUT_LOGPROBS: frozenset[Strategy] = TOKEN_LEVEL | {"spec-thinking"}
+"""Those whose text has tokens that no writer's logprobs belong to."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,28 @@
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
 from typing import Self
 
 from gateway.background import Background
+from gateway.call import Call
+from gateway.parts import Parts
 from gateway.store import Store
 from semspec.core import Message
 from semspec.errors import Conflict, SemspecError
 
 _log = logging.getLogger(__name__)
+
+
+async def held_session(call: Call, parts: Parts, held: AsyncExitStack) -> "SessionLease | None":
+    """The session a call names, claimed for as long as `held` is open. Raises: Conflict, Unavailable."""
+    if call.session is None:
+        return None
+    lease_s = parts.settings.session_lease_s
+    lease = await SessionLease.claim(parts.store, call.session, call.id, lease_s, parts.background)
+    held.callback(lambda: parts.background.spawn(lease.release()))
+    return lease
 
 
 class SessionLease:
@@ -27,22 +39,24 @@ class SessionLease:
         """The conversation so far."""
 
     @classmethod
-    async def claim(cls, store: Store, session: str, lease_s: float, background: Background) -> Self:
-        """Raises: Conflict when another generation holds the session; Unavailable when Redis does not answer, since
-        an answer without the conversation would be a wrong one."""
-        token = secrets.token_hex(8)
+    async def claim(cls, store: Store, session: str, generation: str, lease_s: float, background: Background) -> Self:
+        """Claim a session for one generation, or once more for the same one, whichever gateway runs it.
+
+        Raises: Conflict when another generation holds the session; Unavailable when Redis does not answer, since an
+        answer without the conversation would be a wrong one.
+        """
         try:
-            turns = await store.claim(session, token, lease_s)
+            turns = await store.claim(session, generation, lease_s)
         except Conflict:
             message = f"session {session} is answering another request; wait for it or use another session"
             raise Conflict(message, "semspec.session") from None
-        lease = cls(store, session, token, turns)
+        lease = cls(store, session, generation, turns)
         lease._heartbeat = background.spawn(lease._renew(lease_s))
         return lease
 
-    async def commit(self, turns: Sequence[Message]) -> bool:
-        """Append turns and give the session back; False if they could not be stored."""
-        return await self._end(self._store.commit(self._session, self._token, len(self.turns), turns))
+    async def commit(self, turns: Sequence[Message], version: int) -> bool:
+        """Append turns after the first `version` ones and give the session back; False if they could not be stored."""
+        return await self._end(self._store.commit(self._session, self._token, version, turns))
 
     async def release(self) -> None:
         """Give the session back unchanged, if it was not committed."""

@@ -12,6 +12,9 @@ MAX_GAMMA = 8
 MAX_TOKEN_GAMMA = 16
 MAX_SCORE = 9
 MAX_CHOICES = 8
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 256
+MAX_LOGPROBS = 20
 
 
 class GatewaySettings(BaseSettings):
@@ -57,6 +60,8 @@ class GatewaySettings(BaseSettings):
 
     ttl_s: int = Field(86_400, ge=1, description="seconds an untouched trace or session is kept")
     session_lease_s: float = Field(30.0, ge=1, description="seconds a dead gateway holds its sessions")
+    writer_lease_s: float = Field(6.0, ge=1, description="seconds a dead gateway holds its generations")
+    attach_poll_s: float = Field(0.1, gt=0, le=5, description="seconds between looks at a generation run elsewhere")
     redis_timeout_s: float = Field(0.5, gt=0, le=10, description="longest wait for one answer of Redis, in seconds")
     flush_timeout_s: float = Field(2.0, gt=0, le=30, description="longest wait for the trace to be stored, in seconds")
     generation_deadline_s: float = Field(600.0, gt=0, description="longest a generation may take, in seconds")
@@ -67,6 +72,7 @@ class GatewaySettings(BaseSettings):
     drain_s: int = Field(20, ge=0, description="seconds running requests get to end at shutdown")
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
+    log_prompts: bool = Field(False, description="true logs each prompt and answer; they are nowhere else in a log")
     log_json: bool = Field(False, description="true logs JSON lines instead of key=value")
 
     @field_validator("max_concurrent")

@@ -1,14 +1,18 @@
 """What outlives a request, in Redis: generations with their traces, and the turns of sessions.
 
 Keys carry a hash tag each generation or session, so that a script's keys share a cluster slot:
-`semspec:{ID}:meta` (hash), `semspec:{ID}:segments` (list of JSON records), `semspec:session:{ID}:turns` (list of JSON
-messages) and `semspec:session:{ID}:claim` (the token of the generation that holds the session).
+`semspec:{ID}:meta` (hash), `semspec:{ID}:segments` (list of JSON records), `semspec:{ID}:writer` (the fence of the
+gateway that writes it, while that one is alive), `semspec:session:{ID}:turns` (list of JSON messages),
+`semspec:session:{ID}:claim` (the generation that holds the session) and `semspec:idempotency:{DIGEST}` (what a key
+stands for).
 """
 
+import asyncio
 import json
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.resources import files
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -16,16 +20,20 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from gateway.settings import GatewaySettings
 from semspec.core import Message
-from semspec.errors import Conflict, NotFound, SemspecError, Unavailable
+from semspec.errors import Cancelled, Conflict, NotFound, SemspecError, Unavailable
 from semspec.trace import Json
 
 FIRST_FENCE = 1
-"""The fence token of a generation's first writer; whoever takes a generation over must raise it."""
+"""The fence of a generation's first writer; whoever takes the generation over raises it."""
+
+Arguments = Sequence[str | int]
 
 _REFUSALS: dict[str, Callable[[str], SemspecError]] = {
     "exists": lambda subject: Conflict(f"{subject} exists already"),
     "missing": lambda subject: NotFound(f"{subject} does not exist, or has expired"),
+    "cancelled": lambda subject: Cancelled(f"{subject} was cancelled"),
     "fenced": lambda subject: Conflict(f"{subject} was taken over by another writer"),
     "conflict": lambda subject: Conflict(f"{subject} was changed or is held by another request"),
     "full": lambda subject: Conflict(f"{subject} has reached its size limit"),
@@ -35,43 +43,80 @@ _REFUSALS: dict[str, Callable[[str], SemspecError]] = {
 class Store:
     """Generations and sessions. Every method raises `Unavailable` when Redis does not answer in time."""
 
-    def __init__(self, client: Redis, ttl_s: int, max_generation_bytes: int) -> None:
+    def __init__(self, client: Redis, ttl_s: int, max_generation_bytes: int, writer_lease_s: float) -> None:
         """`client` must decode responses."""
         self._client = client
         self._ttl_s = ttl_s
         self._max_generation_bytes = max_generation_bytes
+        self._lease_ms = _ms(writer_lease_s)
         self._scripts = {name: client.register_script(_source(name)) for name in _SCRIPTS}
         self.on_failure: Callable[[str], None] = lambda operation: None
         """Told the operation whenever Redis fails."""
 
     @classmethod
-    def connect(cls, url: str, timeout_s: float, ttl_s: int, max_generation_bytes: int) -> Self:
-        """A store on the Redis at `url`; nothing is sent yet. A broken pooled connection is replaced once a call."""
+    def connect(cls, settings: GatewaySettings) -> Self:
+        """A store on the Redis at its URL; nothing is sent yet. A broken pooled connection is replaced once a call."""
+        timeout_s = settings.redis_timeout_s
         client = Redis.from_url(
-            url,
+            settings.redis_url,
             decode_responses=True,
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
         )
-        return cls(client, ttl_s, max_generation_bytes)
+        return cls(client, settings.ttl_s, settings.max_generation_bytes, settings.writer_lease_s)
 
     async def close(self) -> None:
         await self._client.aclose()
 
     async def begin(self, generation: str, meta: Mapping[str, str]) -> None:
         """Create a generation, its writer holding `FIRST_FENCE`. Raises: Conflict, Unavailable."""
-        await self._run("begin", [_meta(generation)], [self._ttl_s, *_pairs(meta)], f"generation {generation}")
+        arguments: Arguments = [self._ttl_s, self._lease_ms, secrets.token_hex(8), *_pairs(meta)]
+        await self._run("begin", _held_keys(generation), arguments, f"generation {generation}")
 
     async def append(self, generation: str, fence: int, version: int, record: str) -> None:
-        """Append the record of segment number `version`. Raises: Conflict, NotFound, Unavailable."""
-        arguments: list[str | int] = [fence, version, record, self._max_generation_bytes, self._ttl_s]
+        """Append the record of segment number `version`. Raises: Cancelled, Conflict, NotFound, Unavailable."""
+        arguments: Arguments = [fence, version, record, self._max_generation_bytes, self._ttl_s, self._lease_ms]
         await self._run("append", _generation_keys(generation), arguments, f"generation {generation}")
 
     async def finish(self, generation: str, fence: int, outcome: Mapping[str, str]) -> None:
-        """Write how a generation ended. Raises: Conflict, NotFound, Unavailable."""
-        arguments: list[str | int] = [fence, self._ttl_s, *_pairs(outcome)]
+        """Write how a generation ended, and let go of it. Raises: Cancelled, Conflict, NotFound, Unavailable."""
+        arguments: Arguments = [fence, self._ttl_s, *_pairs(outcome)]
         await self._run("finish", _generation_keys(generation), arguments, f"generation {generation}")
+
+    async def hold(self, generation: str, fence: int) -> None:
+        """Say that a generation's writer is alive. Raises: Cancelled, Conflict, NotFound, Unavailable."""
+        await self._run("hold", _held_keys(generation), [fence, self._lease_ms], f"generation {generation}")
+
+    async def take(self, generation: str) -> int | Literal["held", "ended"]:
+        """Become the writer of a generation: its new fence, or why not. Raises: NotFound, Unavailable."""
+        reply = await self._guarded(
+            "take", self._scripts["take"](_held_keys(generation), [self._ttl_s, self._lease_ms])
+        )
+        match reply[0]:
+            case "ok":
+                return int(reply[1])
+            case "held" | "ended":
+                return reply[0]  # type: ignore[no-any-return]
+            case _:
+                raise _REFUSALS[reply[0]](f"generation {generation}")
+
+    async def cancel(self, generation: str) -> None:
+        """End a generation for good, unless it has ended. Raises: NotFound, Unavailable."""
+        await self._run("cancel", _held_keys(generation), [], f"generation {generation}")
+
+    async def remember(self, digest: str, value: str) -> str:
+        """What an idempotency key stands for: `value`, if it is new. Raises: Unavailable."""
+        reply = await self._run("remember", [f"semspec:idempotency:{digest}"], [value, self._ttl_s], "the key")
+        return reply[1]
+
+    async def ping(self) -> bool:
+        """Whether Redis answers."""
+        try:
+            await self._guarded("ping", self._client.ping())
+        except Unavailable:
+            return False
+        return True
 
     async def generation(self, generation: str) -> dict[str, str]:
         """The meta of a generation. Raises: NotFound, Unavailable."""
@@ -80,9 +125,9 @@ class Store:
             raise NotFound(f"generation {generation} does not exist, or has expired", "id")
         return meta
 
-    async def trace(self, generation: str) -> list[Json]:
-        """The records of a generation, in order; empty for an unknown one. Raises: Unavailable."""
-        records = await self._guarded("read", self._client.lrange(_segments(generation), 0, -1))
+    async def trace(self, generation: str, start: int = 0) -> list[Json]:
+        """The records of a generation from number `start` on, in order. Raises: Unavailable."""
+        records = await self._guarded("read", self._client.lrange(_segments(generation), start, -1))
         return [json.loads(record) for record in records]
 
     async def claim(self, session: str, token: str, lease_s: float) -> tuple[Message, ...]:
@@ -105,7 +150,7 @@ class Store:
         """Give a session back unchanged. Raises: Unavailable."""
         await self._run("release", [_claim(session)], [token], f"session {session}")
 
-    async def _run(self, name: str, keys: list[str], arguments: Sequence[str | int], subject: str) -> list[str]:
+    async def _run(self, name: str, keys: list[str], arguments: Arguments, subject: str) -> list[str]:
         reply = await self._guarded(name, self._scripts[name](keys=keys, args=arguments))
         lines: list[str] = [reply] if isinstance(reply, str) else reply
         if lines[0] != "ok":
@@ -113,14 +158,25 @@ class Store:
         return lines
 
     async def _guarded(self, operation: str, reply: Awaitable[Any]) -> Any:
+        # Never cancelled: redis-py may swallow a cancellation that comes while it waits, and its caller would go on.
+        call = asyncio.ensure_future(reply)
+        call.add_done_callback(_seen)
         try:
-            return await reply
+            return await asyncio.shield(call)
         except (RedisError, OSError, TimeoutError) as error:
             self.on_failure(operation)
             raise Unavailable("the store of traces and sessions (Redis) does not answer; try again later") from error
 
 
-_SCRIPTS = ("begin", "append", "finish", "claim", "renew", "commit", "release")
+_SCRIPTS = (
+    "begin", "append", "finish", "hold", "take", "cancel", "remember", "claim", "renew", "commit", "release",
+)  # fmt: skip
+
+
+def _seen(call: "asyncio.Future[Any]") -> None:
+    """The error of a call whose caller was cancelled is nobody's."""
+    if not call.cancelled():
+        call.exception()
 
 
 def _source(name: str) -> str:
@@ -135,8 +191,16 @@ def _segments(generation: str) -> str:
     return f"semspec:{{{generation}}}:segments"
 
 
+def _writer(generation: str) -> str:
+    return f"semspec:{{{generation}}}:writer"
+
+
+def _held_keys(generation: str) -> list[str]:
+    return [_meta(generation), _writer(generation)]
+
+
 def _generation_keys(generation: str) -> list[str]:
-    return [_meta(generation), _segments(generation)]
+    return [_meta(generation), _segments(generation), _writer(generation)]
 
 
 def _claim(session: str) -> str:

@@ -1,18 +1,18 @@
-"""What came of a generation, in numbers."""
+"""What came of a generation, as it grows."""
 
-from collections.abc import Sequence
 from time import perf_counter
 
-from semspec.core import FinishReason, Generation, SegmentRecord, Writer
-from semspec.trace import Json, record_json
+from gateway.transcript import Delta, Transcript
+from semspec.core import FinishReason, Generation, SegmentEnd, SegmentRecord, TokenLogprob, Writer
 
 
 class Summary:
     """Grows with a generation's records."""
 
-    def __init__(self, generation_id: str, generation: Generation) -> None:
+    def __init__(self, generation_id: str, generation: Generation, transcript: Transcript) -> None:
         self.id = generation_id
         self.generation = generation
+        self.transcript = transcript
         self.records: list[SegmentRecord] = []
         self.finish_reason: FinishReason | None = None
         self.fallback: str | None = None
@@ -22,17 +22,39 @@ class Summary:
         self._start = perf_counter()
         self._end: float | None = None
 
-    def add(self, record: SegmentRecord) -> None:
+    def add(self, record: SegmentRecord) -> Delta:
+        """What the client sees of a further segment."""
         self.records.append(record)
         self.fallback = self.fallback or record.fallback
+        return self.transcript.add(record.segment.text)
 
-    def finish(self, reason: FinishReason) -> None:
+    def finish(self, reason: FinishReason) -> Delta:
+        """What the client sees last."""
         self.finish_reason = reason
         self._end = perf_counter()
+        return self.transcript.close()
 
     @property
     def text(self) -> str:
+        """All that was written, seen or not."""
         return "".join(record.segment.text for record in self.records)
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...] | None:
+        """Of all tokens written, if asked for."""
+        if self.generation.num_logprobs is None:
+            return None
+        return tuple(token for record in self.records for token in record.logprobs or ())
+
+    @property
+    def seen(self) -> Delta:
+        """What the client sees in all."""
+        return self.transcript.seen
+
+    @property
+    def ended_itself(self) -> bool:
+        """Whether the model said that it had finished."""
+        return bool(self.records) and self.records[-1].segment.end is SegmentEnd.EOS
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -65,74 +87,3 @@ class Summary:
 
     def num_judged(self, accepted: bool) -> int:
         return sum(record.accepted is accepted for record in self.records)
-
-
-def usage(summaries: Sequence[Summary]) -> Json:
-    """OpenAI's token counts over a request's choices; their common prompt counts once."""
-    num_prompt_tokens = summaries[0].num_prompt_tokens
-    num_completion_tokens = sum(summary.num_tokens() for summary in summaries)
-    return {
-        "prompt_tokens": num_prompt_tokens,
-        "completion_tokens": num_completion_tokens,
-        "total_tokens": num_prompt_tokens + num_completion_tokens,
-    }
-
-
-def parameters(generation: Generation) -> Json:
-    """All that was asked for, defaults filled in, but the prompt and the seed."""
-    return {
-        "strategy": generation.strategy,
-        "gamma": generation.gamma,
-        "token_gamma": generation.token_gamma,
-        "segmentation": generation.segmentation.value,
-        "acceptance": {"rule": generation.acceptance.rule, "threshold": generation.acceptance.threshold},
-        "scoring": {"method": generation.scoring.method, "threshold": generation.scoring.threshold},
-        "draft_ahead": generation.draft_ahead,
-        "temperature": generation.sampling.temperature,
-        "top_p": generation.sampling.top_p,
-        "top_k": generation.sampling.top_k,
-        "max_tokens": generation.max_tokens,
-    }
-
-
-def extension(summaries: Sequence[Summary], seed: int, trace: bool) -> Json:
-    """The `semspec` object of a response: over all its choices, and each by itself if there are several."""
-    body: Json = {**_numbers(summaries), "parameters": parameters(summaries[0].generation), "seed": seed}
-    if len(summaries) > 1:
-        body["choices"] = [_with_trace(_choice(summary), summary, trace) for summary in summaries]
-        return body
-    return _with_trace(body, summaries[0], trace)
-
-
-def _choice(summary: Summary) -> Json:
-    return {**_numbers([summary]), "seed": summary.generation.sampling.seed}
-
-
-def _with_trace(body: Json, summary: Summary, trace: bool) -> Json:
-    return {**body, "trace": [record_json(record) for record in summary.records]} if trace else body
-
-
-def _numbers(summaries: Sequence[Summary]) -> Json:
-    num_accepted = sum(summary.num_judged(accepted=True) for summary in summaries)
-    num_rejected = sum(summary.num_judged(accepted=False) for summary in summaries)
-    num_tokens = sum(summary.num_tokens() for summary in summaries)
-    latency_s = max(summary.latency_s for summary in summaries)
-    return {
-        "id": summaries[0].id,
-        "strategy": summaries[0].generation.strategy,
-        "num_segments": sum(len(summary.records) for summary in summaries),
-        "num_accepted": num_accepted,
-        "num_rejected": num_rejected,
-        "acceptance_rate": _share(num_accepted, num_accepted + num_rejected),
-        "num_proposed_tokens": sum(summary.num_proposed_tokens for summary in summaries),
-        "num_accepted_tokens": sum(summary.num_accepted_tokens for summary in summaries),
-        "target_ratio": _share(sum(summary.num_target_tokens for summary in summaries), num_tokens),
-        "latency_ms": latency_s * 1e3,
-        "tokens_per_s": _share(num_tokens, latency_s),
-        "fallback": next((summary.fallback for summary in summaries if summary.fallback), None),
-        "degraded": any(summary.degraded for summary in summaries),
-    }
-
-
-def _share(part: int, whole: float) -> float | None:
-    return part / whole if whole else None

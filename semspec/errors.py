@@ -31,6 +31,10 @@ class Conflict(SemspecError):
     """Another request holds or has changed what this one builds on."""
 
 
+class Cancelled(Conflict):
+    """The generation was ended on request."""
+
+
 class Unauthenticated(SemspecError):
     """The bearer token is missing or wrong."""
 

@@ -1,6 +1,9 @@
--- Create a generation; its first writer holds fence 1.
--- KEYS: meta. ARGV: ttl_s, then field, value, field, value, ...
-if redis.call('EXISTS', KEYS[1]) == 1 then return 'exists' end
-redis.call('HSET', KEYS[1], 'fence', 1, 'bytes', 0, unpack(ARGV, 2))
+-- Create a generation; its first writer holds fence 1. Repeated with the same nonce it is not a conflict.
+-- KEYS: meta, writer. ARGV: ttl_s, lease_ms, nonce, then field, value, field, value, ...
+if redis.call('EXISTS', KEYS[1]) == 1 then
+  return redis.call('HGET', KEYS[1], 'nonce') == ARGV[3] and 'ok' or 'exists'
+end
+redis.call('HSET', KEYS[1], 'fence', 1, 'bytes', 0, 'nonce', unpack(ARGV, 3))
 redis.call('EXPIRE', KEYS[1], ARGV[1])
+redis.call('SET', KEYS[2], 1, 'PX', ARGV[2])
 return 'ok'

@@ -4,21 +4,22 @@ from fastapi import APIRouter
 from pydantic import JsonValue
 
 from gateway.call import model_names
+from gateway.openapi.responses import MODEL, MODELS
 from gateway.parts import Parts, PartsOf
 from semspec.errors import NotFound
 from semspec.trace import Json
 
-router = APIRouter(prefix="/v1/models")
+router = APIRouter(prefix="/v1/models", tags=["models"])
 
 
-@router.get("")
+@router.get("", responses=MODELS)
 async def models(parts: PartsOf) -> Json:
     """All names a request may put in `model`: of strategies, those this pair can do."""
     data: list[JsonValue] = [_model(name, parts) for name in _names(parts)]
     return {"object": "list", "data": data}
 
 
-@router.get("/{name:path}")
+@router.get("/{name:path}", description="One of these names", responses=MODEL)
 async def model(name: str, parts: PartsOf) -> Json:
     """One of them."""
     if name not in _names(parts):

@@ -4,27 +4,28 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from gateway.openapi.responses import HEALTH, METRICS, READY
 from gateway.parts import PartsOf
 from gateway.readiness import describe
 from semspec.trace import Json
 
-router = APIRouter()
+router = APIRouter(tags=["operations"])
 
 
-@router.get("/health")
+@router.get("/health", responses=HEALTH)
 async def health() -> Json:
     """The process answers."""
     return {"status": "ok"}
 
 
-@router.get("/ready")
+@router.get("/ready", responses=READY)
 async def ready(parts: PartsOf) -> Json:
     """The services answer and belong together; else 503 and one line that says what to do."""
     parts.readiness.require()
     return {"status": "ready", "detail": describe(parts.readiness.status)}
 
 
-@router.get("/metrics", response_model=None)
+@router.get("/metrics", response_class=Response, response_model=None, responses=METRICS)
 async def metrics(parts: PartsOf) -> Response:
     """Prometheus' text format."""
     return Response(parts.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)

@@ -3,7 +3,7 @@
 import asyncio
 import struct
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from semspec.core import (
@@ -22,6 +22,8 @@ from semspec.core import (
     Segmentation,
     SegmentEnd,
     States,
+    Token,
+    TokenLogprob,
     Verified,
     VerifierInfo,
     WriteOrder,
@@ -88,17 +90,21 @@ class FakeModel:
                 await self._hurdles(index)
                 segment = self._segment(index, order, room)
                 room -= len(segment.token_ids)
-                yield Written(segment, self._states(), 1.0)
+                yield Written(segment, self._states(), 1.0, self._logprobs(segment, order))
                 if segment.end is not SegmentEnd.BOUNDARY:
                     return
         finally:
             self.num_writing -= 1
 
+    async def tokenize(self, text: str) -> list[Token]:
+        return [Token(ord(character), character, i, i + 1) for i, character in enumerate(text)]
+
     async def read(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[Reading]:
         self._answer()
+        nothing = (0.0,) * (len(SURPRISAL_FEATURES) - 1)
         return [
-            Reading(self._states(), (0.0,) * len(SURPRISAL_FEATURES), len(segment.token_ids), 1.0)
-            for segment in segments
+            Reading(self._states(), (float(index), *nothing), len(segment.token_ids), 1.0)
+            for index, segment in enumerate(segments, len(context.pieces) - 1)
         ]
 
     async def propose(self, context: Context, open_ids: Sequence[int], order: WriteOrder, num_tokens: int) -> Proposal:
@@ -148,6 +154,12 @@ class FakeModel:
             text, end = text[:room], SegmentEnd.LENGTH
         return Segment(text, tuple(map(ord, text)), TOKENIZER, self.writer, end)
 
+    def _logprobs(self, segment: Segment, order: WriteOrder) -> tuple[TokenLogprob, ...] | None:
+        if order.num_logprobs is None:
+            return None
+        tokens = [TokenLogprob(token, chr(token).encode(), -0.5) for token in segment.token_ids]
+        return tuple(replace(token, alternatives=(token,) * order.num_logprobs) for token in tokens)
+
     def _states(self) -> States:
         return States(bytes(16), (2, 2), self.model_info.fingerprint)
 
@@ -196,7 +208,7 @@ class FakeVerifier:
         if self.lost is not None:
             raise Unavailable(self.lost.message)
         self.num_judged += len(readings)
-        return [Judgement(0.5, 0.0 if self.num_judged % 3 == 0 else 0.9) for _ in readings]
+        return [Judgement(0.5, 0.0 if reading.surprisal[0] % 3 == 2 else 0.9) for reading in readings]
 
 
 @dataclass(frozen=True)

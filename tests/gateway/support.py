@@ -17,6 +17,8 @@ from fastapi import FastAPI
 from openai import AsyncOpenAI
 
 from gateway.app import create_app
+from gateway.metrics import Metrics
+from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
 from gateway.store import Store
 from semspec.stack.redis import find_server
@@ -32,6 +34,7 @@ class RedisServer:
 
     port: int
     folder: Path
+    program: str = ""
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -40,7 +43,7 @@ class RedisServer:
 
     def restart(self) -> None:
         options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self.folder)]
-        self.process = subprocess.Popen([find_server(), *options], stdout=subprocess.DEVNULL)
+        self.process = subprocess.Popen([self.program or find_server(), *options], stdout=subprocess.DEVNULL)
         wait_for_port(self.port)
 
     def hang(self) -> None:
@@ -54,8 +57,9 @@ class RedisServer:
 
 
 @contextmanager
-def redis_server(folder: Path) -> Iterator[RedisServer]:
-    server = RedisServer(free_port(), folder)
+def redis_server(folder: Path, program: str = "") -> Iterator[RedisServer]:
+    """`program` is the redis-server to run; any, if not given."""
+    server = RedisServer(free_port(), folder, program)
     try:
         server.restart()
         yield server
@@ -118,8 +122,13 @@ def make_settings(**fields: Any) -> GatewaySettings:
     return GatewaySettings(**{"recheck_s": 0.01, "redis_timeout_s": 0.5, **fields})
 
 
+def make_readiness(fakes: Fakes) -> Readiness:
+    settings = make_settings()
+    return Readiness(fakes.roles, settings, make_store(settings), Metrics())
+
+
 def make_store(settings: GatewaySettings) -> Store:
-    return Store.connect(settings.redis_url, settings.redis_timeout_s, settings.ttl_s, settings.max_generation_bytes)
+    return Store.connect(settings)
 
 
 @asynccontextmanager

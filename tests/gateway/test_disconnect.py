@@ -29,8 +29,8 @@ async def test_disconnect_cancels_the_generation(gateway: Gateway, writer: str, 
     await eventually(lambda: fakes.num_writing == 0, WITHIN_S)
     with contextlib.suppress(asyncio.CancelledError):
         await request
-    cancelled = f'semspec_gateway_generations_total{{status="cancelled",strategy="{writer}"}}'
-    assert await gateway.metric(cancelled) == 1
+    interrupted = f'semspec_gateway_generations_total{{status="interrupted",strategy="{writer}"}}'
+    assert await gateway.metric(interrupted) == 1
     assert await gateway.metric("semspec_gateway_generations_in_flight") == 0
     assert gateway.app.state.parts.admission._running == 0
 
@@ -47,7 +47,7 @@ async def test_disconnect_cancels_every_choice_and_what_is_drafted_ahead(gateway
         await request
 
 
-async def test_cancelled_generation_is_stored_as_such(gateway: Gateway) -> None:
+async def test_interrupted_generation_is_stored_as_such(gateway: Gateway) -> None:
     gateway.fakes.target.stuck_at = 2
     body = {**BODY, "model": "semspec-demo:target", "stream": True}
     async with gateway.http.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -57,7 +57,7 @@ async def test_cancelled_generation_is_stored_as_such(gateway: Gateway) -> None:
     async with asyncio.timeout(10):
         while True:
             stored = (await gateway.http.get(f"/v1/generations/{identity}/trace")).json()
-            if stored["status"] == "cancelled":
+            if stored["status"] == "interrupted":
                 break
             await asyncio.sleep(0.01)
     assert [record["index"] for record in stored["segments"]] == [0, 1]

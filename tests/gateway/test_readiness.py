@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.readiness import Readiness, describe, mismatch
+from gateway.readiness import describe, mismatch
 from gateway.served import STRATEGIES, Served
 from semspec.core import Segmentation, Strategy
 from semspec.errors import Mismatch, Unavailable
 from tests.gateway.fakes import Fakes
-from tests.gateway.support import GatewayFactory, eventually, make_settings
+from tests.gateway.support import GatewayFactory, eventually, make_readiness, make_settings
 
 
 def served(fakes: Fakes) -> Served:
@@ -57,7 +57,7 @@ async def test_mismatched_gateway_serves_nothing_until_it_is_mended(start_gatewa
 async def test_all_services_are_needed_to_begin_with(role: str) -> None:
     fakes = Fakes.make()
     getattr(fakes, role).lost = Unavailable("connection refused")
-    readiness = Readiness(fakes.roles, make_settings())
+    readiness = make_readiness(fakes)
     with pytest.raises(Unavailable):
         readiness.require()
     await readiness.check()
@@ -71,7 +71,7 @@ async def test_all_services_are_needed_to_begin_with(role: str) -> None:
 @pytest.mark.parametrize("role", ["drafter", "verifier"])
 async def test_loss_of_a_helper_is_said_and_survived(role: str) -> None:
     fakes = Fakes.make()
-    readiness = Readiness(fakes.roles, make_settings())
+    readiness = make_readiness(fakes)
     await readiness.check()
     getattr(fakes, role).lost = Unavailable("gone")
     await readiness.check()
@@ -93,7 +93,7 @@ async def test_loss_of_the_target_ends_readiness_and_its_return_restores_it(star
 
 async def test_helper_that_comes_back_with_another_model_is_refused() -> None:
     fakes = Fakes.make()
-    readiness = Readiness(fakes.roles, make_settings())
+    readiness = make_readiness(fakes)
     await readiness.check()
     fakes.drafter.lost = Unavailable("gone")
     await readiness.check()

@@ -2,21 +2,31 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
 
 from gateway.store import FIRST_FENCE, Store
 from semspec.core import Message
-from semspec.errors import Conflict, NotFound, Unavailable
+from semspec.errors import Cancelled, Conflict, NotFound, Unavailable
+from semspec.stack.redis import servers
+from tests.gateway.support import make_settings, redis_server
 
 TTL_S = 1000
 
 
+@pytest.fixture(scope="module", params=servers(), ids=lambda program: Path(program).parent.name)
+def redis_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Each redis-server at hand: the bundled 6.2, and the one of the system if there is one."""
+    with redis_server(tmp_path_factory.mktemp("redis"), request.param) as server:
+        yield server.url
+
+
 @pytest.fixture
 async def store(redis_url: str) -> AsyncIterator[Store]:
-    store = Store.connect(redis_url, timeout_s=5, ttl_s=TTL_S, max_generation_bytes=1024)
+    store = Store.connect(make_settings(redis_url=redis_url, ttl_s=TTL_S, max_generation_bytes=1024))
     yield store
     await store.close()
 
@@ -151,11 +161,11 @@ async def test_keys_of_a_name_share_a_slot(store: Store, redis: Redis, name: str
     await store.claim(name, "token", 100)
     await store.commit(name, "token", 0, [Message("user", "q")])
     keys = [key async for key in redis.scan_iter(f"*{name}*")]
-    assert len(keys) == 3 and all(f"{{{name}}}" in key for key in keys)
+    assert len(keys) == 4 and all(f"{{{name}}}" in key for key in keys)
 
 
 async def test_absent_redis_is_unavailable_and_reported() -> None:
-    store = Store.connect("redis://127.0.0.1:1/0", timeout_s=0.5, ttl_s=TTL_S, max_generation_bytes=1024)
+    store = Store.connect(make_settings(redis_url="redis://127.0.0.1:1/0"))
     failures: list[str] = []
     store.on_failure = failures.append
     with pytest.raises(Unavailable, match="Redis"):
@@ -164,3 +174,81 @@ async def test_absent_redis_is_unavailable_and_reported() -> None:
         await store.begin("any", {"status": "running"})
     assert failures == ["read", "begin"]
     await store.close()
+
+
+async def test_generation_has_one_writer(store: Store, name: str) -> None:
+    await store.begin(name, {"status": "running"})
+    assert await store.take(name) == "held"
+    await store.finish(name, FIRST_FENCE, {"status": "interrupted"})
+    fence = await store.take(name)
+    assert fence == FIRST_FENCE + 1 and await store.take(name) == "held"
+    with pytest.raises(Conflict, match="taken over"):
+        await store.append(name, FIRST_FENCE, 0, "{}")
+    with pytest.raises(Conflict, match="taken over"):
+        await store.hold(name, FIRST_FENCE)
+    await store.append(name, fence, 0, "{}")
+    await store.finish(name, fence, {"status": "finished"})
+    assert await store.take(name) == "ended"
+    with pytest.raises(NotFound):
+        await store.take("nobody's")
+
+
+async def test_lease_of_a_silent_writer_runs_out(redis_url: str, name: str) -> None:
+    store = Store.connect(make_settings(redis_url=redis_url, writer_lease_s=1))
+    await store.begin(name, {"status": "running"})
+    for version in range(3):
+        await asyncio.sleep(0.5)
+        await store.append(name, FIRST_FENCE, version, "{}")
+    assert await store.take(name) == "held", "writing is a sign of life"
+    await asyncio.sleep(1.2)
+    assert await store.take(name) == FIRST_FENCE + 1
+    await store.close()
+
+
+async def test_cancelled_generation_takes_nothing_more(store: Store, name: str) -> None:
+    await store.begin(name, {"status": "running"})
+    await store.append(name, FIRST_FENCE, 0, "{}")
+    await store.cancel(name)
+    await store.cancel(name)
+    for refused in (
+        store.append(name, FIRST_FENCE, 1, "{}"),
+        store.hold(name, FIRST_FENCE),
+        store.finish(name, FIRST_FENCE, {"status": "finished"}),
+    ):
+        with pytest.raises(Cancelled):
+            await refused
+    assert (await store.generation(name))["status"] == "cancelled" and len(await store.trace(name)) == 1
+    assert await store.take(name) == "ended"
+
+
+async def test_idempotency_key_keeps_its_first_meaning(store: Store, name: str) -> None:
+    assert await store.remember(name, "first") == "first"
+    assert await store.remember(name, "second") == "first"
+
+
+async def test_session_is_claimed_again_by_its_own_generation_only(store: Store, name: str) -> None:
+    await store.claim(name, "mine", 100)
+    assert await store.claim(name, "mine", 100) == ()
+    with pytest.raises(Conflict):
+        await store.claim(name, "other", 100)
+    turns = [Message("user", "q"), Message("assistant", "a")]
+    await store.commit(name, "mine", 0, turns)
+    await store.commit(name, "mine", 0, turns)
+    assert await store.claim(name, "other", 100) == tuple(turns), "a repeated commit adds nothing"
+
+
+async def test_cancelled_caller_stops_at_once(store: Store, name: str) -> None:
+    """redis-py swallows a cancellation now and then; a generation whose client is gone must not go on."""
+
+    async def write() -> None:
+        while True:
+            await store.hold(name, FIRST_FENCE)
+
+    await store.begin(name, {"status": "running"})
+    for round in range(20):
+        tasks = [asyncio.create_task(write()) for _ in range(3)]
+        await asyncio.sleep(0.001 * round)
+        for task in tasks:
+            task.cancel()
+        _, pending = await asyncio.wait(tasks, timeout=5)
+        assert not pending

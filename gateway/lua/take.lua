@@ -1,0 +1,11 @@
+-- Become the writer of a generation that has not ended and that nobody writes; the raised fence shuts out the last one.
+-- KEYS: meta, writer. ARGV: ttl_s, lease_ms
+local status = redis.call('HGET', KEYS[1], 'status')
+if not status then return {'missing'} end
+if status == 'finished' or status == 'cancelled' then return {'ended'} end
+if redis.call('EXISTS', KEYS[2]) == 1 then return {'held'} end
+local fence = redis.call('HINCRBY', KEYS[1], 'fence', 1)
+redis.call('HSET', KEYS[1], 'status', 'running')
+redis.call('EXPIRE', KEYS[1], ARGV[1])
+redis.call('SET', KEYS[2], fence, 'PX', ARGV[2])
+return {'ok', tostring(fence)}

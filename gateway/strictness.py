@@ -1,0 +1,71 @@
+"""One number for how much a request asks of a draft, in place of a rule and its threshold."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from semspec.core import Acceptance, OperatingPoint
+from semspec.errors import InvalidRequest
+
+_FIELD = "semspec.strictness"
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a setting comes to, by the report of the probes."""
+
+    acceptance: float
+    """Share of drafted segments accepted,"""
+    wrong_accepted: float | None
+    """and of those that are wrong; None where no truth is known."""
+    speed_up: float | None
+    """Over the target alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An acceptance rule and what to expect of it."""
+
+    acceptance: Acceptance
+    expected: Expected
+
+
+def at_strictness(strictness: float, points: Sequence[OperatingPoint]) -> Setting:
+    """The setting `strictness` of the way, in [0, 1], from the report's lowest threshold to its highest.
+
+    Stricter never accepts more. What to expect is read off the straight line between the report's two nearest points,
+    and is unknown where one of them does not say. Raises: InvalidRequest where there is no curve.
+    """
+    if not 0 <= strictness <= 1:
+        raise InvalidRequest(f"strictness is {strictness}; choose between 0, lenient, and 1, strict", _FIELD)
+    curve = {point.threshold: point for point in points if point.threshold is not None}
+    if not curve:
+        raise InvalidRequest(
+            "strictness moves along a curve of thresholds, but the probes' report has no curve; use semspec.acceptance",
+            _FIELD,
+        )
+    thresholds = sorted(curve)
+    lowest, highest = thresholds[0], thresholds[-1]
+    threshold = highest if strictness == 1 else min(lowest + strictness * (highest - lowest), highest)
+    upper = min(bisect_right(thresholds, threshold), len(thresholds) - 1)
+    lower = max(upper - 1, 0)
+    span = thresholds[upper] - thresholds[lower]
+    share = (threshold - thresholds[lower]) / span if span else 0.0
+    expected = _between(curve[thresholds[lower]], curve[thresholds[upper]], share)
+    return Setting(Acceptance("threshold", threshold), expected)
+
+
+def _between(lower: OperatingPoint, upper: OperatingPoint, share: float) -> Expected:
+    """`share` of the way from one point to the next."""
+
+    def value(of: Callable[[OperatingPoint], float | None]) -> float | None:
+        low, high = of(lower), of(upper)
+        if share in (0, 1):
+            return high if share else low
+        return None if low is None or high is None else (1 - share) * low + share * high
+
+    return Expected(
+        (1 - share) * lower.acceptance + share * upper.acceptance,
+        value(lambda point: point.wrong_accepted),
+        value(lambda point: point.speed_up),
+    )

@@ -1,0 +1,116 @@
+"""Fields of OpenAI's API that shape an answer: stop, logprobs, reasoning, top_k, strictness."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from semspec.core import OperatingPoint
+from tests.gateway.fakes import NUM_SEGMENTS, FakeModel, Fakes
+from tests.gateway.support import Gateway, GatewayFactory
+from tests.gateway.test_completions import MESSAGES, extra, stream_chat, text_of
+
+
+@pytest.mark.parametrize("stop", ["3 says", ["nowhere", "3 says"], "\n\ntarget 3 s"])
+async def test_stop_ends_answers_alike_whole_and_streamed(gateway: Gateway, stop: Any) -> None:
+    fields: Any = {"model": "semspec-demo:target", "seed": 7}
+    full = await gateway.openai.chat.completions.create(messages=MESSAGES, **fields)
+    text = full.choices[0].message.content or ""
+    expected = text[: text.index(stop if isinstance(stop, str) else stop[1])]
+    whole = await gateway.openai.chat.completions.create(messages=MESSAGES, stop=stop, **fields)
+    assert whole.choices[0].message.content == expected and whole.choices[0].finish_reason == "stop"
+    chunks = await stream_chat(gateway, stop=stop, **fields)
+    assert text_of(chunks) == expected and chunks[-1].choices[0].finish_reason == "stop"
+    assert extra(whole)["num_segments"] < NUM_SEGMENTS, "what nobody will see is not written"
+    assert extra(whole)["parameters"]["stop"] == ([stop] if isinstance(stop, str) else stop)
+
+
+async def test_stop_ends_each_choice_by_itself(gateway: Gateway) -> None:
+    answer = await gateway.openai.chat.completions.create(
+        model="semspec-demo:target", messages=MESSAGES, n=3, stop="target 2", seed=7
+    )
+    assert all((choice.message.content or "").count("\n\n") == 2 for choice in answer.choices)
+
+
+async def test_logprobs_are_the_writers(gateway: Gateway) -> None:
+    answer = await gateway.openai.chat.completions.create(
+        model="semspec-demo", messages=MESSAGES, seed=7, logprobs=True, top_logprobs=2
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None and logprobs.content is not None
+    assert "".join(token.token for token in logprobs.content) == answer.choices[0].message.content
+    assert all(token.logprob == -0.5 and len(token.top_logprobs) == 2 for token in logprobs.content)
+    assert bytes(logprobs.content[0].bytes or ()) == b"d"
+
+
+async def test_streamed_logprobs_are_those_of_the_whole(gateway: Gateway) -> None:
+    chunks = await stream_chat(gateway, logprobs=True)
+    tokens = [
+        token.token
+        for chunk in chunks
+        for choice in chunk.choices
+        if choice.logprobs
+        for token in choice.logprobs.content or ()
+    ]
+    assert "".join(tokens) == text_of(chunks)
+
+
+async def test_logprobs_of_a_plain_completion(gateway: Gateway) -> None:
+    fields: dict[str, Any] = {"model": "semspec-demo:target", "prompt": "Once", "logprobs": 1, "seed": 3}
+    whole = (await gateway.openai.completions.create(**fields)).choices[0]
+    assert whole.logprobs is not None and whole.logprobs.text_offset is not None
+    assert "".join(whole.logprobs.tokens or ()) == whole.text
+    assert whole.logprobs.text_offset == list(range(len(whole.text)))
+    stream = await gateway.openai.completions.create(**fields, stream=True)
+    offsets = [o for c in [c async for c in stream] for x in c.choices if x.logprobs for o in x.logprobs.text_offset]
+    assert offsets == whole.logprobs.text_offset
+
+
+class Thinker(FakeModel):
+    """Ends its reasoning in the fourth segment."""
+
+    def _segment(self, index: int, *arguments: Any) -> Any:
+        segment = super()._segment(index, *arguments)
+        text = segment.text.replace(" says", "</think> says") if index == 3 else segment.text
+        return replace(segment, text=text, token_ids=tuple(map(ord, text)))
+
+
+async def test_reasoning_is_apart(start_gateway: GatewayFactory) -> None:
+    fakes = Fakes.make()
+    fakes = Fakes(fakes.drafter, Thinker(fakes.target.writer), fakes.verifier)
+    gateway = await start_gateway(fakes)
+    messages: Any = [{"role": "user", "content": "How many?<think>\n"}]
+    fields: dict[str, Any] = {"model": "semspec-demo:target", "messages": messages, "seed": 7}
+    message = (await gateway.openai.chat.completions.create(**fields)).choices[0].message
+    reasoning = (message.model_extra or {})["reasoning_content"]
+    assert reasoning == (message.model_extra or {})["reasoning"] and reasoning.endswith("target 3")
+    assert message.content and message.content.startswith(" says") and "</think>" not in message.content + reasoning
+    chunks = await stream_chat(gateway, **fields)
+    assert text_of(chunks) == message.content
+    deltas = [choice.delta for chunk in chunks for choice in chunk.choices if choice.delta.model_extra]
+    assert "".join((delta.model_extra or {})["reasoning"] or "" for delta in deltas) == reasoning
+    assert len(chunks) == NUM_SEGMENTS + 2, "one chunk a segment, that with the mark too"
+    handed_back = [*messages, message.model_dump(), {"role": "user", "content": "Sure?"}]
+    assert (await gateway.chat(messages=handed_back)).status_code == 200
+    assert reasoning not in gateway.fakes.target.prompts[-1]
+    cut = (await gateway.openai.chat.completions.create(**fields, max_tokens=10)).choices[0].message
+    assert cut.content is None and (cut.model_extra or {})["reasoning"] == reasoning[:10]
+
+
+async def test_top_k_reaches_the_models(gateway: Gateway) -> None:
+    for top_k, told in ((5, 5), (-1, 0), (None, 0)):
+        assert (await gateway.chat(top_k=top_k)).json()["semspec"]["parameters"]["top_k"] == told
+
+
+async def test_strictness_becomes_a_rule_and_what_to_expect(start_gateway: GatewayFactory) -> None:
+    fakes = Fakes.make()
+    points = (OperatingPoint(0.1, 0.9, 0.99, 0.05, 3.0), OperatingPoint(0.9, 0.5, 0.6, 0.01, 1.5))
+    fakes.verifier.verifier_info = replace(fakes.verifier.verifier_info, operating_points=points)
+    gateway = await start_gateway(fakes)
+    for strictness, point in ((0, points[0]), (1, points[1])):
+        answer = (await gateway.chat(semspec={"strictness": strictness})).json()["semspec"]
+        assert answer["parameters"]["strictness"] == strictness
+        assert answer["parameters"]["acceptance"] == {"rule": "threshold", "threshold": point.threshold}
+        assert answer["expected"]["acceptance"] == pytest.approx(point.acceptance)
+        assert answer["expected"]["speed_up"] == pytest.approx(point.speed_up)
+    assert (await gateway.chat()).json()["semspec"]["expected"] is None

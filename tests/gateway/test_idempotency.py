@@ -1,0 +1,102 @@
+"""A request sent again under its key is answered by the generation it began."""
+
+import asyncio
+import secrets
+from typing import Any
+
+import httpx
+import pytest
+from openai import AsyncOpenAI
+
+from tests.gateway.support import Gateway, GatewayFactory, eventually
+
+MESSAGES: Any = [{"role": "user", "content": "How many?"}]
+
+
+@pytest.fixture
+def key() -> str:
+    return secrets.token_hex(16)
+
+
+async def ask(gateway: Gateway, key: str, authorization: str = "", **fields: Any) -> httpx.Response:
+    body = {"model": "semspec-demo", "messages": MESSAGES, **fields}
+    headers = {"idempotency-key": key, "authorization": authorization}
+    return await gateway.http.post("/v1/chat/completions", json=body, headers=headers)
+
+
+@pytest.mark.parametrize("fields", [{}, {"n": 3}, {"stream": True}, {"semspec": {"trace": True}}], ids=str)
+async def test_repeated_request_is_answered_by_the_first(
+    start_gateway: GatewayFactory, key: str, fields: dict[str, Any]
+) -> None:
+    first, second = await start_gateway(), await start_gateway()
+    answer = await ask(first, key, **fields)
+    again = await ask(second, key, **fields)
+    assert again.status_code == 200 and again.headers["x-generation-id"] == answer.headers["x-generation-id"]
+    assert second.fakes.target.prompts == [], "nothing is done twice"
+    if "stream" in fields:
+        texts = [[line for line in one.text.splitlines() if '"semspec"' not in line] for one in (answer, again)]
+        assert texts[0] == texts[1]
+    else:
+        assert again.json()["choices"] == answer.json()["choices"] and again.json()["usage"] == answer.json()["usage"]
+        assert again.json()["semspec"]["seed"] == answer.json()["semspec"]["seed"]
+
+
+async def test_requests_at_the_same_time_are_one(start_gateway: GatewayFactory, key: str) -> None:
+    gateways = [await start_gateway() for _ in range(3)]
+    clients = [
+        AsyncOpenAI(
+            base_url=f"{one.base_url}/v1", api_key="any", max_retries=5, default_headers={"idempotency-key": key}
+        )
+        for one in gateways
+    ]
+    asked = [client.chat.completions.create(model="semspec-demo", messages=MESSAGES) for client in clients]
+    answers = await asyncio.gather(*asked)
+    assert len({answer.id for answer in answers}) == 1
+    assert len({answer.choices[0].message.content for answer in answers}) == 1
+    for client in clients:
+        await client.close()
+
+
+async def test_retry_goes_on_with_what_was_left(gateway: Gateway, key: str) -> None:
+    whole = (await gateway.chat(model="semspec-demo:target")).json()
+    fields: dict[str, Any] = {"model": "semspec-demo:target", "seed": 7}
+    gateway.fakes.target.stuck_at = 3
+    running = asyncio.create_task(ask(gateway, key, **fields))
+    await asyncio.wait_for(gateway.fakes.target.stuck.wait(), 10)
+    running.cancel()
+    await asyncio.wait([running])
+    await eventually(lambda: gateway.fakes.num_writing == 0)
+    gateway.fakes.target.stuck_at = None
+    again = await ask(gateway, key, **fields)
+    assert again.json()["choices"] == whole["choices"]
+    assert again.json()["semspec"]["num_segments"] == whole["semspec"]["num_segments"]
+
+
+async def test_key_of_another_request_is_refused(gateway: Gateway, key: str) -> None:
+    assert (await ask(gateway, key)).status_code == 200
+    changes: list[dict[str, Any]] = [{"temperature": 0.1}, {"stream": True}, {"n": 2}]
+    for change in changes:
+        refused = await ask(gateway, key, **change)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "Idempotency-Key"
+    assert (await ask(gateway, "x" * 256)).status_code == 400
+
+
+async def test_callers_have_keys_of_their_own(gateway: Gateway, key: str) -> None:
+    ids = {(await ask(gateway, key, f"Bearer {caller}")).json()["id"] for caller in ("a", "b")}
+    assert len(ids) == 2
+
+
+async def test_refused_request_may_be_sent_again(start_gateway: GatewayFactory, key: str) -> None:
+    gateway = await start_gateway(max_concurrent=1, max_n=1)
+    gateway.fakes.target.pause_at = 0
+    running = asyncio.create_task(gateway.chat(model="semspec-demo:target"))
+    await asyncio.wait_for(gateway.fakes.target.paused.wait(), 10)
+    assert (await ask(gateway, key)).status_code == 429
+    gateway.fakes.target.resume.set()
+    await running
+    assert (await ask(gateway, key)).status_code == 200
+
+
+async def test_without_redis_a_key_cannot_be_honoured(start_gateway: GatewayFactory, key: str) -> None:
+    gateway = await start_gateway(redis_url="redis://127.0.0.1:1/0")
+    assert (await ask(gateway, key)).status_code == 503

@@ -1,0 +1,124 @@
+"""A number between lenient and strict, on the curve of the probes' report."""
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from math import nan
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.strictness import Expected, Setting, at_strictness
+from semspec.core import Acceptance, OperatingPoint
+from semspec.errors import InvalidRequest
+from semspec.stack import BUNDLED_PAIR
+
+SAMPLE = OperatingPoint(None, 0.83, 0.9, 0.004, 2.6)
+CURVE = (
+    OperatingPoint(0.1, 0.9, 0.99, 0.08, 3.5),
+    OperatingPoint(0.5, 0.8, 0.97, 0.02, 3.0),
+    OperatingPoint(0.7, 0.4, 0.9, None, 1.5),
+    SAMPLE,
+)
+
+unhurried = settings(deadline=None)  # a busy machine is no defect
+shares = st.floats(0, 1)
+strictnesses = st.floats(0, 1)
+
+
+@st.composite
+def curves(draw: st.DrawFn) -> list[OperatingPoint]:
+    """Thresholds with what they accept, as a report has them: a higher one accepts no more; the rule `sample` last."""
+    thresholds = sorted(draw(st.lists(st.floats(0, 30), min_size=1, max_size=8, unique=True)))
+    accepted = sorted((draw(shares) for _ in thresholds), reverse=True)
+    wrong = sorted((draw(shares) for _ in thresholds), reverse=True)
+    curve = [OperatingPoint(t, a, None, w, 1 + a) for t, a, w in zip(thresholds, accepted, wrong, strict=True)]
+    return [*curve, SAMPLE]
+
+
+@unhurried
+@given(curves(), strictnesses, strictnesses)
+def test_stricter_never_accepts_more(points: Sequence[OperatingPoint], one: float, other: float) -> None:
+    lenient, strict = (at_strictness(strictness, points) for strictness in sorted((one, other)))
+    assert lenient.acceptance.threshold <= strict.acceptance.threshold
+    assert lenient.expected.acceptance >= strict.expected.acceptance - 1e-9
+    assert lenient.expected.wrong_accepted is not None and strict.expected.wrong_accepted is not None
+    assert lenient.expected.wrong_accepted >= strict.expected.wrong_accepted - 1e-9
+
+
+@unhurried
+@given(curves(), strictnesses)
+def test_rule_and_expectations_stay_on_the_curve(points: Sequence[OperatingPoint], strictness: float) -> None:
+    curve = [(point.threshold, point) for point in points if point.threshold is not None]
+    setting = at_strictness(strictness, points)
+    assert setting.acceptance.rule == "threshold"
+    assert curve[0][0] <= setting.acceptance.threshold <= curve[-1][0]
+    neighbours = [
+        (low, high)
+        for (start, low), (stop, high) in pairwise([curve[0], *curve])
+        if start <= setting.acceptance.threshold <= stop
+    ]
+    assert any(
+        high.acceptance - 1e-9 <= setting.expected.acceptance <= low.acceptance + 1e-9 for low, high in neighbours
+    )
+
+
+@unhurried
+@given(curves())
+def test_ends_are_the_reports_own(points: Sequence[OperatingPoint]) -> None:
+    for strictness, point in ((0.0, points[0]), (1.0, points[-2])):
+        setting = at_strictness(strictness, points)
+        assert setting.acceptance == Acceptance("threshold", point.threshold or 0.0)
+        assert setting.expected == Expected(point.acceptance, point.wrong_accepted, point.speed_up)
+
+
+@unhurried
+@given(curves(), strictnesses, st.randoms())
+def test_order_of_the_points_does_not_matter(points: list[OperatingPoint], strictness: float, random: Random) -> None:
+    shuffled = list(points)
+    random.shuffle(shuffled)
+    assert at_strictness(strictness, shuffled) == at_strictness(strictness, points)
+
+
+def test_between_two_points_all_is_linear() -> None:
+    halfway = at_strictness(1 / 3, CURVE)
+    assert halfway.acceptance.threshold == pytest.approx(0.3)
+    expected = halfway.expected
+    assert (expected.acceptance, expected.wrong_accepted, expected.speed_up) == pytest.approx((0.85, 0.05, 3.25))
+
+
+def test_unknown_stays_unknown() -> None:
+    expected = at_strictness(0.9, CURVE).expected
+    assert expected.wrong_accepted is None and expected.speed_up is not None
+    assert at_strictness(1.0, CURVE).expected == Expected(0.4, None, 1.5)
+
+
+def test_single_point_is_taken_whatever_the_strictness() -> None:
+    only = Setting(Acceptance("threshold", 0.1), Expected(0.9, 0.08, 3.5))
+    assert at_strictness(0.0, CURVE[:1]) == at_strictness(0.7, CURVE[:1]) == only
+
+
+@pytest.mark.parametrize("points", [(), (SAMPLE,)])
+def test_report_without_a_curve_is_refused_by_name(points: Sequence[OperatingPoint]) -> None:
+    with pytest.raises(InvalidRequest, match=r"no curve; use semspec\.acceptance") as caught:
+        at_strictness(0.5, points)
+    assert caught.value.parameter == "semspec.strictness"
+
+
+@pytest.mark.parametrize("strictness", [-0.1, 1.1, nan])
+def test_strictness_out_of_bounds_is_refused(strictness: float) -> None:
+    with pytest.raises(InvalidRequest, match="between 0, lenient, and 1, strict"):
+        at_strictness(strictness, CURVE)
+
+
+def test_bundled_pair_grows_slower_and_safer_with_strictness() -> None:
+    rows = json.loads((BUNDLED_PAIR / "probes" / "target.json").read_text())["metrics"]["strictness"]
+    points = [OperatingPoint(**row) for row in rows]
+    steps = [at_strictness(step / 20, points).expected for step in range(21)]
+    for milder, stricter in pairwise(steps):
+        assert milder.acceptance >= stricter.acceptance
+        assert (milder.speed_up or 0) >= (stricter.speed_up or 9)
+        assert (milder.wrong_accepted or 0) >= (stricter.wrong_accepted or 0)
+    assert steps[0].acceptance > 0.9 and steps[-1].acceptance < 0.6

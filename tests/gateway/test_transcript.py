@@ -1,0 +1,71 @@
+"""What a client sees of a text, however it arrives."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.transcript import Delta, Splitter, Transcript
+
+LETTERS = st.text("ab</think>\n ", max_size=30)
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    edges = [0, *sorted(min(place, len(text)) for place in places), len(text)]
+    return [text[start:end] for start, end in pairwise(edges)]
+
+
+def read(transcript: Transcript, parts: list[str]) -> Delta:
+    shown = Delta()
+    for part in parts:
+        shown += transcript.add(part)
+    shown += transcript.close()
+    assert shown == transcript.seen
+    return shown
+
+
+@given(LETTERS, st.lists(st.integers(0, 30)), st.lists(st.text("ab<", min_size=1, max_size=4), max_size=3))
+def test_parts_show_what_the_whole_shows(text: str, places: list[int], stops: list[str]) -> None:
+    for prompt in ("", "<think>\n"):
+        whole, parts = (Transcript(stops, splitter=Splitter.after(prompt)) for _ in range(2))
+        assert read(parts, cut(text, places)) == read(whole, [text])
+        assert parts.stop == whole.stop
+
+
+@given(LETTERS, st.lists(st.text("ab<", min_size=1, max_size=4), min_size=1, max_size=3))
+def test_text_ends_at_the_first_stop(text: str, stops: list[str]) -> None:
+    transcript = Transcript(stops)
+    content = read(transcript, [text]).content
+    places = [text.find(stop) for stop in stops if stop in text]
+    assert content == (text[: min(places)] if places else text)
+    assert (transcript.stop is not None) == bool(places)
+    if places:
+        assert text.startswith(transcript.stop or "", min(places))
+
+
+def test_nothing_follows_a_stop() -> None:
+    transcript = Transcript(["STOP"])
+    assert transcript.add("a ST") == Delta(content="a ")
+    assert transcript.add("OP b") == Delta() and transcript.add("c") == Delta() == transcript.close()
+
+
+def test_stop_may_stay_in_the_text() -> None:
+    assert read(Transcript(["."], keep_stop=True), ["one.two"]).content == "one."
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "reasoning", "content"),
+    [
+        ("<think>\n", "so\n\n</think>\nfive", "so\n\n", "\nfive"),
+        ("<think>\n", "so and so", "so and so", ""),
+        ("", "<think>\nso</think>five", "\nso", "five"),
+        ("", "\n<think>so</think>", "so", ""),
+        ("", "five </think> six", "", "five </think> six"),
+        ("", "five", "", "five"),
+        ("", "<thi", "", "<thi"),
+        ("<think>", "so</thin", "so</thin", ""),
+    ],
+)
+def test_reasoning_ends_at_its_mark(prompt: str, text: str, reasoning: str, content: str) -> None:
+    assert read(Transcript(splitter=Splitter.after(prompt)), list(text)) == Delta(reasoning, content)
