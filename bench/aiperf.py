@@ -34,6 +34,7 @@ ROWS = {
     "time to first token, median, ms": ("time_to_first_token", "p50"),
     "output tokens a second": ("output_token_throughput", "avg"),
     "output tokens": ("total_osl", "avg"),
+    "failed requests, %": ("request_error_rate", "avg"),
     "acceptance length, tokens": ("spec_decode_token_weighted_acceptance_length", "avg"),
     "draft acceptance rate, %": ("spec_decode_overall_draft_acceptance_rate", "avg"),
 }
@@ -61,6 +62,7 @@ def _installed() -> Path:
 
 async def _profile(aiperf: Path, model: str) -> Json:
     """AIPerf's report on a fresh stack, and what the gateway counted meanwhile."""
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         async with Stack(StackConfig()) as stack:
             command = [str(aiperf), *_arguments(model, stack.base_url, Path(folder))]
@@ -70,7 +72,7 @@ async def _profile(aiperf: Path, model: str) -> Json:
         report = json.loads((Path(folder) / "profile_export_aiperf.json").read_text())
         counted = json.loads((Path(folder) / "server_metrics_export.json").read_text())["metrics"]
     kept = {name: value for name, value in report.items() if not name.startswith(LEFT_OUT)}
-    return {**kept, "gateway": {name: _total(counted, name) for name in COUNTERS.values()}}
+    return {**kept, "load_average": load, "gateway": {name: _total(counted, name) for name in COUNTERS.values()}}
 
 
 def _arguments(model: str, url: str, folder: Path) -> list[str]:
@@ -103,14 +105,15 @@ def _summary(profiles: Mapping[str, Json]) -> str:
     head = f"NVIDIA AIPerf {version}, {NUM_REQUESTS} questions of the demo language, two at a time, chat completions"
     names = [f"`{model}`" for model in profiles]
     rows = [[label, *(_cell(profile, *place) for profile in profiles.values())] for label, place in ROWS.items()]
-    rows.append(["requests that failed", *(f"{len(profile['error_summary'])}" for profile in profiles.values())])
+    rows.append(["load of the machine before it", *(f"{profile['load_average']:.1f}" for profile in profiles.values())])
     rows.append(["the gateway's counters agree", *(_agreement(profile) for profile in profiles.values())])
     return "\n".join(
         [
             f"# AIPerf\n\n{head}, streamed, the bundled pair on {where['processor']} ({where['num_cores']} cores).\n",
             *_table(["", *names], rows),
             "\nA draft here is a segment, so an acceptance length is that of whole segments; under `token-level` it is",
-            "all tokens accepted while one segment was written. `target` drafts nothing, and AIPerf says nothing of it.",
+            "all tokens accepted while one segment was written. `target` drafts nothing, so there is nothing to tell.",
+            "Acceptance does not depend on the machine; times do, and say little where its load exceeds its cores.",
             f"\nAgain: `python -m bench.aiperf`, which runs\n\n```sh\naiperf {' '.join(_options('MODEL'))} \\",
             "    --tokenizer demo/pair/target --input-file QUESTIONS.jsonl --url http://127.0.0.1:8080\n```\n",
         ]
@@ -123,7 +126,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _cell(profile: Json, metric: str, statistic: str) -> str:
-    return f"{profile[metric][statistic]:,.1f}" if metric in profile else "–"
+    return f"{profile[metric][statistic]:,.1f}" if metric in profile else "-"
 
 
 def _agreement(profile: Json) -> str:

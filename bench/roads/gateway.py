@@ -34,7 +34,7 @@ class GatewayRoad:
             completion = await self._chat.complete(messages, fields)
         body = completion.body
         return Outcome(
-            text=completion.text,
+            text="".join(record["text"] for record in body["semspec"]["trace"]),
             finish_reason=body["choices"][0]["finish_reason"],
             latency_s=completion.latency_s,
             num_prompt_tokens=body["usage"]["prompt_tokens"],

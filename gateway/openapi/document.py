@@ -33,6 +33,8 @@ TAGS = [
 _REF = "#/components/schemas/{model}"
 _FASTAPIS_OWN = ("HTTPValidationError", "ValidationError", "JsonValue")
 _OF_MESSAGES = ("annotations", "audio", "function_call", "refusal", "tool_calls")
+_GUESS = {"schema": {}}
+"""What FastAPI says of routes that make their own response."""
 _REQUEST_ID = {"description": "also in the server's log", "schema": {"type": "string"}}
 
 
@@ -77,15 +79,16 @@ def _complete(operation: Schema, error: type[BaseModel]) -> None:
         responses.setdefault(str(status), refusal)
     for response in responses.values():
         response["headers"] = {**response.get("headers", {}), "x-request-id": {**_REQUEST_ID, "required": True}}
-        for content in response.get("content", {}).values():
-            _keep_only_reference(content)
+        response["content"] = {
+            kind: _named(content) for kind, content in response["content"].items() if content != _GUESS
+        }
     operation.setdefault("parameters", []).append({"name": "x-request-id", "in": "header", **_REQUEST_ID})
 
 
-def _keep_only_reference(content: Schema) -> None:
-    """A schema named in a table comes on top of what FastAPI makes of the route's annotation."""
-    if (reference := content.get("schema", {}).get("$ref")) is not None:
-        content["schema"] = {"$ref": reference}
+def _named(content: Schema) -> Schema:
+    """A schema named in a table comes on top of what FastAPI makes of the route's annotation; it stands alone."""
+    reference = content.get("schema", {}).get("$ref")
+    return content if reference is None else {"schema": {"$ref": reference}}
 
 
 def _complete_requests(schemas: Schema, settings: GatewaySettings) -> None:
@@ -97,8 +100,10 @@ def _complete_requests(schemas: Schema, settings: GatewaySettings) -> None:
         fields |= _neutral(OPENAI_NEUTRAL) | labels
     of_messages = {name: OPENAI_NEUTRAL[name] for name in _OF_MESSAGES}
     schemas["ChatMessage"]["properties"] |= _neutral(of_messages)
-    if "TgiParameters" in schemas:
+    if "TgiRequest" in schemas:
         schemas["TgiParameters"]["properties"] |= _neutral(TGI_NEUTRAL)
+        fields = schemas["TgiRequest"]["properties"]
+        fields["parameters"] = {"anyOf": [fields["parameters"], {"type": "null"}]}  # a validator of its own takes null
 
 
 def _neutral(fields: Mapping[str, Sequence[object]]) -> Schema:

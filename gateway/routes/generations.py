@@ -38,7 +38,7 @@ async def trace(id: GenerationId, parts: PartsOf) -> Json:
     }
 
 
-@router.get("/{id}/events", response_class=Response, response_model=None, responses=EVENTS)
+@router.get("/{id}/events", response_model=None, responses=EVENTS)
 async def events(
     id: GenerationId,
     parts: PartsOf,

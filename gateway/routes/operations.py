@@ -25,7 +25,7 @@ async def ready(parts: PartsOf) -> Json:
     return {"status": "ready", "detail": describe(parts.readiness.status)}
 
 
-@router.get("/metrics", response_class=Response, response_model=None, responses=METRICS)
+@router.get("/metrics", response_model=None, responses=METRICS)
 async def metrics(parts: PartsOf) -> Response:
     """Prometheus' text format."""
     return Response(parts.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -56,7 +57,11 @@ class CausalLM:
         self._tap = _StateTap(model)
         self._decoder = _decoder(self.model, info, engine)
         self._token_texts: dict[int, str] = {}
-        self.token_bytes = TokenBytes(tokenizer)
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """What each token adds to a text."""
+        return TokenBytes(self.tokenizer)
 
     @classmethod
     def load(

@@ -98,9 +98,23 @@ class Running:
                 await asyncio.sleep(0.05)
 
 
+def answer_of(response: Json) -> str:
+    """What the models wrote: the reasoning, the mark that ends it, and the rest."""
+    message = response["choices"][0]["message"]
+    return _joined(message["reasoning_content"], message["content"])
+
+
 def text_of(chunks: list[Json]) -> str:
-    """What a client of a stream puts together."""
-    return "".join(_delta(chunk).get("content", "") for chunk in chunks)
+    """What a client of a stream puts together, alike."""
+    deltas = [_delta(chunk) for chunk in chunks]
+    reasoning, content = (
+        "".join(delta.get(name) or "" for delta in deltas) for name in ("reasoning_content", "content")
+    )
+    return _joined(reasoning, content)
+
+
+def _joined(reasoning: str | None, content: str | None) -> str:
+    return "</think>".join(part for part in (reasoning, content) if part)
 
 
 def records_of(chunks: list[Json]) -> list[Json]:
@@ -113,7 +127,7 @@ async def until_first_segment(chunks: AsyncIterator[Json]) -> list[Json]:
     seen = []
     async for chunk in chunks:
         seen.append(chunk)
-        if _delta(chunk).get("content"):
+        if _delta(chunk).get("reasoning_content"):
             return seen
     raise AssertionError("the stream ended without a segment")
 

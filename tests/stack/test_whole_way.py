@@ -13,6 +13,7 @@ from tests.stack.support import (
     Json,
     Pair,
     Running,
+    answer_of,
     cpu_seconds,
     has_mapped,
     records_of,
@@ -89,7 +90,7 @@ async def test_answer_over_rest_equals_the_loop_in_process(running: Running, pai
         expected = await in_process(generation, pair)
         answer = await running.answer(seed=seed, **fields(strategy, gamma, segmentation, acceptance))
         assert_same(answer["semspec"]["trace"], expected)
-        assert answer["choices"][0]["message"]["content"] == "".join(record["text"] for record in expected)
+        assert answer_of(answer) == "".join(record["text"] for record in expected)
         assert answer["semspec"]["fallback"] is None and answer["semspec"]["degraded"] is False
         verdicts |= {record["verdict"] for record in expected}
         num_segments += len(expected)
@@ -102,7 +103,7 @@ async def test_same_seed_gives_the_same_answer_streamed_whole_and_stored(running
         whole = await running.answer(seed=seed, **fields(*case))
         async with running.streaming(seed=seed, **fields(*case)) as stream:
             chunks = [chunk async for chunk in stream]
-        assert text_of(chunks) == whole["choices"][0]["message"]["content"]
+        assert text_of(chunks) == answer_of(whole)
         assert_same(records_of(chunks), whole["semspec"]["trace"])
         stored = await running.stored_trace(chunks[0]["id"])
         assert stored["status"] == "finished" and stored["degraded"] is False
@@ -117,7 +118,7 @@ async def test_questions_at_once_are_answered_as_each_alone(running: Running) ->
 
     alone = [await answer(seed) for seed in range(len(questions))]
     together = await asyncio.gather(*(answer(seed) for seed in range(len(questions))))
-    assert len({response["choices"][0]["message"]["content"] for response in alone}) == len(questions)
+    assert len({answer_of(response) for response in alone}) == len(questions)
     for one, other in zip(alone, together, strict=True):
         assert_same(one["semspec"]["trace"], other["semspec"]["trace"])
 
@@ -128,7 +129,7 @@ async def test_strategy_the_pair_cannot_do_is_refused_and_not_listed(running: Ru
     assert refused.json()["error"]["param"] == "semspec.strategy"
     assert "chat template" in refused.json()["error"]["message"]
     listed = {model["id"] for model in (await running.http.get("/v1/models")).json()["data"]}
-    assert listed == {"semspec-demo", *(f"semspec-demo:{strategy}" for strategy, *_ in CASES)}
+    assert listed == {"semspec-demo", "semspec-demo:auto", *(f"semspec-demo:{strategy}" for strategy, *_ in CASES)}
 
 
 @pytest.mark.parametrize("strategy", ["semantic", "target", "draft"])
