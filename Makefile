@@ -7,7 +7,7 @@ export PYTHON TORCH_VARIANT
 
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test lint proto bench bench-gpu demo-models demo-nli demo-probes train-demo clean
+.PHONY: help setup demo serve test test-api lint proto bench bench-gpu bench-aiperf demo-models demo-nli demo-probes train-demo clean
 
 help:
 	@sed -n 's/^##  *//p' $(MAKEFILE_LIST)
@@ -28,6 +28,10 @@ serve: setup
 test: setup
 	@$(BIN)/python -m pytest $(ARGS)
 
+## make test-api     thousands of made-up requests against /openapi.json; bench/results/schemathesis.md
+test-api: setup
+	@$(BIN)/python -m tests.test_openapi.long bench/results/schemathesis.md
+
 ## make lint         ruff, mypy --strict, import rules, freshness of the generated stubs
 lint: setup
 	$(BIN)/ruff check .
@@ -46,6 +50,10 @@ bench: setup
 ## make bench-gpu    what a GPU allows at the true sizes, no weights needed; without a GPU it says so
 bench-gpu: setup
 	$(BIN)/python -m bench.gpu $(ARGS)
+
+## make bench-aiperf NVIDIA AIPerf against the bundled pair's stack, from an environment of its own: bench/results/aiperf
+bench-aiperf: setup
+	$(BIN)/python -m bench.aiperf $(ARGS)
 
 ## make demo-models  train the bundled pair from scratch, a core each; resumable (hours)
 demo-models: setup

@@ -14,7 +14,7 @@ from gateway.middleware import BodyLimit, Observed
 from gateway.openapi.document import TAGS, DocumentedApp, operation_id
 from gateway.parts import Parts
 from gateway.readiness import Readiness
-from gateway.routes import completions, generations, models, operations, playground
+from gateway.routes import completions, generations, models, operations, playground, tgi
 from gateway.settings import GatewaySettings
 from gateway.store import Store
 from semspec import __version__
@@ -35,7 +35,7 @@ def create_app(settings: GatewaySettings, roles: Roles, store: Store) -> FastAPI
         lifespan=_lifespan,
     )
     app.state.parts = parts
-    for group in (completions, models, generations, operations, playground):
+    for group in (completions, models, generations, operations, playground, tgi):
         app.include_router(group.router)
     install_handlers(app, parts.metrics)
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)

@@ -54,7 +54,7 @@ class Observed:
             _log.exception("request failed")
             opened.fail("internal_error")
             if status is None:
-                await error_response(internal_error())(scope, receive, send_named)
+                await error_response(internal_error(), scope["path"])(scope, receive, send_named)
         finally:
             self._note(scope, status or CLIENT_GONE_STATUS, perf_counter() - start, opened)
 

@@ -12,7 +12,7 @@ from gateway.choice import Choice, ChoiceEvent, Order
 from gateway.journal import Journal
 from gateway.merge import merged
 from gateway.parts import Parts
-from gateway.served import BY_OWN_PROBES, WITHOUT_LOGPROBS, Served
+from gateway.served import BY_OWN_PROBES, Served
 from gateway.sessions import SessionLease, held_session
 from gateway.strictness import at_strictness
 from gateway.summary import Summary
@@ -91,9 +91,8 @@ def _checked(call: Call, served: Served) -> Call:
     if (obstacle := served.obstacle(strategy)) is not None:
         raise InvalidRequest(obstacle, call.strategy_field)
     _check_segmentation(call, served)
-    if call.plan.num_logprobs is not None and strategy in WITHOUT_LOGPROBS:
-        message = f"the strategy {strategy!r} does not know its writer's logprobs; leave them out or choose another"
-        raise InvalidRequest(message, "logprobs")
+    if call.plan.num_logprobs is not None and not served.tells_logprobs(strategy):
+        call = _without_logprobs(call)
     if call.strictness is None:
         return call
     if strategy not in BY_OWN_PROBES:
@@ -101,6 +100,15 @@ def _checked(call: Call, served: Served) -> Call:
         raise InvalidRequest(f"{message}; leave it out, or choose 'semantic'", "semspec.strictness")
     chosen = at_strictness(call.strictness, served.verifier.operating_points)
     return replace(call, plan=replace(call.plan, acceptance=chosen.acceptance), expected=chosen.expected)
+
+
+def _without_logprobs(call: Call) -> Call:
+    """Raises: InvalidRequest where they were asked for; in TGI's words they only come along."""
+    if call.api != "tgi" or call.plan.num_logprobs:
+        field = "parameters.top_n_tokens" if call.api == "tgi" else "logprobs"
+        message = f"{field}: the writers of {call.plan.strategy!r} do not know their logprobs"
+        raise InvalidRequest(f"{message}; leave it out, or choose another strategy", field)
+    return replace(call, plan=replace(call.plan, num_logprobs=None))
 
 
 def _check_segmentation(call: Call, served: Served) -> None:

@@ -1,13 +1,14 @@
 """The request bodies of OpenAI's API as far as they are served here; anything else is refused by name."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from gateway.settings import MAX_GAMMA, MAX_LOGPROBS, MAX_SCORE, MAX_STOP_LENGTH, MAX_STOPS, MAX_TOKEN_GAMMA
 from semspec.core import AcceptanceRule, ScoreMethod, Strategy
 
-_NEUTRAL: dict[str, tuple[object, ...]] = {
+NEUTRAL: dict[str, tuple[object, ...]] = {
     "audio": (),
     "best_of": (1,),
     "echo": (False,),
@@ -32,7 +33,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 """Fields of OpenAI's API and the values, beside null, under which leaving them out changes nothing."""
 
-_LABELS = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "user"})
+LABELS = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "user"})
 """Fields that mark a request for its sender and never change an answer."""
 
 
@@ -66,14 +67,28 @@ class _Tolerant(_Strict):
 
 
 def _asks_nothing(name: str, value: object) -> bool:
-    if name in _NEUTRAL:
-        return value is None or value in _NEUTRAL[name]
-    return name in _LABELS
+    if name in NEUTRAL:
+        return value is None or is_one_of(value, NEUTRAL[name])
+    return name in LABELS
+
+
+def _strictly_bool(value: object) -> object:
+    if not isinstance(value, bool):
+        raise ValueError("Input should be false")  # Literal takes 0 for it
+    return value
+
+
+False_ = Annotated[Literal[False], BeforeValidator(_strictly_bool)]
+
+
+def is_one_of(value: object, others: Sequence[object]) -> bool:
+    """Whether a JSON value is among `others`; in JSON, unlike in Python, false is not 0."""
+    return any(value == other and isinstance(value, bool) is isinstance(other, bool) for other in others)
 
 
 def is_known_field(name: str) -> bool:
     """Whether OpenAI has this field, so that only its value was refused."""
-    return name in _NEUTRAL
+    return name in NEUTRAL
 
 
 class TextPart(_Strict):
@@ -158,7 +173,7 @@ class StreamOptions(_Strict):
     """OpenAI's `stream_options`."""
 
     include_usage: bool = False
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: False_ | None = None
 
 
 class GenerationRequest(_Tolerant):

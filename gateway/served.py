@@ -56,6 +56,11 @@ class Served:
             )
         return None
 
+    def tells_logprobs(self, strategy: Strategy) -> bool:
+        """Whether all that is written has its writer's logprobs."""
+        writers = {"target": [self.target], "draft": [self.draft]}.get(strategy, [self.draft, self.target])
+        return strategy not in WITHOUT_LOGPROBS and all(writer.tells_logprobs for writer in writers)
+
     def max_context_tokens(self, strategy: Strategy) -> int:
         """The window a generation must fit in; a draft that only helps must follow to the end."""
         if strategy == "target":

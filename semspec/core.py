@@ -372,6 +372,8 @@ class ModelInfo:
     build: str = ""
     can_be_asked: bool = False
     """Whether its chat template keeps earlier turns, so that it can be asked about a step it has read."""
+    tells_logprobs: bool = True
+    """Whether it knows the logprobs of what it writes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
--- Append one segment record iff the writer still holds the fence and has seen every segment before it.
+-- Append one segment record iff its writer still holds the fence, has not let go, and has seen every segment before it.
 -- The version of a generation is its number of segments. A repeated append of the same record is not a conflict.
 -- KEYS: meta, segments, writer. ARGV: fence, version, record, max_bytes, ttl_s, lease_ms
 local fence = redis.call('HGET', KEYS[1], 'fence')
 if not fence then return 'missing' end
-if redis.call('HGET', KEYS[1], 'status') == 'cancelled' then return 'cancelled' end
-if fence ~= ARGV[1] then return 'fenced' end
+local status = redis.call('HGET', KEYS[1], 'status')
+if status == 'cancelled' then return 'cancelled' end
+if fence ~= ARGV[1] or status ~= 'running' then return 'fenced' end
 redis.call('SET', KEYS[3], fence, 'PX', ARGV[6])
 local version = redis.call('LLEN', KEYS[2])
 local expected = tonumber(ARGV[2])

@@ -15,9 +15,9 @@ from gateway.openapi.resources import Error
 from gateway.openapi.responses import DESCRIBED, reference, refusals
 from gateway.openapi.tgi import TgiError
 from gateway.parts import Parts
-from gateway.schemas import _LABELS as OPENAI_LABELS
-from gateway.schemas import _NEUTRAL as OPENAI_NEUTRAL
-from gateway.schemas_tgi import _NEUTRAL as TGI_NEUTRAL
+from gateway.schemas import LABELS
+from gateway.schemas import NEUTRAL as OPENAI_NEUTRAL
+from gateway.schemas_tgi import NEUTRAL as TGI_NEUTRAL
 from gateway.settings import GatewaySettings
 
 Schema = dict[str, Any]
@@ -33,7 +33,7 @@ TAGS = [
 _REF = "#/components/schemas/{model}"
 _FASTAPIS_OWN = ("HTTPValidationError", "ValidationError", "JsonValue")
 _OF_MESSAGES = ("annotations", "audio", "function_call", "refusal", "tool_calls")
-_GUESS = {"schema": {}}
+_GUESS: Schema = {"schema": {}}
 """What FastAPI says of routes that make their own response."""
 _REQUEST_ID = {"description": "also in the server's log", "schema": {"type": "string"}}
 
@@ -87,12 +87,12 @@ def _complete(operation: Schema, error: type[BaseModel]) -> None:
 
 def _named(content: Schema) -> Schema:
     """A schema named in a table comes on top of what FastAPI makes of the route's annotation; it stands alone."""
-    reference = content.get("schema", {}).get("$ref")
-    return content if reference is None else {"schema": {"$ref": reference}}
+    name = content.get("schema", {}).get("$ref")
+    return content if name is None else {"schema": {"$ref": name}}
 
 
 def _complete_requests(schemas: Schema, settings: GatewaySettings) -> None:
-    labels = {name: {"description": "taken, and not looked at"} for name in sorted(OPENAI_LABELS)}
+    labels = {name: {"description": "taken, and not looked at"} for name in sorted(LABELS)}
     for request in ("ChatRequest", "CompletionRequest"):
         fields = schemas[request]["properties"]
         fields["model"]["enum"] = model_names(settings)

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from time import perf_counter
 
 from semspec.core import (
@@ -85,7 +86,7 @@ class RemoteWriter:
         return reading.states
 
     async def info(self) -> ModelInfo:
-        return await self._engine.info()
+        return replace(await self._engine.info(), tells_logprobs=False)
 
     async def encode(self, prompt: str | Sequence[Message]) -> Piece:
         return await self._engine.encode(prompt)

@@ -136,7 +136,7 @@ async def running_gateway(settings: GatewaySettings, fakes: Fakes, ready: bool =
     app = create_app(settings, fakes.roles, make_store(settings))
     config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5)
     server = _Server(config)
-    listener = socket.socket()
+    listener = socket.socket(proto=socket.IPPROTO_TCP)  # else asyncio leaves Nagle's algorithm on
     listener.bind(("127.0.0.1", 0))
     base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     task = asyncio.create_task(server.serve(sockets=[listener]))

@@ -51,8 +51,10 @@ async def test_interrupted_generation_is_stored_as_such(gateway: Gateway) -> Non
     gateway.fakes.target.stuck_at = 2
     body = {**BODY, "model": "semspec-demo:target", "stream": True}
     async with gateway.http.stream("POST", "/v1/chat/completions", json=body) as response:
-        line = await anext(response.aiter_lines())
-        await asyncio.wait_for(gateway.fakes.target.stuck.wait(), 10)
+        lines = response.aiter_lines()
+        line = await anext(lines)
+        while "id: 2" not in await anext(lines):
+            pass
     identity = line.partition('"id": "')[2].partition('"')[0]
     async with asyncio.timeout(10):
         while True:

@@ -19,6 +19,7 @@ def model_info_to_wire(info: ModelInfo) -> types_pb2.ModelInfo:
         segmentations=[SEGMENTATIONS_TO_WIRE[kind] for kind in info.segmentations],
         build=info.build,
         can_be_asked=info.can_be_asked,
+        tells_logprobs=info.tells_logprobs,
     )
 
 
@@ -35,6 +36,7 @@ def model_info_from_wire(message: types_pb2.ModelInfo) -> ModelInfo:
         segmentations=segmentations_from_wire(message.segmentations),
         build=message.build,
         can_be_asked=message.can_be_asked,
+        tells_logprobs=message.tells_logprobs,
     )
 
 

@@ -1,0 +1,58 @@
+"""huggingface_hub's InferenceClient, by both APIs it speaks, against a stack of real models."""
+
+import pytest
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import ValidationError
+
+from tests.clients.conftest import GENEROUS_S, Server
+
+
+@pytest.fixture
+def client(server: Server) -> InferenceClient:
+    return InferenceClient(base_url=server.url, timeout=GENEROUS_S, token="none")
+
+
+def prompt(server: Server) -> str:
+    return f"{server.question}\n\n<think>\n\n"
+
+
+def test_chat_completion_whole_and_streamed(server: Server, client: InferenceClient) -> None:
+    messages = [{"role": "user", "content": server.question}]
+    whole = client.chat_completion(messages, model="semspec-demo", seed=1, max_tokens=500)
+    assert server.answer in str(whole.choices[0].message.content)
+    stream = client.chat_completion(messages, model="semspec-demo", seed=1, max_tokens=500, stream=True)
+    said = "".join(choice.delta.content or "" for chunk in stream for choice in chunk.choices)
+    assert said == whole.choices[0].message.content
+
+
+def test_text_generation_with_details(server: Server, client: InferenceClient) -> None:
+    output = client.text_generation(prompt(server), details=True, max_new_tokens=500, seed=1, temperature=0.6)
+    assert server.answer in output.generated_text and output.details is not None
+    assert output.details.finish_reason == "eos_token" and output.details.seed == 1
+    assert output.details.generated_tokens == len(output.details.tokens)
+    words = [token.text for token in output.details.tokens if not token.special]
+    assert "".join(words) == output.generated_text
+    assert all(token.logprob <= 0 for token in output.details.tokens)
+
+
+def test_text_generation_streams_tokens(server: Server, client: InferenceClient) -> None:
+    whole = client.text_generation(prompt(server), max_new_tokens=500)
+    assert "".join(client.text_generation(prompt(server), max_new_tokens=500, stream=True)) == whole
+    stream = client.text_generation(prompt(server), max_new_tokens=500, stream=True, details=True, top_n_tokens=2)
+    events = list(stream)
+    assert [event.index for event in events] == list(range(1, len(events) + 1)) and len(events) > 50
+    assert all(event.top_tokens and len(event.top_tokens) == 2 for event in events)
+    assert events[-1].generated_text == whole
+    assert events[-1].details is not None and events[-1].details.finish_reason == "eos_token"
+
+
+def test_text_generation_ends_with_the_stop_sequence(server: Server, client: InferenceClient) -> None:
+    output = client.text_generation(prompt(server), details=True, stop=["</think>"], return_full_text=True)
+    assert output.generated_text.startswith(prompt(server)) and output.generated_text.endswith("</think>")
+    assert output.details is not None and output.details.finish_reason == "stop_sequence"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_refusal_is_a_validation_error(server: Server, client: InferenceClient, stream: bool) -> None:
+    with pytest.raises(ValidationError, match="truncate"):
+        list(client.text_generation("Once", truncate=5, stream=stream))

@@ -1,0 +1,129 @@
+"""OpenAI's own client, against a stack of real models."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI
+
+from tests.clients.conftest import GENEROUS_S, Server
+
+pytestmark = pytest.mark.asyncio(loop_scope="package")
+
+MODEL = "semspec-demo"
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def client(server: Server) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=server.openai_url, api_key="none", max_retries=0, timeout=GENEROUS_S) as client:
+        yield client
+
+
+def asked(server: Server, **fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": server.question}], "seed": 1, **fields}
+
+
+def said(chunk: Any) -> str:
+    """All text of a chunk, reasoning and answer."""
+    deltas = [choice.delta for choice in chunk.choices]
+    return "".join((delta.model_extra.get("reasoning_content") or "") + (delta.content or "") for delta in deltas)
+
+
+async def test_chat_reasons_and_answers(server: Server, client: AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(**asked(server))
+    [choice], usage = answer.choices, answer.usage
+    assert server.answer in str(choice.message.content) and choice.finish_reason == "stop"
+    assert choice.message.model_extra is not None and "\n\n" in choice.message.model_extra["reasoning_content"]
+    assert usage is not None and usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert answer.model_extra is not None and answer.model_extra["semspec"]["num_accepted"] > 0
+
+
+async def test_stream_says_the_same_and_counts(server: Server, client: AsyncOpenAI) -> None:
+    whole = await client.chat.completions.create(**asked(server))
+    stream = await client.chat.completions.create(**asked(server, stream=True, stream_options={"include_usage": True}))
+    chunks = [chunk async for chunk in stream]
+    message = whole.choices[0].message
+    assert "".join(map(said, chunks)) == f"{message.model_extra['reasoning_content']}{message.content}"
+    assert chunks[-1].usage == whole.usage
+    assert [choice.finish_reason for chunk in chunks[:-1] for choice in chunk.choices][-1] == "stop"
+
+
+async def test_choices_differ_and_the_first_is_that_of_the_seed(server: Server, client: AsyncOpenAI) -> None:
+    alone = await client.chat.completions.create(**asked(server, temperature=1))
+    several = await client.chat.completions.create(**asked(server, temperature=1, n=3))
+    texts = [choice.message.model_extra["reasoning_content"] for choice in several.choices]
+    assert [choice.index for choice in several.choices] == [0, 1, 2] and len(set(texts)) == 3
+    assert texts[0] == alone.choices[0].message.model_extra["reasoning_content"]
+
+
+async def test_plain_completion_stops_and_tells_logprobs(server: Server, client: AsyncOpenAI) -> None:
+    completion = await client.completions.create(
+        model=f"{MODEL}:target", prompt=f"{server.question}\n\n<think>\n\n", stop=["</think>"], logprobs=2, seed=1
+    )
+    [choice] = completion.choices
+    assert choice.text and "</think>" not in choice.text and choice.finish_reason == "stop"
+    assert choice.logprobs is not None and "".join(choice.logprobs.tokens or []).startswith(choice.text)
+    assert all(len(top) == 2 for top in choice.logprobs.top_logprobs or [])
+
+
+async def test_chat_tells_logprobs(server: Server, client: AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(
+        **asked(server, model=f"{MODEL}:target", logprobs=True, top_logprobs=1, temperature=0, max_tokens=20)
+    )
+    content = answer.choices[0].logprobs and answer.choices[0].logprobs.content
+    assert content and len(content) == 20
+    assert all(token.top_logprobs[0].logprob == token.logprob <= 0 for token in content), "greedy takes the likeliest"
+
+
+async def test_refusals_raise_the_right_class_and_name_the_field(server: Server, client: AsyncOpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        await client.chat.completions.create(**asked(server, model="another"))
+    assert missing.value.param == "model" and missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.chat.completions.create(**asked(server, tools=[{"type": "function", "function": {"name": "f"}}]))
+    assert refused.value.param == "tools" and "tools" in refused.value.message
+    with pytest.raises(openai.BadRequestError) as unknown:
+        await client.chat.completions.create(**asked(server, stream=True, extra_body={"semspec": {"gama": 2}}))
+    assert unknown.value.param == "semspec.gama"
+
+
+async def test_client_that_cannot_wait_is_told_so(server: Server, client: AsyncOpenAI) -> None:
+    hasty = client.with_options(timeout=0.02)
+    with pytest.raises(openai.APITimeoutError):
+        await hasty.chat.completions.create(**asked(server))
+
+
+async def test_lost_stream_is_gone_on_with(server: Server, client: AsyncOpenAI) -> None:
+    whole = [chunk async for chunk in await client.chat.completions.create(**asked(server, stream=True))]
+    stream, seen = await client.chat.completions.create(**asked(server, stream=True)), list[Any]()
+    async for chunk in stream:
+        seen.append(chunk)
+        if sum(bool(said(one)) for one in seen) == 3:  # as many segments
+            break
+    await stream.close()
+    rest = await _events(server, seen[0].id, after="3")
+    assert "".join(map(said, [*seen, *rest])) == "".join(map(said, whole))
+
+
+async def _events(server: Server, id: str, after: str) -> list[Any]:
+    """What is left of a generation, as the client's own chunks."""
+    async with httpx.AsyncClient(base_url=server.openai_url, timeout=GENEROUS_S) as http:
+        response = await http.get(f"/generations/{id}/events", headers={"last-event-id": after})
+    lines = [line for line in response.text.splitlines() if line.startswith("data: {")]
+    chunk = openai.types.chat.ChatCompletionChunk
+    return [chunk.model_validate(json.loads(line.removeprefix("data: "))) for line in lines]
+
+
+async def test_request_sent_again_under_its_key_is_answered_once(server: Server, client: AsyncOpenAI) -> None:
+    fields = {**asked(server, temperature=1), "extra_headers": {"Idempotency-Key": "clients-openai"}}
+    del fields["seed"]
+    first = await client.chat.completions.create(**fields)
+    again = await client.chat.completions.create(**fields)
+    assert again.id == first.id and again.choices == first.choices
+    with pytest.raises(openai.BadRequestError) as other:
+        await client.chat.completions.create(**{**fields, "max_tokens": 5})
+    assert other.value.param == "Idempotency-Key"

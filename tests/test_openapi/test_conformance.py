@@ -1,0 +1,39 @@
+"""Whatever is asked, the answer is one that the document describes."""
+
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.support import Gateway
+from tests.test_openapi.support import sent
+
+pytestmark = pytest.mark.asyncio(loop_scope="package")
+
+NUM_CASES = 250
+
+
+async def test_every_answer_is_as_described(gateway: Gateway, tmp_path: Path) -> None:
+    outcome = await sent(gateway.base_url, tmp_path / "events.ndjson", "fuzzing,stateful", max_examples=18)
+    assert not outcome.failures, "\n".join(outcome.failures[:5]) + outcome.output
+    assert outcome.num_cases >= NUM_CASES
+    answered = {operation for operation, status in outcome.statuses if status == 200}
+    described = {
+        f"{method.upper()} {path}" for path, methods in gateway.app.openapi()["paths"].items() for method in methods
+    }
+    assert described - answered <= {"GET /v1/models/{name}"}  # a name made up is seldom a model's
+    assert max(status for _, status in outcome.statuses) < 500
+
+
+async def test_answer_that_is_not_as_described_is_found(
+    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = deepcopy(gateway.app.openapi())
+    schemas = wrong["components"]["schemas"]
+    schemas["Health"]["properties"]["status"]["const"] = "excellent"
+    for chunk in ("ChatCompletionChunk", "TextCompletionChunk"):
+        schemas[chunk]["properties"]["object"]["const"] = "crumb"
+    monkeypatch.setattr(gateway.app, "openapi_schema", wrong)
+    outcome = await sent(gateway.base_url, tmp_path / "events.ndjson", "fuzzing", max_examples=3)
+    failed = {failure.partition(": ")[0] for failure in outcome.failures}
+    assert failed == {"GET /health", "GET /v1/generations/{id}/events"}

@@ -1,0 +1,103 @@
+"""What `/openapi.json` says of itself, and what `docs/api.md` says of it."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from gateway.app import create_app
+from gateway.errors import TGI_PATHS
+from semspec.errors import TABLE
+from tests.gateway.fakes import Fakes
+from tests.gateway.support import make_settings, make_store
+
+Json = dict[str, Any]
+
+MANUAL = Path(__file__).parents[2] / "docs" / "api.md"
+
+
+@pytest.fixture
+def app() -> FastAPI:
+    settings = make_settings(model_name="pair", max_n=3)
+    return create_app(settings, Fakes.make().roles, make_store(settings))
+
+
+@pytest.fixture
+def document(app: FastAPI) -> Json:
+    return app.openapi()
+
+
+def operations(document: Json) -> Iterator[tuple[str, Json]]:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield f"{method.upper()} {path}", operation
+
+
+def test_every_operation_is_described_in_full(document: Json) -> None:
+    declared = {tag["name"] for tag in document["tags"]}
+    for name, operation in operations(document):
+        assert operation["summary"] and operation["tags"] and operation["operationId"], name
+        assert set(operation["tags"]) <= declared, name
+        assert {"200", "405", "500"} <= set(operation["responses"]), name
+        for status, response in operation["responses"].items():
+            assert response["description"], (name, status)
+            assert response["headers"]["x-request-id"]["required"], (name, status)
+            assert all(content != {} and content.get("schema") != {} for content in response["content"].values()), name
+
+
+def test_refusal_is_an_error_with_its_headers(document: Json) -> None:
+    for name, operation in operations(document):
+        error = "TgiError" if name.partition(" ")[2] in TGI_PATHS else "Error"
+        for status, response in operation["responses"].items():
+            if status != "200":
+                schema = response["content"]["application/json"]["schema"]
+                assert schema == {"$ref": f"#/components/schemas/{error}"}, (name, status)
+            assert ("Retry-After" in response["headers"]) is (status == "429"), name
+            assert ("Allow" in response["headers"]) is (status == "405"), name
+
+
+def test_statuses_are_those_of_the_table_of_errors(document: Json) -> None:
+    table = {row.http_status for row in TABLE.values()} - {401}  # no route asks for a key
+    described = {
+        int(status)
+        for name, operation in operations(document)
+        if name.partition(" ")[2] not in TGI_PATHS
+        for status in operation["responses"]
+    }
+    assert described == table | {200, 405, 413}
+
+
+def test_generating_operation_streams_what_is_described(document: Json) -> None:
+    for path, chunk in (("/v1/chat/completions", "ChatCompletionChunk"), ("/v1/completions", "TextCompletionChunk")):
+        events = document["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]["itemSchema"]
+        answers = events["properties"]["data"]["anyOf"][1]["contentSchema"]["anyOf"]
+        assert [answer["$ref"].rpartition("/")[2] for answer in answers] == [chunk, "Error"]
+        assert chunk in document["components"]["schemas"]
+
+
+def test_every_reference_leads_somewhere_and_no_schema_is_unused(document: Json) -> None:
+    referred = set(re.findall(r"#/components/schemas/([\w-]+)", str(document)))
+    assert referred == set(document["components"]["schemas"])
+
+
+def test_request_names_the_models_and_bounds_of_these_settings(document: Json) -> None:
+    for request in ("ChatRequest", "CompletionRequest"):
+        fields = document["components"]["schemas"][request]["properties"]
+        assert {"pair", "pair:target"} <= set(fields["model"]["enum"])
+        assert fields["n"]["anyOf"][0]["maximum"] == 3
+        assert fields["echo"]["enum"] == [False, None] and "user" in fields
+
+
+def test_manual_mentions_every_operation_field_and_status(document: Json) -> None:
+    manual = re.sub(r"```.*?```", "", MANUAL.read_text(), flags=re.DOTALL)
+    words = set(re.findall(r"[\w.<>|-]+", " ".join(re.findall(r"`([^`]+)`", manual))))
+    fields = {name for schema in document["components"]["schemas"].values() for name in schema.get("properties", {})}
+    assert fields - words == set()
+    for name, operation in operations(document):
+        assert f"`{name}`" in manual
+        assert set(operation["responses"]) - {"200"} <= words
+    headers = {parameter["name"] for _, operation in operations(document) for parameter in operation["parameters"]}
+    assert {header.lower() for header in headers} <= {word.lower() for word in words}
