@@ -9,7 +9,7 @@ import uvicorn
 
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
-from gateway.store import Store
+from gateway.storage.store import Store
 from semspec.decoding import Roles
 from semspec.rpc.clients import ClientOptions, RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.settings import load_settings

@@ -5,18 +5,18 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from gateway.admission import Admission
 from gateway.background import Background, cancelled
-from gateway.costs import CostTable
-from gateway.errors import install_handlers
+from gateway.generations.admission import Admission
+from gateway.generations.costs import CostTable
+from gateway.http.errors import install_handlers
+from gateway.http.middleware import BodyLimit, Observed
+from gateway.http.openapi.document import TAGS, DocumentedApp, operation_id
+from gateway.http.routes import completions, generations, models, operations, playground, tgi
 from gateway.metrics import Metrics
-from gateway.middleware import BodyLimit, Observed
-from gateway.openapi.document import TAGS, DocumentedApp, operation_id
 from gateway.parts import Parts
 from gateway.readiness import Readiness
-from gateway.routes import completions, generations, models, operations, playground, tgi
 from gateway.settings import GatewaySettings
-from gateway.store import Store
+from gateway.storage.store import Store
 from semspec import __version__
 from semspec.decoding import Roles
 

@@ -5,7 +5,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
-from gateway.spec_metrics import steps
+from gateway.generations.spec_metrics import steps
 from semspec import __version__
 from semspec.core import SegmentRecord
 from semspec.trace import verdict
@@ -111,7 +111,7 @@ class Metrics:
 
 
 class _Speculation:
-    """The counters that AIPerf and others read of vLLM; `gateway/spec_metrics.py` says what a draft is here."""
+    """The counters that AIPerf and others read of vLLM; `generations/spec_metrics.py` says what a draft is here."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter = partial(Counter, registry=registry)

@@ -5,13 +5,13 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from gateway.admission import Admission
 from gateway.background import Background
-from gateway.costs import CostTable
+from gateway.generations.admission import Admission
+from gateway.generations.costs import CostTable
 from gateway.metrics import Metrics
 from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
-from gateway.store import Store
+from gateway.storage.store import Store
 from semspec.decoding import Roles
 
 

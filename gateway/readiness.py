@@ -6,10 +6,10 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from gateway.generations.served import STRATEGIES, Served
 from gateway.metrics import Metrics
-from gateway.served import STRATEGIES, Served
 from gateway.settings import GatewaySettings
-from gateway.store import Store
+from gateway.storage.store import Store
 from semspec.core import STATE_CONVENTION, Strategy
 from semspec.decoding import Roles
 from semspec.errors import Mismatch, SemspecError, Unavailable

@@ -20,19 +20,27 @@ FIRST_PAUSE_S = 0.5
 """Before the first of them; each further one waits twice as long."""
 TIMEOUT = httpx.Timeout(600, connect=5)
 
+GENERATION_ID = "x-generation-id"
+"""Header of a server that keeps what it generates, and may be asked for it again."""
+NOTHING = "0"
+"""The Last-Event-ID of whoever has no text yet."""
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """One server-sent event."""
 
     id: str
-    """What to send as Last-Event-ID; empty if the server numbers none."""
+    """What to send as Last-Event-ID; empty if the server keeps nothing to attach to."""
     data: Json
 
 
-async def read_events(response: httpx.Response) -> AsyncGenerator[Event, None]:
-    """The events of a stream up to `[DONE]`. Raises: httpx.TransportError when it ends before."""
-    identity = ""
+async def read_events(response: httpx.Response, last: str = "") -> AsyncGenerator[Event, None]:
+    """The events of a stream up to `[DONE]`, behind the event `last` if the stream was taken up again.
+
+    Raises: httpx.TransportError when it ends before.
+    """
+    identity = last or (NOTHING if GENERATION_ID in response.headers else "")
     async for line in response.aiter_lines():
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
@@ -82,14 +90,14 @@ class Gateway:
     async def chat(self, body: Json, on_break: Callable[[str], None]) -> AsyncGenerator[Json, None]:
         """The chunks of a streamed chat completion.
 
-        A stream that breaks is taken up again behind the last event that came, where the server numbers its events;
-        `on_break` is told so each time.
+        A stream that breaks is taken up again behind the last event that came, where the server keeps what it
+        generates; `on_break` is told so each time.
         """
         last, num_breaks = Event("", {}), 0
         request = self._http.build_request("POST", "/v1/chat/completions", json={**body, "stream": True})
         while True:
             try:
-                async with aclosing(self._events(request)) as events:
+                async with aclosing(self._events(request, last.id)) as events:
                     async for event in events:
                         num_breaks = num_breaks if event.id == last.id else 0
                         last = event
@@ -109,7 +117,7 @@ class Gateway:
         parameters = {"trace": "true"} if trace else {}
         return self._http.build_request("GET", path, params=parameters, headers={"last-event-id": last.id})
 
-    async def _events(self, request: httpx.Request) -> AsyncGenerator[Event, None]:
+    async def _events(self, request: httpx.Request, last: str) -> AsyncGenerator[Event, None]:
         response = await self._http.send(request, stream=True)
         try:
             if response.is_error:
@@ -118,7 +126,7 @@ class Gateway:
                 if request.method == "GET" and isinstance(error, Unavailable):  # a gateway that is just starting
                     raise httpx.RemoteProtocolError(error.message)
                 raise error
-            async with aclosing(read_events(response)) as events:
+            async with aclosing(read_events(response, last)) as events:
                 async for event in events:
                     if "error" in event.data:
                         raise _known(event.data["error"])

@@ -20,7 +20,7 @@ from gateway.app import create_app
 from gateway.metrics import Metrics
 from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
-from gateway.store import Store
+from gateway.storage.store import Store
 from semspec.stack.redis import find_server
 from tests.gateway.fakes import Fakes
 

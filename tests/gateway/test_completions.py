@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
-from gateway.served import STRATEGIES
+from gateway.generations.served import STRATEGIES
 from semspec.core import derive_seed
 from semspec.errors import Unavailable
 from tests.gateway.fakes import NUM_SEGMENTS, Fakes

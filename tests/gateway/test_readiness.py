@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.generations.served import STRATEGIES, Served
 from gateway.readiness import describe, mismatch
-from gateway.served import STRATEGIES, Served
 from semspec.core import Segmentation, Strategy
 from semspec.errors import Mismatch, Unavailable
 from tests.gateway.fakes import Fakes

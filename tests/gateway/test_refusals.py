@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from gateway.errors import TGI_PATHS
+from gateway.http.errors import TGI_PATHS
 from semspec.errors import Unavailable
 from tests.gateway.fakes import WINDOW, Fakes
 from tests.gateway.support import Gateway, GatewayFactory, eventually

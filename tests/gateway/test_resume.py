@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.journal import Journal
-from gateway.served import STRATEGIES
+from gateway.generations.served import STRATEGIES
+from gateway.storage.journal import Journal
 from semspec.core import Strategy
 from tests.gateway.fakes import NUM_SEGMENTS, Fakes
 from tests.gateway.support import Gateway, GatewayFactory, RedisServer, eventually

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from gateway.store import FIRST_FENCE, Store
+from gateway.storage.store import FIRST_FENCE, Store
 from semspec.core import Message
 from semspec.errors import Cancelled, Conflict, NotFound, Unavailable
 from semspec.stack.redis import servers

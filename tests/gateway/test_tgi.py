@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.errors import TGI_PATHS
+from gateway.http.errors import TGI_PATHS
 from semspec.errors import Unavailable
 from tests.gateway.fakes import NUM_SEGMENTS, WINDOW
 from tests.gateway.support import Gateway, GatewayFactory, eventually

@@ -1,6 +1,6 @@
 """Segments as streams of tokens."""
 
-from gateway.formats.tokens import TokenStream
+from gateway.http.formats.tokens import TokenStream
 from semspec.core import Segment, SegmentEnd, SegmentRecord, TokenLogprob, Writer
 
 

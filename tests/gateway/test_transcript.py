@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.transcript import Delta, Splitter, Transcript
+from gateway.generations.transcript import Delta, Splitter, Transcript
 
 LETTERS = st.text("ab</think>\n ", max_size=30)
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from gateway.generations.spec_metrics import speculative_decoding
 from gateway.metrics import Metrics
-from gateway.spec_metrics import speculative_decoding
 from semspec.core import SegmentRecord
 from tests.test_observability.records import ACCEPTED, ALONE, HYBRID, PROPOSED, REWRITTEN
 

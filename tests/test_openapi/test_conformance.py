@@ -34,6 +34,6 @@ async def test_answer_that_is_not_as_described_is_found(
     for chunk in ("ChatCompletionChunk", "TextCompletionChunk"):
         schemas[chunk]["properties"]["object"]["const"] = "crumb"
     monkeypatch.setattr(gateway.app, "openapi_schema", wrong)
-    outcome = await sent(gateway.base_url, tmp_path / "events.ndjson", "fuzzing", max_examples=3)
+    outcome = await sent(gateway.base_url, tmp_path / "events.ndjson", "fuzzing", max_examples=12)
     failed = {failure.partition(": ")[0] for failure in outcome.failures}
     assert failed == {"GET /health", "GET /v1/generations/{id}/events"}

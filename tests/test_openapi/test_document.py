@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 from gateway.app import create_app
-from gateway.errors import TGI_PATHS
+from gateway.http.errors import TGI_PATHS
 from semspec.errors import TABLE
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import make_settings, make_store

@@ -1,0 +1,73 @@
+"""A generation that exists: what is stored of it, then what follows, written elsewhere or, if nobody does, here."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing
+
+from gateway.generations.choice import Choice, ChoiceEvent, Ended, Kept, Order, kept
+from gateway.generations.summary import Summary
+from gateway.parts import Parts
+from gateway.storage.journal import Journal
+from gateway.storage.sessions import held_session
+from semspec.core import FinishReason
+from semspec.errors import Cancelled, Conflict, SemspecError
+from semspec.trace import record_from_json
+
+
+class Attached:
+    """One choice of a request that another connection, or another gateway, began."""
+
+    def __init__(self, order: Order, summary: Summary, cancelled: asyncio.Event, parts: Parts) -> None:
+        self._order = order
+        self._summary = summary
+        self._cancelled = cancelled
+        self._parts = parts
+
+    async def events(self) -> AsyncGenerator[ChoiceEvent, None]:
+        """Everything from the first segment on.
+
+        Raises: Cancelled; Conflict when the stored trace has a gap or the session is in use; Overloaded; Unavailable;
+        what the loop raises.
+        """
+        while True:
+            fence = await self._parts.store.take(self._order.id)
+            for known in await self._stored():
+                yield known
+            if fence == "ended":
+                yield await self._outcome()
+                return
+            if fence != "held":
+                break
+            await asyncio.sleep(self._parts.settings.attach_poll_s)
+        async with aclosing(self._go_on(fence)) as events:
+            async for event in events:
+                yield event
+
+    async def _stored(self) -> list[Kept]:
+        """Segments that were not here at the last look."""
+        lines = await self._parts.store.trace(self._order.id, len(self._summary.records))
+        return [kept(self._summary, record_from_json(line)) for line in lines]
+
+    async def _outcome(self) -> Ended:
+        meta = await self._parts.store.generation(self._order.id)
+        if meta["status"] == "cancelled":
+            raise Cancelled(f"generation {self._order.id} was cancelled")
+        if json.loads(meta["degraded"]):
+            raise Conflict(f"generation {self._order.id} was not stored in full; start a new one", "id")
+        reason = FinishReason(meta["finish_reason"])
+        return Ended(reason, self._summary.finish(reason))
+
+    async def _go_on(self, fence: int) -> AsyncGenerator[ChoiceEvent, None]:
+        journal = Journal(self._parts.store, self._order.id, self._cancelled, fence)
+        async with AsyncExitStack() as held:
+            try:
+                held.enter_context(self._parts.admission.admitted(1))
+                lease = await held_session(self._order.call, self._parts, held)
+            except SemspecError:
+                await journal.finish("interrupted")
+                raise
+            choice = Choice(self._order, self._summary, journal, self._parts)
+            async with aclosing(choice.events(lease)) as events:
+                async for event in events:
+                    yield event

@@ -1,0 +1,163 @@
+"""One generation on its way: the loop's events, counted, written down, and turned into what the client sees."""
+
+import json
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from gateway.generations.call import Call
+from gateway.generations.prompt_log import log_texts
+from gateway.generations.served import Served
+from gateway.generations.span import in_span
+from gateway.generations.statistics import usage
+from gateway.generations.summary import Summary
+from gateway.generations.transcript import Delta
+from gateway.parts import Parts
+from gateway.storage.journal import Journal
+from gateway.storage.sessions import SessionLease
+from semspec.core import Drafted, Event, Finished, FinishReason, Generation, Message, SegmentRecord
+from semspec.decoding import decode
+from semspec.errors import DeadlineExceeded, Unavailable
+from semspec.trace import record_json
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What one choice is to generate, and for whom."""
+
+    id: str
+    index: int
+    call: Call
+    generation: Generation
+    served: Served
+
+    @property
+    def prompt(self) -> str:
+        return self.generation.context.pieces[0].text
+
+    def summary(self) -> Summary:
+        return Summary(self.id, self.generation, self.call.transcript(self.prompt))
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A segment was kept; the client sees `delta` of it."""
+
+    record: SegmentRecord
+    delta: Delta
+    offset: int
+    """Where the segment begins in all text written, in characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last event of a choice."""
+
+    reason: FinishReason
+    delta: Delta
+    """What had been held back."""
+
+
+ChoiceEvent = Kept | Drafted | Ended
+
+
+def kept(summary: Summary, record: SegmentRecord) -> Kept:
+    """Add a segment to the summary."""
+    offset = len(summary.text)
+    return Kept(record, summary.add(record), offset)
+
+
+class Choice:
+    """Runs once, from its first segment or from where another left it."""
+
+    def __init__(self, order: Order, summary: Summary, journal: Journal, parts: Parts) -> None:
+        """`summary` holds what was generated before."""
+        self._order = order
+        self._summary = summary
+        self._journal = journal
+        self._parts = parts
+        self._status = "interrupted"
+
+    async def events(self, lease: SessionLease | None) -> AsyncGenerator[ChoiceEvent, None]:
+        """What follows. Each segment is stored, or known not to be, before it is given out; closing cancels all work.
+
+        Raises: what the loop raises.
+        """
+        self._parts.metrics.in_flight.inc()
+        self._journal.beat(self._parts.settings.writer_lease_s / 3, self._parts.background)
+        try:
+            async with aclosing(in_span(self._order.generation, self._continued())) as events:
+                async for event in events:
+                    match event:
+                        case SegmentRecord():
+                            yield await self._keep(event)
+                        case Drafted():
+                            yield event
+                        case Finished():
+                            yield await self._finish(event.reason, lease)
+        except Exception as error:
+            await self._fail(error)
+            raise
+        finally:
+            self._end()
+
+    async def _continued(self) -> AsyncGenerator[Event, None]:
+        """The loop's events, from the last segment on, until its end or a stop sequence."""
+        transcript, generation = self._summary.transcript, self._order.generation
+        segments = (record.segment for record in self._summary.records)
+        generation = replace(generation, context=generation.context.extended(*segments))
+        async with aclosing(decode(generation, self._parts.roles, self._parts.costs.of(generation))) as events:
+            while transcript.stop is None and (event := await anext(events, None)) is not None:
+                yield event
+        if transcript.stop is not None:
+            yield Finished(FinishReason.STOP)
+
+    async def _keep(self, record: SegmentRecord) -> Kept:
+        if record.fallback is not None and self._summary.fallback is None:
+            _log.warning("the target goes on alone", extra={"reason": record.fallback})
+            self._parts.metrics.fallback()
+            self._parts.readiness.suspect()
+        await self._journal.append(record_json(record))
+        if not self._summary.records:
+            self._parts.metrics.first_segment(self._order.generation.strategy, self._summary.latency_s)
+        self._parts.metrics.segment(record)
+        return kept(self._summary, record)
+
+    async def _finish(self, reason: FinishReason, lease: SessionLease | None) -> Ended:
+        """Store everything before the client hears of the end, so that it may ask for it at once."""
+        delta = self._summary.finish(reason)
+        committed = await self._commit(lease)
+        counts = json.dumps(usage([self._summary]))
+        await self._journal.finish("finished", finish_reason=reason.value, usage=counts)
+        self._status = "finished"
+        self._summary.degraded = self._journal.degraded or not committed
+        log_texts(self._parts.settings.log_prompts, self._order.id, self._order.prompt, self._summary.text)
+        return Ended(reason, delta)
+
+    async def _commit(self, lease: SessionLease | None) -> bool:
+        prompt = self._order.call.prompt
+        if lease is None or isinstance(prompt, str):
+            return True
+        turns = [*prompt, Message("assistant", self._summary.seen.content)]
+        return await lease.commit(turns, self._order.call.num_turns)
+
+    async def _fail(self, error: Exception) -> None:
+        self._status = "failed"
+        if isinstance(error, Unavailable | DeadlineExceeded):
+            self._parts.readiness.suspect()
+        await self._journal.finish("failed")
+
+    def _end(self) -> None:
+        self._journal.close()
+        if self._status == "interrupted" and self._journal.is_cancelled:
+            self._status = "cancelled"
+        elif self._status == "interrupted":
+            self._parts.background.spawn(self._journal.finish("interrupted"))
+        metrics = self._parts.metrics
+        metrics.in_flight.dec()
+        metrics.generation(self._order.generation.strategy, self._status, self._summary.latency_s)
+        if self._journal.degraded or self._summary.degraded:
+            metrics.degraded()

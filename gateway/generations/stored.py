@@ -1,0 +1,78 @@
+"""What Redis keeps of a generation beside its segments: enough to go on with it, and to understand it."""
+
+import json
+from collections.abc import Mapping
+
+from pydantic import TypeAdapter
+
+from gateway.generations.call import Call
+from gateway.generations.choice import Order
+from gateway.generations.served import Served
+from gateway.generations.statistics import parameters
+from semspec.core import Context, Piece
+from semspec.errors import Conflict
+from semspec.trace import Json
+
+_CALL = TypeAdapter(Call)
+
+ENDED = ("finished", "cancelled")
+"""States that no gateway leaves again."""
+
+
+def meta(order: Order) -> dict[str, str]:
+    """The fields of an order."""
+    generation = order.generation
+    prompt = generation.context.pieces[0]
+    return {
+        "status": "running",
+        "created": str(order.call.created),
+        "model": order.call.model,
+        "seed": str(generation.sampling.seed),
+        "session": order.call.session or "",
+        "parameters": json.dumps(parameters(generation, order.call)),
+        "prompt": json.dumps({"text": prompt.text, "token_ids": list(prompt.token_ids), "tokenizer": prompt.tokenizer}),
+        "models": json.dumps(_models(order.served)),
+        "index": str(order.index),
+        "budget": str(generation.max_tokens),
+        "call": _CALL.dump_json(order.call).decode(),
+    }
+
+
+def call(meta: Mapping[str, str]) -> Call:
+    """The request that the fields belong to."""
+    return _CALL.validate_json(meta["call"])
+
+
+def order(meta: Mapping[str, str], served: Served) -> Order:
+    """The order whose fields these are. Raises: Conflict when it has not ended and other models are served by now."""
+    if meta["status"] not in ENDED and json.loads(meta["models"]) != _models(served):
+        raise Conflict("the models or probes have changed since this generation began; start a new one", "id")
+    request, index, prompt = call(meta), int(meta["index"]), json.loads(meta["prompt"])
+    piece = Piece(prompt["text"], tuple(prompt["token_ids"]), prompt["tokenizer"])
+    generation = request.generation(index, Context((piece,)), int(meta["budget"]))
+    return Order(request.choice_id(index), index, request, generation, served)
+
+
+def public(id: str, meta: Mapping[str, str]) -> Json:
+    """What a client may see of it."""
+    return {
+        "id": id,
+        "object": "generation",
+        "status": meta["status"],
+        "created": int(meta["created"]),
+        "model": meta["model"],
+        "seed": int(meta["seed"]),
+        "session": meta["session"] or None,
+        "finish_reason": meta.get("finish_reason"),
+        "degraded": json.loads(meta.get("degraded", "false")),
+        **{name: json.loads(meta.get(name, "null")) for name in ("parameters", "models", "prompt", "usage")},
+    }
+
+
+def _models(served: Served) -> Json:
+    return {
+        "draft": served.draft.fingerprint,
+        "target": served.target.fingerprint,
+        "draft_probe": served.verifier.draft_probe,
+        "target_probe": served.verifier.target_probe,
+    }

@@ -1,0 +1,1 @@
+"""HTTP: bodies in, answers out, in the words of the APIs served."""

@@ -1,0 +1,136 @@
+"""From a request body to a call."""
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal, cast
+
+from gateway.generations.call import Api, Call
+from gateway.generations.served import STRATEGIES
+from gateway.http.schemas import ChatRequest, CompletionRequest, Extension, GenerationRequest
+from gateway.settings import GatewaySettings
+from semspec.core import (
+    Acceptance,
+    Context,
+    Generation,
+    Message,
+    Sampling,
+    Scoring,
+    Segmentation,
+    Strategy,
+)
+from semspec.errors import InvalidRequest, NotFound
+
+_ROLES: dict[str, Literal["system", "user", "assistant"]] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+
+_PREFIXES: dict[Api, str] = {"chat": "chatcmpl", "completions": "cmpl", "tgi": "tgi"}
+
+
+def chat_call(body: ChatRequest, settings: GatewaySettings) -> Call:
+    """Raises: InvalidRequest, NotFound."""
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequest("top_logprobs is only allowed when logprobs is true", "top_logprobs")
+    messages = tuple(Message(_ROLES[message.role], message.text) for message in body.messages)
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise InvalidRequest("max_tokens is another name for max_completion_tokens; give one of them", "max_tokens")
+    num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    budget = body.max_completion_tokens or body.max_tokens
+    return _call("chat", body, messages, settings, budget, num_logprobs)
+
+
+def completion_call(body: CompletionRequest, settings: GatewaySettings, api: Api = "completions") -> Call:
+    """Raises: InvalidRequest, NotFound."""
+    if body.semspec.session is not None:
+        raise InvalidRequest("sessions hold turns of a chat; use /v1/chat/completions", "semspec.session")
+    return _call(api, body, body.prompt, settings, body.max_tokens, body.logprobs)
+
+
+def model_names(settings: GatewaySettings, strategies: Sequence[Strategy] = STRATEGIES) -> list[str]:
+    """The pair under its own name, and once for each of `strategies`."""
+    return [settings.model_name, *(f"{settings.model_name}:{strategy}" for strategy in strategies)]
+
+
+def _call(
+    api: Api,
+    body: GenerationRequest,
+    prompt: str | tuple[Message, ...],
+    settings: GatewaySettings,
+    max_tokens: int | None,
+    num_logprobs: int | None,
+) -> Call:
+    num_choices = body.n or 1
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options is only allowed when stream is true", "stream_options")
+    if num_choices > settings.max_n:
+        raise InvalidRequest(f"n is {num_choices}, but at most {settings.max_n} choices are served", "n")
+    if num_choices > 1 and body.semspec.session is not None:
+        raise InvalidRequest("a session has one next turn; leave out n or the session", "n")
+    return Call(
+        id=f"{_PREFIXES[api]}-{secrets.token_hex(16)}",
+        api=api,
+        created=int(time.time()),
+        model=body.model,
+        prompt=prompt,
+        num_choices=num_choices,
+        seed=secrets.randbits(53) if body.seed is None else body.seed,
+        max_tokens=max_tokens,
+        plan=replace(_plan(body, settings), num_logprobs=num_logprobs),
+        stops=_stops(body),
+        keep_stop=False,
+        strictness=body.semspec.strictness,
+        session=body.semspec.session,
+        stream=bool(body.stream),
+        include_usage=body.stream_options is not None and body.stream_options.include_usage,
+        trace=body.semspec.trace,
+    )
+
+
+def _plan(body: GenerationRequest, settings: GatewaySettings) -> Generation:
+    options = body.semspec
+    return Generation(
+        context=Context(()),
+        sampling=Sampling(
+            temperature=settings.default_temperature if body.temperature is None else body.temperature,
+            top_p=settings.default_top_p if body.top_p is None else body.top_p,
+            top_k=max(0, body.top_k or 0),
+        ),
+        strategy=_strategy(body.model, options, settings),
+        gamma=options.gamma or settings.default_gamma,
+        token_gamma=options.token_gamma or settings.default_token_gamma,
+        segmentation=Segmentation(options.segmentation or settings.default_segmentation),
+        acceptance=_acceptance(options, settings),
+        scoring=_scoring(options, settings),
+        draft_ahead=settings.default_draft_ahead if options.draft_ahead is None else options.draft_ahead,
+        show_drafts=options.trace and bool(body.stream),
+    )
+
+
+def _stops(body: GenerationRequest) -> tuple[str, ...]:
+    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+
+
+def _strategy(model: str, options: Extension, settings: GatewaySettings) -> Strategy:
+    if model not in model_names(settings):
+        raise NotFound(f"the model {model!r} does not exist; GET /v1/models lists those that do", "model")
+    alias = cast(Strategy | None, model.removeprefix(settings.model_name).lstrip(":") or None)
+    if alias is not None and options.strategy not in (None, alias):
+        raise InvalidRequest(f"the model {model!r} already names another strategy", "semspec.strategy")
+    return alias or options.strategy or settings.default_strategy
+
+
+def _acceptance(options: Extension, settings: GatewaySettings) -> Acceptance:
+    asked = options.acceptance
+    implied = settings.default_acceptance_rule if asked.threshold is None else "threshold"
+    return Acceptance(asked.rule or implied, settings.default_threshold if asked.threshold is None else asked.threshold)
+
+
+def _scoring(options: Extension, settings: GatewaySettings) -> Scoring:
+    asked = options.scoring
+    threshold = settings.default_score_threshold if asked.threshold is None else asked.threshold
+    return Scoring(asked.method or settings.default_score_method, threshold)

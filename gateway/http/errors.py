@@ -1,0 +1,152 @@
+"""Every error leaves the gateway through here, in OpenAI's shape or, on TGI's routes, in TGI's."""
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from gateway.http.disconnect import ClientGone
+from gateway.http.schemas import is_known_field
+from gateway.http.schemas_tgi import is_known_parameter
+from gateway.metrics import Metrics
+from semspec.errors import (
+    Cancelled,
+    Conflict,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    Mismatch,
+    NotFound,
+    Overloaded,
+    SemspecError,
+    Unavailable,
+    represent,
+)
+from semspec.trace import Json
+
+CLIENT_GONE_STATUS = 499
+"""Nginx's word for a client that did not wait; seen in metrics and logs only."""
+
+RETRY_AFTER_S = 1
+
+TGI_PATHS = frozenset({"/", "/generate", "/generate_stream", "/info", "/tokenize"})
+
+_HTTP_CODES = {400: "invalid_request", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+
+
+def install_handlers(app: FastAPI, metrics: Metrics) -> None:
+    """Map every exception a route or a middleware may raise."""
+
+    def counted(error: SemspecError, request: Request) -> Response:
+        metrics.refusal(_code(error))
+        return error_response(error, request.url.path)
+
+    async def on_semspec_error(request: Request, error: Exception) -> Response:
+        return counted(error if isinstance(error, SemspecError) else InternalError(str(error)), request)
+
+    async def on_validation_error(request: Request, error: Exception) -> Response:
+        return counted(_invalid(error.errors() if isinstance(error, RequestValidationError) else ()), request)
+
+    async def on_http_exception(request: Request, error: Exception) -> Response:
+        http = error if isinstance(error, HTTPException) else HTTPException(500)
+        metrics.refusal(_http_code(http.status_code))
+        return _http_response(http, request.url.path)
+
+    async def on_client_gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_GONE_STATUS)
+
+    app.add_exception_handler(SemspecError, on_semspec_error)
+    app.add_exception_handler(RequestValidationError, on_validation_error)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(ClientGone, on_client_gone)
+
+
+def error_body(error: SemspecError) -> Json:
+    """OpenAI's error object, also the last event of a stream that broke."""
+    return _body(error.message, represent(error).openai_type, error.parameter, _code(error))
+
+
+def tgi_error_body(error: SemspecError) -> Json:
+    """The same in TGI's shape, whose clients raise by `error_type`."""
+    return _tgi_body(error.message, _tgi_status(error))
+
+
+def error_response(error: SemspecError, path: str = "") -> JSONResponse:
+    """The same as a whole response, in the shape of the API that `path` belongs to."""
+    if path in TGI_PATHS:
+        return JSONResponse(tgi_error_body(error), _tgi_status(error), _headers(error))
+    return JSONResponse(error_body(error), represent(error).http_status, _headers(error))
+
+
+def internal_error() -> InternalError:
+    """What a client learns of a defect: nothing but where to look."""
+    return InternalError("internal error; the server's log has the details under this response's x-request-id")
+
+
+def _code(error: SemspecError) -> str:
+    if isinstance(error, NotFound) and error.parameter == "model":
+        return "model_not_found"
+    return "cancelled" if isinstance(error, Cancelled) else represent(error).code
+
+
+def _headers(error: SemspecError) -> dict[str, str] | None:
+    if isinstance(error, Cancelled):
+        return {"x-should-retry": "false"}  # OpenAI's clients would ask again after any 409
+    return {"retry-after": str(RETRY_AFTER_S)} if isinstance(error, Overloaded) else None
+
+
+def _body(message: str, openai_type: str, parameter: str | None, code: str) -> Json:
+    return {"error": {"message": message, "type": openai_type, "param": parameter, "code": code}}
+
+
+def _tgi_status(error: SemspecError) -> int:
+    """TGI knows two kinds beside too much load: what is wrong before a generation begins, and during it."""
+    if isinstance(error, InvalidRequest):
+        return HTTPStatus.UNPROCESSABLE_ENTITY
+    if isinstance(error, Unavailable | DeadlineExceeded | Mismatch | Conflict):
+        return HTTPStatus.FAILED_DEPENDENCY
+    return represent(error).http_status
+
+
+def _tgi_body(message: str, status: int) -> Json:
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        return {"error": message, "error_type": "overloaded"}
+    is_ours = status >= 500 or status == HTTPStatus.FAILED_DEPENDENCY
+    return {"error": message, "error_type": "generation" if is_ours else "validation"}
+
+
+def _http_code(status: int) -> str:
+    return _HTTP_CODES.get(status, HTTPStatus(status).phrase.lower().replace(" ", "_"))
+
+
+def _http_response(error: HTTPException, path: str) -> JSONResponse:
+    status, message = error.status_code, str(error.detail)
+    if path in TGI_PATHS:
+        return JSONResponse(_tgi_body(message, status), status, error.headers)
+    openai_type = "invalid_request_error" if status < 500 else "server_error"
+    return JSONResponse(_body(message, openai_type, None, _http_code(status)), status, error.headers)
+
+
+def _invalid(details: Sequence[Any]) -> InvalidRequest:
+    """The first fault of a body, in words that name the field."""
+    if not details:
+        return InvalidRequest("the request is not valid")
+    first = details[0]
+    kind = str(first["type"])
+    if kind == "json_invalid":
+        return InvalidRequest(f"the body is not valid JSON: {first['ctx']['error']} at byte {first['loc'][-1]}")
+    field = ".".join(step for step in map(str, first["loc"][1:]) if step not in ("<text>", "<list>")) or None
+    if kind == "extra_forbidden":
+        return InvalidRequest(_unsupported(str(field)), field)
+    return InvalidRequest(f"{field or 'the body'}: {first['msg'].removeprefix('Value error, ')}", field)
+
+
+def _unsupported(field: str) -> str:
+    name = field.rpartition(".")[2]
+    if is_known_field(name) or is_known_parameter(name):
+        return f"{field} is not supported with this value; leave it out"
+    return f"{field} is not a field this server knows; leave it out"

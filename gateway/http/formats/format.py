@@ -1,0 +1,50 @@
+"""What every API's shapes offer to those who send answers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pydantic import JsonValue
+
+from gateway.generations.choice import Ended, Kept
+from gateway.generations.summary import Summary
+from semspec.core import Drafted
+from semspec.errors import SemspecError
+from semspec.trace import Json
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What every chunk of a stream, and a whole response, says of itself."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class Format(Protocol):
+    """How one API writes what was generated."""
+
+    last_line: str | None
+    """The data of a stream's last event, after which nothing comes."""
+
+    def opening(self, index: int) -> list[Json]:
+        """Chunks that come before a choice's first text."""
+        ...
+
+    def event(self, index: int, event: Kept | Drafted) -> list[Json]:
+        """Chunks of one event; none, if it gives the client nothing."""
+        ...
+
+    def closing(self, index: int, ended: Ended, summaries: Sequence[Summary]) -> list[Json]:
+        """A choice's last chunks; with `summaries` of all choices also the stream's."""
+        ...
+
+    def response(self, summaries: Sequence[Summary]) -> JsonValue:
+        """The whole answer at once."""
+        ...
+
+    def error(self, error: SemspecError) -> Json:
+        """The last event of a stream that broke."""
+        ...

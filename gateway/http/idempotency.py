@@ -1,0 +1,41 @@
+"""A request sent again under the same key is the same request: it is answered by the generation it began."""
+
+import hashlib
+import json
+from dataclasses import replace
+
+from gateway.generations.call import Call
+from gateway.http.schemas import GenerationRequest
+from gateway.storage.store import Store
+from semspec.errors import InvalidRequest, NotFound
+
+HEADER = "idempotency-key"
+MAX_KEY_LENGTH = 255
+
+
+async def recalled(call: Call, body: GenerationRequest, key: str, caller: str, store: Store) -> tuple[Call, bool]:
+    """The call under the id that the key stands for, and whether it has begun already.
+
+    `caller` keeps apart the keys of callers who do not know of each other.
+    Raises: InvalidRequest when the key stands for another request; Unavailable when Redis cannot tell.
+    """
+    if len(key) > MAX_KEY_LENGTH:
+        raise InvalidRequest(f"the key is longer than {MAX_KEY_LENGTH} characters", "Idempotency-Key")
+    mine = {"id": call.id, "request": _digest(call.api, body.model_dump_json(exclude_unset=True))}
+    known = json.loads(await store.remember(_digest(caller, key), json.dumps(mine)))
+    if known["request"] != mine["request"]:
+        raise InvalidRequest("this key was used for another request; take a new one", "Idempotency-Key")
+    return replace(call, id=known["id"]), known["id"] != call.id and await _exists(known["id"], store)
+
+
+async def _exists(id: str, store: Store) -> bool:
+    """A request that was refused after its key was seen has no generation."""
+    try:
+        await store.generation(id)
+    except NotFound:
+        return False
+    return True
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()

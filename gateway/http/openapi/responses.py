@@ -1,0 +1,156 @@
+"""The responses of each route, for its decorator; what every route may answer is added in `document.py`."""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from gateway.http.idempotency import MAX_KEY_LENGTH
+from gateway.http.openapi.answers import ChatCompletion, ChatCompletionChunk, TextCompletion, TextCompletionChunk
+from gateway.http.openapi.resources import (
+    Error,
+    Generation,
+    GenerationTrace,
+    Health,
+    ModelName,
+    ModelNames,
+    Ready,
+    Services,
+)
+from gateway.http.openapi.tgi import TgiAnswer, TgiChunk, TgiError, TgiInfo, TgiPlace
+
+Responses = dict[int | str, dict[str, Any]]
+
+DESCRIBED: tuple[type[BaseModel], ...] = (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Error,
+    Generation,
+    GenerationTrace,
+    Health,
+    ModelName,
+    ModelNames,
+    Ready,
+    Services,
+    TextCompletion,
+    TextCompletionChunk,
+    TgiAnswer,
+    TgiChunk,
+    TgiError,
+    TgiInfo,
+    TgiPlace,
+)
+"""All that the tables below refer to by name."""
+
+_MEANINGS = {
+    400: "The request can never succeed as it is; `param` names the field at fault.",
+    404: "There is no such model, generation or file.",
+    405: "The path has no such method.",
+    409: "A session or a generation is in use, was cancelled, or belongs to models no longer served.",
+    413: "The body is too large.",
+    422: "The request can never succeed as it is.",
+    424: "A service that this needs does not answer, the generation is in use or cancelled, or it took too long.",
+    429: "As many generations are running as may; retry.",
+    500: "A defect of the server's.",
+    503: "A service that this needs does not answer, or what is served does not belong together.",
+    504: "It took longer than this server allows.",
+}
+
+_AGAIN = {
+    "x-should-retry": {
+        "description": "`false` where OpenAI's clients, which repeat many refused requests, should not",
+        "schema": {"const": "false"},
+    }
+}
+_HEADERS = {
+    405: {"Allow": {"required": True, "description": "methods the path has", "schema": {"type": "string"}}},
+    409: _AGAIN,
+    424: _AGAIN,
+    429: {"Retry-After": {"required": True, "description": "in seconds", "schema": {"type": "integer", "minimum": 0}}},
+}
+
+
+def refusals(*statuses: int, error: type[BaseModel] = Error) -> Responses:
+    """Errors in OpenAI's shape or another, with their headers."""
+    return {
+        status: {"description": _MEANINGS[status], "headers": _HEADERS.get(status, {}), "content": _json(error)}
+        for status in statuses
+    }
+
+
+def reference(model: type[BaseModel]) -> dict[str, str]:
+    """The schema of a model in the document's components."""
+    return {"$ref": f"#/components/schemas/{model.__name__}"}
+
+
+def _json(model: type[BaseModel]) -> dict[str, Any]:
+    return {"application/json": {"schema": reference(model)}}
+
+
+def _json_list(model: type[BaseModel]) -> dict[str, Any]:
+    return {"application/json": {"schema": {"type": "array", "items": reference(model)}}}
+
+
+def _stream(*models: type[BaseModel]) -> dict[str, Any]:
+    """An event stream by its events, in the words that OpenAPI 3.2 has for it."""
+    data = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [reference(model) for model in models]},
+    }
+    id = {"type": "string", "pattern": "^[0-9]+(-[0-9]+)*$", "description": "for `Last-Event-ID`"}
+    event = {"data": {"anyOf": [{"const": "[DONE]"}, data]}, "id": id}
+    return {"text/event-stream": {"itemSchema": {"type": "object", "required": ["data"], "properties": event}}}
+
+
+_GENERATING = refusals(400, 404, 409, 413, 429, 503, 504)
+_STORED = refusals(400, 404, 503)
+_LINKS = {
+    operation: {"operationId": operation, "parameters": {"id": "$response.body#/id"}}
+    for operation in ("generation", "trace", "events", "cancel")
+}
+
+CHAT: Responses = {
+    200: {"content": _json(ChatCompletion) | _stream(ChatCompletionChunk, Error), "links": _LINKS},
+    **_GENERATING,
+}
+COMPLETION: Responses = {
+    200: {"content": _json(TextCompletion) | _stream(TextCompletionChunk, Error), "links": _LINKS},
+    **_GENERATING,
+}
+GENERATION: Responses = {200: {"content": _json(Generation)}, **_STORED}
+TRACE: Responses = {200: {"content": _json(GenerationTrace)}, **_STORED}
+EVENTS: Responses = {
+    200: {"content": _stream(ChatCompletionChunk, TextCompletionChunk, TgiChunk, Error, TgiError)},
+    **refusals(400, 404, 409, 429, 503, 504),
+}
+MODELS: Responses = {
+    200: {
+        "content": _json(ModelNames),
+        "links": {"model": {"operationId": "model", "parameters": {"name": "$response.body#/data/0/id"}}},
+    }
+}
+MODEL: Responses = {200: {"content": _json(ModelName)}, **refusals(404)}
+HEALTH: Responses = {200: {"content": _json(Health)}}
+READY: Responses = {200: {"content": _json(Ready)}, **refusals(503)}
+METRICS: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+SERVICES: Responses = {200: {"content": _json(Services)}}
+
+_TGI = refusals(400, 413, 422, 424, 429, error=TgiError)
+GENERATE: Responses = {200: {"content": _json(TgiAnswer)}, **_TGI}
+GENERATE_STREAM: Responses = {200: {"content": _stream(TgiChunk, TgiError)}, **_TGI}
+EITHER: Responses = {200: {"content": _json_list(TgiAnswer) | _stream(TgiChunk, TgiError)}, **_TGI}
+TOKENIZE: Responses = {200: {"content": _json_list(TgiPlace)}, **refusals(400, 413, 422, 424, error=TgiError)}
+INFO: Responses = {200: {"content": _json(TgiInfo)}, **refusals(424, error=TgiError)}
+
+IDEMPOTENT: dict[str, Any] = {
+    "parameters": [
+        {
+            "name": "Idempotency-Key",
+            "in": "header",
+            "required": False,
+            "description": "a request sent again under its key is answered by the generation it began",
+            "schema": {"type": "string", "maxLength": MAX_KEY_LENGTH},
+        }
+    ]
+}
+"""For a decorator's `openapi_extra`: the header is read where the answer begins, not by the route."""

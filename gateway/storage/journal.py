@@ -1,0 +1,88 @@
+"""A generation's place in Redis: each record is stored before it is sent, and its writer says that it is alive."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Mapping
+
+from gateway.background import Background
+from gateway.storage.store import FIRST_FENCE, Store
+from semspec.errors import Cancelled, SemspecError, Unavailable
+from semspec.trace import Json
+
+_log = logging.getLogger(__name__)
+
+
+class Journal:
+    """Written by whoever holds the fence. After a failure the trace ends there: a trace with a hole would be a lie.
+
+    Redis may be gone: the generation goes on, `degraded`. Only a cancelled one does not.
+    """
+
+    def __init__(self, store: Store, generation: str, cancelled: asyncio.Event, fence: int = FIRST_FENCE) -> None:
+        """`cancelled` is set when the generation turns out to have been, here or through another gateway."""
+        self._store = store
+        self._generation = generation
+        self._fence = fence
+        self._cancelled = cancelled
+        self._heartbeat: asyncio.Task[None] | None = None
+        self.degraded = False
+        """Whether something is missing in Redis."""
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    async def begin(self, meta: Mapping[str, str]) -> None:
+        """Create the generation. Raises: Conflict when there is one of this name."""
+        try:
+            await self._store.begin(self._generation, meta)
+        except Unavailable as error:
+            self._lose(error)
+
+    def beat(self, interval_s: float, background: Background) -> None:
+        """Hold the generation from now on, until `finish` or `close`."""
+        self._heartbeat = background.spawn(self._hold(interval_s))
+
+    async def append(self, record: Json) -> None:
+        """Store the next record."""
+        if not self.degraded:
+            version = int(str(record["index"]))
+            await self._try(self._store.append(self._generation, self._fence, version, json.dumps(record)))
+
+    async def finish(self, status: str, **outcome: str) -> None:
+        """Store how the generation ended."""
+        self.close()
+        fields = {"status": status, "degraded": json.dumps(self.degraded), **outcome}
+        await self._try(self._store.finish(self._generation, self._fence, fields))
+
+    def close(self) -> None:
+        """Stop saying that the writer is alive."""
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+
+    async def _hold(self, interval_s: float) -> None:
+        while not self._cancelled.is_set():
+            await asyncio.sleep(interval_s)
+            try:
+                await self._store.hold(self._generation, self._fence)
+            except Cancelled:
+                self._cancelled.set()
+            except Unavailable:
+                pass  # the next record, or the next beat, may fare better
+            except SemspecError as error:
+                _log.warning("%s; this gateway no longer stores it", error.message)
+                self.degraded = True
+                return
+
+    async def _try(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except Cancelled:
+            self._cancelled.set()
+        except SemspecError as error:
+            self._lose(error)
+
+    def _lose(self, error: SemspecError) -> None:
+        self.degraded = True
+        _log.warning("generation %s is not stored in full: %s", self._generation, error.message)

@@ -1,0 +1,86 @@
+"""A generation's hold on a session: one at a time, renewed while it runs, given back when it ends."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
+from typing import Self
+
+from gateway.background import Background
+from gateway.generations.call import Call
+from gateway.parts import Parts
+from gateway.storage.store import Store
+from semspec.core import Message
+from semspec.errors import Conflict, SemspecError
+
+_log = logging.getLogger(__name__)
+
+
+async def held_session(call: Call, parts: Parts, held: AsyncExitStack) -> "SessionLease | None":
+    """The session a call names, claimed for as long as `held` is open. Raises: Conflict, Unavailable."""
+    if call.session is None:
+        return None
+    lease_s = parts.settings.session_lease_s
+    lease = await SessionLease.claim(parts.store, call.session, call.id, lease_s, parts.background)
+    held.callback(lambda: parts.background.spawn(lease.release()))
+    return lease
+
+
+class SessionLease:
+    """A claimed session. Make one with `claim`; end it with `commit` or `release`."""
+
+    def __init__(self, store: Store, session: str, token: str, turns: tuple[Message, ...]) -> None:
+        self._store = store
+        self._session = session
+        self._token = token
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._open = True
+        self.turns = turns
+        """The conversation so far."""
+
+    @classmethod
+    async def claim(cls, store: Store, session: str, generation: str, lease_s: float, background: Background) -> Self:
+        """Claim a session for one generation, or once more for the same one, whichever gateway runs it.
+
+        Raises: Conflict when another generation holds the session; Unavailable when Redis does not answer, since an
+        answer without the conversation would be a wrong one.
+        """
+        try:
+            turns = await store.claim(session, generation, lease_s)
+        except Conflict:
+            message = f"session {session} is answering another request; wait for it or use another session"
+            raise Conflict(message, "semspec.session") from None
+        lease = cls(store, session, generation, turns)
+        lease._heartbeat = background.spawn(lease._renew(lease_s))
+        return lease
+
+    async def commit(self, turns: Sequence[Message], version: int) -> bool:
+        """Append turns after the first `version` ones and give the session back; False if they could not be stored."""
+        return await self._end(self._store.commit(self._session, self._token, version, turns))
+
+    async def release(self) -> None:
+        """Give the session back unchanged, if it was not committed."""
+        if self._open:
+            await self._end(self._store.release(self._session, self._token))
+
+    async def _end(self, last_word: Coroutine[None, None, None]) -> bool:
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+        try:
+            await last_word
+        except SemspecError as error:
+            _log.warning("session %s is not stored or given back: %s", self._session, error.message)
+            return False
+        self._open = False
+        return True
+
+    async def _renew(self, lease_s: float) -> None:
+        while True:
+            await asyncio.sleep(lease_s / 3)
+            try:
+                await self._store.renew(self._session, self._token, lease_s)
+            except Conflict:
+                _log.warning("session %s is held by another request by now", self._session)
+                return
+            except SemspecError as error:
+                _log.warning("session %s is not renewed: %s", self._session, error.message)

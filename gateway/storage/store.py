@@ -1,0 +1,219 @@
+"""What outlives a request, in Redis: generations with their traces, and the turns of sessions.
+
+Keys carry a hash tag each generation or session, so that a script's keys share a cluster slot:
+`semspec:{ID}:meta` (hash), `semspec:{ID}:segments` (list of JSON records), `semspec:{ID}:writer` (the fence of the
+gateway that writes it, while that one is alive), `semspec:session:{ID}:turns` (list of JSON messages),
+`semspec:session:{ID}:claim` (the generation that holds the session) and `semspec:idempotency:{DIGEST}` (what a key
+stands for).
+"""
+
+import asyncio
+import json
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from importlib.resources import files
+from typing import Any, Literal, Self
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
+from gateway.settings import GatewaySettings
+from semspec.core import Message
+from semspec.errors import Cancelled, Conflict, NotFound, SemspecError, Unavailable
+from semspec.trace import Json
+
+FIRST_FENCE = 1
+"""The fence of a generation's first writer; whoever takes the generation over raises it."""
+
+Arguments = Sequence[str | int]
+
+_REFUSALS: dict[str, Callable[[str], SemspecError]] = {
+    "exists": lambda subject: Conflict(f"{subject} exists already"),
+    "missing": lambda subject: NotFound(f"{subject} does not exist, or has expired"),
+    "cancelled": lambda subject: Cancelled(f"{subject} was cancelled"),
+    "fenced": lambda subject: Conflict(f"{subject} was taken over by another writer"),
+    "conflict": lambda subject: Conflict(f"{subject} was changed or is held by another request"),
+    "full": lambda subject: Conflict(f"{subject} has reached its size limit"),
+}
+
+
+class Store:
+    """Generations and sessions. Every method raises `Unavailable` when Redis does not answer in time."""
+
+    def __init__(self, client: Redis, ttl_s: int, max_generation_bytes: int, writer_lease_s: float) -> None:
+        """`client` must decode responses."""
+        self._client = client
+        self._ttl_s = ttl_s
+        self._max_generation_bytes = max_generation_bytes
+        self._lease_ms = _ms(writer_lease_s)
+        self._scripts = {name: client.register_script(_source(name)) for name in _SCRIPTS}
+        self.on_failure: Callable[[str], None] = lambda operation: None
+        """Told the operation whenever Redis fails."""
+
+    @classmethod
+    def connect(cls, settings: GatewaySettings) -> Self:
+        """A store on the Redis at its URL; nothing is sent yet. A broken pooled connection is replaced once a call."""
+        timeout_s = settings.redis_timeout_s
+        client = Redis.from_url(
+            settings.redis_url,
+            decode_responses=True,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
+        )
+        return cls(client, settings.ttl_s, settings.max_generation_bytes, settings.writer_lease_s)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def begin(self, generation: str, meta: Mapping[str, str]) -> None:
+        """Create a generation, its writer holding `FIRST_FENCE`. Raises: Conflict, Unavailable."""
+        arguments: Arguments = [self._ttl_s, self._lease_ms, secrets.token_hex(8), *_pairs(meta)]
+        await self._run("begin", _held_keys(generation), arguments, f"generation {generation}")
+
+    async def append(self, generation: str, fence: int, version: int, record: str) -> None:
+        """Append the record of segment number `version`. Raises: Cancelled, Conflict, NotFound, Unavailable."""
+        arguments: Arguments = [fence, version, record, self._max_generation_bytes, self._ttl_s, self._lease_ms]
+        await self._run("append", _generation_keys(generation), arguments, f"generation {generation}")
+
+    async def finish(self, generation: str, fence: int, outcome: Mapping[str, str]) -> None:
+        """Write how a generation ended, and let go of it. Raises: Cancelled, Conflict, NotFound, Unavailable."""
+        arguments: Arguments = [fence, self._ttl_s, *_pairs(outcome)]
+        await self._run("finish", _generation_keys(generation), arguments, f"generation {generation}")
+
+    async def hold(self, generation: str, fence: int) -> None:
+        """Say that a generation's writer is alive. Raises: Cancelled, Conflict, NotFound, Unavailable."""
+        await self._run("hold", _held_keys(generation), [fence, self._lease_ms], f"generation {generation}")
+
+    async def take(self, generation: str) -> int | Literal["held", "ended"]:
+        """Become the writer of a generation: its new fence, or why not. Raises: NotFound, Unavailable."""
+        reply = await self._guarded(
+            "take", self._scripts["take"](_held_keys(generation), [self._ttl_s, self._lease_ms])
+        )
+        match reply[0]:
+            case "ok":
+                return int(reply[1])
+            case "held" | "ended":
+                return reply[0]  # type: ignore[no-any-return]
+            case _:
+                raise _REFUSALS[reply[0]](f"generation {generation}")
+
+    async def cancel(self, generation: str) -> None:
+        """End a generation for good, unless it has ended. Raises: NotFound, Unavailable."""
+        await self._run("cancel", _held_keys(generation), [], f"generation {generation}")
+
+    async def remember(self, digest: str, value: str) -> str:
+        """What an idempotency key stands for: `value`, if it is new. Raises: Unavailable."""
+        reply = await self._run("remember", [f"semspec:idempotency:{digest}"], [value, self._ttl_s], "the key")
+        return reply[1]
+
+    async def ping(self) -> bool:
+        """Whether Redis answers."""
+        try:
+            await self._guarded("ping", self._client.ping())
+        except Unavailable:
+            return False
+        return True
+
+    async def generation(self, generation: str) -> dict[str, str]:
+        """The meta of a generation. Raises: NotFound, Unavailable."""
+        meta: dict[str, str] = await self._guarded("read", self._client.hgetall(_meta(generation)))
+        if not meta:
+            raise NotFound(f"generation {generation} does not exist, or has expired", "id")
+        return meta
+
+    async def trace(self, generation: str, start: int = 0) -> list[Json]:
+        """The records of a generation from number `start` on, in order. Raises: Unavailable."""
+        records = await self._guarded("read", self._client.lrange(_segments(generation), start, -1))
+        return [json.loads(record) for record in records]
+
+    async def claim(self, session: str, token: str, lease_s: float) -> tuple[Message, ...]:
+        """Hold a session for one generation; its turns so far. Raises: Conflict, Unavailable."""
+        keys = [_claim(session), _turns(session)]
+        turns = await self._run("claim", keys, [token, _ms(lease_s)], f"session {session}")
+        return tuple(Message(**json.loads(turn)) for turn in turns[1:])
+
+    async def renew(self, session: str, token: str, lease_s: float) -> None:
+        """Hold a session for longer. Raises: Conflict, Unavailable."""
+        await self._run("renew", [_claim(session)], [token, _ms(lease_s)], f"session {session}")
+
+    async def commit(self, session: str, token: str, version: int, turns: Sequence[Message]) -> None:
+        """Append turns after the first `version` ones and give the session back. Raises: Conflict, Unavailable."""
+        lines = [json.dumps({"role": turn.role, "content": turn.content}) for turn in turns]
+        keys = [_claim(session), _turns(session)]
+        await self._run("commit", keys, [token, version, self._ttl_s, *lines], f"session {session}")
+
+    async def release(self, session: str, token: str) -> None:
+        """Give a session back unchanged. Raises: Unavailable."""
+        await self._run("release", [_claim(session)], [token], f"session {session}")
+
+    async def _run(self, name: str, keys: list[str], arguments: Arguments, subject: str) -> list[str]:
+        reply = await self._guarded(name, self._scripts[name](keys=keys, args=arguments))
+        lines: list[str] = [reply] if isinstance(reply, str) else reply
+        if lines[0] != "ok":
+            raise _REFUSALS[lines[0]](subject)
+        return lines
+
+    async def _guarded(self, operation: str, reply: Awaitable[Any]) -> Any:
+        # Never cancelled: redis-py may swallow a cancellation that comes while it waits, and its caller would go on.
+        call = asyncio.ensure_future(reply)
+        call.add_done_callback(_seen)
+        try:
+            return await asyncio.shield(call)
+        except (RedisError, OSError, TimeoutError) as error:
+            self.on_failure(operation)
+            raise Unavailable("the store of traces and sessions (Redis) does not answer; try again later") from error
+
+
+_SCRIPTS = (
+    "begin", "append", "finish", "hold", "take", "cancel", "remember", "claim", "renew", "commit", "release",
+)  # fmt: skip
+
+
+def _seen(call: "asyncio.Future[Any]") -> None:
+    """The error of a call whose caller was cancelled is nobody's."""
+    if not call.cancelled():
+        call.exception()
+
+
+def _source(name: str) -> str:
+    return files("gateway").joinpath("storage", "lua", f"{name}.lua").read_text()
+
+
+def _meta(generation: str) -> str:
+    return f"semspec:{{{generation}}}:meta"
+
+
+def _segments(generation: str) -> str:
+    return f"semspec:{{{generation}}}:segments"
+
+
+def _writer(generation: str) -> str:
+    return f"semspec:{{{generation}}}:writer"
+
+
+def _held_keys(generation: str) -> list[str]:
+    return [_meta(generation), _writer(generation)]
+
+
+def _generation_keys(generation: str) -> list[str]:
+    return [_meta(generation), _segments(generation), _writer(generation)]
+
+
+def _claim(session: str) -> str:
+    return f"semspec:session:{{{session}}}:claim"
+
+
+def _turns(session: str) -> str:
+    return f"semspec:session:{{{session}}}:turns"
+
+
+def _pairs(fields: Mapping[str, str]) -> list[str]:
+    return [item for pair in fields.items() for item in pair]
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)
