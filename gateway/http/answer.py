@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.generations.call import Call
-from gateway.generations.choice import Ended, Kept
+from gateway.generations.choice import Ended
 from gateway.generations.run import Run, attached_run, new_run
 from gateway.generations.served import Served
 from gateway.http.disconnect import ClientGone, unless_disconnected
@@ -20,6 +20,7 @@ from gateway.http.formats import Envelope, Format, format_of
 from gateway.http.idempotency import HEADER, recalled
 from gateway.http.schemas import GenerationRequest
 from gateway.parts import Parts
+from semspec.core import Drafted
 from semspec.errors import SemspecError
 from semspec.trace import Json
 
@@ -52,7 +53,8 @@ async def _whole(opened: AbstractAsyncContextManager[Run], parts: Parts) -> obje
 class EventStream(Response):
     """Nothing is sent before the first event, so that whatever fails until then has a proper status.
 
-    An event's id tells how many segments of each choice the client has by then; whoever attaches again names it.
+    An event's id tells how many segments of each choice the client has by then, the text that was held back to the end
+    being one more; whoever attaches again names it.
     """
 
     def __init__(self, id: str, run: AbstractAsyncContextManager[Run], parts: Parts, seen: Sequence[int] = ()) -> None:
@@ -104,19 +106,20 @@ class EventStream(Response):
             async for index, event in events:
                 for chunk in opening:
                     yield chunk, ""
-                opening, id = [], ""
+                opening = []
+                if isinstance(event, Drafted):
+                    for chunk in format.drafted(event):
+                        yield chunk, ""
+                    continue
+                counts[index] += 1
+                new = format.text(index, event)
+                if counts[index] > seen[index]:
+                    for position, chunk in enumerate(new, 1):
+                        yield chunk, "-".join(map(str, counts)) if position == len(new) else ""
                 if isinstance(event, Ended):
                     running -= 1
-                    chunks = format.closing(index, event, [] if running else run.summaries)
-                else:
-                    chunks = format.event(index, event)
-                if isinstance(event, Kept):
-                    counts[index] += 1
-                    chunks, id = (chunks if counts[index] > seen[index] else []), "-".join(map(str, counts))
-                for chunk in chunks[:-1]:
-                    yield chunk, ""
-                for chunk in chunks[-1:]:
-                    yield chunk, id
+                    for chunk in format.closing(index, event, [] if running else run.summaries):
+                        yield chunk, ""
 
 
 def _event(chunk: Json, id: str) -> str:

@@ -1,5 +1,6 @@
 """A request sent again under the same key is the same request: it is answered by the generation it began."""
 
+import asyncio
 import hashlib
 import json
 from dataclasses import replace
@@ -11,6 +12,7 @@ from semspec.errors import InvalidRequest, NotFound
 
 HEADER = "idempotency-key"
 MAX_KEY_LENGTH = 255
+BEGINNING_POLLS, BEGINNING_POLL_S = 10, 0.1
 
 
 async def recalled(call: Call, body: GenerationRequest, key: str, caller: str, store: Store) -> tuple[Call, bool]:
@@ -25,16 +27,19 @@ async def recalled(call: Call, body: GenerationRequest, key: str, caller: str, s
     known = json.loads(await store.remember(_digest(caller, key), json.dumps(mine)))
     if known["request"] != mine["request"]:
         raise InvalidRequest("this key was used for another request; take a new one", "Idempotency-Key")
-    return replace(call, id=known["id"]), known["id"] != call.id and await _exists(known["id"], store)
+    return replace(call, id=known["id"]), known["id"] != call.id and await _begins(known["id"], store)
 
 
-async def _exists(id: str, store: Store) -> bool:
-    """A request that was refused after its key was seen has no generation."""
-    try:
-        await store.generation(id)
-    except NotFound:
-        return False
-    return True
+async def _begins(id: str, store: Store) -> bool:
+    """Whether there is such a generation, or will be in a moment: one whose prompt is being read is not stored yet, one
+    that was refused after its key was seen will never be."""
+    for _ in range(BEGINNING_POLLS):
+        try:
+            await store.generation(id)
+            return True
+        except NotFound:
+            await asyncio.sleep(BEGINNING_POLL_S)
+    return False
 
 
 def _digest(*parts: str) -> str:

@@ -57,6 +57,14 @@ async def test_requests_at_the_same_time_are_one(start_gateway: GatewayFactory, 
         await client.close()
 
 
+async def test_requests_at_the_same_time_are_one_without_asking_again(start_gateway: GatewayFactory, key: str) -> None:
+    first, second = await start_gateway(), await start_gateway()
+    answers = await asyncio.gather(*(ask(gateway, key) for gateway in (first, second, first)))
+    assert [answer.status_code for answer in answers] == [200] * 3
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert len({str(answer.json()["choices"]) for answer in answers}) == 1
+
+
 async def test_retry_goes_on_with_what_was_left(gateway: Gateway, key: str) -> None:
     whole = (await gateway.chat(model="semspec-demo:target")).json()
     fields: dict[str, Any] = {"model": "semspec-demo:target", "seed": 7}

@@ -32,6 +32,16 @@ async def test_finished_stream_can_be_read_again(gateway: Gateway) -> None:
     assert again.text.endswith("data: [DONE]\n\n")
 
 
+async def test_text_held_back_to_the_end_is_told_once(gateway: Gateway) -> None:
+    first = await gateway.chat(stream=True, model="semspec-demo:target", stop=[".zzz"])
+    assert text(first).endswith("."), "held back: it might have begun a stop sequence"
+    lines = [line for line in first.text.splitlines() if line.startswith("id: ")]
+    for line in lines:
+        seen = "".join(delta(chunk) for chunk in chunks_until(first, line))
+        rest = await events(gateway, identity(first), after=line.removeprefix("id: "))
+        assert seen + text(rest) == text(first)
+
+
 @pytest.mark.parametrize("strategy", REPEATABLE)
 @pytest.mark.parametrize("num_seen", [1, 4])
 async def test_interrupted_generation_goes_on_elsewhere_as_if_nothing_had_happened(
@@ -202,6 +212,14 @@ def chunks(response: httpx.Response) -> list[Any]:
         return [response.json()]
     lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
     return [json.loads(line) for line in lines]
+
+
+def chunks_until(response: httpx.Response, line: str) -> list[Any]:
+    """Chunks up to the last event with this id."""
+    head = (
+        response.text[: response.text.rindex(line)] + response.text[response.text.rindex(line) :].partition("\n\n")[0]
+    )
+    return [json.loads(one.removeprefix("data: ")) for one in head.splitlines() if one.startswith("data: {")]
 
 
 def identity(response: httpx.Response) -> str:

@@ -3,8 +3,8 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import psutil
 
+from semspec.client import Event, read_events
 from semspec.decoding import Roles
 from semspec.stack import Stack
 from semspec.stack.child import Child
@@ -49,7 +50,7 @@ class Running:
         return self.stack.processes[role].pid
 
     async def chat(self, question: str = QUESTION, **fields: Any) -> httpx.Response:
-        return await self.http.post("/v1/chat/completions", json=_body(question, fields))
+        return await self.http.post("/v1/chat/completions", json=chat_body(question, fields))
 
     async def answer(self, question: str = QUESTION, **fields: Any) -> Json:
         response = await self.chat(question, **fields)
@@ -60,10 +61,32 @@ class Running:
     @asynccontextmanager
     async def streaming(self, question: str = QUESTION, **fields: Any) -> AsyncIterator[AsyncIterator[Json]]:
         """The chunks of a stream; leaving the block hangs up."""
-        body = _body(question, {"stream": True, **fields})
+        body = chat_body(question, {"stream": True, **fields})
         async with self.http.stream("POST", "/v1/chat/completions", json=body) as response:
             assert response.status_code == 200
             yield _chunks(response)
+
+    @asynccontextmanager
+    async def events(self, question: str = QUESTION, **fields: Any) -> AsyncIterator[AsyncGenerator[Event, None]]:
+        """The same chunks with what a client needs to attach again."""
+        body = chat_body(question, {"stream": True, **fields})
+        async with self.http.stream("POST", "/v1/chat/completions", json=body) as response:
+            assert response.status_code == 200
+            async with aclosing(read_events(response)) as events:
+                yield events
+
+    async def attached(self, generation: str, last: str) -> list[Event]:
+        """What a client that has everything up to the event `last` is still told."""
+        path, headers = f"/v1/generations/{generation}/events", {"last-event-id": last}
+        async with self.http.stream("GET", path, headers=headers) as response:
+            assert response.status_code == 200, await response.aread()
+            return [event async for event in read_events(response, last)]
+
+    async def generation(self, generation: str) -> Json:
+        response = await self.http.get(f"/v1/generations/{generation}")
+        assert response.status_code == 200, response.text
+        body: Json = response.json()
+        return body
 
     async def stored_trace(self, generation: str) -> Json:
         response = await self.http.get(f"/v1/generations/{generation}/trace")
@@ -83,8 +106,11 @@ class Running:
         return next(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
     async def readiness(self) -> tuple[int, str]:
-        """The status of `/ready` and its line."""
-        response = await self.http.get("/ready")
+        """The status of `/ready` and its line; status 0 when nobody listens."""
+        try:
+            response = await self.http.get("/ready")
+        except httpx.TransportError as error:
+            return 0, str(error)
         body = response.json()
         return response.status_code, body["detail"] if response.status_code == 200 else body["error"]["message"]
 
@@ -170,7 +196,8 @@ def has_mapped(pid: int, library: str) -> bool:
     return library in Path(f"/proc/{pid}/maps").read_text()
 
 
-def _body(question: str, fields: Json) -> Json:
+def chat_body(question: str, fields: Json) -> Json:
+    """A request for a chat completion."""
     body = {"model": "semspec-demo", "messages": [{"role": "user", "content": question}], "temperature": 1.0}
     return {**body, **fields}
 

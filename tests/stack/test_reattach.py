@@ -1,11 +1,13 @@
-"""A generation that outlives its gateway, its target and its client's connection: nothing said twice, nothing missing."""
+"""A generation that outlives its gateway, its target and its connection: nothing is told twice, nothing is missing."""
 
 import asyncio
+import json
 import os
 import secrets
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 
 import httpx
@@ -13,45 +15,258 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from semspec.client import Event, Gateway, read_events
+from semspec import client
+from semspec.client import Event, Gateway
 from semspec.stack import Stack, StackConfig
-from tests.stack.support import GENEROUS_S, Json, Running, Victim, answer_of, chat_body, text_of
+from semspec.stack.child import Child
+from tests.stack.support import GENEROUS_S, Json, Running, Victim, answer_of, chat_body, records_of, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 HAPPENINGS = ("buys 4 pens", "naps", "loses 7 pens", "finds 6 pens", "sells 2 pens", "reads")
 DAYS = " ".join(f"Day {day}: Tom {HAPPENINGS[day % 6]}." for day in range(1, 13))
 QUESTION = f"Tom has pens: 31. {DAYS} How many pens does Tom have now?"
-"""Ten segments or so, of which a test sees two before something is killed."""
+"""Answered in some ten segments; what is to be killed is killed after the second."""
+
+SEGMENTS, TURNS = "semspec:{{{}}}:segments", "semspec:session:{{{}}}:turns"
+"""Keys in Redis, of a generation and of a session."""
 ENVIRONMENT = {"SEMSPEC_GATEWAY_RECHECK_S": "0.2", "SEMSPEC_GATEWAY_WRITER_LEASE_S": "1"}
 
 
 @dataclass(frozen=True, slots=True)
 class Twins:
-    """Two gateways of one stack of the bundled pair, over the same Redis."""
+    """Two gateways of one stack of the bundled pair. The first is the one to suffer."""
 
     first: Running
     second: Running
+    victims: dict[str, Victim]
 
     @property
     def stack(self) -> Stack:
         return self.first.stack
 
-    async def until_ready(self) -> None:
-        await asyncio.gather(self.first.until_ready(), self.second.until_ready())
+    async def kill(self, role: str) -> None:
+        await self.victims[role].kill(self.stack)
+
+    async def revive(self, role: str) -> None:
+        await self.victims[role].revive(self.stack)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def twins() -> AsyncIterator[Twins]:
+async def running_twins() -> AsyncIterator[Twins]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("REDIS_URL", raising=False)
         async with Stack(StackConfig(environment=ENVIRONMENT, start_timeout_s=GENEROUS_S)) as stack:
-            await Victim.twin_of(stack, "gateway", "second gateway").start(stack)
-            async with client(stack, "gateway") as first, client(stack, "second gateway") as second:
-                yield Twins(first, second)
+            victims = {role: Victim.of(stack, role) for role in ("gateway", "target")}
+            url = await start_second_gateway(stack, victims["gateway"])
+            async with (
+                httpx.AsyncClient(base_url=stack.base_url, timeout=GENEROUS_S) as first,
+                httpx.AsyncClient(base_url=url, timeout=GENEROUS_S) as second,
+            ):
+                yield Twins(Running(stack, first), Running(stack, second), victims)
 
 
-@asynccontextmanager
-async def client(stack: Stack, role: str) -> AsyncIterator[Running]:
-    async with httpx.AsyncClient(base_url=f"http://{stack.addresses[role]}", timeout=GENEROUS_S) as http:
-        yield Running(stack, http)
+async def start_second_gateway(stack: Stack, first: Victim) -> str:
+    """Its URL; the stack stops it with the others."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    environment = {**first.environment, "SEMSPEC_GATEWAY_PORT": port}
+    log = stack.processes["gateway"].log.with_name("second-gateway.log")
+    stack.processes["second gateway"] = await Child.start("gateway", first.command, environment, log)
+    return f"http://127.0.0.1:{port}"
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def twins(running_twins: Twins) -> AsyncIterator[Twins]:
+    """Both ready; what a test has killed is started again behind it."""
+    await asyncio.gather(running_twins.first.until_ready(), running_twins.second.until_ready())
+    yield running_twins
+    for role in running_twins.victims:
+        if not running_twins.stack.processes[role].is_alive:
+            await running_twins.revive(role)
+
+
+@pytest.mark.parametrize("strategy", ["semantic", "target"])
+async def test_another_gateway_goes_on_for_one_killed(twins: Twins, strategy: str) -> None:
+    fields = {"seed": 1, "semspec": {"strategy": strategy}}
+    whole = await twins.second.answer(QUESTION, **fields)
+    seen = await seen_until_killed(twins, **fields)
+    rest = await twins.second.attached(seen[0].data["id"], seen[-1].id)
+    await assert_told_once(twins.second, seen, rest, whole)
+
+
+async def test_gateway_that_wakes_up_late_stores_nothing_more(twins: Twins) -> None:
+    fields, session = {"seed": 2}, secrets.token_hex(8)
+    whole = await twins.second.answer(QUESTION, **fields)
+    async with twins.first.events(QUESTION, **fields, semspec={"session": session}) as events:
+        seen = await up_to(is_second_segment, events)
+        id = seen[0].data["id"]
+        with stopped(twins.first.pid("gateway")):
+            assert (await twins.second.generation(id))["status"] == "running"
+            rest = await twins.second.attached(id, seen[-1].id)
+            stored = await twins.second.stored_trace(id), await twins.second.generation(id)
+        late = [event async for event in events]
+    await assert_told_once(twins.second, seen, rest, whole)
+    assert rest[-1].data["semspec"]["degraded"] is False
+    assert text_of(chunks(seen, late)) == answer_of(whole)
+    assert late[-1].data["semspec"]["degraded"] is True
+    assert (await twins.second.stored_trace(id), await twins.second.generation(id)) == stored
+    await assert_conversation_goes_on(twins.second, session, whole)
+
+
+async def test_failed_generation_goes_on_when_the_killed_target_is_back(twins: Twins) -> None:
+    fields = {"seed": 3}
+    whole = await twins.first.answer(QUESTION, **fields)
+    async with twins.first.events(QUESTION, **fields) as events:
+        seen = await up_to(is_second_segment, events)
+        await twins.kill("target")
+        seen += await up_to(is_error, events)
+    id = seen[0].data["id"]
+    assert seen[-1].data["error"]["code"] == "service_unavailable"
+    assert (await twins.first.generation(id))["status"] == "failed"
+    await twins.first.until_ready(503, "no handshake with the target service at .*")
+
+    await twins.revive("target")
+    await twins.first.until_ready()
+    rest = await twins.first.attached(id, seen[-1].id)
+    await assert_told_once(twins.first, seen, rest, whole)
+
+
+async def test_client_attaches_by_itself_whenever_its_gateway_is_killed(
+    twins: Twins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "NUM_REATTACHMENTS", 8)  # a minute and more, however slow the machine
+    monkeypatch.setattr(client, "FIRST_PAUSE_S", 0.25)
+    fields = {"seed": 4, "semspec": {"trace": True}}
+    whole, breaks, told = await twins.second.answer(QUESTION, **fields), list[str](), list[Json]()
+    moments, noticed = [0, 2, 2], -1  # at once; after two segments; and again before the next one
+    async with (
+        aclosing(Gateway.at(twins.stack.base_url)) as rest_client,
+        aclosing(rest_client.chat(chat_body(QUESTION, fields), breaks.append)) as stream,
+    ):
+        async for chunk in stream:
+            told.append(chunk)
+            if moments and len(breaks) > noticed and num_texts(told) >= moments[0]:
+                del moments[0]
+                noticed = len(breaks)
+                await twins.kill("gateway")
+                await twins.revive("gateway")
+    assert not moments and text_of(told) == answer_of(whole)
+    assert [record["index"] for record in records_of(told)] == list(range(whole["semspec"]["num_segments"]))
+    assert (await twins.first.stored_trace(told[0]["id"]))["segments"] == records_of(told)
+
+
+async def test_repeated_request_is_answered_by_the_generation_of_a_killed_gateway(twins: Twins) -> None:
+    whole, key = await twins.second.answer(QUESTION, seed=5), secrets.token_hex(8)
+    async with redis_of(twins.stack) as redis:
+        before = await redis.keys(SEGMENTS.format("*"))
+        asked = asyncio.create_task(posted(twins.first, key, seed=5))
+        id = await begun_since(before, redis)
+    await twins.kill("gateway")
+    with pytest.raises(httpx.TransportError):
+        await asked
+    for _ in range(2):
+        again = (await posted(twins.second, key, seed=5)).json()
+        assert again["id"] == id and answer_of(again) == answer_of(whole)
+        assert again["usage"] == whole["usage"]
+
+
+async def test_turn_that_another_gateway_ends_is_committed_once(twins: Twins) -> None:
+    fields, session = {"seed": 6}, secrets.token_hex(8)
+    whole = await twins.second.answer(QUESTION, **fields)
+    seen = await seen_until_killed(twins, **fields, semspec={"session": session})
+    id = seen[0].data["id"]
+    rest = await twins.second.attached(id, seen[-1].id)
+    again = await twins.second.attached(id, "0")
+    assert text_of(chunks(again)) == text_of(chunks(seen, rest)) == answer_of(whole)
+    await assert_conversation_goes_on(twins.second, session, whole)
+
+
+async def seen_until_killed(twins: Twins, **fields: object) -> list[Event]:
+    """All that reaches the client of a gateway that is killed after the second segment."""
+    async with twins.first.events(QUESTION, **fields) as events:
+        seen = await up_to(is_second_segment, events)
+        await twins.kill("gateway")
+        with pytest.raises(httpx.TransportError):
+            async for event in events:
+                seen.append(event)
+    return seen
+
+
+async def up_to(is_last: Callable[[Event], bool], events: AsyncGenerator[Event, None]) -> list[Event]:
+    seen = []
+    async for event in events:
+        seen.append(event)
+        if is_last(event):
+            return seen
+    raise AssertionError("the stream ended before")
+
+
+def is_second_segment(event: Event) -> bool:
+    return event.id == "2"
+
+
+def is_error(event: Event) -> bool:
+    return "error" in event.data
+
+
+def chunks(*parts: Sequence[Event]) -> list[Json]:
+    return [event.data for part in parts for event in part]
+
+
+def num_texts(told: list[Json]) -> int:
+    """How many chunks bring text."""
+    return sum(bool(text_of([chunk])) for chunk in told)
+
+
+async def assert_told_once(running: Running, seen: list[Event], rest: list[Event], whole: Json) -> None:
+    """The client has the undisturbed text, and so has Redis."""
+    assert text_of(chunks(seen, rest)) == answer_of(whole)
+    stored = await running.stored_trace(seen[0].data["id"])
+    assert (stored["status"], stored["degraded"]) == ("finished", False)
+    assert [record["index"] for record in stored["segments"]] == list(range(whole["semspec"]["num_segments"]))
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process that the scheduler has forgotten."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def posted(running: Running, key: str, **fields: object) -> httpx.Response:
+    body, headers = chat_body(QUESTION, fields), {"Idempotency-Key": key}
+    return await running.http.post("/v1/chat/completions", json=body, headers=headers)
+
+
+async def begun_since(before: Sequence[bytes | str], redis: Redis) -> str:
+    """The generation that was not there before, once it has two segments."""
+    async with asyncio.timeout(GENEROUS_S):
+        while True:
+            for key in set(map(str, await redis.keys(SEGMENTS.format("*")))) - set(map(str, before)):
+                if await redis.llen(key) >= 2:
+                    return key.partition("{")[2].partition("}")[0]
+            await asyncio.sleep(0.01)
+
+
+async def assert_conversation_goes_on(running: Running, session: str, first: Json) -> None:
+    """The session is free, and its turns in Redis (of which the pair's template shows the models the last only) are
+    the question, the answer `first`, and what is asked and answered now."""
+    second = await running.answer("And now?", max_tokens=4, semspec={"session": session})
+    contents = [QUESTION, content_of(first), "And now?", content_of(second)]
+    async with redis_of(running.stack) as redis:
+        turns = [json.loads(turn) for turn in await redis.lrange(TURNS.format(session), 0, -1)]
+    assert [turn["content"] for turn in turns] == contents
+    assert [turn["role"] for turn in turns] == ["user", "assistant"] * 2
+
+
+def content_of(answer: Json) -> str:
+    """The answer without the reasoning; as a turn, empty if there is none."""
+    return answer["choices"][0]["message"]["content"] or ""
+
+
+def redis_of(stack: Stack) -> Redis:
+    return Redis.from_url(stack.addresses["redis"], decode_responses=True)

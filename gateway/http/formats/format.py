@@ -33,12 +33,16 @@ class Format(Protocol):
         """Chunks that come before a choice's first text."""
         ...
 
-    def event(self, index: int, event: Kept | Drafted) -> list[Json]:
-        """Chunks of one event; none, if it gives the client nothing."""
+    def drafted(self, event: Drafted) -> list[Json]:
+        """Chunks that tell of drafts in flight, if the client wants to know."""
+        ...
+
+    def text(self, index: int, event: Kept | Ended) -> list[Json]:
+        """Chunks of a segment, or of the text held back to the end; called for each, told or not."""
         ...
 
     def closing(self, index: int, ended: Ended, summaries: Sequence[Summary]) -> list[Json]:
-        """A choice's last chunks; with `summaries` of all choices also the stream's."""
+        """A choice's last chunks, after all text; with `summaries` of all choices also the stream's."""
         ...
 
     def response(self, summaries: Sequence[Summary]) -> JsonValue:

@@ -32,9 +32,12 @@ class _OpenAIFormat(ABC):
     def opening(self, index: int) -> list[Json]:
         return []
 
-    def event(self, index: int, event: Kept | Drafted) -> list[Json]:
-        if isinstance(event, Drafted):
-            return [{**self._chunk([]), "semspec": {"drafted": _drafted(event)}}] if self._call.trace else []
+    def drafted(self, event: Drafted) -> list[Json]:
+        return [{**self._chunk([]), "semspec": {"drafted": _drafted(event)}}] if self._call.trace else []
+
+    def text(self, index: int, event: Kept | Ended) -> list[Json]:
+        if isinstance(event, Ended):
+            return [self._chunk([self._delta(index, event.delta, None)])] if event.delta != Delta() else []
         logprobs = self._logprobs(event.record.logprobs, event.offset)
         chunk = self._chunk([self._delta(index, event.delta, logprobs)])
         if self._call.trace:
@@ -42,8 +45,7 @@ class _OpenAIFormat(ABC):
         return [chunk]
 
     def closing(self, index: int, ended: Ended, summaries: Sequence[Summary]) -> list[Json]:
-        chunks = [self._chunk([self._delta(index, ended.delta, None)])] if ended.delta != Delta() else []
-        chunks.append(self._chunk([self._end(index, ended.reason)]))
+        chunks = [self._chunk([self._end(index, ended.reason)])]
         if summaries and self._call.include_usage:
             chunks.append({**self._chunk([]), "usage": usage(summaries)})
         if summaries:

@@ -30,9 +30,12 @@ class TgiFormat:
     def opening(self, index: int) -> list[Json]:
         return []
 
-    def event(self, index: int, event: Kept | Drafted) -> list[Json]:
-        if isinstance(event, Drafted):
-            return []
+    def drafted(self, event: Drafted) -> list[Json]:
+        return []
+
+    def text(self, index: int, event: Kept | Ended) -> list[Json]:
+        if isinstance(event, Ended):
+            return []  # the end is told with the last text
         return [self._chunk(token) for token in self._tokens.add(event.record, event.delta.content)]
 
     def closing(self, index: int, ended: Ended, summaries: Sequence[Summary]) -> list[Json]:
