@@ -65,6 +65,7 @@ class GatewaySettings(BaseSettings):
     redis_timeout_s: float = Field(0.5, gt=0, le=10, description="longest wait for one answer of Redis, in seconds")
     flush_timeout_s: float = Field(2.0, gt=0, le=30, description="longest wait for the trace to be stored, in seconds")
     generation_deadline_s: float = Field(600.0, gt=0, description="longest a generation may take, in seconds")
+    send_timeout_s: float = Field(60.0, gt=0, description="longest a client may take to read what was sent, in seconds")
     encode_deadline_s: float = Field(10.0, gt=0, description="longest tokenizing a prompt may take, in seconds")
     handshake_deadline_s: float = Field(3.0, gt=0, description="longest a service may take to introduce itself")
     handshake_interval_s: float = Field(10.0, gt=0, description="seconds between handshakes while all is well")

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import httpx
 
-from semspec.errors import TABLE, InternalError, InvalidRequest, NotFound, SemspecError, Unavailable
+from semspec.errors import TABLE, InternalError, InvalidRequest, NotFound, Overloaded, SemspecError, Unavailable
 
 Json = dict[str, Any]
 
@@ -123,7 +123,7 @@ class Gateway:
             if response.is_error:
                 await response.aread()
                 error = refusal(response)
-                if request.method == "GET" and isinstance(error, Unavailable):  # a gateway that is just starting
+                if request.method == "GET" and isinstance(error, Unavailable | Overloaded):  # just starting, or full
                     raise httpx.RemoteProtocolError(error.message)
                 raise error
             async with aclosing(read_events(response, last)) as events:

@@ -11,34 +11,35 @@ from gateway.parts import Parts
 from gateway.storage.journal import Journal
 from gateway.storage.sessions import held_session
 from semspec.core import FinishReason
-from semspec.errors import Cancelled, Conflict, SemspecError
+from semspec.errors import Cancelled, Conflict
 from semspec.trace import record_from_json
 
 
 class Attached:
     """One choice of a request that another connection, or another gateway, began."""
 
-    def __init__(self, order: Order, summary: Summary, cancelled: asyncio.Event, parts: Parts) -> None:
+    def __init__(
+        self, order: Order, summary: Summary, cancelled: asyncio.Event, parts: Parts, num_seen: int = 0
+    ) -> None:
+        """`num_seen` segments are with the client already."""
         self._order = order
         self._summary = summary
         self._cancelled = cancelled
         self._parts = parts
+        self._num_seen = num_seen
 
     async def events(self) -> AsyncGenerator[ChoiceEvent, None]:
         """Everything from the first segment on.
 
-        Raises: Cancelled; Conflict when the stored trace has a gap or the session is in use; Overloaded; Unavailable;
-        what the loop raises.
+        Raises: Cancelled; Conflict when the stored trace has a gap, the client has more than was stored, or the session
+        is in use; Overloaded; Unavailable; what the loop raises.
         """
-        while True:
-            fence = await self._parts.store.take(self._order.id)
+        while isinstance(fence := await self._parts.store.take(self._order.id), str):
             for known in await self._stored():
                 yield known
             if fence == "ended":
                 yield await self._outcome()
                 return
-            if fence != "held":
-                break
             await asyncio.sleep(self._parts.settings.attach_poll_s)
         async with aclosing(self._go_on(fence)) as events:
             async for event in events:
@@ -59,15 +60,27 @@ class Attached:
         return Ended(reason, self._summary.finish(reason))
 
     async def _go_on(self, fence: int) -> AsyncGenerator[ChoiceEvent, None]:
-        journal = Journal(self._parts.store, self._order.id, self._cancelled, fence)
+        """As the generation's writer, whatever becomes of it: what this one does not end, another may go on with."""
         async with AsyncExitStack() as held:
-            try:
-                held.enter_context(self._parts.admission.admitted(1))
-                lease = await held_session(self._order.call, self._parts, held)
-            except SemspecError:
-                await journal.finish("interrupted")
-                raise
+            journal = Journal(self._parts.store, self._order.id, self._cancelled, fence)
+            journal.beat(self._parts.settings.writer_lease_s / 3, self._parts.background)
+            held.callback(journal.leave, self._parts.background)
+            stored = await self._stored()
+            self._check_seen()
+            for known in stored:
+                yield known
+            held.enter_context(self._parts.admission.admitted(1))
+            lease = await held_session(self._order.call, fence, self._parts, held)
             choice = Choice(self._order, self._summary, journal, self._parts)
             async with aclosing(choice.events(lease)) as events:
                 async for event in events:
                     yield event
+
+    def _check_seen(self) -> None:
+        """What is written anew need not be what the client has: some strategies go by more than the seed."""
+        num_stored = len(self._summary.records)
+        if self._num_seen > num_stored:
+            message = (
+                f"only {num_stored} segments were stored, not the {self._num_seen} you have; start a new generation"
+            )
+            raise Conflict(message, "last-event-id")

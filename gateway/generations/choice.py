@@ -18,7 +18,7 @@ from gateway.storage.journal import Journal
 from gateway.storage.sessions import SessionLease
 from semspec.core import Drafted, Event, Finished, FinishReason, Generation, Message, SegmentRecord
 from semspec.decoding import decode
-from semspec.errors import DeadlineExceeded, Unavailable
+from semspec.errors import Cancelled, DeadlineExceeded, Unavailable
 from semspec.trace import record_json
 
 _log = logging.getLogger(__name__)
@@ -109,7 +109,10 @@ class Choice:
         transcript, generation = self._summary.transcript, self._order.generation
         segments = (record.segment for record in self._summary.records)
         generation = replace(generation, context=generation.context.extended(*segments))
-        async with aclosing(decode(generation, self._parts.roles, self._parts.costs.of(generation))) as events:
+        if self._summary.fallback is not None:  # as it would have gone on, had nobody interrupted it
+            generation = replace(generation, strategy="target")
+        costs = self._parts.costs.of(generation) if generation.strategy == "auto" else None
+        async with aclosing(decode(generation, self._parts.roles, costs)) as events:
             while transcript.stop is None and (event := await anext(events, None)) is not None:
                 yield event
         if transcript.stop is not None:
@@ -129,6 +132,8 @@ class Choice:
     async def _finish(self, reason: FinishReason, lease: SessionLease | None) -> Ended:
         """Store everything before the client hears of the end, so that it may ask for it at once."""
         delta = self._summary.finish(reason)
+        if self._journal.is_cancelled:  # the word came with the last segment: no turn of the session
+            raise Cancelled(f"generation {self._order.id} was cancelled")
         committed = await self._commit(lease)
         counts = json.dumps(usage([self._summary]))
         await self._journal.finish("finished", finish_reason=reason.value, usage=counts)
@@ -145,17 +150,17 @@ class Choice:
         return await lease.commit(turns, self._order.call.num_turns)
 
     async def _fail(self, error: Exception) -> None:
+        if isinstance(error, Cancelled):
+            return
         self._status = "failed"
         if isinstance(error, Unavailable | DeadlineExceeded):
             self._parts.readiness.suspect()
         await self._journal.finish("failed")
 
     def _end(self) -> None:
-        self._journal.close()
+        self._journal.leave(self._parts.background)
         if self._status == "interrupted" and self._journal.is_cancelled:
             self._status = "cancelled"
-        elif self._status == "interrupted":
-            self._parts.background.spawn(self._journal.finish("interrupted"))
         metrics = self._parts.metrics
         metrics.in_flight.dec()
         metrics.generation(self._order.generation.strategy, self._status, self._summary.latency_s)

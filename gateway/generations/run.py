@@ -16,8 +16,9 @@ from gateway.generations.summary import Summary
 from gateway.parts import Parts
 from gateway.storage.journal import Journal
 from gateway.storage.sessions import SessionLease, held_session
+from gateway.storage.store import FIRST_FENCE
 from semspec.core import Context, Message, Piece
-from semspec.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, SemspecError
+from semspec.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, NotFound, SemspecError
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ async def new_run(call: Call, parts: Parts) -> AsyncIterator[Run]:
     call = _checked(call, served)
     async with AsyncExitStack() as held:
         held.enter_context(parts.admission.admitted(call.num_choices))
-        lease = await held_session(call, parts, held)
+        lease = await held_session(call, FIRST_FENCE, parts, held)
         turns = lease.turns if lease else ()
         _check_session_size(call, turns, parts.settings.max_session_bytes)
         call = replace(call, num_turns=len(turns))
@@ -58,21 +59,36 @@ async def new_run(call: Call, parts: Parts) -> AsyncIterator[Run]:
 
 
 @asynccontextmanager
-async def attached_run(id: str, parts: Parts, trace: bool | None = None) -> AsyncIterator[Run]:
-    """Go on with a request's generations, given the id of one of them.
+async def attached_run(
+    id: str, parts: Parts, seen: Sequence[int] = (), trace: bool | None = None
+) -> AsyncIterator[Run]:
+    """Go on with a request's generations, given the id of one of them and the segments `seen` of each choice.
 
     The answer is as the request asked for it; with `trace`, a stream with or without records, and with the usage.
     Raises: NotFound, Conflict, Unavailable.
     """
     served = parts.readiness.require()
     first = stored.order(await parts.store.generation(id), served)
-    ids = first.call.choice_ids
-    orders = [stored.order(await parts.store.generation(choice_id), served) for choice_id in ids]
+    orders = [await _stored_choice(first, index, parts) for index in range(first.call.num_choices)]
     cancelled, summaries = asyncio.Event(), [order.summary() for order in orders]
-    pairs = zip(orders, summaries, strict=True)
-    sources = [Attached(order, summary, cancelled, parts).events() for order, summary in pairs]
+    sources = [
+        Attached(order, summary, cancelled, parts, num_seen).events()
+        for order, summary, num_seen in zip(orders, summaries, [*seen, *[0] * len(orders)], strict=False)
+    ]
     call = first.call if trace is None else replace(first.call, trace=trace, include_usage=True)
     yield Run(call, summaries, sources, cancelled, parts.settings.generation_deadline_s)
+
+
+async def _stored_choice(first: Order, index: int, parts: Parts) -> Order:
+    """One choice of a request; begun now, if its gateway did not come so far."""
+    id = first.call.choice_id(index)
+    try:
+        return stored.order(await parts.store.generation(id), first.served)
+    except NotFound:
+        prompt, budget = first.generation.context, first.generation.max_tokens
+        order = Order(id, index, first.call, first.call.generation(index, prompt, budget), first.served)
+        await Journal(parts.store, id, asyncio.Event()).begin(stored.meta(order))
+        return order
 
 
 async def _begun(

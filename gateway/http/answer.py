@@ -1,5 +1,6 @@
 """From a run to an HTTP response: whole, or as a stream of events."""
 
+import asyncio
 import hashlib
 import json
 import logging
@@ -79,8 +80,16 @@ class EventStream(Response):
                 if not started:
                     await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                     started = True
-                await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await self._sent(send, event.encode(), more=True)
+        await self._sent(send, b"", more=False)
+
+    async def _sent(self, send: Send, body: bytes, more: bool) -> None:
+        """A client that does not read is as good as gone, or it would hold its generations for ever."""
+        try:
+            async with asyncio.timeout(self._parts.settings.send_timeout_s):
+                await send({"type": "http.response.body", "body": body, "more_body": more})
+        except TimeoutError:
+            raise ClientGone from None
 
     async def _events(self, run: Run) -> AsyncGenerator[str, None]:
         started, format = False, format_of(run.call, _envelope(run.call, self._parts))

@@ -26,6 +26,8 @@ class Journal:
         self._fence = fence
         self._cancelled = cancelled
         self._heartbeat: asyncio.Task[None] | None = None
+        self._is_there = True
+        self._has_ended = False
         self.degraded = False
         """Whether something is missing in Redis."""
 
@@ -38,11 +40,13 @@ class Journal:
         try:
             await self._store.begin(self._generation, meta)
         except Unavailable as error:
+            self._is_there = False
             self._lose(error)
 
     def beat(self, interval_s: float, background: Background) -> None:
-        """Hold the generation from now on, until `finish` or `close`."""
-        self._heartbeat = background.spawn(self._hold(interval_s))
+        """Hold the generation from now on, until `finish` or `leave`."""
+        if self._heartbeat is None and self._is_there:
+            self._heartbeat = background.spawn(self._hold(interval_s))
 
     async def append(self, record: Json) -> None:
         """Store the next record."""
@@ -51,13 +55,20 @@ class Journal:
             await self._try(self._store.append(self._generation, self._fence, version, json.dumps(record)))
 
     async def finish(self, status: str, **outcome: str) -> None:
-        """Store how the generation ended."""
-        self.close()
-        fields = {"status": status, "degraded": json.dumps(self.degraded), **outcome}
-        await self._try(self._store.finish(self._generation, self._fence, fields))
+        """Store how the generation ended, if it was ever stored that it began."""
+        self._stop()
+        self._has_ended = True
+        if self._is_there:
+            fields = {"status": status, "degraded": json.dumps(self.degraded), **outcome}
+            await self._try(self._store.finish(self._generation, self._fence, fields))
 
-    def close(self) -> None:
-        """Stop saying that the writer is alive."""
+    def leave(self, background: Background) -> None:
+        """Let go of the generation; one that has not ended is left to whoever goes on with it."""
+        self._stop()
+        if not self._has_ended and not self.is_cancelled:
+            background.spawn(self.finish("interrupted"))
+
+    def _stop(self) -> None:
         if self._heartbeat is not None:
             self._heartbeat.cancel()
 

@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
-from typing import Self
 
 from gateway.background import Background
 from gateway.generations.call import Call
@@ -16,43 +16,41 @@ from semspec.errors import Conflict, SemspecError
 _log = logging.getLogger(__name__)
 
 
-async def held_session(call: Call, parts: Parts, held: AsyncExitStack) -> "SessionLease | None":
-    """The session a call names, claimed for as long as `held` is open. Raises: Conflict, Unavailable."""
+async def held_session(call: Call, fence: int, parts: Parts, held: AsyncExitStack) -> "SessionLease | None":
+    """The session a call names, claimed by the writer with this fence for as long as `held` is open.
+
+    Raises: Conflict when another generation holds the session; Unavailable when Redis does not answer, since an answer
+    without the conversation would be a wrong one.
+    """
     if call.session is None:
         return None
-    lease_s = parts.settings.session_lease_s
-    lease = await SessionLease.claim(parts.store, call.session, call.id, lease_s, parts.background)
-    held.callback(lambda: parts.background.spawn(lease.release()))
+    lease = SessionLease(parts.store, call.session, f"{call.id} {fence} {secrets.token_hex(4)}")
+    held.callback(lambda: parts.background.spawn(lease.release()))  # also of a claim that is under way
+    await lease.claim(parts.settings.session_lease_s, parts.background)
     return lease
 
 
 class SessionLease:
-    """A claimed session. Make one with `claim`; end it with `commit` or `release`."""
+    """One writer's claim on a session: begun with `claim`, ended with `commit` or `release`."""
 
-    def __init__(self, store: Store, session: str, token: str, turns: tuple[Message, ...]) -> None:
+    def __init__(self, store: Store, session: str, token: str) -> None:
+        """`token` names generation, fence and claim: the next writer of the generation may take the session over."""
         self._store = store
         self._session = session
         self._token = token
         self._heartbeat: asyncio.Task[None] | None = None
         self._open = True
-        self.turns = turns
+        self.turns: tuple[Message, ...] = ()
         """The conversation so far."""
 
-    @classmethod
-    async def claim(cls, store: Store, session: str, generation: str, lease_s: float, background: Background) -> Self:
-        """Claim a session for one generation, or once more for the same one, whichever gateway runs it.
-
-        Raises: Conflict when another generation holds the session; Unavailable when Redis does not answer, since an
-        answer without the conversation would be a wrong one.
-        """
+    async def claim(self, lease_s: float, background: Background) -> None:
+        """Raises: Conflict, Unavailable."""
         try:
-            turns = await store.claim(session, generation, lease_s)
+            self.turns = await self._store.claim(self._session, self._token, lease_s)
         except Conflict:
-            message = f"session {session} is answering another request; wait for it or use another session"
+            message = f"session {self._session} is answering another request; wait for it or use another session"
             raise Conflict(message, "semspec.session") from None
-        lease = cls(store, session, generation, turns)
-        lease._heartbeat = background.spawn(lease._renew(lease_s))
-        return lease
+        self._heartbeat = background.spawn(self._renew(lease_s))
 
     async def commit(self, turns: Sequence[Message], version: int) -> bool:
         """Append turns after the first `version` ones and give the session back; False if they could not be stored."""

@@ -9,7 +9,15 @@ from semspec.core import Context, Event, Finished, FinishReason, WriteOrder, Wri
 from semspec.decoding.progress import Progress, Step
 from semspec.decoding.protocols import Drafter, Target
 from semspec.decoding.single import write_on
-from semspec.errors import ContextTooLong, DeadlineExceeded, Mismatch, Overloaded, SemspecError, Unavailable
+from semspec.errors import (
+    ContextTooLong,
+    DeadlineExceeded,
+    InternalError,
+    Mismatch,
+    Overloaded,
+    SemspecError,
+    Unavailable,
+)
 
 T = TypeVar("T")
 
@@ -19,6 +27,7 @@ LOST: dict[type[SemspecError], str] = {
     Overloaded: "is overloaded",
     Mismatch: "does not fit the rest",
     ContextTooLong: "has too small a window",
+    InternalError: "is broken",
 }
 """Errors of the drafter or the verifier after which the target goes on alone, and what the client hears of them."""
 

@@ -229,6 +229,8 @@ def from_rpc_error(error: aio.AioRpcError) -> SemspecError:
     details, trailer = error.details() or error.code().name, error.trailing_metadata() or ()
     if error.code() is grpc.StatusCode.CANCELLED:
         return Unavailable(f"the service ended the call: {details}")
+    if error.code() is grpc.StatusCode.UNAUTHENTICATED:  # the caller's caller has no part in it
+        return Unavailable(f"the service refuses this caller: {details}")
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
         return InvalidRequest(f"too large for the link: {details}; raise max_message_bytes on both sides")
     parameter = next((str(value) for key, value in trailer if key == PARAMETER), None)

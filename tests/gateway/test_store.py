@@ -15,6 +15,8 @@ from semspec.stack.redis import servers
 from tests.gateway.support import make_settings, redis_server
 
 TTL_S = 1000
+FIRST, SECOND = "first 1 a", "second 1 b"
+"""Claims on a session: generation, fence, nonce."""
 
 
 @pytest.fixture(scope="module", params=servers(), ids=lambda program: Path(program).parent.name)
@@ -114,52 +116,52 @@ async def test_append_renews_both_keys(store: Store, redis: Redis, name: str) ->
 
 
 async def test_a_session_has_one_holder(store: Store, redis: Redis, name: str) -> None:
-    assert await store.claim(name, "first", 100) == ()
+    assert await store.claim(name, FIRST, 100) == ()
     with pytest.raises(Conflict):
-        await store.claim(name, "second", 100)
-    await store.release(name, "second")
+        await store.claim(name, SECOND, 100)
+    await store.release(name, SECOND)
     with pytest.raises(Conflict):
-        await store.claim(name, "second", 100)
+        await store.claim(name, SECOND, 100)
     turns = (Message("user", "q"), Message("assistant", "a"))
-    await store.commit(name, "first", 0, turns)
-    assert await store.claim(name, "second", 100) == turns
+    await store.commit(name, FIRST, 0, turns)
+    assert await store.claim(name, SECOND, 100) == turns
     assert 0 < await redis.ttl(f"semspec:session:{{{name}}}:turns") <= TTL_S
-    await store.release(name, "second")
-    assert await store.claim(name, "third", 100) == turns
+    await store.release(name, SECOND)
+    assert await store.claim(name, "third 1 c", 100) == turns
 
 
 async def test_of_many_claims_one_wins(store: Store, name: str) -> None:
-    claims = [store.claim(name, str(i), 100) for i in range(20)]
+    claims = [store.claim(name, f"{i} 1 x", 100) for i in range(20)]
     results = await asyncio.gather(*claims, return_exceptions=True)
     assert sum(result == () for result in results) == 1
     assert sum(isinstance(result, Conflict) for result in results) == 19
 
 
 async def test_lease_runs_out_unless_renewed(store: Store, redis: Redis, name: str) -> None:
-    await store.claim(name, "first", 100)
-    await store.renew(name, "first", 500)
+    await store.claim(name, FIRST, 100)
+    await store.renew(name, FIRST, 500)
     assert await redis.ttl(f"semspec:session:{{{name}}}:claim") > 400
     await redis.delete(f"semspec:session:{{{name}}}:claim")
-    await store.claim(name, "second", 100)
+    await store.claim(name, SECOND, 100)
     with pytest.raises(Conflict):
-        await store.renew(name, "first", 100)
+        await store.renew(name, FIRST, 100)
     with pytest.raises(Conflict):
-        await store.commit(name, "first", 0, [Message("user", "late")])
+        await store.commit(name, FIRST, 0, [Message("user", "late")])
 
 
 async def test_commit_checks_the_version(store: Store, redis: Redis, name: str) -> None:
-    await store.claim(name, "first", 100)
+    await store.claim(name, FIRST, 100)
     await redis.rpush(f"semspec:session:{{{name}}}:turns", '{"role": "user", "content": "in between"}')
     with pytest.raises(Conflict):
-        await store.commit(name, "first", 0, [Message("user", "q")])
-    assert await store.claim(name, "second", 100) == (Message("user", "in between"),)
+        await store.commit(name, FIRST, 0, [Message("user", "q")])
+    assert await store.claim(name, SECOND, 100) == (Message("user", "in between"),)
 
 
 async def test_keys_of_a_name_share_a_slot(store: Store, redis: Redis, name: str) -> None:
     await store.begin(name, {"status": "running"})
     await store.append(name, FIRST_FENCE, 0, "{}")
-    await store.claim(name, "token", 100)
-    await store.commit(name, "token", 0, [Message("user", "q")])
+    await store.claim(name, FIRST, 100)
+    await store.commit(name, FIRST, 0, [Message("user", "q")])
     keys = [key async for key in redis.scan_iter(f"*{name}*")]
     assert len(keys) == 4 and all(f"{{{name}}}" in key for key in keys)
 
@@ -222,19 +224,20 @@ async def test_cancelled_generation_takes_nothing_more(store: Store, name: str) 
 
 
 async def test_idempotency_key_keeps_its_first_meaning(store: Store, name: str) -> None:
-    assert await store.remember(name, "first") == "first"
-    assert await store.remember(name, "second") == "first"
+    assert await store.remember(name, "a") == "a"
+    assert await store.remember(name, "b") == "a"
 
 
 async def test_session_is_claimed_again_by_its_own_generation_only(store: Store, name: str) -> None:
-    await store.claim(name, "mine", 100)
-    assert await store.claim(name, "mine", 100) == ()
-    with pytest.raises(Conflict):
-        await store.claim(name, "other", 100)
+    await store.claim(name, FIRST, 100)
+    assert await store.claim(name, FIRST, 100) == (), "a repeated claim is no conflict"
+    for other in (SECOND, "first 1 another"):
+        with pytest.raises(Conflict):
+            await store.claim(name, other, 100)
     turns = [Message("user", "q"), Message("assistant", "a")]
-    await store.commit(name, "mine", 0, turns)
-    await store.commit(name, "mine", 0, turns)
-    assert await store.claim(name, "other", 100) == tuple(turns), "a repeated commit adds nothing"
+    await store.commit(name, FIRST, 0, turns)
+    await store.commit(name, FIRST, 0, turns)
+    assert await store.claim(name, SECOND, 100) == tuple(turns), "a repeated commit adds nothing"
 
 
 async def test_cancelled_caller_stops_at_once(store: Store, name: str) -> None:
@@ -252,3 +255,45 @@ async def test_cancelled_caller_stops_at_once(store: Store, name: str) -> None:
             task.cancel()
         _, pending = await asyncio.wait(tasks, timeout=5)
         assert not pending
+
+
+async def test_session_passes_to_the_next_writer_of_its_generation(store: Store, name: str) -> None:
+    heir = "first 2 b"
+    await store.claim(name, FIRST, 100)
+    assert await store.claim(name, heir, 100) == ()
+    for late in (store.renew(name, FIRST, 100), store.commit(name, FIRST, 0, [Message("user", "late")])):
+        with pytest.raises(Conflict):
+            await late
+    await store.release(name, FIRST)
+    with pytest.raises(Conflict):
+        await store.claim(name, SECOND, 100)
+    await store.commit(name, heir, 0, [Message("user", "q")])
+
+
+async def test_claim_that_ran_out_still_counts_if_nobody_came(store: Store, name: str) -> None:
+    turn = Message("user", "q")
+    await store.claim(name, FIRST, 0.02)
+    await asyncio.sleep(0.05)
+    await store.renew(name, FIRST, 0.02)
+    await asyncio.sleep(0.05)
+    await store.commit(name, FIRST, 0, [turn])
+    assert await store.claim(name, SECOND, 100) == (turn,)
+
+
+async def test_end_of_a_generation_is_said_once(store: Store, name: str) -> None:
+    await store.begin(name, {"status": "running"})
+    for _ in range(2):
+        await store.finish(name, FIRST_FENCE, {"status": "finished"})
+    with pytest.raises(Conflict):
+        await store.finish(name, FIRST_FENCE, {"status": "interrupted"})
+    for late in (store.append(name, FIRST_FENCE, 0, "{}"), store.hold(name, FIRST_FENCE)):
+        with pytest.raises(Conflict):
+            await late
+    assert (await store.generation(name))["status"] == "finished" and await store.take(name) == "ended"
+
+
+async def test_turns_may_be_many(store: Store, name: str) -> None:
+    turns = [Message("user", "q")] * 9000
+    await store.claim(name, FIRST, 100)
+    await store.commit(name, FIRST, 0, turns)
+    assert len(await store.claim(name, SECOND, 100)) == len(turns)

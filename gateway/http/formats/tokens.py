@@ -29,7 +29,8 @@ class SegmentStream:
 
     def add(self, record: SegmentRecord, visible: str) -> list[ShownToken]:
         """What there is to show of a further segment, given the text that may be seen by now and could not before."""
-        self._last_id = record.segment.token_ids[-1]
+        if record.segment.token_ids:  # text that no model wrote has none
+            self._last_id = record.segment.token_ids[-1]
         return [self._shown(visible)] if visible else []
 
     def close(self, visible: str, stopped: bool) -> list[ShownToken]:

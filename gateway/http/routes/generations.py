@@ -1,6 +1,7 @@
 """What is stored of a generation, and ways back to one that runs."""
 
 import json
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query
@@ -11,6 +12,7 @@ from gateway.generations.run import attached_run
 from gateway.http.answer import EventStream
 from gateway.http.openapi.responses import EVENTS, GENERATION, TRACE
 from gateway.parts import PartsOf
+from semspec.errors import NotFound
 from semspec.trace import Json
 
 router = APIRouter(prefix="/v1/generations", tags=["generations"])
@@ -47,12 +49,13 @@ async def events(
 ) -> Response:
     """A stream of what the client has not seen yet, then of what follows; a generation that nobody runs goes on."""
     seen = [int(count) for count in (last_event_id or "0").split("-")]
-    return EventStream(id, attached_run(id, parts, trace), parts, seen)
+    return EventStream(id, attached_run(id, parts, seen, trace), parts, seen)
 
 
 @router.post("/{id}/cancel", responses=GENERATION)
 async def cancel(id: GenerationId, parts: PartsOf) -> Json:
     """End a generation for good, wherever it runs, with all other choices of its request; one that has ended stays."""
     for choice_id in stored.call(await parts.store.generation(id)).choice_ids:
-        await parts.store.cancel(choice_id)
+        with suppress(NotFound):  # not begun yet
+            await parts.store.cancel(choice_id)
     return stored.public(id, await parts.store.generation(id))

@@ -1,9 +1,13 @@
--- Claim a session for one generation and read its turns, in one step. The generation itself may claim it again.
--- KEYS: claim, turns. ARGV: token, lease_ms
-if not redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
-  if redis.call('GET', KEYS[1]) ~= ARGV[1] then return {'conflict'} end
-  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+-- Claim a session for one generation and read its turns, in one step. A claim is "ID FENCE NONCE": whoever goes on with a
+-- generation has a higher fence than the one before, and takes the claim over.
+-- KEYS: claim, turns. ARGV: claim, lease_ms
+local held = redis.call('GET', KEYS[1])
+if held and held ~= ARGV[1] then
+  local id, fence = string.match(held, '^(%S+) (%d+)')
+  local new_id, new_fence = string.match(ARGV[1], '^(%S+) (%d+)')
+  if id ~= new_id or tonumber(fence) >= tonumber(new_fence) then return {'conflict'} end
 end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 local turns = redis.call('LRANGE', KEYS[2], 0, -1)
 table.insert(turns, 1, 'ok')
 return turns

@@ -1,9 +1,11 @@
--- Say how a generation ended, iff the writer still holds the fence, and let go of it.
--- KEYS: meta, segments, writer. ARGV: fence, ttl_s, then field, value, field, value, ...
+-- Say how a generation ended, iff the writer still holds the fence and has not said so before, and let go of it.
+-- KEYS: meta, segments, writer. ARGV: fence, ttl_s, then 'status', status, field, value, ...
 local fence = redis.call('HGET', KEYS[1], 'fence')
 if not fence then return 'missing' end
-if redis.call('HGET', KEYS[1], 'status') == 'cancelled' then return 'cancelled' end
+local status = redis.call('HGET', KEYS[1], 'status')
+if status == 'cancelled' then return 'cancelled' end
 if fence ~= ARGV[1] then return 'fenced' end
+if status ~= 'running' then return status == ARGV[4] and 'ok' or 'fenced' end
 redis.call('HSET', KEYS[1], unpack(ARGV, 3))
 redis.call('EXPIRE', KEYS[1], ARGV[2])
 redis.call('EXPIRE', KEYS[2], ARGV[2])

@@ -1,0 +1,177 @@
+"""Several who want the same at once, and clients that do not read: nobody keeps what another needs."""
+
+import asyncio
+import contextlib
+import json
+import secrets
+import socket
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.generations.run import attached_run
+from semspec.errors import Unavailable
+from tests.gateway.support import Gateway, GatewayFactory, eventually
+from tests.gateway.test_resume import (
+    MESSAGES,
+    chunks,
+    events,
+    hang_up_after,
+    only_running,
+    status_becomes,
+    text,
+)
+
+TARGET: dict[str, Any] = {"model": "semspec-demo:target"}
+
+
+@pytest.fixture
+def session() -> dict[str, str]:
+    return {"session": f"session-{secrets.token_hex(8)}"}
+
+
+async def test_client_that_does_not_read_gives_up_its_room(start_gateway: GatewayFactory) -> None:
+    gateway = await start_gateway(send_timeout_s=0.5, max_concurrent=8)
+    body = {**TARGET, "messages": MESSAGES, "n": 8, "stream": True, "logprobs": True, "top_logprobs": 20}
+    content = json.dumps({**body, "semspec": {"trace": True}}).encode()
+    head = ["POST /v1/chat/completions HTTP/1.1", "Host: x", "Content-Type: application/json"]
+    lines = "\r\n".join([*head, f"Content-Length: {len(content)}", "", ""])
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        client.connect(("127.0.0.1", int(gateway.base_url.rpartition(":")[2])))
+        client.sendall(lines.encode() + content)
+        await eventually(lambda: gateway.fakes.target.prompts != [])
+        await eventually(lambda: gateway.app.state.parts.admission._running == 0)
+        assert (await gateway.chat()).status_code == 200
+
+
+async def test_slow_reader_of_what_is_stored_stays_its_writer(start_gateway: GatewayFactory) -> None:
+    first, second = await start_gateway(writer_lease_s=1), await start_gateway(writer_lease_s=1)
+    seen = await hang_up_after(first, 4, **TARGET)
+    await status_becomes(second, seen[0]["id"], "interrupted")
+    parts = second.app.state.parts
+    async with attached_run(seen[0]["id"], parts) as run, contextlib.aclosing(run.events()) as stream:
+        await anext(stream)
+        await asyncio.sleep(1.3)
+        assert await parts.store.take(seen[0]["id"]) in ("held", "ended")
+    assert (await parts.store.generation(seen[0]["id"]))["status"] != "running"
+
+
+async def test_client_ahead_of_the_store_is_told_so(start_gateway: GatewayFactory) -> None:
+    first, second = await start_gateway(max_generation_bytes=1500), await start_gateway()
+    seen = await hang_up_after(first, 4, **TARGET)
+    await status_becomes(second, seen[0]["id"], "interrupted")
+    refused = await events(second, seen[0]["id"], after="4")
+    assert refused.status_code == 409 and refused.json()["error"]["param"] == "last-event-id"
+    assert (await events(second, seen[0]["id"], after="2")).status_code == 200
+
+
+async def test_what_fell_back_goes_on_alone(start_gateway: GatewayFactory) -> None:
+    alone, first, second = [await start_gateway() for _ in range(3)]
+    for gateway in (alone, first):
+        gateway.fakes.drafter.lost_at = 1
+    undisturbed = await alone.chat(stream=True)
+    first.fakes.target.stuck_at = 4
+    body = {"model": "semspec-demo", "messages": MESSAGES, "seed": 7, "stream": True}
+    async with first.http.stream("POST", "/v1/chat/completions", json=body) as response:
+        id = response.headers["x-generation-id"]
+        await asyncio.wait_for(first.fakes.target.stuck.wait(), 10)
+    await status_becomes(second, id, "interrupted")
+    assert text(await events(second, id)) == text(undisturbed)
+
+
+async def test_word_to_cancel_that_comes_with_the_last_segment_leaves_no_turn(
+    gateway: Gateway, session: dict[str, str]
+) -> None:
+    gateway.fakes.target.pause_at = 5
+    running = asyncio.create_task(gateway.chat(**TARGET, semspec=session))
+    await asyncio.wait_for(gateway.fakes.target.paused.wait(), 10)
+    await gateway.app.state.parts.store.cancel(await only_running(gateway))
+    gateway.fakes.target.resume.set()
+    assert (await running).status_code == 409
+    await gateway.chat(**TARGET, semspec=session)
+    assert gateway.fakes.target.prompts[-1] == "<user>How many?"
+
+
+async def test_choice_that_was_never_begun_is_begun_by_whoever_asks_again(start_gateway: GatewayFactory) -> None:
+    gateway, key = await start_gateway(writer_lease_s=1), secrets.token_hex(8)
+    store = gateway.app.state.parts.store
+    begin = store.begin
+
+    async def begin_all_but_one(id: str, meta: Any) -> None:
+        if id.endswith("-1"):
+            raise Unavailable("slow")
+        await begin(id, meta)
+
+    store.begin = begin_all_but_one
+    first = await ask(gateway, key, n=2)
+    store.begin = begin
+    again = await ask(gateway, key, n=2)
+    assert first.json()["choices"] == again.json()["choices"] and first.json()["id"] == again.json()["id"]
+    cancelled = await gateway.http.post(f"/v1/generations/{again.json()['id']}/cancel")
+    assert cancelled.json()["status"] == "finished"
+
+
+async def test_hanging_up_during_a_claim_gives_the_session_back(gateway: Gateway, session: dict[str, str]) -> None:
+    store, reached = gateway.app.state.parts.store, asyncio.Event()
+    claim = store.claim
+
+    async def slow(*arguments: Any) -> Any:
+        claimed = asyncio.ensure_future(claim(*arguments))
+        reached.set()
+        await asyncio.sleep(0.2)
+        return await claimed
+
+    store.claim = slow
+    running = asyncio.create_task(gateway.chat(semspec=session))
+    await reached.wait()
+    running.cancel()
+    await asyncio.wait([running])
+    store.claim = claim
+    async with asyncio.timeout(10):
+        while (await gateway.chat(semspec=session)).status_code == 409:
+            await asyncio.sleep(0.01)
+
+
+async def test_twins_on_a_session_do_not_free_it(gateway: Gateway, session: dict[str, str]) -> None:
+    target, key, go = gateway.fakes.target, secrets.token_hex(8), asyncio.Event()
+    encode = target.encode
+
+    async def slow(prompt: Any) -> Any:
+        await go.wait()
+        return await encode(prompt)
+
+    target.encode = slow  # type: ignore[method-assign]
+    target.pause_at = 2
+    first = asyncio.create_task(ask(gateway, key, **TARGET, semspec=session))
+    await asyncio.sleep(0.1)
+    twin = asyncio.create_task(ask(gateway, key, **TARGET, semspec=session))
+    assert (await twin).status_code == 409
+    go.set()
+    await asyncio.wait_for(target.paused.wait(), 10)
+    assert (await gateway.chat(**TARGET, semspec=session)).status_code == 409
+    target.resume.set()
+    assert (await first).json()["semspec"]["degraded"] is False
+
+
+@pytest.mark.parametrize("num_tokens", [1, 30, 45])
+async def test_stream_of_tokens_cut_anywhere_loses_nothing(gateway: Gateway, num_tokens: int) -> None:
+    whole = await gateway.http.post("/generate_stream", json={"inputs": "x", "parameters": {"max_new_tokens": 60}})
+    seen, last = list[str](), "0"
+    for line in whole.text.splitlines():
+        if line.startswith("id: "):
+            last = line.removeprefix("id: ")
+        elif line.startswith("data:"):
+            seen.append(json.loads(line.removeprefix("data:"))["token"]["text"])
+        if len(seen) == num_tokens:
+            break
+    id = whole.headers["x-generation-id"]
+    rest = [one["token"]["text"] for one in chunks(await events(gateway, id, after=last)) if "token" in one]
+    complete = "".join(one["token"]["text"] for one in chunks(whole) if "token" in one)
+    assert complete.endswith("".join(rest)) and len("".join(seen)) + len("".join(rest)) >= len(complete)
+
+
+async def ask(gateway: Gateway, key: str, **fields: Any) -> httpx.Response:
+    body = {"model": "semspec-demo", "messages": MESSAGES, "seed": 7, **fields}
+    return await gateway.http.post("/v1/chat/completions", json=body, headers={"idempotency-key": key})
