@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 
 from gateway.generations.choice import Choice, ChoiceEvent, Ended, Kept, Order, kept
+from gateway.generations.sessions import held_session
 from gateway.generations.summary import Summary
 from gateway.parts import Parts
 from gateway.storage.journal import Journal
-from gateway.storage.sessions import held_session
 from semspec.core import FinishReason
 from semspec.errors import Cancelled, Conflict
 from semspec.trace import record_from_json

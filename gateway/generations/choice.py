@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from gateway.generations.call import Call
 from gateway.generations.prompt_log import log_texts
 from gateway.generations.served import Served
+from gateway.generations.sessions import SessionLease
 from gateway.generations.span import in_span
 from gateway.generations.statistics import usage
 from gateway.generations.summary import Summary
 from gateway.generations.transcript import Delta
 from gateway.parts import Parts
 from gateway.storage.journal import Journal
-from gateway.storage.sessions import SessionLease
 from semspec.core import Drafted, Event, Finished, FinishReason, Generation, Message, SegmentRecord
 from semspec.decoding import decode
 from semspec.errors import Cancelled, DeadlineExceeded, Unavailable

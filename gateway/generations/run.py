@@ -11,11 +11,11 @@ from gateway.generations.call import Call
 from gateway.generations.choice import Choice, ChoiceEvent, Order
 from gateway.generations.merge import merged
 from gateway.generations.served import BY_OWN_PROBES, Served
+from gateway.generations.sessions import SessionLease, held_session
 from gateway.generations.strictness import at_strictness
 from gateway.generations.summary import Summary
 from gateway.parts import Parts
 from gateway.storage.journal import Journal
-from gateway.storage.sessions import SessionLease, held_session
 from gateway.storage.store import FIRST_FENCE
 from semspec.core import Context, Message, Piece
 from semspec.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, NotFound, SemspecError

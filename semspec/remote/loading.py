@@ -10,7 +10,8 @@ from semspec.core import Writer
 from semspec.engine.loading import load_engine
 from semspec.engine.protocol import Engine
 from semspec.errors import DeadlineExceeded, Mismatch, Overloaded, Unavailable
-from semspec.remote.protocol import CompletionClient, Server, connect
+from semspec.remote.connecting import connect
+from semspec.remote.protocol import CompletionClient, Server
 from semspec.remote.writer import RemoteWriter
 from semspec.settings import ModelSettings
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from semspec.core import Sampling, SegmentEnd
-from semspec.errors import Mismatch
 
 Api = Literal["tgi", "openai"]
 
@@ -68,16 +67,3 @@ class CompletionClient(Protocol):
     async def aclose(self) -> None:
         """Close what connections there are."""
         ...
-
-
-def connect(server: Server) -> CompletionClient:
-    """A client of the server. Raises: Mismatch when the package for its API is not installed."""
-    if server.api == "tgi":
-        from semspec.remote.tgi import TgiClient  # each API's client is a large package of its own
-
-        return TgiClient(server)
-    try:
-        from semspec.remote.openai import OpenAIClient
-    except ModuleNotFoundError as error:
-        raise Mismatch(f"the API openai wants the package {error.name!r}: pip install openai") from error
-    return OpenAIClient(server)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from semspec.core import Sampling, Segment, WriteOrder, Writer, Written
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.remote.protocol import Api, Server, connect
+from semspec.remote.connecting import connect
+from semspec.remote.protocol import Api, Server
 from semspec.remote.writer import RemoteWriter
 from tests.remote.servers import NAME, Script, serving
 

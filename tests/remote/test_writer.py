@@ -11,7 +11,8 @@ import pytest
 from semspec.core import Context, Sampling, Segmentation, SegmentEnd, WriteOrder, Written
 from semspec.decoding.protocols import Target
 from semspec.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Mismatch, Overloaded, Unavailable
-from semspec.remote.protocol import Api, Completion, Server, connect
+from semspec.remote.connecting import connect
+from semspec.remote.protocol import Api, Completion, Server
 from tests.remote.servers import NAME, Json, Script, serving
 from tests.remote.support import PARAGRAPH, PROMPT, TO_THE_END, Local, collected, segments
 

@@ -11,8 +11,9 @@ from semspec.core import Context, Sampling, Segment, Segmentation, SegmentEnd, W
 from semspec.engine.batch import ContextBatch
 from semspec.engine.causal_lm import CausalLM
 from semspec.errors import InvalidRequest, Unavailable
+from semspec.remote.connecting import connect
 from semspec.remote.cutting import TextCutter
-from semspec.remote.protocol import Completion, CompletionClient, Server, connect
+from semspec.remote.protocol import Completion, CompletionClient, Server
 from training.config import ServerSampler
 
 
