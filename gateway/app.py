@@ -11,7 +11,7 @@ from gateway.generations.costs import CostTable
 from gateway.http.errors import install_handlers
 from gateway.http.middleware import BodyLimit, Observed
 from gateway.http.openapi.document import TAGS, DocumentedApp, operation_id
-from gateway.http.routes import completions, generations, models, operations, playground, tgi
+from gateway.http.routes import completions, generations, models, operations, playground, sessions, tgi
 from gateway.metrics import Metrics
 from gateway.parts import Parts
 from gateway.readiness import Readiness
@@ -35,7 +35,7 @@ def create_app(settings: GatewaySettings, roles: Roles, store: Store) -> FastAPI
         lifespan=_lifespan,
     )
     app.state.parts = parts
-    for group in (completions, models, generations, operations, playground, tgi):
+    for group in (completions, models, generations, operations, playground, sessions, tgi):
         app.include_router(group.router)
     install_handlers(app, parts.metrics)
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)

@@ -46,6 +46,7 @@ def _encodable(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_encodable)]
+SESSION_NAME = r"^[A-Za-z0-9_.-]{1,128}$"
 
 
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH), AfterValidator(_encodable)]
@@ -158,7 +159,7 @@ class Extension(_Strict):
     acceptance: AcceptanceOptions = AcceptanceOptions()
     strictness: float | None = Field(default=None, ge=0, le=1)
     scoring: ScoringOptions = ScoringOptions()
-    session: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.-]{1,128}$")
+    session: str | None = Field(default=None, pattern=SESSION_NAME)
     draft_ahead: bool | None = None
     trace: bool = False
 

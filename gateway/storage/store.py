@@ -134,7 +134,15 @@ class Store:
         """Hold a session for one generation; its turns so far. Raises: Conflict, Unavailable."""
         keys = [_claim(session), _turns(session)]
         turns = await self._run("claim", keys, [token, _ms(lease_s)], f"session {session}")
-        return tuple(Message(**json.loads(turn)) for turn in turns[1:])
+        return _messages(turns[1:])
+
+    async def turns(self, session: str) -> tuple[Message, ...]:
+        """The turns of a session; none of an unknown one. Raises: Unavailable."""
+        return _messages(await self._guarded("read", self._client.lrange(_turns(session), 0, -1)))
+
+    async def forget(self, session: str) -> None:
+        """Drop a session's turns. Raises: Conflict while a generation holds it; NotFound, Unavailable."""
+        await self._run("forget", [_claim(session), _turns(session)], [], f"session {session}")
 
     async def renew(self, session: str, token: str, lease_s: float) -> None:
         """Hold a session for longer. Raises: Conflict, Unavailable."""
@@ -169,7 +177,7 @@ class Store:
 
 
 _SCRIPTS = (
-    "begin", "append", "finish", "hold", "take", "cancel", "remember", "claim", "renew", "commit", "release",
+    "begin", "append", "finish", "hold", "take", "cancel", "remember", "claim", "renew", "commit", "release", "forget",
 )  # fmt: skip
 
 
@@ -181,6 +189,10 @@ def _seen(call: "asyncio.Future[Any]") -> None:
 
 def _source(name: str) -> str:
     return files("gateway").joinpath("storage", "lua", f"{name}.lua").read_text()
+
+
+def _messages(lines: Sequence[str]) -> tuple[Message, ...]:
+    return tuple(Message(**json.loads(line)) for line in lines)
 
 
 def _meta(generation: str) -> str:

@@ -221,7 +221,7 @@ async def test_every_route_fails_in_openais_shape(gateway: Gateway) -> None:
     paths = dict.fromkeys(path for _, path in routes(gateway))
     assert len(paths) >= 9
     for path in paths:
-        assert_openai_error(await gateway.http.delete(path), 405, "method_not_allowed")
+        assert_openai_error(await gateway.http.patch(path), 405, "method_not_allowed")
     for method, path in routes(gateway):
         if "unknown" in path:
             assert_openai_error(await gateway.http.request(method, path), 404)

@@ -93,3 +93,30 @@ async def _eventually_free(gateway: Gateway, session: str) -> None:
     async with asyncio.timeout(10):
         while (await ask(gateway, session, "Again?")).status_code == 409:
             await asyncio.sleep(0.01)
+
+
+async def test_session_can_be_read_and_forgotten(gateway: Gateway, session: str) -> None:
+    path = f"/v1/sessions/{session}"
+    assert (await gateway.http.get(path)).status_code == 404 and (await gateway.http.delete(path)).status_code == 404
+    answer = (await ask(gateway, session, "One?")).json()["choices"][0]["message"]["content"]
+    turns = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": answer}]
+    assert (await gateway.http.get(path)).json() == {"id": session, "object": "session", "turns": turns}
+    assert (await gateway.http.delete(path)).json() == {"id": session, "object": "session", "deleted": True}
+    await ask(gateway, session, "Two?")
+    assert gateway.fakes.target.prompts[-1] == "<user>Two?"
+
+
+async def test_session_in_use_is_not_forgotten(gateway: Gateway, session: str) -> None:
+    gateway.fakes.target.pause_at = 1
+    running = asyncio.create_task(ask(gateway, session, "One?"))
+    await asyncio.wait_for(gateway.fakes.target.paused.wait(), 10)
+    refused = await gateway.http.delete(f"/v1/sessions/{session}")
+    assert refused.status_code == 409 and refused.json()["error"]["param"] == "id"
+    gateway.fakes.target.resume.set()
+    assert (await running).json()["semspec"]["degraded"] is False
+
+
+async def test_sessions_need_redis(start_gateway: GatewayFactory, session: str) -> None:
+    gateway = await start_gateway(redis_url="redis://127.0.0.1:1/0")
+    assert (await gateway.http.get(f"/v1/sessions/{session}")).status_code == 503
+    assert (await gateway.http.delete(f"/v1/sessions/{session}")).status_code == 503

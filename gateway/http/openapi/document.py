@@ -25,6 +25,7 @@ Schema = dict[str, Any]
 TAGS = [
     {"name": "completions", "description": "OpenAI's API, with an object `semspec` in requests and answers."},
     {"name": "generations", "description": "What is stored of a generation, and ways back to one that runs."},
+    {"name": "sessions", "description": "Conversations that are kept."},
     {"name": "tgi", "description": "Text Generation Inference's API."},
     {"name": "models", "description": "Names to put in a request's `model`."},
     {"name": "operations", "description": "For those who run the gateway."},

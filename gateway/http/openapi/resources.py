@@ -74,6 +74,29 @@ class GenerationTrace(Described):
     segments: list[SegmentTrace]
 
 
+class Turn(Described):
+    """One message of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Session(Described):
+    """A conversation that is kept."""
+
+    id: str
+    object: Literal["session"]
+    turns: list[Turn]
+
+
+class SessionForgotten(Described):
+    """A conversation that no longer is."""
+
+    id: str
+    object: Literal["session"]
+    deleted: Literal[True]
+
+
 class ModelName(Described):
     """A name a request may put in `model`."""
 

@@ -15,6 +15,8 @@ from gateway.http.openapi.resources import (
     ModelNames,
     Ready,
     Services,
+    Session,
+    SessionForgotten,
 )
 from gateway.http.openapi.tgi import TgiAnswer, TgiChunk, TgiError, TgiInfo, TgiPlace
 
@@ -31,6 +33,8 @@ DESCRIBED: tuple[type[BaseModel], ...] = (
     ModelNames,
     Ready,
     Services,
+    Session,
+    SessionForgotten,
     TextCompletion,
     TextCompletionChunk,
     TgiAnswer,
@@ -43,7 +47,7 @@ DESCRIBED: tuple[type[BaseModel], ...] = (
 
 _MEANINGS = {
     400: "The request can never succeed as it is; `param` names the field at fault.",
-    404: "There is no such model, generation or file.",
+    404: "There is no such model, generation, session or file.",
     405: "The path has no such method.",
     409: "A session or a generation is in use, was cancelled, or belongs to models no longer served.",
     413: "The body is too large.",
@@ -123,6 +127,8 @@ EVENTS: Responses = {
     200: {"content": _stream(ChatCompletionChunk, TextCompletionChunk, TgiChunk, Error, TgiError)},
     **refusals(400, 404, 409, 429, 503, 504),
 }
+SESSION: Responses = {200: {"content": _json(Session)}, **_STORED}
+FORGOTTEN: Responses = {200: {"content": _json(SessionForgotten)}, **refusals(400, 404, 409, 503)}
 MODELS: Responses = {
     200: {
         "content": _json(ModelNames),
