@@ -50,6 +50,7 @@ class Store:
         self._max_generation_bytes = max_generation_bytes
         self._lease_ms = _ms(writer_lease_s)
         self._scripts = {name: client.register_script(_source(name)) for name in _SCRIPTS}
+        self._calls: set[asyncio.Future[Any]] = set()
         self.on_failure: Callable[[str], None] = lambda operation: None
         """Told the operation whenever Redis fails."""
 
@@ -67,6 +68,9 @@ class Store:
         return cls(client, settings.ttl_s, settings.max_generation_bytes, settings.writer_lease_s)
 
     async def close(self) -> None:
+        """Let the calls end whose callers were cancelled, or their connections would stay open; then disconnect."""
+        if self._calls:
+            await asyncio.wait(self._calls)
         await self._client.aclose()
 
     async def begin(self, generation: str, meta: Mapping[str, str]) -> None:
@@ -168,23 +172,23 @@ class Store:
     async def _guarded(self, operation: str, reply: Awaitable[Any]) -> Any:
         # Never cancelled: redis-py may swallow a cancellation that comes while it waits, and its caller would go on.
         call = asyncio.ensure_future(reply)
-        call.add_done_callback(_seen)
+        self._calls.add(call)
+        call.add_done_callback(self._done)
         try:
             return await asyncio.shield(call)
         except (RedisError, OSError, TimeoutError) as error:
             self.on_failure(operation)
             raise Unavailable("the store of traces and sessions (Redis) does not answer; try again later") from error
 
+    def _done(self, call: "asyncio.Future[Any]") -> None:
+        self._calls.discard(call)
+        if not call.cancelled():
+            call.exception()  # that of a call whose caller was cancelled is nobody's
+
 
 _SCRIPTS = (
     "begin", "append", "finish", "hold", "take", "cancel", "remember", "claim", "renew", "commit", "release", "forget",
 )  # fmt: skip
-
-
-def _seen(call: "asyncio.Future[Any]") -> None:
-    """The error of a call whose caller was cancelled is nobody's."""
-    if not call.cancelled():
-        call.exception()
 
 
 def _source(name: str) -> str:

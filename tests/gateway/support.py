@@ -123,7 +123,7 @@ def make_settings(**fields: Any) -> GatewaySettings:
 
 
 def make_readiness(fakes: Fakes) -> Readiness:
-    settings = make_settings()
+    settings = make_settings(redis_url="redis://127.0.0.1:1/0")  # nobody listens there
     return Readiness(fakes.roles, settings, make_store(settings), Metrics())
 
 
