@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Self
 
 from gateway.generations.call import Call
 from gateway.generations.prompt_log import log_texts
@@ -16,7 +17,7 @@ from gateway.generations.summary import Summary
 from gateway.generations.transcript import Delta
 from gateway.parts import Parts
 from gateway.storage.journal import Journal
-from semspec.core import Drafted, Event, Finished, FinishReason, Generation, Message, SegmentRecord
+from semspec.core import Context, Drafted, Event, Finished, FinishReason, Generation, Message, SegmentRecord
 from semspec.decoding import decode
 from semspec.errors import Cancelled, DeadlineExceeded, Unavailable
 from semspec.trace import record_json
@@ -33,6 +34,11 @@ class Order:
     call: Call
     generation: Generation
     served: Served
+
+    @classmethod
+    def of(cls, call: Call, index: int, context: Context, max_tokens: int, served: Served) -> Self:
+        """The order of one of a call's choices."""
+        return cls(call.choice_id(index), index, call, call.generation(index, context, max_tokens), served)
 
     @property
     def prompt(self) -> str:
@@ -66,7 +72,7 @@ ChoiceEvent = Kept | Drafted | Ended
 
 def kept(summary: Summary, record: SegmentRecord) -> Kept:
     """Add a segment to the summary."""
-    offset = len(summary.text)
+    offset = summary.num_characters
     return Kept(record, summary.add(record), offset)
 
 

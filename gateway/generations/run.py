@@ -50,8 +50,7 @@ async def new_run(call: Call, parts: Parts) -> AsyncIterator[Run]:
         prompt = await _encode(call, turns, parts)
         budget = _budget(call, prompt, served, parts.settings.default_max_tokens)
         parts.metrics.prompt(len(prompt.token_ids))
-        generations = [call.generation(i, Context((prompt,)), budget) for i in range(call.num_choices)]
-        orders = [Order(call.choice_id(i), i, call, generation, served) for i, generation in enumerate(generations)]
+        orders = [Order.of(call, index, Context((prompt,)), budget, served) for index in range(call.num_choices)]
         cancelled, summaries = asyncio.Event(), [order.summary() for order in orders]
         pairs = zip(orders, summaries, strict=True)
         sources = [_begun(order, summary, cancelled, lease, parts) for order, summary in pairs]
@@ -81,13 +80,12 @@ async def attached_run(
 
 async def _stored_choice(first: Order, index: int, parts: Parts) -> Order:
     """One choice of a request; begun now, if its gateway did not come so far."""
-    id = first.call.choice_id(index)
     try:
-        return stored.order(await parts.store.generation(id), first.served)
+        return stored.order(await parts.store.generation(first.call.choice_id(index)), first.served)
     except NotFound:
-        prompt, budget = first.generation.context, first.generation.max_tokens
-        order = Order(id, index, first.call, first.call.generation(index, prompt, budget), first.served)
-        await Journal(parts.store, id, asyncio.Event()).begin(stored.meta(order))
+        generation = first.generation
+        order = Order.of(first.call, index, generation.context, generation.max_tokens, first.served)
+        await Journal(parts.store, order.id, asyncio.Event()).begin(stored.meta(order))
         return order
 
 

@@ -47,10 +47,9 @@ def order(meta: Mapping[str, str], served: Served) -> Order:
     """The order whose fields these are. Raises: Conflict when it has not ended and other models are served by now."""
     if meta["status"] not in ENDED and json.loads(meta["models"]) != _models(served):
         raise Conflict("the models or probes have changed since this generation began; start a new one", "id")
-    request, index, prompt = call(meta), int(meta["index"]), json.loads(meta["prompt"])
+    prompt = json.loads(meta["prompt"])
     piece = Piece(prompt["text"], tuple(prompt["token_ids"]), prompt["tokenizer"])
-    generation = request.generation(index, Context((piece,)), int(meta["budget"]))
-    return Order(request.choice_id(index), index, request, generation, served)
+    return Order.of(call(meta), int(meta["index"]), Context((piece,)), int(meta["budget"]), served)
 
 
 def public(id: str, meta: Mapping[str, str]) -> Json:

@@ -14,6 +14,8 @@ class Summary:
         self.generation = generation
         self.transcript = transcript
         self.records: list[SegmentRecord] = []
+        self.num_characters = 0
+        """Of all that was written, seen or not."""
         self.finish_reason: FinishReason | None = None
         self.fallback: str | None = None
         """Why the target went on alone, if it did."""
@@ -25,6 +27,7 @@ class Summary:
     def add(self, record: SegmentRecord) -> Delta:
         """What the client sees of a further segment."""
         self.records.append(record)
+        self.num_characters += len(record.segment.text)
         self.fallback = self.fallback or record.fallback
         return self.transcript.add(record.segment.text)
 

@@ -1,7 +1,7 @@
 """The request bodies of OpenAI's API as far as they are served here; anything else is refused by name."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
@@ -52,25 +52,28 @@ SESSION_NAME = r"^[A-Za-z0-9_.-]{1,128}$"
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH), AfterValidator(_encodable)]
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class _Tolerant(_Strict):
-    """Takes OpenAI fields that are not served here, as long as their value asks for nothing."""
+class Tolerant(Strict):
+    """Takes an API's fields that are not served here, as long as their value asks for nothing."""
+
+    neutral: ClassVar[Mapping[str, Sequence[object]]] = NEUTRAL
+    labels: ClassVar[frozenset[str]] = LABELS
 
     @model_validator(mode="before")
     @classmethod
     def _drop_neutral(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        return {name: value for name, value in values.items() if not _asks_nothing(name, value)}
+        return {name: value for name, value in values.items() if not cls._asks_nothing(name, value)}
 
-
-def _asks_nothing(name: str, value: object) -> bool:
-    if name in NEUTRAL:
-        return value is None or is_one_of(value, NEUTRAL[name])
-    return name in LABELS
+    @classmethod
+    def _asks_nothing(cls, name: str, value: object) -> bool:
+        if name in cls.neutral:
+            return value is None or _is_one_of(value, cls.neutral[name])
+        return name in cls.labels
 
 
 def _strictly_bool(value: object) -> object:
@@ -82,7 +85,7 @@ def _strictly_bool(value: object) -> object:
 False_ = Annotated[Literal[False], BeforeValidator(_strictly_bool)]
 
 
-def is_one_of(value: object, others: Sequence[object]) -> bool:
+def _is_one_of(value: object, others: Sequence[object]) -> bool:
     """Whether a JSON value is among `others`; in JSON, unlike in Python, false is not 0."""
     return any(value == other and isinstance(value, bool) is isinstance(other, bool) for other in others)
 
@@ -92,7 +95,7 @@ def is_known_field(name: str) -> bool:
     return name in NEUTRAL
 
 
-class TextPart(_Strict):
+class TextPart(Strict):
     """A piece of a message's content."""
 
     type: Literal["text"]
@@ -114,7 +117,7 @@ Stops = Annotated[
 ]
 
 
-class ChatMessage(_Tolerant):
+class ChatMessage(Tolerant):
     """One turn, in text."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -129,7 +132,7 @@ class ChatMessage(_Tolerant):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class AcceptanceOptions(_Strict):
+class AcceptanceOptions(Strict):
     """When a drafted segment is kept: with probability min(1, ratio), or iff the ratio reaches `threshold`."""
 
     rule: AcceptanceRule | None = None
@@ -142,14 +145,14 @@ class AcceptanceOptions(_Strict):
         return self
 
 
-class ScoringOptions(_Strict):
+class ScoringOptions(Strict):
     """When `spec-reason` keeps a step: iff the target's score of it reaches `threshold`."""
 
     method: ScoreMethod | None = None
     threshold: float | None = Field(default=None, ge=0, le=MAX_SCORE)
 
 
-class Extension(_Strict):
+class Extension(Strict):
     """What OpenAI's API has no words for: the request's `semspec` object."""
 
     strategy: Strategy | None = None
@@ -170,14 +173,14 @@ class Extension(_Strict):
         return self
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """OpenAI's `stream_options`."""
 
     include_usage: bool = False
     include_obfuscation: False_ | None = None
 
 
-class GenerationRequest(_Tolerant):
+class GenerationRequest(Tolerant):
     """What chat and plain completions share."""
 
     model: str

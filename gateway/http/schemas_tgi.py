@@ -1,10 +1,10 @@
 """The request bodies of Text Generation Inference (version 3) as far as they are served here, and nothing beyond."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field
 
-from gateway.http.schemas import Extension, False_, Stop, Text, is_one_of
+from gateway.http.schemas import Extension, False_, Stop, Strict, Text, Tolerant
 from gateway.settings import MAX_LOGPROBS, MAX_STOPS
 
 NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -26,12 +26,11 @@ def is_known_parameter(name: str) -> bool:
     return name in NEUTRAL
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class TgiParameters(_Strict):
+class TgiParameters(Tolerant):
     """TGI's `parameters`."""
+
+    neutral = NEUTRAL
+    labels = frozenset()
 
     do_sample: bool | None = None
     max_new_tokens: int | None = Field(default=None, ge=1, lt=1 << 31)
@@ -44,13 +43,6 @@ class TgiParameters(_Strict):
     details: bool | None = None
     top_n_tokens: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_neutral(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        return {name: value for name, value in values.items() if not _asks_nothing(name, value)}
-
     @property
     def is_greedy(self) -> bool:
         """TGI samples if told to, and also if told how."""
@@ -58,11 +50,7 @@ class TgiParameters(_Strict):
         return not (self.do_sample or filters or self.temperature not in (None, 1))
 
 
-def _asks_nothing(name: str, value: object) -> bool:
-    return name in NEUTRAL and (value is None or is_one_of(value, NEUTRAL[name]))
-
-
-class TgiRequest(_Strict):
+class TgiRequest(Strict):
     """Body of `POST /`, `/generate` and `/generate_stream`."""
 
     inputs: Text = Field(min_length=1)
@@ -73,7 +61,7 @@ class TgiRequest(_Strict):
     semspec: Extension = Extension()
 
 
-class TokenizeRequest(_Strict):
+class TokenizeRequest(Strict):
     """Body of `POST /tokenize`."""
 
     inputs: Text

@@ -94,16 +94,13 @@ class Store:
 
     async def take(self, generation: str) -> int | Literal["held", "ended"]:
         """Become the writer of a generation: its new fence, or why not. Raises: NotFound, Unavailable."""
-        reply = await self._guarded(
-            "take", self._scripts["take"](_held_keys(generation), [self._ttl_s, self._lease_ms])
-        )
-        match reply[0]:
-            case "ok":
-                return int(reply[1])
+        arguments: Arguments = [self._ttl_s, self._lease_ms]
+        _, outcome = await self._run("take", _held_keys(generation), arguments, f"generation {generation}")
+        match outcome:
             case "held" | "ended":
-                return reply[0]  # type: ignore[no-any-return]
+                return outcome
             case _:
-                raise _REFUSALS[reply[0]](f"generation {generation}")
+                return int(outcome)
 
     async def cancel(self, generation: str) -> None:
         """End a generation for good, unless it has ended. Raises: NotFound, Unavailable."""

@@ -1,6 +1,7 @@
 """Logprobs in OpenAI's two shapes. They cover every token written, reasoning and a stop sequence included."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from pydantic import JsonValue
 
@@ -23,11 +24,12 @@ def completion_logprobs(tokens: Sequence[TokenLogprob] | None, offset: int) -> J
     if tokens is None:
         return None
     texts = [_text(token) for token in tokens]
+    offsets: list[JsonValue] = [*accumulate(map(len, texts), initial=offset)]
     return {
         "tokens": list[JsonValue](texts),
         "token_logprobs": [token.logprob for token in tokens],
         "top_logprobs": [{_text(other): other.logprob for other in token.alternatives} for token in tokens],
-        "text_offset": [offset + sum(map(len, texts[:index])) for index in range(len(texts))],
+        "text_offset": offsets[:-1],
     }
 
 

@@ -2,8 +2,8 @@
 -- KEYS: meta, writer. ARGV: ttl_s, lease_ms
 local status = redis.call('HGET', KEYS[1], 'status')
 if not status then return {'missing'} end
-if status == 'finished' or status == 'cancelled' then return {'ended'} end
-if redis.call('EXISTS', KEYS[2]) == 1 then return {'held'} end
+if status == 'finished' or status == 'cancelled' then return {'ok', 'ended'} end
+if redis.call('EXISTS', KEYS[2]) == 1 then return {'ok', 'held'} end
 local fence = redis.call('HINCRBY', KEYS[1], 'fence', 1)
 redis.call('HSET', KEYS[1], 'status', 'running')
 redis.call('EXPIRE', KEYS[1], ARGV[1])
