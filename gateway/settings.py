@@ -1,5 +1,6 @@
 """What a gateway can be told, checked before it opens a socket."""
 
+from pathlib import Path
 from typing import Literal, get_args
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
@@ -16,6 +17,8 @@ MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
 MAX_LOGPROBS = 20
 
+_ADDRESS = "host:port of the {} service, or several with commas; a host may have many addresses, one a replica"
+
 
 class GatewaySettings(BaseSettings):
     """Environment variables `SEMSPEC_GATEWAY_*`. An empty variable counts as unset."""
@@ -26,13 +29,32 @@ class GatewaySettings(BaseSettings):
 
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0 or :: for all interfaces")
     port: int = Field(8080, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one")
-    draft_address: str = Field("127.0.0.1:50051", min_length=1, description="host:port of the draft service")
-    target_address: str = Field("127.0.0.1:50052", min_length=1, description="host:port of the target service")
-    verifier_address: str = Field("127.0.0.1:50053", min_length=1, description="host:port of the verifier service")
+    tls_certificate: Path | None = Field(None, description="PEM file of the certificate chain; unset serves plain HTTP")
+    tls_key: Path | None = Field(None, description="PEM file of the certificate's private key")
+
+    auth: Literal["keys", "none"] = Field(
+        "none", description="keys asks every client for an API key, none lets everyone in"
+    )
+    api_keys: SecretStr | None = Field(
+        None,
+        description="NAME:SHA256 of each API key, separated by commas or white space; `semspec key NAME` makes one",
+    )
+    api_keys_file: Path | None = Field(None, description="file with further NAME:SHA256 entries, one a line")
+
+    draft_address: str = Field("127.0.0.1:50051", min_length=1, description=_ADDRESS.format("draft"))
+    target_address: str = Field("127.0.0.1:50052", min_length=1, description=_ADDRESS.format("target"))
+    verifier_address: str = Field("127.0.0.1:50053", min_length=1, description=_ADDRESS.format("verifier"))
+    resolve_s: float = Field(5.0, gt=0, description="seconds between looking up the services' host names")
+    health_interval_s: float = Field(2.0, gt=0, description="seconds between asking each replica for its health")
+    health_timeout_s: float = Field(5.0, gt=0, description="silence after which a replica is given up, in seconds")
     service_token: SecretStr | None = Field(None, description="bearer token of the services; unset sends none")
-    redis_url: str = Field(
-        "redis://127.0.0.1:6379/0",
-        pattern="^(rediss?|unix)://",
+    service_ca: Path | None = Field(
+        None, description="PEM file of the authority that signs the services' certificates; unset speaks without TLS"
+    )
+    service_certificate: Path | None = Field(None, description="PEM file of the certificate shown to the services")
+    service_key: Path | None = Field(None, description="PEM file of that certificate's private key")
+    redis_url: SecretStr = Field(
+        SecretStr("redis://127.0.0.1:6379/0"),
         description="where traces and sessions live: redis://, rediss:// or unix://",
     )
 
@@ -54,6 +76,11 @@ class GatewaySettings(BaseSettings):
 
     max_n: int = Field(MAX_CHOICES, ge=1, le=MAX_CHOICES, description="most choices of one request")
     max_concurrent: int = Field(32, ge=1, description="most generations running at once, at least max_n")
+    max_concurrent_per_key: int | None = Field(
+        None, ge=1, description="most generations of one API key running at once; unset: max_concurrent"
+    )
+    max_queued: int = Field(64, ge=0, description="most requests waiting for room; 0 refuses at once")
+    queue_timeout_s: float = Field(10.0, gt=0, description="longest a request waits for room, in seconds")
     max_body_bytes: int = Field(MEBIBYTE, ge=1024, description="largest request body, in bytes")
     max_session_bytes: int = Field(MEBIBYTE, ge=1024, description="most text in all turns of a session, in bytes")
     max_generation_bytes: int = Field(16 * MEBIBYTE, ge=1024, description="largest stored trace, in bytes")
@@ -65,16 +92,30 @@ class GatewaySettings(BaseSettings):
     redis_timeout_s: float = Field(0.5, gt=0, le=10, description="longest wait for one answer of Redis, in seconds")
     flush_timeout_s: float = Field(2.0, gt=0, le=30, description="longest wait for the trace to be stored, in seconds")
     generation_deadline_s: float = Field(600.0, gt=0, description="longest a generation may take, in seconds")
+    target_patience_s: float = Field(
+        30.0, ge=0, description="longest a running generation waits for a lost target to come back, in seconds"
+    )
+    receive_timeout_s: float = Field(30.0, gt=0, description="longest a client may take to send its body, in seconds")
     send_timeout_s: float = Field(60.0, gt=0, description="longest a client may take to read what was sent, in seconds")
     encode_deadline_s: float = Field(10.0, gt=0, description="longest tokenizing a prompt may take, in seconds")
     handshake_deadline_s: float = Field(3.0, gt=0, description="longest a service may take to introduce itself")
     handshake_interval_s: float = Field(10.0, gt=0, description="seconds between handshakes while all is well")
     recheck_s: float = Field(1.0, gt=0, description="seconds between handshakes while a service is missing")
+    settle_s: float = Field(
+        0.0, ge=0, le=300, description="seconds from announcing the shutdown to refusing connections"
+    )
     drain_s: int = Field(20, ge=0, description="seconds running requests get to end at shutdown")
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
     log_prompts: bool = Field(False, description="true logs each prompt and answer; they are nowhere else in a log")
     log_json: bool = Field(False, description="true logs JSON lines instead of key=value")
+
+    @field_validator("redis_url")
+    @classmethod
+    def _has_known_scheme(cls, redis_url: SecretStr) -> SecretStr:
+        if not redis_url.get_secret_value().startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("must begin with redis://, rediss:// or unix://")
+        return redis_url
 
     @field_validator("max_concurrent")
     @classmethod

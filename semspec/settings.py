@@ -26,6 +26,13 @@ class ServiceSettings(BaseSettings):
     port: int = Field(0, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one")
     port_file: Path | None = Field(None, description="file to write the bound port to once the service is ready")
     token: SecretStr | None = Field(None, description="bearer token callers must present; unset lets everyone in")
+    tls_certificate: Path | None = Field(
+        None, description="PEM file of the certificate chain; unset speaks without TLS"
+    )
+    tls_key: Path | None = Field(None, description="PEM file of the certificate's private key")
+    tls_client_ca: Path | None = Field(
+        None, description="PEM file of the authority whose certificates callers must show; unset asks for none"
+    )
     settle_s: float = Field(
         1.0,
         ge=0,

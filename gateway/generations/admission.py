@@ -1,7 +1,7 @@
 """How many generations may run at once."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from semspec.errors import Overloaded
 
@@ -13,8 +13,8 @@ class Admission:
         self._capacity = capacity
         self._running = 0
 
-    @contextmanager
-    def admitted(self, num_generations: int) -> Iterator[None]:
+    @asynccontextmanager
+    async def admitted(self, owner: str, num_generations: int) -> AsyncIterator[None]:
         """Hold room for a request's generations. Raises: Overloaded."""
         if self._running + num_generations > self._capacity:
             raise Overloaded(f"{self._running} of {self._capacity} generations are running; retry in a moment")

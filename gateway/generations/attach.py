@@ -69,7 +69,7 @@ class Attached:
             self._check_seen()
             for known in stored:
                 yield known
-            held.enter_context(self._parts.admission.admitted(1))
+            await held.enter_async_context(self._parts.admission.admitted(self._order.call.owner, 1))
             lease = await held_session(self._order.call, fence, self._parts, held)
             choice = Choice(self._order, self._summary, journal, self._parts)
             async with aclosing(choice.events(lease)) as events:

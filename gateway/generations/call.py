@@ -37,6 +37,8 @@ class Call:
     stream: bool
     include_usage: bool
     trace: bool
+    owner: str = ""
+    """Name of the API key it came with; empty where none is asked for."""
     num_turns: int = 0
     """Of the session, before this request."""
     expected: Expected | None = None

@@ -42,7 +42,7 @@ async def new_run(call: Call, parts: Parts) -> AsyncIterator[Run]:
     served = parts.readiness.require()
     call = _checked(call, served)
     async with AsyncExitStack() as held:
-        held.enter_context(parts.admission.admitted(call.num_choices))
+        await held.enter_async_context(parts.admission.admitted(call.owner, call.num_choices))
         lease = await held_session(call, FIRST_FENCE, parts, held)
         turns = lease.turns if lease else ()
         _check_session_size(call, turns, parts.settings.max_session_bytes)

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import replace
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
@@ -15,6 +16,7 @@ from gateway.generations.call import Call
 from gateway.generations.choice import Ended
 from gateway.generations.run import Run, attached_run, new_run
 from gateway.generations.served import Served
+from gateway.http.auth import owner_of
 from gateway.http.disconnect import ClientGone, unless_disconnected
 from gateway.http.errors import internal_error
 from gateway.http.formats import Envelope, Format, format_of
@@ -33,10 +35,10 @@ _log = logging.getLogger(__name__)
 
 async def answered(request: Request, call: Call, body: GenerationRequest, parts: Parts) -> Response:
     """The response to a request for text, begun now or, under a known Idempotency-Key, before."""
+    call = replace(call, owner=owner_of(request))
     begun, key = False, request.headers.get(HEADER)
     if key is not None:
-        caller = request.headers.get("authorization", "")
-        call, begun = await recalled(call, body, key, caller, parts.store)
+        call, begun = await recalled(call, body, key, parts.store)
     run = attached_run(call.id, parts) if begun else new_run(call, parts)
     if call.stream:
         return EventStream(call.id, run, parts)

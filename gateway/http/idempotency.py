@@ -15,16 +15,16 @@ MAX_KEY_LENGTH = 255
 BEGINNING_POLLS, BEGINNING_POLL_S = 10, 0.1
 
 
-async def recalled(call: Call, body: GenerationRequest, key: str, caller: str, store: Store) -> tuple[Call, bool]:
+async def recalled(call: Call, body: GenerationRequest, key: str, store: Store) -> tuple[Call, bool]:
     """The call under the id that the key stands for, and whether it has begun already.
 
-    `caller` keeps apart the keys of callers who do not know of each other.
+    Callers with other API keys know nothing of it.
     Raises: InvalidRequest when the key stands for another request; Unavailable when Redis cannot tell.
     """
     if len(key) > MAX_KEY_LENGTH:
         raise InvalidRequest(f"the key is longer than {MAX_KEY_LENGTH} characters", "Idempotency-Key")
     mine = {"id": call.id, "request": _digest(call.api, body.model_dump_json(exclude_unset=True))}
-    known = json.loads(await store.remember(_digest(caller, key), json.dumps(mine)))
+    known = json.loads(await store.remember(_digest(call.owner, key), json.dumps(mine)))
     if known["request"] != mine["request"]:
         raise InvalidRequest("this key was used for another request; take a new one", "Idempotency-Key")
     return replace(call, id=known["id"]), known["id"] != call.id and await _begins(known["id"], store)

@@ -59,7 +59,7 @@ class Store:
         """A store on the Redis at its URL; nothing is sent yet. A broken pooled connection is replaced once a call."""
         timeout_s = settings.redis_timeout_s
         client = Redis.from_url(
-            settings.redis_url,
+            settings.redis_url.get_secret_value(),
             decode_responses=True,
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,

@@ -32,6 +32,8 @@ class Stack:
         self.processes: dict[str, Child] = {}
         self.addresses: dict[str, str] = {}
         """`host:port` of each service and of the gateway; the URL of Redis."""
+        self.api_key = f"sk-{secrets.token_urlsafe(32)}"
+        """Opens the gateway's routes."""
         self._token = secrets.token_urlsafe(32)
         self._folder = Path()
         self._refusal = ""
@@ -40,6 +42,11 @@ class Stack:
     @property
     def base_url(self) -> str:
         return f"http://{self.addresses['gateway']}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every request to the gateway must bring along."""
+        return {"authorization": f"Bearer {self.api_key}"}
 
     async def __aenter__(self) -> "Stack":
         self._folder = _private_folder()
