@@ -54,6 +54,19 @@ def doctor_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="the checks as one JSON object")
 
 
+def health_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("address", metavar="ADDRESS", help="grpc://host:port, grpcs://..., http://... or https://...")
+    parser.add_argument(
+        "--service", default="", metavar="NAME", help="such as semspec.v1.Target (default: the process)"
+    )
+    parser.add_argument(
+        "--timeout-s", type=float, default=4, metavar="S", help="longest wait for an answer (default 4)"
+    )
+    parser.add_argument("--ca", type=Path, metavar="FILE", help="authority that signed the certificate, PEM")
+    parser.add_argument("--certificate", type=Path, metavar="FILE", help="to show to a service that asks for one, PEM")
+    parser.add_argument("--key", type=Path, metavar="FILE", help="private key of that certificate, PEM")
+
+
 def _gateway_options(parser: argparse.ArgumentParser, default: str | None) -> None:
     usual = f"default {default}" if default else "default: none is asked"
     parser.add_argument("--url", default=default, help=f"a gateway that runs ({usual})")
