@@ -38,12 +38,15 @@ class Metrics:
 
         self.in_flight = gauge("generations_in_flight", "Generations running.")
         self._capacity = gauge("generations_capacity", "Generations that may run at once.")
+        self.queue_depth = gauge("queue_depth", "Requests waiting for room.")
+        self._queue_wait_seconds = seconds("queue_wait_seconds", "An admitted request's wait for room.")
         self._generations = counter("generations", "Generations ended.", ("strategy", "status"))
         self._generation_seconds = seconds("generation_duration_seconds", "Of a finished generation.", ("strategy",))
         self._first_segment_seconds = seconds(
             "time_to_first_segment_seconds", "From a generation's start to its first kept segment.", ("strategy",)
         )
         self._fallbacks = counter("fallbacks", "Generations the target had to finish alone.")
+        self._resumptions = counter("resumptions", "Times that a generation went on after it had lost the target.")
         self._degraded = counter("degraded_generations", "Generations not stored in full.")
         self._redis_failures = counter("redis_failures", "Operations Redis did not answer.", ("operation",))
 
@@ -75,6 +78,9 @@ class Metrics:
     def refusal(self, code: str) -> None:
         self._refusals.labels(code).inc()
 
+    def queue_wait(self, duration_s: float) -> None:
+        self._queue_wait_seconds.observe(duration_s)
+
     def redis_failure(self, operation: str) -> None:
         self._redis_failures.labels(operation).inc()
 
@@ -100,6 +106,9 @@ class Metrics:
 
     def fallback(self) -> None:
         self._fallbacks.inc()
+
+    def resumed(self) -> None:
+        self._resumptions.inc()
 
     def degraded(self) -> None:
         self._degraded.inc()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from gateway.generations.call import Call
+from gateway.generations.patience import Patience
 from gateway.generations.prompt_log import log_texts
 from gateway.generations.served import Served
 from gateway.generations.sessions import SessionLease
@@ -111,7 +112,23 @@ class Choice:
             self._end()
 
     async def _continued(self) -> AsyncGenerator[Event, None]:
-        """The loop's events, from the last segment on, until its end or a stop sequence."""
+        """The loop's events, begun anew behind the last segment when a target that was lost is back."""
+        patience = Patience(
+            self._parts.roles.target, self._order.served.target.fingerprint, self._parts.settings.target_patience_s
+        )
+        while True:
+            try:
+                async with aclosing(self._from_last_segment()) as events:
+                    async for event in events:
+                        yield event
+                return
+            except Unavailable as lost:
+                self._parts.readiness.suspect()
+                await patience.target_is_back(lost, len(self._summary.records))
+                self._parts.metrics.resumed()
+
+    async def _from_last_segment(self) -> AsyncGenerator[Event, None]:
+        """The loop's events, until its end or a stop sequence."""
         transcript, generation = self._summary.transcript, self._order.generation
         segments = (record.segment for record in self._summary.records)
         generation = replace(generation, context=generation.context.extended(*segments))

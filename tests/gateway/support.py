@@ -119,7 +119,7 @@ class Gateway:
 
 
 def make_settings(**fields: Any) -> GatewaySettings:
-    return GatewaySettings(**{"recheck_s": 0.01, "redis_timeout_s": 0.5, **fields})
+    return GatewaySettings(**{"recheck_s": 0.01, "redis_timeout_s": 0.5, "target_patience_s": 0, **fields})
 
 
 def make_readiness(fakes: Fakes) -> Readiness:

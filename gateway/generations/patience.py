@@ -1,0 +1,52 @@
+"""A generation that has lost its target waits for it, or for another replica, and goes on from its last segment."""
+
+import asyncio
+import logging
+from time import monotonic
+
+from semspec.decoding import Target
+from semspec.errors import Conflict, DeadlineExceeded, Unavailable
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+ANSWER_S = 2.0
+"""Longest wait for one sign of life."""
+
+_log = logging.getLogger(__name__)
+
+
+class Patience:
+    """How long one generation goes on waiting: anew after each segment."""
+
+    def __init__(self, target: Target, fingerprint: str, patience_s: float) -> None:
+        """`fingerprint` is that of the model the generation began with."""
+        self._target = target
+        self._fingerprint = fingerprint
+        self._patience_s = patience_s
+        self._num_segments = -1
+        self._until = 0.0
+        self._pause_s = FIRST_PAUSE_S
+
+    async def target_is_back(self, lost: Unavailable, num_segments: int) -> None:
+        """Return when the target answers again.
+
+        Raises: `lost` when it does not in time; Conflict when it is another model by then.
+        """
+        if num_segments > self._num_segments:
+            self._num_segments, self._until, self._pause_s = num_segments, monotonic() + self._patience_s, FIRST_PAUSE_S
+            _log.warning("waiting up to %g s for the target: %s", self._patience_s, lost.message)
+        while (left := self._until - monotonic()) > 0:
+            await asyncio.sleep(min(self._pause_s, left))
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            if await self._answers():
+                return
+        raise lost
+
+    async def _answers(self) -> bool:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                info = await self._target.info()
+        except (Unavailable, DeadlineExceeded, TimeoutError):
+            return False
+        if info.fingerprint != self._fingerprint:
+            raise Conflict("the target that came back serves another model; start a new generation", "id")
+        return True

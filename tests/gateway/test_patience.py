@@ -1,0 +1,104 @@
+"""A target that is lost while a generation runs: the gateway waits for it, and goes on from the last segment."""
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.generations.served import STRATEGIES
+from semspec.core import Strategy, Writer
+from semspec.errors import Unavailable
+from tests.gateway.fakes import FakeModel, Fakes, FakeVerifier
+from tests.gateway.support import GENEROUS_S, Gateway, GatewayFactory
+from tests.gateway.test_resume import only_running
+
+BY_TARGET = [s for s in STRATEGIES if s not in ("token-level", "auto", "spec-thinking", "draft")]
+"""By ADR 8 and 12 the first two go on with other words; the others hardly need the target."""
+OUTAGE = 5
+"""Calls in a row that nobody answers."""
+
+
+class Forgetful(FakeModel):
+    """Answers so many calls once a generation has begun, then none for a while, then all."""
+
+    def __init__(self, num_answers: int) -> None:
+        super().__init__(Writer.TARGET)
+        self._num_answers = num_answers
+        self._num_calls = 0
+
+    def _answer(self) -> None:
+        super()._answer()
+        if self.prompts:
+            self._num_calls += 1
+            if 0 <= self._num_calls - self._num_answers < OUTAGE:
+                raise Unavailable("connection refused")
+
+
+def chunks(response: httpx.Response) -> list[Any]:
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
+    return [json.loads(line) for line in lines]
+
+
+def text(response: httpx.Response) -> str:
+    told = [chunk["choices"][0]["delta"] for chunk in chunks(response) if chunk["choices"]]
+    return "".join((delta.get("content") or "") + (delta.get("reasoning") or "") for delta in told)
+
+
+@pytest.mark.parametrize("strategy", BY_TARGET)
+@pytest.mark.parametrize("num_answers", [1, 2, 3])
+async def test_generation_goes_on_as_if_nothing_had_happened(
+    start_gateway: GatewayFactory, strategy: Strategy, num_answers: int
+) -> None:
+    fields = {"model": f"semspec-demo:{strategy}", "max_tokens": 120, "stream": True}
+    undisturbed = await (await start_gateway()).chat(**fields)
+    fakes = Fakes(FakeModel(Writer.DRAFT), Forgetful(num_answers), FakeVerifier())
+    gateway = await start_gateway(fakes, target_patience_s=60)
+    disturbed = await gateway.chat(**fields)
+    assert text(disturbed) == text(undisturbed)
+    assert disturbed.text.endswith("data: [DONE]\n\n")
+    stored = await trace(gateway, chunks(disturbed)[0]["id"])
+    assert stored["status"] == "finished" and not stored["degraded"]
+    assert [record["index"] for record in stored["segments"]] == list(range(len(stored["segments"])))
+    assert "".join(record["text"] for record in stored["segments"]) == text(undisturbed)
+    assert await gateway.metric("semspec_gateway_resumptions_total") >= 1
+
+
+async def test_patience_ends(start_gateway: GatewayFactory) -> None:
+    gateway = await start_gateway(target_patience_s=0.2)
+    gateway.fakes.target.lost_at = 3
+    broken = await gateway.chat(stream=True, model="semspec-demo:target")
+    assert chunks(broken)[-1]["error"]["message"] == "the target went away"
+    assert (await trace(gateway, chunks(broken)[0]["id"]))["status"] == "failed"
+    assert gateway.fakes.num_writing == 0
+
+
+async def test_another_model_does_not_go_on(start_gateway: GatewayFactory) -> None:
+    gateway = await start_gateway(target_patience_s=60)
+    target = gateway.fakes.target
+    target.pause_at = 2
+    running = asyncio.create_task(gateway.chat(stream=True, model="semspec-demo:target"))
+    await target.paused.wait()
+    target.lost_at, target.pause_at = 3, None
+    target.model_info = replace(target.model_info, fingerprint="another")
+    target.resume.set()
+    error = chunks(await running)[-1]["error"]
+    assert error["code"] == "conflict" and "another model" in error["message"]
+
+
+async def test_waiting_generation_can_be_cancelled(start_gateway: GatewayFactory) -> None:
+    gateway = await start_gateway(target_patience_s=60, writer_lease_s=1)
+    gateway.fakes.target.lost_at = 3
+    running = asyncio.create_task(gateway.chat(stream=True, model="semspec-demo:target"))
+    id = await only_running(gateway)
+    async with asyncio.timeout(GENEROUS_S):
+        while len((await trace(gateway, id))["segments"]) < 3:
+            await asyncio.sleep(0.01)
+    assert (await gateway.http.post(f"/v1/generations/{id}/cancel")).status_code == 200
+    assert chunks(await running)[-1]["error"]["code"] == "cancelled"
+
+
+async def trace(gateway: Gateway, id: str) -> Any:
+    return (await gateway.http.get(f"/v1/generations/{id}/trace")).json()
