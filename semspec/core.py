@@ -374,6 +374,10 @@ class ModelInfo:
     """Whether its chat template keeps earlier turns, so that it can be asked about a step it has read."""
     tells_logprobs: bool = True
     """Whether it knows the logprobs of what it writes."""
+    cache_bytes: int = field(default=0, compare=False)
+    """Held now by keys and values of known prefixes."""
+    max_cache_bytes: int = 0
+    """What they may hold."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class PrefixCache:
     """
 
     def __init__(self, max_bytes: int, new_kv: Callable[[], KV]) -> None:
-        self._max_bytes, self._new_kv = max_bytes, new_kv
+        self.max_bytes, self._new_kv = max_bytes, new_kv
         self._entries: OrderedDict[int, tuple[Prefix, np.ndarray]] = OrderedDict()
         self.num_bytes = 0
 
@@ -85,9 +85,9 @@ class PrefixCache:
     def give(self, prefix: Prefix) -> None:
         """Put a prefix (back) in; the least recently used ones make room."""
         size = prefix.num_bytes
-        if size > self._max_bytes or not prefix.tokens:
+        if size > self.max_bytes or not prefix.tokens:
             return
-        while self.num_bytes + size > self._max_bytes:
+        while self.num_bytes + size > self.max_bytes:
             self._remove(next(iter(self._entries)))
         self._entries[id(prefix)] = (prefix, np.asarray(prefix.tokens, dtype=np.int64))
         self.num_bytes += size

@@ -16,6 +16,8 @@ from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.features import FeatureSet, LayerSet, num_features
 
 HIDDEN_SIZES = (256, 64)
+MAX_SHAPE = 10_000, 1_000_000
+"""Beyond any model's: a card's own shape decides how much is allocated for it."""
 LEAST_PROBABILITY = 1e-4
 """No probability that divides is taken for less: a draft probability of 0 would accept whatever the target says."""
 
@@ -100,6 +102,7 @@ def save_probe(probe: Probe, card: ProbeCard, path: Path, weights_dtype: torch.d
     }
     partial = path.with_suffix(".partial")
     save_file(tensors, partial, {"card": json.dumps({"fingerprint": card.fingerprint})})
+    partial.chmod(0o644)  # safetensors makes files private, but whoever serves it may be another user
     partial.replace(path)
     partial.write_text(json.dumps(asdict(card), indent=2) + "\n")
     partial.replace(path.with_suffix(".json"))
@@ -142,6 +145,8 @@ def _check(card: ProbeCard, path: Path) -> None:
         )
     if card.features != "states" and card.surprisal_features != SURPRISAL_FEATURES:
         raise Mismatch(f"probe {path} knows other surprisal statistics than this build computes; retrain it")
+    if card.features not in get_args(FeatureSet):
+        raise Mismatch(f"probe {path} wants features {card.features!r} unknown to this build; retrain it")
     if card.calibration not in get_args(CalibrationKind):
         raise Mismatch(f"probe {path} has a calibration {card.calibration!r} unknown to this build; retrain it")
     try:
@@ -163,9 +168,18 @@ def _built(card: ProbeCard, tensors: dict[str, Tensor]) -> Probe:
     return probe
 
 
-def _card(fields: dict[str, Any]) -> ProbeCard:
-    rows, columns = fields.pop("shape")
+def _card(fields: object) -> ProbeCard:
+    """Raises: ValueError, TypeError or KeyError when they are not those of a card."""
+    if not isinstance(fields, dict):
+        raise ValueError("the card is no JSON object")
+    shape = _shape(*fields.pop("shape"))
     segmentations = tuple(Segmentation(name) for name in fields.pop("segmentations"))
-    card = ProbeCard(shape=(int(rows), int(columns)), segmentations=segmentations, **fields)
+    card = ProbeCard(shape=shape, segmentations=segmentations, **fields)
     layers = card.layers if isinstance(card.layers, str) else tuple(map(int, card.layers))
     return replace(card, layers=layers, surprisal_features=tuple(card.surprisal_features))
+
+
+def _shape(rows: object, columns: object) -> tuple[int, int]:
+    if isinstance(rows, int) and isinstance(columns, int) and 0 < rows <= MAX_SHAPE[0] and 0 < columns <= MAX_SHAPE[1]:
+        return rows, columns
+    raise ValueError(f"no states have the shape {rows!r} x {columns!r}")

@@ -20,7 +20,8 @@ class ProbePair:
     A draft probability is never below `LEAST_PROBABILITY`: the draft did write the segment, and p/q must stay bounded.
     """
 
-    def __init__(self, draft: Artifact, target: Artifact) -> None:
+    def __init__(self, draft: Artifact, target: Artifact, device: str = "cpu") -> None:
+        """`device` is torch's name of one, or "auto". Raises: Mismatch when the two do not belong together."""
         if draft.card.features != "states":
             raise Mismatch(
                 f"the draft probe wants {draft.card.features!r}, but a draft sends states only; "
@@ -29,11 +30,14 @@ class ProbePair:
         if draft.card.segmentations != target.card.segmentations:
             raise Mismatch("the two probes were trained on different segmentations; train them together")
         self.draft, self.target = draft, target
+        self._device = _device(device)
+        for artifact in (draft, target):
+            artifact.probe.to(self._device)
 
     @classmethod
-    def load(cls, draft_probe: Path, target_probe: Path) -> "ProbePair":
+    def load(cls, draft_probe: Path, target_probe: Path, device: str = "cpu") -> "ProbePair":
         """Load two artifacts. Raises: Mismatch when they cannot serve together, with the remedy."""
-        return cls(load_probe(draft_probe), load_probe(target_probe))
+        return cls(load_probe(draft_probe), load_probe(target_probe), device)
 
     def judge(self, draft_states: Sequence[States], readings: Sequence[Reading]) -> list[Judgement]:
         """One judgement per segment. Raises: Mismatch when the states are of other models."""
@@ -41,8 +45,10 @@ class ProbePair:
         surprisal = torch.tensor([reading.surprisal for reading in readings])
         target_features = _features(self.target.card, "target", [reading.states for reading in readings], surprisal)
         with torch.inference_mode():
-            draft_probabilities = self.draft.probe(draft_features).clamp_min(LEAST_PROBABILITY).tolist()
-            target_probabilities = self.target.probe(target_features).tolist()
+            draft_probabilities = (
+                self.draft.probe(draft_features.to(self._device)).clamp_min(LEAST_PROBABILITY).tolist()
+            )
+            target_probabilities = self.target.probe(target_features.to(self._device)).tolist()
         return [Judgement(q, p) for q, p in zip(draft_probabilities, target_probabilities, strict=True)]
 
 
@@ -58,13 +64,15 @@ class ProbeVerifier:
             _check_alternative(name, pair, own)
 
     @classmethod
-    def load(cls, draft_probe: Path, target_probe: Path, alternatives: Path | None = None) -> "ProbeVerifier":
+    def load(
+        cls, draft_probe: Path, target_probe: Path, alternatives: Path | None = None, device: str = "cpu"
+    ) -> "ProbeVerifier":
         """The pair's own probes, and those in `alternatives`/NAME/{draft,target}.safetensors, if a folder is given.
 
         Raises: Mismatch when they cannot serve, with the remedy.
         """
-        own = ProbePair.load(draft_probe, target_probe)
-        return cls(own, _load_alternatives(alternatives) if alternatives else None)
+        own = ProbePair.load(draft_probe, target_probe, device)
+        return cls(own, _load_alternatives(alternatives, device) if alternatives else None)
 
     async def info(self) -> VerifierInfo:
         draft, target = self._own.draft, self._own.target
@@ -103,17 +111,25 @@ class ProbeVerifier:
         return self._alternatives[probes]
 
 
-def _load_alternatives(folder: Path) -> dict[str, ProbePair]:
+def _device(name: str) -> str:
+    """Raises: Mismatch when there is no such device."""
+    is_there = torch.cuda.is_available()
+    if name.startswith("cuda") and not is_there:
+        raise Mismatch(f"no device {name!r} for the probes: this machine has no GPU that torch can use; take 'cpu'")
+    return name if name != "auto" else "cuda" if is_there else "cpu"
+
+
+def _load_alternatives(folder: Path, device: str) -> dict[str, ProbePair]:
     """By name. Hidden folders are no probes: a mounted volume may have some."""
     paths = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not paths:
         raise Mismatch(f"{folder} holds no folder of probes; unset SEMSPEC_VERIFIER_ALTERNATIVES or put some there")
-    return {path.name: _load_alternative(path) for path in paths}
+    return {path.name: _load_alternative(path, device) for path in paths}
 
 
-def _load_alternative(folder: Path) -> ProbePair:
+def _load_alternative(folder: Path, device: str) -> ProbePair:
     try:
-        return ProbePair.load(folder / "draft.safetensors", folder / "target.safetensors")
+        return ProbePair.load(folder / "draft.safetensors", folder / "target.safetensors", device)
     except Mismatch as error:
         raise Mismatch(f"alternative probes {folder.name!r}: {error.message}") from error
 

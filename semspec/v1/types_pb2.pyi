@@ -516,6 +516,8 @@ class ModelInfo(_message.Message):
     BUILD_FIELD_NUMBER: _builtins.int
     CAN_BE_ASKED_FIELD_NUMBER: _builtins.int
     TELLS_LOGPROBS_FIELD_NUMBER: _builtins.int
+    CACHE_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_CACHE_BYTES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """name or path as configured"""
     fingerprint: _builtins.str
@@ -535,6 +537,10 @@ class ModelInfo(_message.Message):
     """its chat template keeps earlier turns, see Target.Ask"""
     tells_logprobs: _builtins.bool
     """it knows the logprobs of what it writes"""
+    cache_bytes: _builtins.int
+    """held now by keys and values of known prefixes"""
+    max_cache_bytes: _builtins.int
+    """what they may hold"""
     @_builtins.property
     def segmentations(self) -> _containers.RepeatedScalarFieldContainer[Global___Segmentation.ValueType]:
         """those the engine can stop at"""
@@ -553,10 +559,12 @@ class ModelInfo(_message.Message):
         build: _builtins.str = ...,
         can_be_asked: _builtins.bool = ...,
         tells_logprobs: _builtins.bool = ...,
+        cache_bytes: _builtins.int = ...,
+        max_cache_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "can_be_asked", b"can_be_asked", "fingerprint", b"fingerprint", "hidden_size", b"hidden_size", "max_context_tokens", b"max_context_tokens", "model", b"model", "num_layers", b"num_layers", "segmentations", b"segmentations", "state_convention", b"state_convention", "tells_logprobs", b"tells_logprobs", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "cache_bytes", b"cache_bytes", "can_be_asked", b"can_be_asked", "fingerprint", b"fingerprint", "hidden_size", b"hidden_size", "max_cache_bytes", b"max_cache_bytes", "max_context_tokens", b"max_context_tokens", "model", b"model", "num_layers", b"num_layers", "segmentations", b"segmentations", "state_convention", b"state_convention", "tells_logprobs", b"tells_logprobs", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ def load_probes(settings: VerifierSettings) -> Verifier:
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))  # read when the numeric library is imported
     from semspec.probes.verifier import ProbeVerifier  # slow to import: liveness answers first
 
-    return ProbeVerifier.load(settings.draft_probe, settings.target_probe, settings.alternatives)
+    return ProbeVerifier.load(settings.draft_probe, settings.target_probe, settings.alternatives, settings.device)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ class VerifierSettings(ServiceSettings):
     port: int = Field(50053, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one")
     draft_probe: FilePath = Field(description="the draft's probe, a .safetensors file")
     target_probe: FilePath = Field(description="the target's probe, a .safetensors file")
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
     alternatives: DirectoryPath | None = Field(
         None, description="folder of other probes of the same pair, NAME/{draft,target}.safetensors each; unset: none"
     )

@@ -73,6 +73,8 @@ async def test_cache_stays_within_its_budget(checkpoint: Path) -> None:
     entries = [prefix for prefix, _ in engine._cache._entries.values()]
     assert 0 < len(entries) < 12
     assert engine._cache.num_bytes == sum(prefix.num_bytes for prefix in entries)
+    info = await engine.info()
+    assert (info.cache_bytes, info.max_cache_bytes) == (engine._cache.num_bytes, 200_000)
     await engine.aclose()
 
 

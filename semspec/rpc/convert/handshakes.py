@@ -20,6 +20,8 @@ def model_info_to_wire(info: ModelInfo) -> types_pb2.ModelInfo:
         build=info.build,
         can_be_asked=info.can_be_asked,
         tells_logprobs=info.tells_logprobs,
+        cache_bytes=info.cache_bytes,
+        max_cache_bytes=info.max_cache_bytes,
     )
 
 
@@ -37,6 +39,8 @@ def model_info_from_wire(message: types_pb2.ModelInfo) -> ModelInfo:
         build=message.build,
         can_be_asked=message.can_be_asked,
         tells_logprobs=message.tells_logprobs,
+        cache_bytes=message.cache_bytes,
+        max_cache_bytes=message.max_cache_bytes,
     )
 
 
