@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from safetensors import SafetensorError
+from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -24,6 +25,10 @@ from semspec.engine.asking import can_be_asked
 from semspec.engine.decoder import Decoder, obstacle
 from semspec.engine.fingerprint import model_fingerprint, tokenizer_fingerprint
 from semspec.engine.kv import KV, BufferKV, DynamicKV
+from semspec.engine.state_tap import StateTap
+from semspec.engine.tensor_parallel.leader import LeadingDecoder, lead
+from semspec.engine.tensor_parallel.share import checkpoint_folder
+from semspec.engine.tensor_parallel.split import ALONE, Split
 from semspec.engine.tokens import TokenBytes, tokenize
 from semspec.errors import InvalidRequest, Mismatch
 
@@ -48,15 +53,27 @@ class CausalLM:
     """Weights, tokenizer and the facts about both. Not thread-safe."""
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, info: ModelInfo, engine: EngineName = "auto"
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        info: ModelInfo,
+        engine: EngineName = "auto",
+        leading: LeadingDecoder | None = None,
     ) -> None:
+        """`leading`: where `model` is rank 0's share of the weights, the forward of the whole."""
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.info = info
         self.eos_ids = _eos_ids(model, tokenizer)
-        self._tap = _StateTap(model)
-        self._decoder = _decoder(self.model, info, engine)
+        self._tap = StateTap(model)
+        self._leading = leading
+        self._decoder = leading or _decoder(self.model, info, engine)
         self._token_texts: dict[int, str] = {}
+
+    @cached_property
+    def num_embeddings(self) -> int:
+        """Token ids there are."""
+        return int(self.model.get_input_embeddings().num_embeddings)
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
@@ -72,6 +89,7 @@ class CausalLM:
         dtype: str,
         max_context_tokens: int | None = None,
         engine: EngineName = "auto",
+        split: Split = ALONE,
     ) -> "CausalLM":
         """Load a checkpoint, a folder or of the hub: safetensors only, no remote code. `device`, `dtype` may be "auto".
 
@@ -79,17 +97,20 @@ class CausalLM:
         """
         if Path(name).is_absolute() and not Path(name).is_dir():
             raise Mismatch(f"there is no folder {name}; give a checkpoint's folder or a hub id")
+        split.check_engine(engine)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if dtype == "auto":
             dtype = "float32" if device == "cpu" else "bfloat16"
         try:
             tokenizer = load_tokenizer(name, revision)
-            model = AutoModelForCausalLM.from_pretrained(
-                name, revision=revision, dtype=getattr(torch, dtype), use_safetensors=True
-            ).to(device)
+            model, leading = (
+                (_whole(name, revision, device, dtype), None)
+                if split.num_ranks == 1
+                else lead(checkpoint_folder(name, revision), split, device, dtype, max_context_tokens)
+            )
             fingerprint = model_fingerprint(name, revision)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, SafetensorError) as error:
             reason = " ".join(str(error).split())[:300]
             raise Mismatch(
                 f"cannot load model {name!r}: {reason}; give a folder or hub id with safetensors weights"
@@ -106,7 +127,12 @@ class CausalLM:
             build=__version__,
             can_be_asked=can_be_asked(tokenizer),
         )
-        return cls(model, tokenizer, info, engine)
+        return cls(model, tokenizer, info, engine, leading)
+
+    def close(self) -> None:
+        """End the processes that hold the rest of the model, if others do."""
+        if self._leading:
+            self._leading.close()
 
     @property
     def device(self) -> torch.device:
@@ -132,7 +158,12 @@ class CausalLM:
     @torch.inference_mode()
     def forward_batch(self, ids: Tensor, kv: DynamicCache, num_rows: int = 1, want_states: bool = False) -> Forward:
         """Feed `ids` `[batch, length]` after a `kv` of equally long rows, always by transformers. Results have a batch
-        dimension, logits first, states second; a row may be padded on the right, where nothing before it looks."""
+        dimension, logits first, states second; a row may be padded on the right, where nothing before it looks.
+
+        Raises: Mismatch for a model that is split over several processes.
+        """
+        if self._leading:
+            raise Mismatch(f"{self.info.model} is split over several processes, which compute no batches")
         self._tap.is_open = want_states
         output = self.model(input_ids=ids, past_key_values=kv, use_cache=True, logits_to_keep=num_rows)
         return Forward(output.logits, self._tap.drain() if want_states else output.logits.new_empty(0))
@@ -166,8 +197,15 @@ class CausalLM:
             raise InvalidRequest(f"the chat template refuses these messages: {error}", "messages") from error
 
     def read_ids(self, piece: Piece, is_first: bool) -> Sequence[int]:
-        """A piece in this model's tokens: its own ids if they are of this tokenizer, else its text tokenized."""
+        """A piece in this model's tokens: its own ids if they are of this tokenizer, else its text tokenized.
+
+        Raises: InvalidRequest when an id has no embedding; on a GPU the forward would take the process down.
+        """
         if piece.tokenizer == self.info.tokenizer:
+            if max(piece.token_ids, default=0) >= self.num_embeddings:
+                raise InvalidRequest(
+                    f"a token id is outside the vocabulary of {self.num_embeddings} tokens", "token_ids"
+                )
             return piece.token_ids
         if isinstance(piece, Segment) and piece.end is SegmentEnd.EOS:
             return [*self._tokenized(piece.text, False), min(self.eos_ids)]
@@ -211,6 +249,17 @@ class CausalLM:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
+def _whole(name: str, revision: str | None, device: str, dtype: str) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        name,
+        revision=revision,
+        dtype=getattr(torch, dtype),
+        use_safetensors=True,
+        trust_remote_code=False,  # left open, it would be asked for at the terminal
+    )
+    return model.to(device)
+
+
 def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
     """The tokenizer exactly as its tokenizer.json says.
 
@@ -219,7 +268,7 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
     """
     has_file = cached_file(name, "tokenizer.json", revision=revision, _raise_exceptions_for_missing_entries=False)
     loader = PreTrainedTokenizerFast if has_file else AutoTokenizer
-    tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(name, revision=revision)
+    tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(name, revision=revision, trust_remote_code=False)
     return tokenizer
 
 
@@ -232,39 +281,6 @@ def _decoder(model: PreTrainedModel, info: ModelInfo, engine: EngineName) -> Dec
             raise Mismatch(f"the fast engine cannot run {info.model}: {reason}; set the engine to auto or transformers")
         return None
     return Decoder(model, info.max_context_tokens)
-
-
-class _StateTap:
-    """Collects the input of the first block and the output of every block, while open."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.is_open = False
-        self._caught: list[Tensor] = []
-        blocks = _blocks(model)
-        blocks[0].register_forward_pre_hook(self._catch_input, with_kwargs=True)
-        for block in blocks:
-            block.register_forward_hook(self._catch_output)
-
-    def drain(self) -> Tensor:
-        """`[num_layers + 1, batch, length, hidden_size]` of the last forward."""
-        caught, self._caught, self.is_open = self._caught, [], False
-        return torch.stack([layer.to(caught[-1].device) for layer in caught])
-
-    def _catch_input(self, block: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-        if self.is_open:
-            self._caught = [args[0] if args else kwargs["hidden_states"]]
-
-    def _catch_output(self, block: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> None:
-        if self.is_open:
-            self._caught.append(output[0] if isinstance(output, tuple) else output)
-
-
-def _blocks(model: PreTrainedModel) -> nn.ModuleList:
-    num_layers = model.config.get_text_config().num_hidden_layers
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
-            return module
-    raise Mismatch(f"{type(model).__name__} has no list of {num_layers} blocks; it cannot stream its hidden states")
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -22,6 +22,9 @@ Attend: TypeAlias = Callable[[int, Tensor, Tensor], Tensor]
 """Layer number, queries `[num_tokens, num_heads, head_dim]`, new keys and values `[num_tokens, 2, num_kv_heads,
 head_dim]` -> `[num_tokens, num_heads * head_dim]`. Stores the keys and values on the way."""
 
+Sum: TypeAlias = Callable[[Tensor], Tensor]
+"""The sum of a tensor over all ranks, in its place."""
+
 
 def obstacle(model: PreTrainedModel) -> str | None:
     """Why the decoder cannot compute exactly what this model does; None if it can."""
@@ -99,22 +102,26 @@ def _is_cpu_float32(tensor: Tensor) -> bool:
 class Decoder:
     """The forward of a Qwen2 or Llama model, sharing its weights. Not thread-safe."""
 
-    def __init__(self, model: PreTrainedModel, window: int) -> None:
-        """`model` has no `obstacle`; `window`: the most tokens a sequence is expected to have."""
-        config, inner = model.config, model.model
+    def __init__(self, model: PreTrainedModel, window: int, sum_over_ranks: Sum | None = None) -> None:
+        """`model` has no `obstacle`; `window`: the most tokens a sequence is expected to have; `sum_over_ranks`: where
+        `model` is one rank's share of the heads and of the columns between them."""
+        config, inner, attention = model.config, model.model, model.model.layers[0].self_attn
         self._blocks = [_Block.of(layer) for layer in inner.layers]
         self._embedding: Tensor = inner.embed_tokens.weight
         self._head: Tensor = model.lm_head.weight
         self._norm, self._eps = inner.norm.weight, config.rms_norm_eps
         self._rotary = inner.rotary_emb
-        self._num_heads, self._num_kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self._head_dim = inner.layers[0].self_attn.head_dim
-        self.layout = Layout(
-            len(self._blocks), self._num_kv_heads, self._head_dim, self._head.dtype, self._head.device, window
+        self._sum = sum_over_ranks
+        self._head_dim = attention.head_dim
+        self._num_heads, self._num_kv_heads = (
+            len(projection.weight) // self._head_dim for projection in (attention.q_proj, attention.k_proj)
         )
-        self._cpu_eps = torch.full((1, 1), self._eps) if _is_cpu_float32(self._head) else None
+        dtype, device = self._embedding.dtype, self._embedding.device
+        self.layout = Layout(len(self._blocks), self._num_kv_heads, self._head_dim, dtype, device, window)
+        self._cpu_eps = torch.full((1, 1), self._eps) if _is_cpu_float32(self._embedding) else None
         self._cos, self._sin = self._rotations(0)
-        self._graphs = GraphedSteps(self.layout, self.static_step) if self.layout.device.type == "cuda" else None
+        can_be_graphed = device.type == "cuda" and sum_over_ranks is None
+        self._graphs = GraphedSteps(self.layout, self.static_step) if can_be_graphed else None
 
     def new_kv(self) -> BufferKV:
         return BufferKV(self.layout)
@@ -126,15 +133,24 @@ class Decoder:
         graphed = self._graphs.forward(tokens[0], kv, want_states) if self._graphs and len(tokens) == 1 else None
         return graphed or self._eager_forward(tokens, kv, num_rows, want_states)
 
+    def follow(self, tokens: Sequence[int], kv: BufferKV) -> None:
+        """`forward` on a rank that nobody asks for logits; it needs no head."""
+        kv.reserve(kv.num_tokens + len(tokens))
+        self._fed(tokens, kv)
+
     def _eager_forward(self, tokens: Sequence[int], kv: BufferKV, num_rows: int, want_states: bool) -> Outputs:
+        states = self._fed(tokens, kv)
+        logits = self._logits(states[-1][-num_rows:])
+        return logits, torch.stack(states) if want_states else logits.new_empty(0)
+
+    def _fed(self, tokens: Sequence[int], kv: BufferKV) -> list[Tensor]:
         start, end = kv.num_tokens, kv.num_tokens + len(tokens)
         if len(self._cos) < end:
             self._cos, self._sin = self._rotations(kv.capacity)
         cos, sin = self._cos[start:end], self._sin[start:end]
         states = self._through_blocks(self._embedded(tokens), cos, sin, self._attend_in_place(kv, start, end))
         kv.num_tokens = end  # last: a forward that breaks off leaves `kv` as it was
-        logits = self._logits(states[-1][-num_rows:])
-        return logits, torch.stack(states) if want_states else logits.new_empty(0)
+        return states
 
     def static_step(self, buffer: Tensor) -> Step:
         """The forward of one token with the same shapes at every position: what a CUDA graph can hold.
@@ -186,12 +202,20 @@ class Decoder:
         for index, block in enumerate(self._blocks):
             queries, keys_values = self._queries_keys_values(block, hidden, cos, sin)
             attended = attend(index, queries, keys_values)
-            hidden = _added(hidden, attended, block.attention_out, block.attention_out_bias)
+            hidden = self._added(hidden, attended, block.attention_out, block.attention_out_bias)
             gate_up = F.linear(self._normed(hidden, block.mlp_norm), block.gate_up, block.gate_up_bias)
             gate, up = gate_up.chunk(2, -1)
-            hidden = _added(hidden, F.silu(gate).mul_(up), block.down, block.down_bias)
+            hidden = self._added(hidden, F.silu(gate).mul_(up), block.down, block.down_bias)
             states.append(hidden)
         return states
+
+    def _added(self, hidden: Tensor, update: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """`hidden` plus the projection of `update`, of which each rank has some columns."""
+        if self._sum is None:
+            projected = torch.addmm(hidden, update, weight.t())
+        else:
+            projected = self._sum(F.linear(update, weight)).add_(hidden)
+        return projected if bias is None else projected + bias
 
     def _queries_keys_values(self, block: _Block, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated queries, rotated keys with values: see `Attend`."""
@@ -239,9 +263,3 @@ def _causal_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     rows = queries.transpose(0, 1)[None]
     attended = F.scaled_dot_product_attention(rows, keys, values, is_causal=True, enable_gqa=True)
     return attended[0].transpose(0, 1).flatten(1)
-
-
-def _added(hidden: Tensor, update: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`hidden` plus the projection of `update`."""
-    projected = torch.addmm(hidden, update, weight.t())
-    return projected if bias is None else projected + bias

@@ -113,8 +113,12 @@ class BufferKV:
         self.num_tokens = min(self.num_tokens, num_tokens)
         self.num_mirrored = min(self.num_mirrored, num_tokens)
 
+    def new(self) -> Self:
+        """Room for another sequence."""
+        return type(self)(self._layout)
+
     def copy(self, num_tokens: int) -> Self:
-        twin = type(self)(self._layout)
+        twin = self.new()
         twin.reserve(num_tokens)
         twin.stretch(0, num_tokens).copy_(self.stretch(0, num_tokens))
         twin.num_tokens = num_tokens

@@ -7,7 +7,8 @@ from semspec.settings import ModelSettings
 
 def load_engine(settings: ModelSettings, writer: Writer) -> Engine:
     """The model the settings name. Raises: Mismatch when it cannot be served."""
-    from semspec.engine.transformers_engine import TransformersEngine  # slow to import: liveness answers first
+    from semspec.engine.tensor_parallel.split import Split  # slow to import, as is the engine: liveness answers first
+    from semspec.engine.transformers_engine import TransformersEngine
 
     return TransformersEngine.load(
         settings.model,
@@ -19,4 +20,5 @@ def load_engine(settings: ModelSettings, writer: Writer) -> Engine:
         cache_bytes=settings.cache_bytes,
         max_context_tokens=settings.max_context_tokens,
         engine=settings.engine,
+        split=Split(settings.tensor_parallel, f"SEMSPEC_{writer.upper()}_TENSOR_PARALLEL"),
     )

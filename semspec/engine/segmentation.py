@@ -16,8 +16,9 @@ ABBREVIATIONS = frozenset(
 
 _SENTENCE_END = re.compile(r"[.?!][\"')\]*]*$")
 _SENTENCE_END_INSIDE = re.compile(r"[.?!][\"')\]*]*(?=\s)")
-_LIST_MARKER = re.compile(r"(?:^|\n)\s*(?:\d+|[A-Za-z])\.$")
-_LAST_WORD = re.compile(r"\S+$")
+# Searched for in what a model was asked to write: each can begin in few places, so that no text takes long.
+_LIST_MARKER = re.compile(r"(?:^|\n)[^\S\n]*(?:\d+|[A-Za-z])\.$")
+_LAST_WORD = re.compile(r"(?<!\S)\S+$")
 
 
 class Rule(Protocol):

@@ -1,5 +1,6 @@
 """The reference engine: any Hugging Face causal LM on CPU or GPU. Plain, exact, measured against the others."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -37,6 +38,7 @@ from semspec.engine.prefix_cache import Prefix, PrefixCache
 from semspec.engine.sampling import draw_token
 from semspec.engine.scheduler import Scheduler, Steps
 from semspec.engine.speculative import check_proposal, check_token_ids, draw_with_distribution, verify_tokens
+from semspec.engine.tensor_parallel.split import ALONE, Split
 from semspec.errors import ContextTooLong, InvalidRequest
 
 T = TypeVar("T")
@@ -66,17 +68,20 @@ class TransformersEngine:
         cache_bytes: int = 1 << 30,
         max_context_tokens: int | None = None,
         engine: EngineName = "auto",
+        split: Split = ALONE,
     ) -> "TransformersEngine":
         """Load a model and start its thread. Raises: Mismatch when the model cannot be served."""
         torch.set_num_threads(threads)
-        return cls(CausalLM.load(model, revision, device, dtype, max_context_tokens, engine), writer, cache_bytes)
+        lm = CausalLM.load(model, revision, device, dtype, max_context_tokens, engine, split)
+        return cls(lm, writer, cache_bytes)
 
     @property
     def lm(self) -> CausalLM:
         return self._lm
 
     async def info(self) -> ModelInfo:
-        return self._lm.info
+        cache = self._cache
+        return replace(self._lm.info, cache_bytes=cache.num_bytes, max_cache_bytes=cache.max_bytes)
 
     async def encode(self, prompt: str | Sequence[Message]) -> Piece:
         piece = self._lm.encode(prompt)
@@ -109,6 +114,7 @@ class TransformersEngine:
     async def aclose(self) -> None:
         await self._scheduler.close()
         self._cache.clear()
+        await asyncio.to_thread(self._lm.close)
 
     async def _result(self, steps: Steps[T]) -> T:
         async with aclosing(self._scheduler.stream(steps)) as results:
