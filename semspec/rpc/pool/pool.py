@@ -1,0 +1,132 @@
+"""The replicas of one service, as they come and go."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Generic, TypeVar
+
+from semspec.errors import Overloaded, SemspecError, Unavailable
+from semspec.rpc.pool.choice import Health, best
+from semspec.rpc.pool.options import PoolOptions
+from semspec.rpc.pool.places import Directory, Lookup, look_up
+from semspec.rpc.pool.replica import Client, Kind, Replica
+
+C = TypeVar("C", bound=Client)
+R = TypeVar("R")
+
+ELSEWHERE = (Unavailable, Overloaded)
+"""Errors after which another replica is asked."""
+
+_log = logging.getLogger(__name__)
+
+
+class Pool(Generic[C]):
+    """Calls whichever replica is best. Construct within the running loop, end with `aclose`.
+
+    All calls go to replicas of one model: the one that was served first, until no replica serves it any more.
+    Raises: InvalidRequest when `addresses` is no address list.
+    """
+
+    def __init__(self, kind: Kind[C], addresses: str, options: PoolOptions, lookup: Lookup = look_up) -> None:
+        self._kind, self._addresses, self._options = kind, addresses, options
+        self._directory = Directory(addresses, lookup)
+        self._members: dict[str, Replica[C]] = {}
+        self._leaving: dict[str, Replica[C]] = {}
+        """Those no longer to be found: they end their calls, then they are closed."""
+        self._model: object = None
+        self._strangers: set[str] = set()
+        self._has_looked = asyncio.Event()
+        self._looking = asyncio.create_task(self._keep_looking())
+
+    @property
+    def num_replicas(self) -> int:
+        """How many serve the model."""
+        return sum(replica.health is Health.SERVING for replica in self._usable())
+
+    @property
+    def num_in_flight(self) -> int:
+        """Calls under way."""
+        return sum(replica.num_in_flight for group in (self._members, self._leaving) for replica in group.values())
+
+    async def call(self, work: Callable[[C], Awaitable[R]], session: str = "") -> R:
+        """The result of `work` by the best replica, or else by the next, each asked at most once.
+
+        Raises: what `work` raises, the last of it when nobody could be reached.
+        """
+        tried: dict[Replica[C], SemspecError] = {}
+        while True:
+            replica = await self.choose(session, tried)
+            try:
+                with replica.counted():
+                    async with replica.cut_off():
+                        return await work(replica.client)
+            except ELSEWHERE as error:
+                replica.failed(error)
+                tried[replica] = error
+
+    async def choose(self, session: str, tried: Mapping[Replica[C], SemspecError], model: object = None) -> Replica[C]:
+        """The best replica that was not tried, of those that serve `model` if that is given.
+
+        Raises: the last error of those tried when there is no other, Unavailable when there is none at all.
+        """
+        await self._has_looked.wait()
+        candidates = [
+            replica
+            for replica in self._usable()
+            if replica not in tried and replica.health is not Health.SILENT and model in (None, replica.model)
+        ]
+        if candidates:
+            return best(candidates, session)
+        raise list(tried.values())[-1] if tried else Unavailable(f"no replica at {self._addresses} answers")
+
+    async def aclose(self) -> None:
+        """Cancel what runs and disconnect. Later calls raise Unavailable."""
+        self._has_looked.set()
+        self._looking.cancel()
+        await asyncio.wait([self._looking])
+        await asyncio.gather(*(replica.aclose() for replica in (*self._members.values(), *self._leaving.values())))
+
+    def _usable(self) -> list[Replica[C]]:
+        """Members that serve the model, as far as is known; it is another one as soon as nobody does."""
+        replicas = list(self._members.values())
+        serving = [replica for replica in replicas if replica.health is Health.SERVING]
+        if serving and all(replica.model != self._model for replica in serving):
+            self._model = serving[0].model
+        return [replica for replica in replicas if replica.model in (None, self._model)]
+
+    async def _keep_looking(self) -> None:
+        while True:
+            try:
+                self._adopt(await self._directory.look())
+                await self._part_with_idle()
+            except SemspecError as error:  # certificates that cannot be read; they may be there next time
+                _log.error("cannot call %s: %s", self._kind.service, error.message)
+            self._has_looked.set()
+            self._report_strangers()
+            await asyncio.sleep(self._options.resolve_s)
+
+    def _adopt(self, found: Mapping[str, str]) -> None:
+        for address in self._members.keys() - found:
+            self._leaving[address] = self._members.pop(address)
+        for address, name in found.items():
+            if address in self._leaving:
+                self._members[address] = self._leaving.pop(address)
+            elif address not in self._members:
+                self._members[address] = self._connect(address, name)
+
+    def _connect(self, address: str, name: str) -> Replica[C]:
+        options = replace(self._options.client, server_name=name or self._options.client.server_name)
+        return Replica(address, lambda: self._kind.connect(address, options), self._kind, self._options)
+
+    async def _part_with_idle(self) -> None:
+        for address, replica in list(self._leaving.items()):
+            if not replica.num_in_flight:
+                await replica.aclose()
+                del self._leaving[address]
+
+    def _report_strangers(self) -> None:
+        strangers = self._members.keys() - {replica.address for replica in self._usable()}
+        for address in strangers - self._strangers:
+            _log.warning("%s at %s serves another model than the others; not used", self._kind.service, address)
+        self._strangers = strangers

@@ -1,0 +1,166 @@
+"""One replica: its client, its health, and the calls under way there."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from semspec.errors import Overloaded, SemspecError, Unavailable
+from semspec.rpc.clients import ClientOptions
+from semspec.rpc.pool.choice import Health
+from semspec.rpc.pool.options import PoolOptions
+
+NUM_QUESTIONS = 2
+"""How many go unanswered before a replica counts as silent: the first may have waited for us, if we were stopped."""
+RETURN_INTERVAL_S = 0.25
+"""Between looks whether a replica is back."""
+REOPEN_S = 10.0
+"""Between new channels to a replica that is not serving."""
+OVERLOAD_S = 1.0
+"""How long a replica is spared that said it is overloaded."""
+
+_log = logging.getLogger(__name__)
+
+
+class Client(Protocol):
+    """What every client of `semspec.rpc.clients` is."""
+
+    @property
+    def channel(self) -> aio.Channel: ...
+
+    async def aclose(self) -> None: ...
+
+
+C = TypeVar("C", bound=Client)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[C]):
+    """What the replicas of a service have in common."""
+
+    service: str
+    """As health checks ask for it: `semspec.v1.Draft`."""
+    connect: Callable[[str, ClientOptions], C]
+    identify: Callable[[C], Awaitable[object]]
+    """What a replica serves, equal for those that may stand in for one another."""
+
+
+class Replica(Generic[C]):
+    """A client that knows whether it is worth calling. Construct within the running loop, end with `aclose`."""
+
+    def __init__(self, address: str, connect: Callable[[], C], kind: Kind[C], options: PoolOptions) -> None:
+        self.address, self.client = address, connect()
+        self.health = Health.UNKNOWN
+        self.model: object = None
+        """What it serves, by `Kind.identify`, as long as it does."""
+        self.num_in_flight = 0
+        self._connect, self._kind, self._options = connect, kind, options
+        self._opened_at = asyncio.get_running_loop().time()
+        self._spared_until = 0.0
+        self._was_serving = True
+        self._suspected = asyncio.Event()
+        self._waiting: set[asyncio.Timeout] = set()
+        self._watch = asyncio.create_task(self._keep_asking())
+
+    @property
+    def is_overloaded(self) -> bool:
+        return asyncio.get_running_loop().time() < self._spared_until
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Whatever happens inside is a call under way."""
+        self.num_in_flight += 1
+        try:
+            yield
+        finally:
+            self.num_in_flight -= 1
+
+    @asynccontextmanager
+    async def cut_off(self) -> AsyncIterator[None]:
+        """Wait inside for the replica, as long as it shows signs of life. Raises: Unavailable when it does not."""
+        if self.health is Health.SILENT:
+            raise self._silence()
+        try:
+            async with asyncio.timeout(None) as cut:
+                self._waiting.add(cut)
+                try:
+                    yield
+                finally:
+                    self._waiting.discard(cut)
+        except TimeoutError:
+            raise self._silence() from None
+
+    def failed(self, error: SemspecError) -> None:
+        """A call ended with this: prefer others until the replica has been asked."""
+        if isinstance(error, Overloaded):
+            self._spared_until = asyncio.get_running_loop().time() + OVERLOAD_S
+        elif self.health is Health.SERVING:
+            self.health = Health.UNKNOWN
+            self._suspected.set()
+
+    async def aclose(self) -> None:
+        """Cancel what runs and disconnect."""
+        self._watch.cancel()
+        await asyncio.wait([self._watch])
+        await self.client.aclose()
+
+    async def _keep_asking(self) -> None:
+        while True:
+            self._suspected.clear()
+            self._learn(*await self._ask(health_pb2_grpc.HealthStub(self.client.channel)))
+            if self.health is not Health.SERVING:
+                await self._reopen()
+            await self._pause()
+
+    async def _ask(self, stub: health_pb2_grpc.HealthStub) -> tuple[Health, object]:
+        for _ in range(NUM_QUESTIONS):
+            try:
+                async with asyncio.timeout(self._options.health_timeout_s / NUM_QUESTIONS):
+                    answer = await stub.Check(health_pb2.HealthCheckRequest(service=self._kind.service))
+                    if answer.status != health_pb2.HealthCheckResponse.SERVING:
+                        return Health.AWAY, None
+                    return Health.SERVING, await self._kind.identify(self.client)
+            except (aio.AioRpcError, aio.UsageError, SemspecError):
+                return Health.AWAY, None
+            except TimeoutError:
+                continue
+        return Health.SILENT, None
+
+    def _learn(self, health: Health, model: object) -> None:
+        self.health, self.model = health, model
+        if (health is Health.SERVING) != self._was_serving:
+            self._was_serving = not self._was_serving
+            level = logging.INFO if self._was_serving else logging.WARNING
+            _log.log(level, "%s at %s is %s", self._kind.service, self.address, health.name.lower())
+        while health is Health.SILENT and self._waiting:
+            self._waiting.pop().reschedule(0)
+
+    async def _reopen(self) -> None:
+        """Now and then, a new channel: a connection may hang, and certificates are read when a channel is opened."""
+        now = asyncio.get_running_loop().time()
+        if self.num_in_flight or now < self._opened_at + REOPEN_S:
+            return
+        self._opened_at = now
+        await self.client.aclose()
+        try:
+            self.client = self._connect()
+        except SemspecError as error:
+            _log.error("cannot call %s at %s: %s", self._kind.service, self.address, error.message)
+
+    async def _pause(self) -> None:
+        interval_s = self._options.health_interval_s
+        if self.health is not Health.SERVING:
+            interval_s = min(interval_s, RETURN_INTERVAL_S)
+        try:
+            async with asyncio.timeout(interval_s):
+                await self._suspected.wait()
+        except TimeoutError:
+            pass
+
+    def _silence(self) -> Unavailable:
+        return Unavailable(f"{self.address} has fallen silent")

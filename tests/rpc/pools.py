@@ -1,0 +1,94 @@
+"""Pools over servers of fakes, for the tests of `semspec.rpc.pool`."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
+from typing import Any, Protocol
+
+from semspec.core import Context, ModelInfo, Piece, Reading, Sampling, Segment, WriteOrder, Writer, Written
+from semspec.engine.protocol import Engine
+from semspec.rpc.pool import PooledTarget, PoolOptions
+from semspec.rpc.pool.choice import weight
+from semspec.rpc.server import Service, ServiceServer
+from semspec.rpc.servicers import target_service
+from semspec.settings import ServiceSettings
+from tests.fakes import FakeModel
+from tests.rpc.fakes import FakeEngine, serving
+
+GENEROUS_S = 60.0
+"""Bound on anything that takes seconds on a quiet machine."""
+IMPATIENT = PoolOptions(resolve_s=0.05, health_interval_s=0.05, health_timeout_s=1.0)
+LENIENT = replace(IMPATIENT, health_timeout_s=GENEROUS_S)
+PROMPT = Context((Piece("How many?", tuple(b"How many?"), "bytes"),))
+NOVEL = WriteOrder(Sampling(seed=7), max_segments=0, session="s")
+"""Six segments by `FakeModel`."""
+
+
+@asynccontextmanager
+async def targets(
+    *engines: FakeEngine | FakeModel, options: PoolOptions = LENIENT, service: ServiceSettings | None = None
+) -> AsyncIterator[tuple[PooledTarget, list[ServiceServer[Any]]]]:
+    """A pool that has met a server for each engine."""
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(serving(service_of(engine), service)) for engine in engines]
+        pool = PooledTarget(",".join(server.address for server in servers), options)
+        stack.push_async_callback(pool.aclose)
+        await until(lambda: pool.num_replicas == len(engines))
+        yield pool, servers
+
+
+def service_of(engine: FakeEngine | FakeModel) -> Service[Engine]:
+    return target_service(lambda: engine)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(GENEROUS_S):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
+async def collected(stream: AsyncGenerator[Written, None]) -> list[Segment]:
+    async with aclosing(stream) as segments:
+        return [written.segment async for written in segments]
+
+
+class Addressed(Protocol):
+    """A server, or a link to one."""
+
+    @property
+    def address(self) -> str: ...
+
+
+def session_at(first: Addressed, *others: Addressed) -> str:
+    """A session that has `first` first in its order."""
+    names = (f"session-{i}" for i in range(10_000))
+    return next(s for s in names if all(weight(s, first.address) > weight(s, other.address) for other in others))
+
+
+class Counting(FakeEngine):
+    """Counts what it reads, and raises its `error` then only."""
+
+    num_read = 0
+
+    def _fail(self) -> None:
+        pass
+
+    async def read(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[Reading]:
+        self.num_read += 1
+        if self.error:
+            raise self.error
+        return await super().read(context, segments, session)
+
+
+class Newcomer(FakeModel):
+    """Another model, which introduces itself once it may, so that others are met before."""
+
+    def __init__(self, writer: Writer) -> None:
+        super().__init__(writer)
+        self.fingerprint = "weights-2"
+        self.may_tell = asyncio.Event()
+
+    async def info(self) -> ModelInfo:
+        await self.may_tell.wait()
+        return await super().info()

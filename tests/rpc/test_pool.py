@@ -1,0 +1,248 @@
+"""Several replicas behind one role, on real sockets: which is called, and what happens when one is lost."""
+
+import asyncio
+import socket
+from contextlib import aclosing, suppress
+from dataclasses import replace
+
+import pytest
+
+from semspec.core import Reading, Writer
+from semspec.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded, SemspecError, Unavailable
+from semspec.rpc.clients import ClientOptions
+from semspec.rpc.pool import PooledDrafter, PooledTarget, PooledVerifier, replica
+from semspec.rpc.pool.choice import weight
+from semspec.rpc.servicers import draft_service, target_service, verifier_service
+from tests.chaos.proxy import PASSING, Link, listening
+from tests.fakes import FakeModel
+from tests.rpc.fakes import CONTEXT, ORDER, PROPOSAL, SEGMENT, STATES, SURPRISAL, FakeEngine, FakeVerifier, serving
+from tests.rpc.fakes import settings as service_settings
+from tests.rpc.pools import (
+    GENEROUS_S,
+    IMPATIENT,
+    LENIENT,
+    PROMPT,
+    Counting,
+    Newcomer,
+    collected,
+    service_of,
+    session_at,
+    targets,
+    until,
+)
+
+
+async def test_pool_of_one_answers_as_the_engine_does() -> None:
+    engine = FakeEngine()
+    async with targets(engine) as (target, _):
+        assert await target.info() == await engine.info()
+        assert await target.encode("plain") == await engine.encode("plain")
+        assert await target.tokenize("abc") == await engine.tokenize("abc")
+        assert await target.read(CONTEXT, [SEGMENT], "s") == await engine.read(CONTEXT, [SEGMENT], "s")
+        assert await target.propose(CONTEXT, [5], ORDER, 2) == await engine.propose(CONTEXT, [5], ORDER, 2)
+        assert await target.verify(CONTEXT, [5], PROPOSAL, ORDER) == await engine.verify(CONTEXT, [5], PROPOSAL, ORDER)
+        assert await target.ask(CONTEXT, "?", "", ["1", "2"]) == await engine.ask(CONTEXT, "?", "", ["1", "2"])
+        assert await collected(target.write(CONTEXT, ORDER)) == await collected(engine.write(CONTEXT, ORDER))
+
+
+async def test_drafts_and_verifiers_are_pooled_alike() -> None:
+    engine, local = FakeEngine(), FakeVerifier()
+    async with (
+        serving(draft_service(lambda: engine)) as draft,
+        serving(verifier_service(lambda: local)) as server,
+        aclosing(PooledDrafter(draft.address, LENIENT)) as drafter,
+        aclosing(PooledVerifier(server.address, LENIENT)) as verifier,
+    ):
+        assert await drafter.info() == await engine.info()
+        assert await verifier.info() == await local.info()
+        readings = [Reading(STATES, SURPRISAL, 3, 0.0)]
+        assert await verifier.judge([STATES], readings) == await local.judge([STATES], readings)
+        await until(lambda: drafter.num_replicas == verifier.num_replicas == 1)
+
+
+async def test_session_stays_at_its_replica_and_all_are_used() -> None:
+    engines = [Counting(), Counting()]
+    async with targets(*engines) as (target, servers):
+        session = session_at(*servers)
+        for _ in range(10):
+            await target.read(CONTEXT, [SEGMENT], session)
+        assert [engine.num_read for engine in engines] == [10, 0]
+        await target.read(CONTEXT, [SEGMENT], session_at(*servers[::-1]))
+        assert [engine.num_read for engine in engines] == [10, 1]
+
+
+async def test_busy_replica_gives_calls_of_its_sessions_away() -> None:
+    engines = [Counting(step_s=0.3), Counting(step_s=0.3)]
+    async with targets(*engines) as (target, servers):
+        session = session_at(*servers)
+        await asyncio.gather(*(target.read(CONTEXT, [SEGMENT], session) for _ in range(8)))
+    assert engines[0].num_read >= engines[1].num_read >= 2
+
+
+@pytest.mark.parametrize("error", [Unavailable("away"), Overloaded("too much")])
+async def test_call_goes_elsewhere_after(error: SemspecError) -> None:
+    failing, sound = Counting(error), Counting()
+    async with targets(failing, sound) as (target, servers):
+        session = session_at(*servers)
+        assert await target.read(CONTEXT, [SEGMENT], session) == await sound.read(CONTEXT, [SEGMENT])
+        assert failing.num_read >= 1
+
+
+async def test_overloaded_replica_is_spared_for_a_while() -> None:
+    busy, sound = Counting(Overloaded("too much")), Counting()
+    async with targets(busy, sound) as (target, servers):
+        session = session_at(*servers)
+        for _ in range(3):
+            await target.read(CONTEXT, [SEGMENT], session)
+        assert (busy.num_read, sound.num_read) == (1, 3)
+        busy.error = None
+        async with asyncio.timeout(GENEROUS_S):
+            while busy.num_read < 2:
+                await target.read(CONTEXT, [SEGMENT], session)
+                await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("error", [InvalidRequest("no"), InternalError("broken"), DeadlineExceeded("late")])
+async def test_nobody_else_is_asked_after(error: SemspecError) -> None:
+    failing, other = Counting(error), Counting()
+    async with targets(failing, other) as (target, servers):
+        with pytest.raises(type(error)):
+            await target.read(CONTEXT, [SEGMENT], session_at(*servers))
+    assert (failing.num_read, other.num_read) == (1, 0)
+
+
+async def test_each_replica_is_asked_once_and_the_last_error_is_told() -> None:
+    engines = [Counting(Overloaded(f"replica {index}")) for index in range(3)]
+    async with targets(*engines) as (target, servers):
+        session = session_at(servers[0], *servers[1:])
+        last = min(range(3), key=lambda index: weight(session, servers[index].address))
+        with pytest.raises(Overloaded, match=f"replica {last}"):
+            await target.read(CONTEXT, [SEGMENT], session)
+    assert [engine.num_read for engine in engines] == [1, 1, 1]
+
+
+async def test_killed_replica_is_replaced_at_once_and_found_again() -> None:
+    engine, other = Counting(), Counting()
+    async with targets(engine, other) as (target, (first, second)):
+        session = session_at(first, second)
+        await first.abandon()
+        await target.read(CONTEXT, [SEGMENT], session)
+        await until(lambda: target.num_replicas == 1)
+        async with serving(service_of(engine), service_settings(port=first.port)):
+            await until(lambda: target.num_replicas == 2)
+            await target.read(CONTEXT, [SEGMENT], session)
+    assert (engine.num_read, other.num_read) == (1, 1)
+
+
+async def test_absent_service_is_unavailable_until_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica, "REOPEN_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    async with aclosing(PooledTarget(f"127.0.0.1:{port}", IMPATIENT)) as target:
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                await target.info()
+        async with serving(target_service(FakeEngine), service_settings(port=port)):
+            await until(lambda: target.num_replicas == 1)
+            assert await target.encode("x") == await FakeEngine().encode("x")
+
+
+async def test_frozen_replica_costs_no_more_than_the_health_timeout() -> None:
+    slow, other = Counting(step_s=30), Counting()
+    async with (
+        serving(service_of(slow)) as first,
+        serving(service_of(other)) as second,
+        listening(first.address) as link,
+        aclosing(PooledTarget(f"{link.address},{second.address}", IMPATIENT)) as target,
+    ):
+        await until(lambda: target.num_replicas == 2)
+        session = session_at(link, second)
+        call = asyncio.create_task(target.read(CONTEXT, [SEGMENT], session))
+        await until(lambda: slow.num_read == 1)
+        link.set(Link(is_silent=True))
+        async with asyncio.timeout(25):
+            await call
+        assert other.num_read == 1
+        await until(lambda: target.num_in_flight == 0)
+        link.set(PASSING)
+        await until(lambda: target.num_replicas == 2)
+
+
+async def test_calls_to_the_only_replica_are_cut_off_while_it_is_frozen() -> None:
+    engine = Counting(step_s=30)
+    async with (
+        serving(service_of(engine)) as server,
+        listening(server.address) as link,
+        aclosing(PooledTarget(link.address, IMPATIENT)) as target,
+    ):
+        await until(lambda: target.num_replicas == 1)
+        call = asyncio.create_task(target.read(CONTEXT, [SEGMENT], "s"))
+        await until(lambda: engine.num_read == 1)
+        link.set(Link(is_silent=True))
+        with pytest.raises(Unavailable, match="fallen silent"):
+            await call
+        assert target.num_in_flight == 0
+        with pytest.raises(Unavailable, match=f"no replica at {link.address} answers"):
+            await target.encode("x")
+        link.set(PASSING)
+        await until(lambda: target.num_replicas == 1)
+        assert await target.encode("x") == await engine.encode("x")
+
+
+async def test_busy_service_is_not_taken_for_a_frozen_one() -> None:
+    options = replace(IMPATIENT, health_timeout_s=0.5)
+    async with targets(FakeEngine(step_s=2.0), options=options) as (target, _):
+        await target.read(CONTEXT, [SEGMENT], "s")
+
+
+async def test_replica_of_another_model_is_not_used_while_there_are_others(caplog: pytest.LogCaptureFixture) -> None:
+    older, newer = FakeModel(Writer.TARGET), Newcomer(Writer.TARGET)
+    async with (
+        serving(service_of(older)) as first,
+        serving(service_of(newer)) as second,
+        aclosing(PooledTarget(f"{first.address},{second.address}", LENIENT)) as target,
+    ):
+        await until(lambda: target.num_replicas == 1)
+        newer.may_tell.set()
+        await until(lambda: f"{second.address} serves another model" in caplog.text)
+        for index in range(10):
+            await target.read(PROMPT, [SEGMENT], str(index))
+        assert (target.num_replicas, older.num_read, newer.num_read) == (1, 10, 0)
+        await first.abandon()
+        async with asyncio.timeout(GENEROUS_S):
+            while not newer.num_read:
+                with suppress(Unavailable):
+                    await target.read(PROMPT, [SEGMENT], "s")
+        assert (await target.info()).fingerprint == "weights-2"
+
+
+async def test_wrong_token_is_refused_by_name() -> None:
+    options = replace(LENIENT, client=ClientOptions(token="wrong"))
+    async with (
+        serving(target_service(FakeEngine), service_settings(token="right")) as server,
+        aclosing(PooledTarget(server.address, options)) as target,
+    ):
+        with pytest.raises(Unavailable, match="refuses this caller"):
+            await target.encode("x")
+        assert target.num_replicas == 0
+
+
+async def test_closed_pool_is_unavailable() -> None:
+    async with targets(Counting(step_s=30), Counting(step_s=30)) as (target, _):
+        running = asyncio.create_task(target.read(CONTEXT, [SEGMENT], "s"))
+        await target.info()
+        await target.aclose()
+        with pytest.raises(Unavailable):
+            await running
+        with pytest.raises(Unavailable):
+            await target.encode("x")
+        with pytest.raises(Unavailable):
+            await collected(target.write(CONTEXT, ORDER))
+
+
+def test_what_is_no_address_list_is_refused() -> None:
+    async def construct() -> None:
+        PooledTarget("nowhere", LENIENT)
+
+    with pytest.raises(InvalidRequest, match="'nowhere' is no address"):
+        asyncio.run(construct())

@@ -1,0 +1,233 @@
+"""TLS between gateway and services: who is believed, who is let in, and certificates that are renewed."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from semspec.errors import Unavailable
+from semspec.rpc.clients import ClientOptions, RemoteDrafter
+from semspec.rpc.health import check_health
+from semspec.rpc.server import ServiceServer
+from semspec.rpc.servicers import DRAFT, draft_service
+from semspec.rpc.tls import Certificates
+from semspec.settings import ServiceSettings, load_settings
+from services.draft.settings import DraftSettings
+from tests.certificates import Authority, Pair, another
+from tests.rpc.fakes import CONTEXT, ORDER, FakeEngine, serving, settings
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def secured(pair: Pair, client_ca: Path | None = None) -> ServiceSettings:
+    return settings(tls_certificate=pair.certificate, tls_key=pair.key, tls_client_ca=client_ca)
+
+
+@asynccontextmanager
+async def calling(
+    address: str, certificates: Certificates | None, server_name: str = ""
+) -> AsyncIterator[RemoteDrafter]:
+    options = ClientOptions(call_timeout_s=20, idle_timeout_s=20, certificates=certificates, server_name=server_name)
+    client = RemoteDrafter(address, options)
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+async def shown(address: str) -> bytes:
+    """The certificate a server shows to a new connection, unchecked."""
+
+    def connect() -> bytes:
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.set_alpn_protocols(["h2"])
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=20) as plain, context.wrap_socket(plain) as link:
+            return link.getpeercert(binary_form=True) or b""
+
+    return await asyncio.to_thread(connect)
+
+
+def der(pair: Pair) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(pair.certificate.read_text())
+
+
+async def test_calls_and_health_go_over_tls(authority: Authority) -> None:
+    certificates = Certificates(authority.file)
+    async with serving(draft_service(FakeEngine), secured(authority.issue("draft"))) as server:
+        async with calling(server.address, certificates) as client:
+            assert (await client.info()).model == "fake"
+            assert len([written async for written in client.write(CONTEXT, ORDER)]) == 3
+        await asyncio.to_thread(check_health, server.address, DRAFT, 20, certificates)
+
+
+@pytest.mark.parametrize("mistake", ["plain", "untrusted", "misnamed"])
+async def test_service_that_cannot_prove_itself_is_not_called(mistake: str, authority: Authority) -> None:
+    signer = another(authority.folder) if mistake == "untrusted" else authority
+    pair = signer.issue("draft", "draft.example" if mistake == "misnamed" else "127.0.0.1")
+    engine = FakeEngine()
+    options = settings() if mistake == "plain" else secured(pair)
+    async with (
+        serving(draft_service(lambda: engine), options) as server,
+        calling(server.address, Certificates(authority.file)) as client,
+    ):
+        with pytest.raises(Unavailable):
+            await client.info()
+        with pytest.raises(Unavailable):
+            await anext(client.write(CONTEXT, ORDER))
+    assert engine.num_steps == 0
+
+
+async def test_certificate_of_another_name_is_believed_if_that_is_the_name_asked_for(authority: Authority) -> None:
+    pair = authority.issue("draft", "draft.example")
+    async with (
+        serving(draft_service(FakeEngine), secured(pair)) as server,
+        calling(server.address, Certificates(authority.file), server_name="draft.example") as client,
+    ):
+        assert (await client.info()).model == "fake"
+
+
+async def test_plain_caller_is_not_answered_over_tls(authority: Authority) -> None:
+    async with (
+        serving(draft_service(FakeEngine), secured(authority.issue("draft"))) as server,
+        calling(server.address, None) as client,
+    ):
+        with pytest.raises(Unavailable):
+            await client.info()
+
+
+@pytest.mark.parametrize("caller", ["none", "untrusted", "known"])
+async def test_caller_needs_a_certificate_of_the_authority_asked_for(caller: str, authority: Authority) -> None:
+    signer = another(authority.folder) if caller == "untrusted" else authority
+    pair = signer.issue("gateway", "gateway.example")
+    own = () if caller == "none" else (pair.certificate, pair.key)
+    certificates = Certificates(authority.file, *own)
+    async with (
+        serving(draft_service(FakeEngine), secured(authority.issue("draft"), authority.file)) as server,
+        calling(server.address, certificates) as client,
+    ):
+        if caller == "known":
+            assert (await client.info()).model == "fake"
+            await asyncio.to_thread(check_health, server.address, DRAFT, 20, certificates)
+        else:
+            with pytest.raises(Unavailable):
+                await client.info()
+            with pytest.raises(Unavailable):
+                await asyncio.to_thread(check_health, server.address, "", 20, certificates)
+
+
+async def test_renewed_certificate_is_shown_to_the_next_caller(authority: Authority) -> None:
+    mounted = authority.mount("first")
+    async with (
+        serving(draft_service(FakeEngine), secured(mounted)) as server,
+        calling(server.address, Certificates(authority.file)) as client,
+    ):
+        await client.info()
+        before = der(mounted)
+        assert await shown(server.address) == before
+        authority.mount("second")
+        assert await shown(server.address) == der(mounted) != before
+        assert (await client.info()).model == "fake", "whoever was connected stays so"
+
+
+async def test_renewed_authority_of_callers_counts_for_the_next_one(authority: Authority) -> None:
+    new = another(authority.folder)
+    trusted = authority.folder / "callers.pem"
+    trusted.write_bytes(authority.file.read_bytes())
+    async with serving(draft_service(FakeEngine), secured(authority.issue("draft"), trusted)) as server:
+        trusted.write_bytes(new.file.read_bytes())
+        for signer, is_known in ((authority, False), (new, True)):
+            pair = signer.issue("gateway")
+            async with calling(server.address, Certificates(authority.file, pair.certificate, pair.key)) as client:
+                if is_known:
+                    await client.info()
+                else:
+                    with pytest.raises(Unavailable):
+                        await client.info()
+
+
+async def test_renewed_certificate_that_is_broken_leaves_the_old(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = authority.issue("draft")
+    before = der(pair)
+    async with serving(draft_service(FakeEngine), secured(pair)) as server:
+        pair.key.write_text("half a ke")
+        assert await shown(server.address) == before
+        assert await shown(server.address) == before
+    [error] = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert str(pair.key) in error.getMessage() and "half" not in error.getMessage()
+
+
+async def test_certificate_gone_since_the_settings_were_read_is_told(authority: Authority) -> None:
+    pair = authority.issue("draft")
+    server = ServiceServer(draft_service(FakeEngine), secured(pair))
+    pair.certificate.unlink()
+    with pytest.raises(Unavailable, match=str(pair.certificate)):
+        await server.start()
+    await server.abandon()
+
+
+async def test_authority_that_cannot_be_read_makes_the_service_unavailable(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match=r"nowhere\.pem"):
+        RemoteDrafter("127.0.0.1:1", ClientOptions(certificates=Certificates(tmp_path / "nowhere.pem")))
+
+
+@pytest.mark.parametrize(
+    ("variables", "named", "remedy"),
+    [
+        ({"CERTIFICATE": "good.crt"}, "KEY", "the key is missing"),
+        ({"KEY": "good.key"}, "KEY", "the certificate is missing"),
+        ({"CERTIFICATE": "good.crt", "KEY": "other.key"}, "KEY", "no PEM certificate and its key"),
+        ({"CERTIFICATE": "junk", "KEY": "good.key"}, "KEY", "no PEM certificate and its key"),
+        ({"CERTIFICATE": "good.crt", "KEY": "locked.key"}, "KEY", "locked by a password"),
+        ({"CERTIFICATE": "absent", "KEY": "good.key"}, "KEY", "cannot read"),
+        ({"CLIENT_CA": "ca.pem"}, "CLIENT_CA", "over TLS only"),
+        ({"CERTIFICATE": "good.crt", "KEY": "good.key", "CLIENT_CA": "junk"}, "CLIENT_CA", "no PEM certificate"),
+        ({"CERTIFICATE": "good.crt", "KEY": "good.key", "CLIENT_CA": "absent"}, "CLIENT_CA", "cannot read"),
+    ],
+)
+def test_certificate_of_no_use_ends_the_process_with_one_line(
+    variables: dict[str, str],
+    named: str,
+    remedy: str,
+    authority: Authority,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = files_to_choose_from(authority)
+    monkeypatch.setenv("SEMSPEC_DRAFT_MODEL", "m")
+    for name, file in variables.items():
+        monkeypatch.setenv(f"SEMSPEC_DRAFT_TLS_{name}", str(folder / file))
+    with pytest.raises(SystemExit) as end:
+        load_settings(DraftSettings)
+    [line] = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2 and f"SEMSPEC_DRAFT_TLS_{named}: " in line and remedy in line
+
+
+def files_to_choose_from(authority: Authority) -> Path:
+    for name in ("good", "other"):
+        pair = authority.issue(name)
+        pair.certificate.rename(authority.folder / f"{name}.crt")
+        pair.key.rename(authority.folder / f"{name}.key")
+    (authority.folder / "junk").write_text("nothing of use\n")
+    (authority.folder / "locked.key").write_bytes(locked((authority.folder / "good.key").read_bytes()))
+    return authority.file.parent
+
+
+def locked(key: bytes) -> bytes:
+    from cryptography.hazmat.primitives import serialization
+
+    return serialization.load_pem_private_key(key, None).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.TraditionalOpenSSL,
+        serialization.BestAvailableEncryption(b"hush"),
+    )
