@@ -6,8 +6,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+
+from semspec.certificates import check_authority, check_pair
 
 EXIT_BAD_SETTINGS = 2
 """Exit code of a process whose environment cannot be used."""
@@ -48,6 +50,21 @@ class ServiceSettings(BaseSettings):
     log_json: bool = Field(False, description="true logs JSON lines instead of key=value")
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of the model; at most the cores it has to itself")
 
+    @field_validator("tls_key")
+    @classmethod
+    def _has_its_certificate(cls, tls_key: Path | None, info: ValidationInfo) -> Path | None:
+        check_pair(info.data.get("tls_certificate"), tls_key)
+        return tls_key
+
+    @field_validator("tls_client_ca")
+    @classmethod
+    def _authority_is_asked_over_tls(cls, tls_client_ca: Path | None, info: ValidationInfo) -> Path | None:
+        if tls_client_ca:
+            check_authority(tls_client_ca)
+            if info.data.get("tls_certificate") is None:
+                raise ValueError("callers show certificates over TLS only; set tls_certificate and tls_key")
+        return tls_client_ca
+
 
 class ModelSettings(ServiceSettings):
     """What the services that run a language model let their operator choose beside."""
@@ -62,7 +79,12 @@ class ModelSettings(ServiceSettings):
         "auto",
         description="transformers (any causal LM), fast (own decoder of Qwen2 and Llama), or auto: fast where it can",
     )
-    cache_bytes: int = Field(1 << 30, ge=0, description="memory for the keys and values of known prefixes, in bytes")
+    tensor_parallel: int = Field(
+        1, ge=1, le=64, description="GPUs to split the model over, each with a process of its own; on a CPU, processes"
+    )
+    cache_bytes: int = Field(
+        1 << 30, ge=0, description="memory for the keys and values of known prefixes, on all GPUs together, in bytes"
+    )
     max_context_tokens: int | None = Field(
         None, ge=2, description="cap on prompt and output together; unset takes the model's own window"
     )

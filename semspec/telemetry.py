@@ -27,7 +27,7 @@ class KeyValueFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """One line; values that hold blanks, quotes or line ends are quoted as in JSON."""
-        return " ".join(f"{key}={_quoted(value)}" for key, value in _fields(self, record).items())
+        return _one_line(" ".join(f"{key}={_quoted(value)}" for key, value in _fields(self, record).items()))
 
 
 class JsonFormatter(logging.Formatter):
@@ -35,7 +35,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """One line; what JSON cannot say is written as its `str`."""
-        return dumps(_fields(self, record), default=str, ensure_ascii=False)
+        return _one_line(dumps(_fields(self, record), default=str, ensure_ascii=False))
 
 
 def _fields(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str, object]:
@@ -57,3 +57,8 @@ def _quoted(value: object) -> str:
     text = str(value)
     plain = text.isprintable() and text and not any(mark in text for mark in ' "=')
     return text if plain else dumps(text, ensure_ascii=False)
+
+
+def _one_line(text: str) -> str:
+    """`text` without what JSON leaves as it is though it ends a line, or turns its direction, for those who read it."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else dumps(one)[1:-1] for one in text)

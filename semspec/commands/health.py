@@ -7,7 +7,8 @@ from urllib.parse import SplitResult, urlsplit
 
 from semspec.commands.terminal import say
 from semspec.errors import InvalidRequest, Unavailable
-from semspec.rpc.health import Certificates, check_health
+from semspec.rpc.health import check_health
+from semspec.rpc.tls import Certificates
 
 REMEDY = "give grpc://host:port, grpcs://host:port, http://host:port or https://host:port"
 

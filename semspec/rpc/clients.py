@@ -42,6 +42,7 @@ from semspec.errors import (
 from semspec.rpc import convert
 from semspec.rpc.metadata import AUTHORIZATION, PARAMETER, call_metadata
 from semspec.rpc.spans import client_span
+from semspec.rpc.tls import Certificates, channel_credentials
 from semspec.v1 import (
     draft_pb2_grpc,
     target_pb2_grpc,
@@ -78,6 +79,10 @@ class ClientOptions:
     idle_timeout_s: float = 60.0
     """Longest wait for the next segment of a `write`, which as a whole may take any time."""
     max_message_bytes: int = 64 << 20
+    certificates: Certificates | None = None
+    """For a service that speaks TLS; None: it does not."""
+    server_name: str = ""
+    """Name that the service's certificate must hold; empty: the host of its address."""
 
 
 class _Remote:
@@ -86,7 +91,12 @@ class _Remote:
     def __init__(self, address: str, options: ClientOptions) -> None:
         self._options = options
         self._authorization = ((AUTHORIZATION, f"Bearer {options.token}"),) if options.token else ()
-        self._channel = aio.insecure_channel(address, _channel_options(options))
+        self._channel = _channel(address, options)
+
+    @property
+    def channel(self) -> aio.Channel:
+        """What the calls go over; health is asked over the same."""
+        return self._channel
 
     async def aclose(self) -> None:
         """Cancel what runs and disconnect. Later calls raise Unavailable."""
@@ -275,6 +285,14 @@ def _one_each(answers: list[R], questions: Sequence[object]) -> list[R]:
     if len(answers) != len(questions):
         raise InternalError(f"malformed answer: {len(answers)} items for {len(questions)} segments")
     return answers
+
+
+def _channel(address: str, options: ClientOptions) -> aio.Channel:
+    if options.certificates is None:
+        return aio.insecure_channel(address, _channel_options(options))
+    named = (("grpc.ssl_target_name_override", options.server_name),) if options.server_name else ()
+    credentials = channel_credentials(options.certificates)
+    return aio.secure_channel(address, credentials, (*_channel_options(options), *named))
 
 
 def _channel_options(options: ClientOptions) -> Sequence[tuple[str, int | str]]:

@@ -1,29 +1,17 @@
 """Asking a service for its health, from outside of any event loop: what containers and orchestrators do."""
 
-from dataclasses import dataclass
-from pathlib import Path
-
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from semspec.errors import NotFound, Unavailable
-
-
-@dataclass(frozen=True, slots=True)
-class Certificates:
-    """PEM files for a service that speaks TLS."""
-
-    ca: Path
-    certificate: Path | None = None
-    """Shown to a service that asks for one, together with `key`."""
-    key: Path | None = None
+from semspec.rpc.tls import Certificates, channel_credentials
 
 
 def check_health(address: str, service: str, timeout_s: float, certificates: Certificates | None = None) -> None:
     """Return if the service at `address` (host:port) serves; the service "" stands for its process.
 
-    Raises: Unavailable when it does not or nobody answers, NotFound when it has no service of this name, OSError when
-    a certificate cannot be read.
+    Raises: Unavailable when it does not, nobody answers or a certificate cannot be read; NotFound when it has no
+    service of this name.
     """
     with _channel(address, certificates) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
@@ -42,9 +30,4 @@ def _channel(address: str, certificates: Certificates | None) -> grpc.Channel:
     options = (("grpc.enable_http_proxy", 0),)
     if certificates is None:
         return grpc.insecure_channel(address, options)
-    files = (certificates.ca, certificates.key, certificates.certificate)
-    return grpc.secure_channel(address, grpc.ssl_channel_credentials(*map(_bytes, files)), options)
-
-
-def _bytes(path: Path | None) -> bytes | None:
-    return path.read_bytes() if path else None
+    return grpc.secure_channel(address, channel_credentials(certificates), options)

@@ -18,11 +18,14 @@ from grpc_reflection.v1alpha import reflection
 from semspec.errors import SemspecError, Unavailable
 from semspec.rpc.interceptors import ErrorInterceptor, TokenInterceptor
 from semspec.rpc.memory import keep_freed_memory
+from semspec.rpc.tls import server_credentials
 from semspec.settings import ServiceSettings
 from semspec.telemetry import configure_logging
 
 EXIT_CANNOT_SERVE = 1
 """Exit code of a process whose settings are sound but whose model or port cannot be had."""
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 B = TypeVar("B")
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -83,10 +86,14 @@ class ServiceServer(Generic[B]):
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     async def start(self) -> None:
-        """Bind and answer: alive, not ready. Raises: Unavailable when the port cannot be had."""
+        """Bind and answer: alive, not ready. Raises: Unavailable when the port or the certificate cannot be had."""
         await self._report(NOT_SERVING)
+        credentials = server_credentials(self._settings)
         try:
-            self.port = self._server.add_insecure_port(self.address)
+            if credentials:
+                self.port = self._server.add_secure_port(self.address, credentials)
+            else:
+                self.port = self._server.add_insecure_port(self.address)
         except RuntimeError as error:
             raise Unavailable(f"cannot listen on {self.address}; choose another host or port", "port") from error
         await self._server.start()
@@ -144,6 +151,8 @@ async def serve(service: Service[B], settings: ServiceSettings) -> None:
         await server.abandon()
         raise
     logger.info("serving %s on %s", service.name, server.address)
+    if _lets_strangers_in(settings):
+        logger.warning("whoever reaches %s may call it; set a token or tls_client_ca", server.address)
     _publish_port(settings.port_file, server.port)
     await _stop_signal()
     logger.info("draining %s", service.name)
@@ -178,6 +187,10 @@ def _publish_port(path: Path | None, port: int) -> None:
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         draft.write_text(f"{port}\n")
         draft.replace(path)
+
+
+def _lets_strangers_in(settings: ServiceSettings) -> bool:
+    return not (settings.token or settings.tls_client_ca or settings.host in LOOPBACK)
 
 
 def _interceptors(settings: ServiceSettings) -> Sequence[aio.ServerInterceptor]:

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
+from safetensors import SafetensorError
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from semspec.engine.causal_lm import load_tokenizer
@@ -119,9 +120,13 @@ class NliModel:
         try:
             tokenizer = load_tokenizer(name, config.revision)
             model = AutoModelForSequenceClassification.from_pretrained(
-                name, revision=config.revision, dtype=getattr(torch, dtype), use_safetensors=True
+                name,
+                revision=config.revision,
+                dtype=getattr(torch, dtype),
+                use_safetensors=True,
+                trust_remote_code=False,
             ).to(device)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, SafetensorError) as error:
             reason = " ".join(str(error).split())[:300]
             raise Mismatch(
                 f"cannot load NLI model {name!r}: {reason}; give a folder or hub id with safetensors weights, "

@@ -1,0 +1,106 @@
+"""Certificates in PEM files: checked before anything listens, and taken up again when they are renewed."""
+
+import logging
+import ssl
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Generic, Never, TypeVar
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class Renewed(Generic[T]):
+    """What `make` makes of files, made anew once they have changed: written, or swapped by a link, as mounted secrets.
+
+    `make` raises ValueError for files it cannot use. After the first time that is logged, and what was made last stays.
+    """
+
+    def __init__(self, files: Sequence[Path], make: Callable[[], T]) -> None:
+        self._files, self._make = files, make
+        self._seen, self._made = _states(files), make()
+
+    def get(self) -> T:
+        """The newest that could be made."""
+        states = _states(self._files)
+        if states != self._seen:
+            self._seen = states
+            self._renew()
+        return self._made
+
+    def _renew(self) -> None:
+        names = ", ".join(map(str, self._files))
+        try:
+            self._made = self._make()
+            logger.info("took up %s", names)
+        except ValueError as error:
+            logger.error("%s changed and cannot be used, the old stays: %s", names, error)
+
+
+def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """TLS 1.2 or newer for a server with this chain and key. Raises: ValueError when they are no pair of PEM files."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    for path in (certificate, key):
+        read(path)
+    try:
+        context.load_cert_chain(certificate, key, _no_password)
+    except OSError as error:
+        raise ValueError(f"{certificate} and {key} are no PEM certificate and its key: {error}") from error
+    return context
+
+
+def renewing_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """As `server_context`, with whatever chain and key the files hold when a client connects. Raises: ValueError."""
+    renewed = Renewed([certificate, key], partial(server_context, certificate, key))
+
+    def renew(connection: ssl.SSLObject, name: str | None, asked: ssl.SSLContext) -> None:
+        connection.context = renewed.get()
+
+    listening = renewed.get()
+    listening.sni_callback = renew  # OpenSSL's only moment between a client's first words and ours
+    return listening
+
+
+def check_pair(certificate: Path | None, key: Path | None) -> None:
+    """Raises: ValueError when one is given without the other, or they do not belong together."""
+    if certificate and key:
+        server_context(certificate, key)
+    elif certificate or key:
+        raise ValueError(f"the {'key' if certificate else 'certificate'} is missing; give both or neither")
+
+
+def check_authority(authority: Path) -> None:
+    """Raises: ValueError when the file holds no certificate of an authority."""
+    read(authority)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(authority)
+    except OSError as error:
+        raise ValueError(f"{authority} holds no PEM certificate: {error}") from error
+
+
+def read(path: Path) -> bytes:
+    """A file. Raises: ValueError, by its name, when it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _no_password() -> Never:  # else OpenSSL asks for one at the terminal
+    raise ValueError("the key is locked by a password; give one without")
+
+
+def _states(files: Sequence[Path]) -> list[tuple[int, int, int] | None]:
+    return [_state(path) for path in files]
+
+
+def _state(path: Path) -> tuple[int, int, int] | None:
+    """What is different once a file was written or replaced; None: it is not there."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size

@@ -1,0 +1,122 @@
+"""The gateway over TLS: its own certificate towards clients, and what it shows to the services."""
+
+import ssl
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gateway.settings import GatewaySettings
+from semspec.settings import load_settings
+from tests.certificates import Authority, Pair
+from tests.gateway.support import free_port, wait_for_port
+
+GENEROUS_S = 30.0
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@contextmanager
+def serving(pair: Pair) -> Iterator[int]:
+    """A gateway process without services and Redis; its port."""
+    port = free_port()
+    environment = {
+        "SEMSPEC_GATEWAY_PORT": str(port),
+        "SEMSPEC_GATEWAY_AUTH": "none",
+        "SEMSPEC_GATEWAY_REDIS_URL": "redis://127.0.0.1:1/0",
+        "SEMSPEC_GATEWAY_TLS_CERTIFICATE": str(pair.certificate),
+        "SEMSPEC_GATEWAY_TLS_KEY": str(pair.key),
+        **{f"SEMSPEC_GATEWAY_{role}_ADDRESS": "127.0.0.1:1" for role in ("DRAFT", "TARGET", "VERIFIER")},
+    }
+    process = subprocess.Popen([sys.executable, "-m", "gateway"], env=environment)
+    try:
+        wait_for_port(port)
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def trusting(authority: Authority) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=authority.file)
+
+
+def health(port: int, context: ssl.SSLContext, host: str = "127.0.0.1") -> int:
+    """The status of `/health` over a connection of its own."""
+    return httpx.get(f"https://{host}:{port}/health", verify=context, timeout=GENEROUS_S).status_code
+
+
+def knowing(version: ssl.TLSVersion, authority: Authority) -> ssl.SSLContext:
+    """A client of one version of TLS, however old its ciphers."""
+    context = trusting(authority)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        context.minimum_version = context.maximum_version = version
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    return context
+
+
+def test_clients_are_served_over_tls_and_over_nothing_else(authority: Authority) -> None:
+    with serving(authority.issue("gateway", "127.0.0.1", "localhost")) as port:
+        assert health(port, trusting(authority)) == health(port, trusting(authority), "localhost") == 200
+        with pytest.raises(httpx.ConnectError, match="verify failed"):
+            health(port, ssl.create_default_context())
+        assert health(port, knowing(ssl.TLSVersion.TLSv1_2, authority)) == 200
+        with pytest.raises(httpx.ConnectError, match="EOF"):
+            health(port, knowing(ssl.TLSVersion.TLSv1_1, authority))
+        with pytest.raises(httpx.RemoteProtocolError):
+            httpx.get(f"http://127.0.0.1:{port}/health", timeout=GENEROUS_S)
+
+
+def test_renewed_certificate_is_shown_without_a_restart(authority: Authority, tmp_path: Path) -> None:
+    newer = tmp_path / "newer"
+    newer.mkdir()
+    successor = Authority(newer)
+    pair = authority.issue("gateway")
+    with serving(pair) as port:
+        assert health(port, trusting(authority)) == 200
+        renewed = successor.issue("gateway")
+        renewed.certificate.replace(pair.certificate)  # between the two, certificate and key do not fit
+        assert health(port, trusting(authority)) == 200
+        renewed.key.replace(pair.key)
+        assert health(port, trusting(successor)) == 200
+        with pytest.raises(httpx.ConnectError, match="verify failed"):
+            health(port, trusting(authority))
+
+
+@pytest.mark.parametrize(
+    ("files", "named", "remedy"),
+    [
+        ({"TLS_CERTIFICATE": "tls.crt"}, "TLS_KEY", "the key is missing"),
+        ({"TLS_KEY": "tls.key"}, "TLS_KEY", "the certificate is missing"),
+        ({"TLS_CERTIFICATE": "tls.key", "TLS_KEY": "tls.key"}, "TLS_KEY", "no PEM certificate and its key"),
+        ({"SERVICE_CA": "tls.key"}, "SERVICE_CA", "no PEM certificate"),
+        ({"SERVICE_CA": "absent"}, "SERVICE_CA", "cannot read"),
+        ({"SERVICE_CA": "tls.crt", "SERVICE_KEY": "tls.key"}, "SERVICE_KEY", "the certificate is missing"),
+        ({"SERVICE_CERTIFICATE": "tls.crt", "SERVICE_KEY": "tls.key"}, "SERVICE_KEY", "set service_ca"),
+    ],
+)
+def test_certificate_of_no_use_is_one_line_that_names_it(
+    files: dict[str, str],
+    named: str,
+    remedy: str,
+    authority: Authority,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = authority.issue("gateway").key.parent
+    monkeypatch.setenv("SEMSPEC_GATEWAY_AUTH", "none")
+    for name, file in files.items():
+        monkeypatch.setenv(f"SEMSPEC_GATEWAY_{name}", str(folder / file))
+    with pytest.raises(SystemExit) as end:
+        load_settings(GatewaySettings)
+    [line] = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2 and f"SEMSPEC_GATEWAY_{named}: " in line and remedy in line

@@ -1,0 +1,59 @@
+"""docs/security.md keeps its word."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from semspec.rpc.clients import ClientOptions, RemoteDrafter
+from semspec.rpc.servicers import draft_service
+from semspec.rpc.tls import Certificates
+from tests.rpc.fakes import FakeEngine, serving, settings
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = (ROOT / "docs" / "security.md").read_text()
+NAMED = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
+
+
+def section(title: str) -> str:
+    return DOCUMENT.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def threats() -> list[list[str]]:
+    """The cells of each row of the table."""
+    rows = [line for line in section("Threats").splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[1:]]
+
+
+def test_every_threat_has_a_defence_and_a_test_that_there_is() -> None:
+    assert len(threats()) >= 25
+    for threat, defence, tests in threats():
+        named = NAMED.findall(tests)
+        assert defence and named, threat
+        for file, test in named:
+            assert re.search(rf"^(async )?def {test}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), test
+
+
+def test_every_file_of_this_folder_is_named() -> None:
+    named = {file for _, _, tests in threats() for file, _ in NAMED.findall(tests)}
+    files = {f"security/{path.name}" for path in Path(__file__).parent.glob("test_*.py")}
+    assert files - named == {f"security/{Path(__file__).name}"}
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl on the PATH")
+async def test_certificates_made_as_described_are_good_for_mutual_tls(tmp_path: Path) -> None:
+    commands = next(block for block in re.findall(r"```sh\n(.*?)```", DOCUMENT, re.DOTALL) if "openssl req" in block)
+    made = subprocess.run(["sh", "-ec", commands], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    if "unknown option" in made.stderr.lower():
+        pytest.skip("openssl is older than 3")
+    assert made.returncode == 0, made.stderr
+    authority = tmp_path / "ca.crt"
+    own = settings(tls_certificate=tmp_path / "draft.crt", tls_key=tmp_path / "draft.key", tls_client_ca=authority)
+    certificates = Certificates(authority, tmp_path / "gateway.crt", tmp_path / "gateway.key")
+    async with serving(draft_service(FakeEngine), own) as server:
+        for name in ("draft", ""):
+            client = RemoteDrafter(server.address, ClientOptions(certificates=certificates, server_name=name))
+            assert (await client.info()).model == "fake"
+            await client.aclose()

@@ -1,0 +1,196 @@
+"""Requests that want more than an answer: other people's files, hosts, keys in Redis, lines in the log."""
+
+import hmac
+import logging
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from gateway.http import schemas, schemas_tgi
+from gateway.keys import Keys
+from semspec.keys import entry, new_key
+from semspec.telemetry import JsonFormatter, KeyValueFormatter
+from tests.gateway.support import Gateway, GatewayFactory
+
+BODY = {"model": "semspec-demo", "messages": [{"role": "user", "content": "How many?"}]}
+TRAVERSALS = [
+    "../settings.py",
+    "..%2fsettings.py",
+    "..%2f..%2f..%2f..%2f..%2fetc%2fpasswd",
+    "%2e%2e/%2e%2e/settings.py",
+    "%2fetc%2fpasswd",
+    "..%5csettings.py",
+    "index.html%00.js",
+    "....//settings.py",
+    "%252e%252e%252fsettings.py",
+]
+ODD_NAMES = ["a b", "a:b", "{a}", "a\r\nDEL x", "*", "a\0b", "../a", "\u202ea", "x" * 500, "a'\"return 1--"]
+
+
+async def raw(gateway: Gateway, path: str) -> httpx.Response:
+    """GET with the path as it is: httpx would tidy it up."""
+    url = httpx.URL(gateway.base_url).copy_with(raw_path=path.encode())
+    return await gateway.http.get(url)
+
+
+async def test_path_that_leaves_the_static_folder_is_not_found(gateway: Gateway) -> None:
+    assert (await raw(gateway, "/static/index.html")).status_code == 200
+    for path in TRAVERSALS:
+        response = await raw(gateway, f"/static/{path}")
+        assert response.status_code in (400, 404), path
+        assert "root:" not in response.text and "GatewaySettings" not in response.text
+
+
+@contextmanager
+def listener() -> Iterator[socket.socket]:
+    """Somebody else's server, on which nobody should call."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        yield server
+
+
+def texts(url: str) -> list[tuple[str, dict[str, Any]]]:
+    """Requests with an address wherever one fits, and some that other servers would fetch."""
+    parts = [{"type": "text", "text": url}, {"type": "image_url", "image_url": {"url": url}}]
+    chat = "/v1/chat/completions"
+    return [
+        (chat, {**BODY, "messages": [{"role": "user", "content": f"Read {url} ![]({url}) <img src={url}>"}]}),
+        (chat, {**BODY, "messages": [{"role": "user", "content": parts}]}),
+        (chat, {**BODY, "messages": [{"role": "user", "content": [{"type": "file", "file": {"file_url": url}}]}]}),
+        (chat, {**BODY, "model": url}),
+        (chat, {**BODY, "user": url, "stop": [url], "metadata": {"callback": url}}),
+        (chat, {**BODY, "tools": [{"type": "mcp", "server_url": url}]}),
+        (chat, {**BODY, "semspec": {"session": url, "writer_url": url}}),
+        ("/v1/completions", {"model": "semspec-demo", "prompt": url}),
+        ("/generate", {"inputs": f"![]({url})", "parameters": {"adapter_id": url}}),
+        ("/tokenize", {"inputs": url}),
+    ]
+
+
+async def test_no_address_in_a_request_is_called(gateway: Gateway) -> None:
+    with listener() as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/secret"
+        headers = {"referer": url, "origin": url, "forwarded": f"host={url}", "x-forwarded-host": url, "host": "x"}
+        for path, body in texts(url):
+            response = await gateway.http.post(path, json=body, headers=headers)
+            assert response.status_code < 500
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+async def test_name_of_a_session_is_no_way_into_redis(gateway: Gateway, redis_url: str) -> None:
+    async with Redis.from_url(redis_url) as redis:
+        before = await redis.dbsize()
+        for name in ODD_NAMES:
+            response = await gateway.chat(semspec={"session": name})
+            assert response.status_code == 400 and response.json()["error"]["param"] == "semspec.session", name
+        assert await redis.dbsize() == before
+
+
+@pytest.mark.parametrize("route", ["/v1/generations/{}", "/v1/generations/{}/trace", "/v1/sessions/{}"])
+async def test_odd_id_is_refused_before_redis_is_asked(route: str, start_gateway: GatewayFactory) -> None:
+    gateway = await start_gateway(redis_url="redis://127.0.0.1:1/0")  # asked, it would be a 503
+    assert (await raw(gateway, route.format("a"))).status_code == 503
+    for name in ODD_NAMES:
+        escaped = "".join(f"%{byte:02x}" for byte in name.encode())
+        assert (await raw(gateway, route.format(escaped))).status_code in (400, 404), name
+
+
+async def test_request_id_cannot_write_into_the_log(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    for value in ("a\tlevel=CRITICAL", "a level=INFO", 'a"b', "\u00fc", "x" * 129, "${jndi:ldap://a}"):
+        response = await gateway.http.get("/health", headers=[(b"x-request-id", value.encode("latin-1"))])
+        assert re.fullmatch(r"[0-9a-f]{16}", response.headers["x-request-id"])
+        assert value not in caplog.text
+
+
+@pytest.mark.parametrize("formatter", [KeyValueFormatter(), JsonFormatter()])
+def test_record_is_one_line_whatever_it_quotes(formatter: logging.Formatter) -> None:
+    hostile = 'a\n2026-01-01 level=INFO message="all is well"\r\n\x1b[2J\u2028\u2029'
+    record = logging.LogRecord("name", logging.INFO, __file__, 1, "asked for %r and %s", (hostile, hostile), None)
+    record.__dict__["route"] = hostile
+    line = formatter.format(record)
+    assert len(line.splitlines()) == 1 and "\x1b" not in line
+
+
+async def test_ids_are_128_random_bits(gateway: Gateway) -> None:
+    answers = [(await gateway.chat()).json()["id"] for _ in range(2)]
+    assert all(re.fullmatch(r"chatcmpl-[0-9a-f]{32}", answer) for answer in answers)
+    assert answers[0] != answers[1]
+
+
+def test_keys_are_compared_in_constant_time_and_every_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared, original = [], hmac.compare_digest
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return original(one, other)
+
+    monkeypatch.setattr("gateway.keys.hmac.compare_digest", compare)
+    names = ("first", "second", "third")
+    held = {name: new_key() for name in names}
+    keys = Keys(" ".join(entry(name, key) for name, key in held.items()), None)
+    for name in names:
+        compared.clear()
+        assert keys.owner(held[name].encode()) == name
+        assert len(compared) == len(names)
+
+
+async def test_patterns_of_the_api_are_matched_in_linear_time() -> None:
+    """By an automaton, that is: nobody chose Python's backtracking engine, which would not end here."""
+    for module in (schemas, schemas_tgi):
+        for model in vars(module).values():
+            assert "regex_engine" not in getattr(model, "model_config", {})
+    finishes(
+        "from typing import Annotated\n"
+        "from pydantic import Field, TypeAdapter, ValidationError\n"
+        "try:\n"
+        "    TypeAdapter(Annotated[str, Field(pattern='^(a+)+$')]).validate_python('a' * 100_000 + '!')\n"
+        "except ValidationError:\n"
+        "    pass\n"
+    )
+
+
+def test_no_text_of_a_model_stalls_the_search_for_the_end_of_a_sentence() -> None:
+    finishes(
+        "from semspec.core import Segmentation\n"
+        "from semspec.engine.segmentation import RULES\n"
+        "for run in ('x', '\\n', '1', ' '):\n"
+        "    RULES[Segmentation.SENTENCE].ends_before('\\n' + run * 200_000 + ' b a.', ' ')\n"
+    )
+
+
+def finishes(program: str) -> None:
+    """It takes far less than a second, or else hours."""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+async def test_every_route_bounds_what_it_reads(start_gateway: GatewayFactory) -> None:
+    gateway = await start_gateway(max_body_bytes=1024)
+    described = gateway.app.openapi()["paths"].items()
+    paths = [path for path, methods in described if "requestBody" in methods.get("post", {})]
+    assert len(paths) >= 5
+    for path in paths:
+        assert (await gateway.http.post(path, json={"x": "x" * 2000})).status_code == 413, path
+
+
+async def test_body_of_two_lengths_is_bounded(start_gateway: GatewayFactory) -> None:
+    """Chunks go before a length that was announced: it must not be what is believed."""
+    gateway = await start_gateway(max_body_bytes=1024)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(8):
+            yield b"[" * 1000
+
+    headers = {"content-type": "application/json", "content-length": "2", "transfer-encoding": "chunked"}
+    request = gateway.http.build_request("POST", "/v1/chat/completions", content=chunks(), headers=headers)
+    assert (request.headers["content-length"], request.headers["transfer-encoding"]) == ("2", "chunked")
+    assert (await gateway.http.send(request)).status_code == 413

@@ -1,0 +1,215 @@
+"""The services towards a caller who knows their protocol but means them no good."""
+
+import hmac
+import math
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message import Message as Wire
+from grpc import aio
+
+from semspec.core import Context, Message, Reading, States, Writer
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.rpc import convert
+from semspec.rpc.clients import ClientOptions, RemoteTarget
+from semspec.rpc.server import Service, serve
+from semspec.rpc.servicers import draft_service, target_service, verifier_service
+from semspec.v1 import draft_pb2, target_pb2, types_pb2, verifier_pb2
+from tests.checkpoints import random_probes
+from tests.rpc.fakes import ORDER, PROPOSAL, SEGMENT, FakeEngine, FakeVerifier, serving, settings
+
+TOKEN = secrets.token_urlsafe(32)
+SERVICES: dict[str, Service[Any]] = {
+    "Draft": draft_service(FakeEngine),
+    "Target": target_service(FakeEngine),
+    "Verifier": verifier_service(FakeVerifier),
+}
+METHODS = [
+    method
+    for file in (draft_pb2, target_pb2, verifier_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+]
+NO_TOKEN = ("", f"Bearer {TOKEN[::-1]}", f"Bearer {TOKEN}0", f"Bearer {TOKEN[:-1]}", "Bearer ", f"Basic {TOKEN}", TOKEN)
+NUM_SPOILT = 30
+SHORT = replace(ORDER, max_tokens=6, max_segment_tokens=3, max_segments=2)
+ODD_VALUES: dict[type, tuple[object, ...]] = {
+    bool: (True, False),
+    int: (0, 1, 2, 3, 9, 2**16, 2**31 - 1, 2**32 - 1),
+    float: (0.0, -0.0, -1.0, 1e-320, 1e30, math.nan, math.inf, -math.inf),
+    str: ("", "x", "\0", "\u2028", "{{ 7 * 7 }}", "</think>", "x" * 5000),
+    bytes: (b"", b"\0", b"\xff" * 4, b"\xff\xff\xff\x7f" * 6, b"\0" * 4096),
+}
+
+
+def path_of(method: Any) -> str:
+    return f"/{method.containing_service.full_name}/{method.name}"
+
+
+async def status(address: str, method: Any, message: bytes, authorization: str = f"Bearer {TOKEN}") -> grpc.StatusCode:
+    """What a call with these bytes for a message ends with, or OK once a stream has begun."""
+    async with aio.insecure_channel(address) as channel:
+        make: Callable[[str], Any] = channel.unary_stream if method.server_streaming else channel.unary_unary
+        metadata = (("authorization", authorization),) if authorization else ()
+        call = make(path_of(method))(message, timeout=60, metadata=metadata)
+        try:
+            await (anext(aiter(call), None) if method.server_streaming else call)
+        except aio.AioRpcError as error:
+            return error.code()
+        return grpc.StatusCode.OK
+
+
+@asynccontextmanager
+async def guarded(method: Any) -> AsyncIterator[str]:
+    """The service of a method, asking for the token; its address."""
+    async with serving(SERVICES[method.containing_service.name], settings(token=TOKEN)) as server:
+        yield server.address
+
+
+@pytest.mark.parametrize("method", METHODS, ids=path_of)
+async def test_every_method_of_every_service_asks_for_the_token(method: Any) -> None:
+    async with guarded(method) as address:
+        for authorization in NO_TOKEN:
+            assert await status(address, method, b"", authorization) is grpc.StatusCode.UNAUTHENTICATED
+        assert await status(address, method, b"") is not grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_every_service_is_enumerated() -> None:
+    assert {method.containing_service.name for method in METHODS} == set(SERVICES)
+    assert len(METHODS) >= 11
+
+
+async def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared, original = [], hmac.compare_digest
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return original(one, other)
+
+    monkeypatch.setattr("semspec.rpc.interceptors.hmac.compare_digest", compare)
+    async with guarded(METHODS[0]) as address:
+        await status(address, METHODS[0], b"", "Bearer guess")
+    assert compared == [(b"Bearer guess", f"Bearer {TOKEN}".encode())]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=path_of)
+async def test_bytes_that_are_no_message_are_refused(method: Any) -> None:
+    random = Random(method.full_name)
+    async with guarded(method) as address:
+        for length in (1, 2, 7, 100, 10_000):
+            answer = await status(address, method, b"\x0a\xff" + random.randbytes(length))
+            assert answer is grpc.StatusCode.UNKNOWN, "so says gRPC of bytes it cannot read"
+        assert await status(address, method, b"") is not grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.fixture
+async def addresses(checkpoints: dict[str, Path], tmp_path: Path) -> AsyncIterator[dict[str, str]]:
+    """Real engines and a real verifier, each served."""
+    draft, target = (
+        TransformersEngine.load(str(checkpoints[name]), writer=writer, device="cpu")
+        for name, writer in (("llama", Writer.DRAFT), ("qwen2", Writer.TARGET))
+    )
+    verifier = await random_probes(draft, target, tmp_path)
+    async with AsyncExitStack() as stack:
+        services: dict[str, Service[Any]] = {
+            "Draft": draft_service(lambda: draft),
+            "Target": target_service(lambda: target),
+            "Verifier": verifier_service(lambda: verifier),
+        }
+        servers = {name: await stack.enter_async_context(serving(one)) for name, one in services.items()}
+        yield {name: server.address for name, server in servers.items()}
+
+
+async def sound_messages(address: str) -> dict[str, Wire]:
+    """A request that the real services can answer, of each type."""
+    client = RemoteTarget(address, ClientOptions())
+    prompt = await client.encode([Message("user", "Tom has pens: 25.")])
+    await client.aclose()
+    context = Context((prompt,))
+    reading = Reading(States(bytes(4 * 4 * 32), (4, 32), "m"), (0.5,) * 7, 2, 0.0)
+    messages: list[Wire] = [
+        convert.write_request_to_wire(context, SHORT),
+        convert.propose_request_to_wire(context, (1,), SHORT, 2),
+        convert.encode_request_to_wire([Message("user", "Hello?")]),
+        convert.tokenize_request_to_wire("Hello?"),
+        convert.read_request_to_wire(context, [SEGMENT], "s"),
+        convert.verify_request_to_wire(context, (1,), PROPOSAL, SHORT),
+        convert.ask_request_to_wire(context, "Is it right?", "", ("yes", "no"), "s"),
+        convert.judge_request_to_wire([reading.states], [reading]),
+        types_pb2.ModelInfoRequest(),
+        verifier_pb2.VerifierInfoRequest(),
+    ]
+    return {message.DESCRIPTOR.full_name: message for message in messages}
+
+
+def spoil(message: Wire, random: Random) -> None:
+    """Change one field, at any depth, to something that its type allows."""
+    fields: Sequence[Any] = message.DESCRIPTOR.fields
+    if not fields:
+        return
+    field = random.choice(fields)
+    value = getattr(message, field.name)
+    if field.is_repeated:
+        _spoil_items(message, field, random)
+    elif field.message_type:
+        spoil(value, random) if random.random() < 0.9 else message.ClearField(field.name)
+    elif field.enum_type:
+        setattr(message, field.name, random.randrange(10))
+    else:
+        setattr(message, field.name, random.choice(ODD_VALUES[type(value)]))
+
+
+def _spoil_items(message: Wire, field: Any, random: Random) -> None:
+    items = getattr(message, field.name)
+    match random.choice(("clear", "many", "one", "one")):
+        case "clear":
+            message.ClearField(field.name)
+        case "many":
+            items.extend(list(items)[:3] * 30)
+        case _ if field.message_type and items:
+            spoil(random.choice(items), random)
+        case _ if not field.message_type and items:
+            items[random.randrange(len(items))] = random.choice(ODD_VALUES[type(items[0])])
+
+
+async def test_spoilt_messages_are_answered_or_refused_and_never_a_defect(
+    addresses: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    sound = await sound_messages(addresses["Target"])
+    for method in METHODS:
+        random = Random(method.full_name)
+        for number in range(NUM_SPOILT if method.input_type.fields else 1):
+            message = type(sound[method.input_type.full_name])()
+            message.CopyFrom(sound[method.input_type.full_name])
+            for _ in range(number % 3):
+                spoil(message, random)
+            answer = await status(addresses[method.containing_service.name], method, message.SerializeToString())
+            assert answer is not grpc.StatusCode.INTERNAL, f"{path_of(method)}\n{message}\n{caplog.text}"
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize(
+    ("options", "is_warned"),
+    [
+        ({"host": "0.0.0.0"}, True),
+        ({"host": "0.0.0.0", "token": TOKEN}, False),
+        ({"host": "127.0.0.1"}, False),
+    ],
+    ids=str,
+)
+async def test_service_that_lets_strangers_in_says_so(
+    options: dict[str, Any], is_warned: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def told_to_stop() -> None:
+        pass
+
+    monkeypatch.setattr("semspec.rpc.server._stop_signal", told_to_stop)
+    await serve(draft_service(FakeEngine), settings(**options))
+    assert any("set a token or tls_client_ca" in line for line in caplog.messages) is is_warned
