@@ -40,7 +40,11 @@ class Unauthenticated(SemspecError):
 
 
 class Overloaded(SemspecError):
-    """No capacity now; retry later."""
+    """No capacity now; retry later. `retry_after_s` is when, as far as that can be told."""
+
+    def __init__(self, message: str, parameter: str | None = None, retry_after_s: int = 1) -> None:
+        super().__init__(message, parameter)
+        self.retry_after_s = retry_after_s
 
 
 class Unavailable(SemspecError):

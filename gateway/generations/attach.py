@@ -65,11 +65,11 @@ class Attached:
             journal = Journal(self._parts.store, self._order.id, self._cancelled, fence)
             journal.beat(self._parts.settings.writer_lease_s / 3, self._parts.background)
             held.callback(journal.leave, self._parts.background)
+            await held.enter_async_context(self._parts.admission.admitted(self._order.call.owner, 1))
             stored = await self._stored()
             self._check_seen()
             for known in stored:
                 yield known
-            await held.enter_async_context(self._parts.admission.admitted(self._order.call.owner, 1))
             lease = await held_session(self._order.call, fence, self._parts, held)
             choice = Choice(self._order, self._summary, journal, self._parts)
             async with aclosing(choice.events(lease)) as events:

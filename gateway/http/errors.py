@@ -23,6 +23,7 @@ from semspec.errors import (
     NotFound,
     Overloaded,
     SemspecError,
+    Unauthenticated,
     Unavailable,
     represent,
 )
@@ -31,7 +32,8 @@ from semspec.trace import Json
 CLIENT_GONE_STATUS = 499
 """Nginx's word for a client that did not wait; seen in metrics and logs only."""
 
-RETRY_AFTER_S = 1
+UNAVAILABLE_RETRY_AFTER_S = 2
+"""About as long as it takes to find that a service is back."""
 
 TGI_PATHS = frozenset({"/", "/generate", "/generate_stream", "/info", "/tokenize"})
 
@@ -46,6 +48,10 @@ def install_handlers(app: FastAPI, metrics: Metrics) -> None:
         return error_response(error, request.url.path)
 
     async def on_semspec_error(request: Request, error: Exception) -> Response:
+        if isinstance(error, Unauthenticated):  # the client's key was good: it is the gateway that a service refuses
+            error = Unavailable(
+                "a service refuses this gateway; give SEMSPEC_GATEWAY_SERVICE_TOKEN the services' token"
+            )
         return counted(error if isinstance(error, SemspecError) else InternalError(str(error)), request)
 
     async def on_validation_error(request: Request, error: Exception) -> Response:
@@ -96,7 +102,11 @@ def _code(error: SemspecError) -> str:
 def _headers(error: SemspecError) -> dict[str, str] | None:
     if isinstance(error, Cancelled):
         return {"x-should-retry": "false"}  # OpenAI's clients would ask again after any 409
-    return {"retry-after": str(RETRY_AFTER_S)} if isinstance(error, Overloaded) else None
+    if isinstance(error, Unauthenticated):
+        return {"www-authenticate": "Bearer"}
+    if isinstance(error, Overloaded):
+        return {"retry-after": str(error.retry_after_s)}
+    return {"retry-after": str(UNAVAILABLE_RETRY_AFTER_S)} if isinstance(error, Unavailable) else None
 
 
 def _body(message: str, openai_type: str, parameter: str | None, code: str) -> Json:

@@ -1,0 +1,123 @@
+"""An admission, and clients that ask it for room."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from gateway.generations.admission import Admission, Limits
+from gateway.metrics import Metrics
+from semspec.errors import Overloaded
+
+NUM_STEPS = 4
+"""Rounds of the event loop that let every task go as far as it can."""
+
+
+@dataclass(eq=False)
+class Client:
+    """One request: waits for room, and holds it until it is told to give it back."""
+
+    owner: str
+    num_generations: int
+    number: int
+    is_running: bool = False
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    task: "asyncio.Task[None]" = field(init=False)
+
+    def ask(self, admission: Admission) -> None:
+        self.task = asyncio.create_task(self._hold(admission))
+
+    async def _hold(self, admission: Admission) -> None:
+        async with admission.admitted(self.owner, self.num_generations):
+            self.is_running = True
+            try:
+                await self.done.wait()
+            finally:
+                self.is_running = False
+
+    @property
+    def is_waiting(self) -> bool:
+        return not self.task.done() and not self.is_running
+
+    @property
+    def refusal(self) -> Overloaded | None:
+        error = self.task.exception() if self.task.done() and not self.task.cancelled() else None
+        return error if isinstance(error, Overloaded) else None
+
+
+class Clock:
+    """Stands still unless told."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Desk:
+    """An admission and everybody who ever asked it, in the order of asking."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.clock = Clock()
+        self.metrics = Metrics()
+        self.admission = Admission(limits, self.metrics, self.clock)
+        self.clients: list[Client] = []
+
+    async def ask(self, owner: str = "", num_generations: int = 1) -> Client:
+        client = Client(owner, num_generations, len(self.clients))
+        self.clients.append(client)
+        client.ask(self.admission)
+        await settle()
+        return client
+
+    async def leave(self, client: Client) -> None:
+        client.done.set()
+        await settle()
+
+    async def hang_up(self, client: Client) -> None:
+        client.task.cancel()
+        await settle()
+
+    async def close(self) -> None:
+        for client in self.clients:
+            client.task.cancel()
+        await asyncio.gather(*(client.task for client in self.clients), return_exceptions=True)
+
+    @property
+    def running(self) -> list[Client]:
+        return [client for client in self.clients if client.is_running]
+
+    @property
+    def waiting(self) -> list[Client]:
+        return [client for client in self.clients if client.is_waiting]
+
+    def num_generations(self, owner: str | None = None) -> int:
+        return sum(client.num_generations for client in self.running if owner in (None, client.owner))
+
+
+async def settle() -> None:
+    for _ in range(NUM_STEPS):
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def desk(
+    capacity: int, per_owner: int | None = None, max_queued: int = 1000, timeout_s: float = 600
+) -> AsyncIterator[Desk]:
+    made = Desk(Limits(capacity, per_owner or capacity, max_queued, timeout_s))
+    try:
+        yield made
+    finally:
+        await made.close()
+        assert (made.admission.num_running, made.admission.num_waiting) == (0, 0)
+
+
+async def in_turn(here: Desk) -> list[Client]:
+    """Everybody in the order of admission, each leaving when it has been in for longest."""
+    served = list(here.running)
+    for leaving in served:
+        await here.leave(leaving)
+        served.extend(client for client in here.running if client not in served)
+    return served

@@ -1,0 +1,61 @@
+"""Waiting for room over HTTP."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+from tests.gateway.support import GENEROUS_S, GatewayFactory, eventually
+
+
+async def test_request_over_http_waits_for_room(start_gateway: GatewayFactory) -> None:
+    gateway = await start_gateway(max_concurrent=1, max_n=1)
+    gateway.fakes.target.pause_at = 2
+    admission = gateway.app.state.parts.admission
+    async with AsyncExitStack() as held:
+        await held.enter_async_context(asyncio.timeout(GENEROUS_S))
+        running = asyncio.create_task(gateway.chat(model="semspec-demo:target"))
+        await gateway.fakes.target.paused.wait()
+        waiting = asyncio.create_task(gateway.chat(model="semspec-demo:draft"))
+        await eventually(lambda: admission.num_waiting == 1)
+        assert len(gateway.fakes.drafter.prompts + gateway.fakes.target.prompts) == 1, (
+            "not tokenized before it has room"
+        )
+        gateway.fakes.target.resume.set()
+        assert [(await task).status_code for task in (running, waiting)] == [200, 200]
+
+
+async def test_client_that_hangs_up_in_the_queue_leaves_no_trace(start_gateway: GatewayFactory) -> None:
+    gateway = await start_gateway(max_concurrent=1, max_n=1)
+    gateway.fakes.target.pause_at = 2
+    admission = gateway.app.state.parts.admission
+    running = asyncio.create_task(gateway.chat(model="semspec-demo:target"))
+    await asyncio.wait_for(gateway.fakes.target.paused.wait(), GENEROUS_S)
+    for stream in (False, True):
+        waiting = asyncio.create_task(gateway.chat(stream=stream))
+        await eventually(lambda: admission.num_waiting == 1)
+        waiting.cancel()
+        await eventually(lambda: admission.num_waiting == 0)
+    gateway.fakes.target.resume.set()
+    assert (await running).status_code == 200
+    await eventually(lambda: admission.num_running == 0)
+
+
+async def test_reattached_generation_asks_for_room_as_any_other(start_gateway: GatewayFactory) -> None:
+    first = await start_gateway()
+    second = await start_gateway(max_concurrent=1, max_n=1, queue_timeout_s=0.05)
+    first.fakes.target.stuck_at = 2
+    body = {"model": "semspec-demo:target", "messages": [{"role": "user", "content": "How many?"}], "stream": True}
+    async with first.http.stream("POST", "/v1/chat/completions", json=body) as response:
+        id = response.headers["x-generation-id"]
+        await asyncio.wait_for(first.fakes.target.stuck.wait(), GENEROUS_S)
+    second.fakes.drafter.pause_at = 2
+    running = asyncio.create_task(second.chat(model="semspec-demo:draft"))
+    await asyncio.wait_for(second.fakes.drafter.paused.wait(), GENEROUS_S)
+    store = second.app.state.parts.store
+    async with asyncio.timeout(GENEROUS_S):
+        while (await store.generation(id))["status"] != "interrupted":
+            await asyncio.sleep(0.01)
+    refused = await second.http.get(f"/v1/generations/{id}/events")
+    assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+    second.fakes.drafter.resume.set()
+    await running
+    assert (await second.http.get(f"/v1/generations/{id}/events")).status_code == 200
