@@ -1,0 +1,87 @@
+"""One request of a load, and what became of it."""
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import httpx
+
+from semspec.client import NOTHING, read_events, refusal
+from semspec.errors import represent
+
+HUNG, BROKEN = "hung", "connection broke"
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of one attempt, timed at the client from the moment it was sent."""
+
+    latency_s: float
+    code: str = ""
+    """Why there is no whole answer: an error's code, or one of the words above; empty if there is."""
+    retry_after_s: float | None = None
+    """As a refusal said."""
+    first_segment_s: float | None = None
+    service_s: float | None = None
+    """What the gateway counts of the latency, from the generation's start on: the wait for room is before it."""
+    num_tokens: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.code
+
+    @property
+    def wait_s(self) -> float:
+        """Before the generation's start: in the queue, tokenizing, on the wire."""
+        return self.latency_s - (self.service_s or 0.0)
+
+    @property
+    def first_segment_after_wait_s(self) -> float:
+        return (self.first_segment_s or 0.0) - self.wait_s
+
+
+def client(base_url: str, api_key: str) -> httpx.AsyncClient:
+    """Of a load: as many connections as it has requests."""
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    return httpx.AsyncClient(base_url=base_url, headers=headers, limits=limits, timeout=None, trust_env=False)  # noqa: S113, patience is the caller's
+
+
+async def ask(http: httpx.AsyncClient, body: Json, hung_after_s: float) -> Answer:
+    """One streamed chat completion, to its end or to its refusal."""
+    start = perf_counter()
+    try:
+        async with asyncio.timeout(hung_after_s):
+            return await _ask(http, {**body, "stream": True, "stream_options": {"include_usage": True}}, start)
+    except TimeoutError:
+        return Answer(perf_counter() - start, HUNG)
+    except httpx.TransportError:
+        return Answer(perf_counter() - start, BROKEN)
+
+
+async def _ask(http: httpx.AsyncClient, body: Json, start: float) -> Answer:
+    first_segment_s, service_s, num_tokens = None, None, 0
+    async with http.stream("POST", "/v1/chat/completions", json=body) as response:
+        if response.is_error:
+            await response.aread()
+            return _refused(response, perf_counter() - start)
+        async with aclosing(read_events(response)) as events:
+            async for event in events:
+                if "error" in event.data:
+                    return Answer(perf_counter() - start, event.data["error"]["code"])
+                if first_segment_s is None and event.id != NOTHING:
+                    first_segment_s = perf_counter() - start
+                if statistics := event.data.get("semspec"):
+                    service_s = statistics.get("latency_ms", 0.0) / 1e3
+                if usage := event.data.get("usage"):
+                    num_tokens = usage["completion_tokens"]
+    return Answer(perf_counter() - start, "", None, first_segment_s, service_s, num_tokens)
+
+
+def _refused(response: httpx.Response, latency_s: float) -> Answer:
+    after = response.headers.get("retry-after")
+    return Answer(latency_s, represent(refusal(response)).code, float(after) if after else None)

@@ -1,0 +1,156 @@
+"""More requests than there is room for: who is admitted, how fast, who is refused, and that nobody hangs.
+
+python -m bench.load.overload          writes bench/results/overload/README.md, overload.json, overload.png
+"""
+
+import argparse
+import asyncio
+import os
+import random
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import httpx
+
+from bench.environment import environment
+from bench.load.arrivals import OWNERS, STAGES, Arrival, Owner, Stage, arrivals
+from bench.load.asking import Answer, ask, client
+from bench.load.overload_report import Overload, document, picture
+from bench.load.visit import Visit
+from demo.client import MAX_TOKENS
+from demo.problems import SPLITS, make_problem
+from semspec.errors import Overloaded, represent
+from semspec.keys import entry, new_key
+from semspec.stack import BUNDLED_PAIR, Stack, StackConfig
+from training.files import write_json
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "overload"
+NUM_ATTEMPTS = 3
+"""Of a client that is refused, as OpenAI's has by default."""
+HUNG_AFTER_S = 120.0
+WARM_UP_S = 3.0
+REFUSED = represent(Overloaded("")).code
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is asked, and how long."""
+
+    max_concurrent: int
+    max_queued: int
+    queue_timeout_s: float
+    stage_s: float
+    num_rounds: int
+    """Each stage is cut in so many pieces, which take turns: what the machine does beside falls on all alike."""
+
+    def gateway(self, keys: Mapping[Owner, str]) -> dict[str, str]:
+        values = {
+            "API_KEYS": " ".join(entry(owner, key) for owner, key in keys.items()),
+            "MAX_N": "1",
+            "MAX_CONCURRENT": str(self.max_concurrent),
+            "MAX_QUEUED": str(self.max_queued),
+            "QUEUE_TIMEOUT_S": str(self.queue_timeout_s),
+        }
+        return {f"SEMSPEC_GATEWAY_{name}": value for name, value in values.items()}
+
+
+class Load:
+    """Clients of two owners, and questions none of which is asked twice: its answer might be half in a cache."""
+
+    def __init__(self, clients: Mapping[Owner, httpx.AsyncClient], model: str, seed: int = 0) -> None:
+        self._clients = clients
+        self._model = model
+        self._rng = random.Random(seed)
+        self._numbers = count()
+
+    async def capacity(self, num_clients: int, duration_s: float) -> tuple[float, list[Answer]]:
+        """Answers a second while so many clients ask without a pause, and these answers."""
+        answers = list[Answer]()
+        start = perf_counter()
+
+        async def keep_asking() -> None:
+            while perf_counter() - start < duration_s:
+                answers.append(await ask(self._clients["greedy"], self._next_body(), HUNG_AFTER_S))
+
+        await asyncio.gather(*(keep_asking() for _ in range(num_clients)))
+        return len(answers) / (perf_counter() - start), answers
+
+    async def play(self, stage: Stage, capacity: float, duration_s: float) -> list[Visit]:
+        """One piece of a stage; it ends when everybody has gone."""
+        start = perf_counter()
+
+        async def arrive(arrival: Arrival) -> Visit:
+            await asyncio.sleep(start + arrival.at_s - perf_counter())
+            return await self._visit(stage, arrival.owner)
+
+        expected = arrivals(stage.load * capacity, duration_s, self._rng)
+        return list(await asyncio.gather(*map(arrive, expected)))
+
+    async def _visit(self, stage: Stage, owner: Owner) -> Visit:
+        http, body = self._clients[owner], self._next_body()
+        attempts = [await ask(http, body, HUNG_AFTER_S)]
+        while attempts[-1].code == REFUSED and len(attempts) < NUM_ATTEMPTS:
+            await asyncio.sleep((attempts[-1].retry_after_s or 0.0) if stage.is_patient else 0.0)
+            attempts.append(await ask(http, body, HUNG_AFTER_S))
+        return Visit(stage.name, owner, tuple(attempts))
+
+    def _next_body(self) -> Json:
+        number, questions = next(self._numbers), SPLITS["report"]
+        question = make_problem(questions[number % len(questions)]).question
+        messages = [{"role": "user", "content": question}]
+        return {"model": self._model, "messages": messages, "seed": number, "max_tokens": MAX_TOKENS}
+
+
+async def measured(load: Load, plan: Plan, stages: Sequence[Stage] = STAGES, warm_up_s: float = WARM_UP_S) -> Overload:
+    """All stages, in turns."""
+    await load.capacity(plan.max_concurrent, warm_up_s)
+    piece_s = plan.stage_s / plan.num_rounds
+    capacity, full = await load.capacity(plan.max_concurrent, plan.stage_s)
+    visits = list[Visit]()
+    for number in range(plan.num_rounds):
+        full += (await load.capacity(plan.max_concurrent, piece_s))[1]
+        for stage in (*stages[number % len(stages) :], *stages[: number % len(stages)]):
+            visits.extend(await load.play(stage, capacity, piece_s))
+            print(f"round {number + 1} of {plan.num_rounds}, {stage.name}: {len(visits)} requests so far", flush=True)
+    return Overload(capacity, full, stages, visits)
+
+
+async def main(plan: Plan, folder: Path) -> None:
+    keys: dict[Owner, str] = {owner: new_key() for owner in OWNERS}
+    load_average = os.getloadavg()[0]
+    async with Stack(StackConfig(environment=plan.gateway(keys))) as stack, AsyncExitStack() as clients:
+        connected = {
+            owner: await clients.enter_async_context(client(stack.base_url, key)) for owner, key in keys.items()
+        }
+        overload = await measured(Load(connected, "semspec-demo"), plan)
+    facts = {"plan": asdict(plan), "environment": environment(BUNDLED_PAIR), "load_average": load_average}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "overload.json", {**facts, **overload.as_json()})
+    (folder / "overload.png").write_bytes(picture(overload))
+    text = document(overload, facts)
+    (folder / "README.md").write_text(text)
+    print(text)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m bench.load.overload", description=__doc__)
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the results")
+    parser.add_argument("--seconds", type=float, default=90.0, help="of each stage")
+    parser.add_argument("--rounds", type=int, default=3, help="pieces that each stage is cut in")
+    parser.add_argument("--max-concurrent", type=int, default=4, help="generations that may run at once")
+    parser.add_argument("--max-queued", type=int, default=16, help="requests that may wait")
+    parser.add_argument("--queue-timeout", type=float, default=5.0, help="longest wait, in seconds")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    chosen = _arguments()
+    plan = Plan(chosen.max_concurrent, chosen.max_queued, chosen.queue_timeout, chosen.seconds, chosen.rounds)
+    asyncio.run(main(plan, chosen.output))

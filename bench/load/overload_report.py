@@ -1,0 +1,191 @@
+"""What an overload run says: tables, the two comparisons that matter, a picture."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bench.load.arrivals import GREEDY_SHARE, OWNERS, Owner, Stage
+from bench.load.asking import BROKEN, HUNG, Answer
+from bench.load.figures import Percentiles, in_seconds, ratio, table
+from bench.load.visit import Visit
+from bench.report.look import panels
+from bench.report.wording import NONE, estimate
+from semspec.errors import Overloaded, Unavailable, represent
+from training.judging.plots import BLUE, GREY, ORANGE, PERCENT, png, styled
+
+REFUSED, AWAY = (represent(kind("")).code for kind in (Overloaded, Unavailable))
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Overload:
+    """A whole run."""
+
+    capacity: float
+    """Answers a second with as many clients as there is room for."""
+    full: Sequence[Answer]
+    """Those of such clients, in turns with the stages: the machine as busy as it may be, and no queue."""
+    stages: Sequence[Stage]
+    visits: Sequence[Visit]
+
+    def of(self, stage: Stage, owner: Owner | None = None) -> list[Visit]:
+        return [visit for visit in self.visits if visit.stage == stage.name and owner in (None, visit.owner)]
+
+    def as_json(self) -> Json:
+        rows = {
+            stage.name: {owner or "all": facts(self.of(stage, owner)) for owner in (None, *OWNERS)}
+            for stage in self.stages
+        }
+        return {
+            "capacity_requests_per_s": self.capacity,
+            "speed": {name: asdict(measured) for name, measured in speeds(self).items()},
+            "full": [asdict(answer) for answer in self.full],
+            "stages": rows,
+            "visits": [asdict(visit) for visit in self.visits],
+        }
+
+
+def facts(visits: Sequence[Visit]) -> Json:
+    """Counts and percentiles, in seconds, of answered requests."""
+    answers = [visit.last for visit in visits if visit.is_answered]
+    codes = [visit.last.code for visit in visits if not visit.is_answered]
+    times = {
+        "latency_s": [answer.latency_s for answer in answers],
+        "first_segment_s": [answer.first_segment_s or 0.0 for answer in answers],
+        "wait_s": [answer.wait_s for answer in answers],
+        "after_wait_s": [answer.service_s or 0.0 for answer in answers],
+        "first_segment_after_wait_s": [answer.first_segment_after_wait_s for answer in answers],
+    }
+    return {
+        "num_requests": len(visits),
+        "num_answered": len(answers),
+        "num_answered_at_first": sum(visit.is_answered and len(visit.attempts) == 1 for visit in visits),
+        "num_refused": codes.count(REFUSED),
+        "num_unavailable": codes.count(AWAY),
+        "num_hung": codes.count(HUNG),
+        "num_broken": codes.count(BROKEN),
+        "num_other": sum(code not in (REFUSED, AWAY, HUNG, BROKEN) for code in codes),
+        "num_attempts": sum(len(visit.attempts) for visit in visits),
+        "num_attempts_refused": sum(answer.code == REFUSED for visit in visits for answer in visit.attempts),
+        **{name: asdict(found) if (found := Percentiles.of(values)) else None for name, values in times.items()},
+    }
+
+
+def speeds(overload: Overload) -> dict[str, Any]:
+    """How long a generation of an admitted request takes at twice the load, over what it takes otherwise."""
+    by_name = {stage.name: _service_s([visit.last for visit in overload.of(stage)]) for stage in overload.stages}
+    full = _service_s(overload.full)
+    pairs = {"2x over 1x": ("2x", by_name.get("1x", [])), "2x over full": ("2x", full)}
+    return {
+        name: ratio(by_name[above], below)
+        for name, (above, below) in pairs.items()
+        if min(len(by_name.get(above, [])), len(below)) > 1
+    }
+
+
+def document(overload: Overload, run: Mapping[str, Any]) -> str:
+    """The page in Markdown."""
+    found = {stage.name: facts(overload.of(stage)) for stage in overload.stages}
+    return "\n".join(
+        [
+            "# Overload\n",
+            *_conditions(overload, run),
+            *table(_HEAD, [_outcome(name, one) for name, one in found.items()]),
+            "\nSeconds, p50 / p90 / p99, of answered requests (of the attempt that was answered):\n",
+            *table(
+                ("load", *_TIMES),
+                [[name, *(_cell(one[key]) for key in _TIMES.values())] for name, one in found.items()],
+            ),
+            "\n`wait`: all before the generation begins, that is the queue, tokenizing, the wire.\n",
+            *_speed(overload),
+            "\nBy key:\n",
+            *table(_KEY_HEAD, [_key_row(overload, stage, owner) for stage in overload.stages for owner in OWNERS]),
+            "\n![latency and shares by load](overload.png)\n",
+            "Again: `python -m bench.load.overload`.\n",
+        ]
+    )
+
+
+def _conditions(overload: Overload, run: Mapping[str, Any]) -> list[str]:
+    plan, where = run["plan"], run["environment"]
+    return [
+        f"The bundled pair on {where['processor']} ({where['num_cores']} cores), the machine's load before it",
+        f"{run['load_average']:.1f}. There is room for {plan['max_concurrent']} generations, and for",
+        f"{plan['max_queued']} requests to wait, {plan['queue_timeout_s']:g} s at most. As many clients as there is",
+        f"room for, each asking without a pause, get {overload.capacity:.2f} answers a second: that is 1x. Each load",
+        f"lasted {plan['stage_s']:g} s, in {plan['num_rounds']} pieces that took turns. Arrivals are Poisson,",
+        f"{GREEDY_SHARE:.0%} of them of one key. A refused client comes back when `Retry-After` says so, twice at",
+        "most; an impatient one at once.\n",
+    ]
+
+
+_HEAD = ("load", "requests", "answered", "at first", "429 for good", "503", "hung", "other", "refusals on the way")
+_TIMES = {
+    "latency": "latency_s",
+    "first segment": "first_segment_s",
+    "wait": "wait_s",
+    "after it": "after_wait_s",
+    "first segment after it": "first_segment_after_wait_s",
+}
+_KEY_HEAD = ("load", "key", "requests", "answered", "of its requests", "of all answers", "wait, p50 / p90 / p99")
+
+
+def _outcome(name: str, one: Json) -> list[str]:
+    counts = ("num_requests", "num_answered", "num_answered_at_first", "num_refused", "num_unavailable", "num_hung")
+    others = one["num_broken"] + one["num_other"]
+    return [name, *(str(one[count]) for count in counts), str(others), str(one["num_attempts_refused"])]
+
+
+def _cell(times: Json | None) -> str:
+    return in_seconds(Percentiles(**times) if times else None)
+
+
+def _key_row(overload: Overload, stage: Stage, owner: Owner) -> list[str]:
+    own, all_ = facts(overload.of(stage, owner)), facts(overload.of(stage))
+    shares = (own["num_answered"] / max(one, 1) for one in (own["num_requests"], all_["num_answered"]))
+    counts = (str(own["num_requests"]), str(own["num_answered"]))
+    return [stage.name, owner, *counts, *(f"{share:.0%}" for share in shares), _cell(own["wait_s"])]
+
+
+def _speed(overload: Overload) -> list[str]:
+    found = speeds(overload)
+    if not found:
+        return [f"How admitted requests keep their speed: {NONE}, too few answers."]
+    told = [f"{estimate(measured, 2)} ({name})" for name, measured in found.items()]
+    return [
+        f"What admission is for: from its start to its end, a generation takes {' and '.join(told)}",
+        "times as long. `full`: as many clients as there is room for and no queue, measured before the loads and in",
+        "turns with them.",
+    ]
+
+
+def _service_s(answers: Sequence[Answer]) -> list[float]:
+    return [answer.service_s for answer in answers if answer.is_whole and answer.service_s is not None]
+
+
+def picture(overload: Overload) -> bytes:
+    """Where the time goes by load, and who is answered."""
+    names = [stage.name for stage in overload.stages]
+    found = [facts(overload.of(stage)) for stage in overload.stages]
+    with styled():
+        figure, (left, right) = panels(2, (9.0, 3.6))
+        bottoms = [0.0] * len(names)
+        for key, label, colour in (("wait_s", "wait", ORANGE), ("after_wait_s", "generation", BLUE)):
+            medians = [one[key]["p50"] if one[key] else 0.0 for one in found]
+            left.bar(names, medians, bottom=bottoms, color=colour, label=f"{label}, median")
+            bottoms = [bottom + median for bottom, median in zip(bottoms, medians, strict=True)]
+        left.plot(
+            names, [one["latency_s"]["p90"] if one["latency_s"] else 0.0 for one in found], "k_", label="latency, p90"
+        )
+        left.set(ylabel="seconds", title="answered requests")
+        for offset, owner, colour in ((-0.2, "greedy", GREY), (0.2, "modest", BLUE)):
+            rows = [facts([visit for visit in overload.of(stage) if visit.owner == owner]) for stage in overload.stages]
+            shares = [row["num_answered"] / max(row["num_requests"], 1) for row in rows]
+            right.bar([index + offset for index in range(len(names))], shares, 0.4, color=colour, label=owner)
+        right.set_xticks(range(len(names)), names)
+        right.yaxis.set_major_formatter(PERCENT)
+        right.set(title="requests answered, by key")
+        handles = [handle for axes in (left, right) for handle in axes.get_legend_handles_labels()[0]]
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+        return png(figure)

@@ -1,0 +1,212 @@
+"""Very many requests, a third of them given up by their clients: does anything grow?
+
+python -m bench.load.soak          writes bench/results/soak/README.md, soak.json, soak.png
+"""
+
+import argparse
+import asyncio
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import httpx
+from prometheus_client import samples as metrics_core
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench.environment import environment
+from bench.load.asking import client
+from bench.load.orders import Order, order
+from bench.load.processes import MEBIBYTE, Watch
+from bench.load.soak_report import Soak, document, picture
+from semspec.client import GENERATION_ID, read_events, refusal
+from semspec.errors import represent
+from semspec.stack import BUNDLED_PAIR, Stack, StackConfig
+from training.files import write_json
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "soak"
+CACHE_BYTES = 64 * MEBIBYTE
+"""Budget of each engine's keys and values: full long before the half of the run."""
+TTL_S = 30
+"""Of what is stored: a run outlasts it many times."""
+TURNS_PER_SESSION = 2
+HUNG_AFTER_S = 120.0
+QUIET_GAUGES = ("generations_in_flight", "queue_depth")
+QUIET_WITHIN_S = 30.0
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    num_requests: int
+    num_clients: int
+    interval_s: float
+    """Between looks at the processes."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of every process."""
+        engines = {f"SEMSPEC_{role}_CACHE_BYTES": str(CACHE_BYTES) for role in ("DRAFT", "TARGET")}
+        gateway = {"TTL_S": str(TTL_S), "MAX_CONCURRENT": "16", "MAX_QUEUED": "64", "QUEUE_TIMEOUT_S": "60"}
+        gateway["HANDSHAKE_INTERVAL_S"] = "1"  # at which the engines tell of their caches
+        return engines | {f"SEMSPEC_GATEWAY_{name}": value for name, value in gateway.items()}
+
+
+class Clients:
+    """Several that ask without a pause, and count how it ended."""
+
+    def __init__(self, http: httpx.AsyncClient, model: str, seed: int = 0) -> None:
+        self._http = http
+        self._model = model
+        self._rng = random.Random(seed)
+        self.endings: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+
+    @property
+    def num_ended(self) -> int:
+        return self.endings.total() + self.errors.total()
+
+    async def ask_all(self, num_requests: int, num_clients: int) -> None:
+        numbers = iter(range(num_requests))
+        await asyncio.gather(*(self._ask_on(f"soak-{client}", numbers) for client in range(num_clients)))
+
+    async def _ask_on(self, name: str, numbers: Iterator[int]) -> None:
+        """One client. Its sessions are its own, so that no request finds one in use."""
+        for turn, number in zip(count(), numbers, strict=False):
+            session = f"{name}-{turn // TURNS_PER_SESSION}"
+            wanted = order(number, self._rng, session)
+            try:
+                async with asyncio.timeout(HUNG_AFTER_S):
+                    error = await self._ask(wanted)
+            except TimeoutError:
+                error = "hung"
+            except httpx.TransportError as broken:
+                error = f"connection broke: {type(broken).__name__}"
+            if error:
+                self.errors[error] += 1
+            else:
+                self.endings[wanted.ending] += 1
+
+    async def _ask(self, wanted: Order) -> str:
+        """What went wrong; nothing, if all was as wanted."""
+        if wanted.ending == "hang up before an answer":
+            return await self._hang_up(wanted)
+        if not wanted.body["stream"]:
+            response = await self._http.post("/v1/chat/completions", json=self._body(wanted))
+            return _code(response) if response.is_error else ""
+        async with self._http.stream("POST", "/v1/chat/completions", json=self._body(wanted)) as response:
+            if response.is_error:
+                await response.aread()
+                return _code(response)
+            return await self._read(wanted, response)
+
+    async def _hang_up(self, wanted: Order) -> str:
+        asking = asyncio.create_task(self._http.post("/v1/chat/completions", json=self._body(wanted)))
+        await asyncio.wait([asking], timeout=wanted.delay_s)
+        asking.cancel()
+        await asyncio.wait([asking])
+        return _code(asking.result()) if not asking.cancelled() and asking.result().is_error else ""
+
+    async def _read(self, wanted: Order, response: httpx.Response) -> str:
+        num_events = 0
+        async with aclosing(read_events(response)) as events:
+            async for event in events:
+                if "error" in event.data:
+                    code = str(event.data["error"]["code"])
+                    return "" if (wanted.ending, code) == ("cancel", "cancelled") else code
+                num_events += 1
+                if num_events == wanted.num_events and wanted.ending == "hang up in mid-stream":
+                    return ""
+                if num_events == wanted.num_events and wanted.ending == "cancel":
+                    cancelled = await self._http.post(f"/v1/generations/{response.headers[GENERATION_ID]}/cancel")
+                    if cancelled.is_error:
+                        return _code(cancelled)
+        return ""
+
+    def _body(self, wanted: Order) -> Json:
+        return {"model": self._model, **wanted.body}
+
+
+def _code(response: httpx.Response) -> str:
+    return represent(refusal(response)).code
+
+
+async def gauges(http: httpx.AsyncClient) -> dict[str, float]:
+    """What should be nothing once nobody asks any more."""
+    samples = {sample.name: sample.value for sample in await _metrics(http)}
+    return {name: samples[f"semspec_gateway_{name}"] for name in QUIET_GAUGES}
+
+
+async def cache_bytes(http: httpx.AsyncClient) -> dict[str, float]:
+    """Keys and values that draft and target hold."""
+    held = [sample for sample in await _metrics(http) if sample.name == "semspec_gateway_service_cache_bytes"]
+    return {sample.labels["service"]: sample.value for sample in held}
+
+
+async def _metrics(http: httpx.AsyncClient) -> list[metrics_core.Sample]:
+    families = text_string_to_metric_families((await http.get("/metrics")).text)
+    return [sample for family in families for sample in family.samples]
+
+
+async def _until_quiet(http: httpx.AsyncClient) -> dict[str, float]:
+    """The gauges when they are nothing, or when they have had long enough to be."""
+    deadline = perf_counter() + QUIET_WITHIN_S
+    while any((found := await gauges(http)).values()) and perf_counter() < deadline:
+        await asyncio.sleep(0.2)
+    return found
+
+
+async def soaked(stack: Stack, plan: Plan) -> Soak:
+    """All requests, and what the processes held meanwhile."""
+    pids = {name: child.pid for name, child in stack.processes.items()}
+    async with AsyncExitStack() as opened:
+        http = await opened.enter_async_context(client(stack.base_url, stack.api_key))
+        clients = Clients(http, "semspec-demo")
+        watch = Watch(pids, stack.addresses["redis"], lambda: clients.num_ended, lambda: cache_bytes(http))
+        await watch.look()
+        looking = asyncio.create_task(watch.keep_looking(plan.interval_s))
+        start = perf_counter()
+        await clients.ask_all(plan.num_requests, plan.num_clients)
+        duration_s = perf_counter() - start
+        looking.cancel()
+        await asyncio.wait([looking])
+        quiet = await _until_quiet(http)
+    await watch.look()
+    return Soak(duration_s, watch.samples, clients.endings, clients.errors, quiet)
+
+
+async def main(plan: Plan, folder: Path) -> int:
+    """The exit status: 1 if a request failed, or something was left over."""
+    load_average = os.getloadavg()[0]
+    async with Stack(StackConfig(environment=plan.environment)) as stack:
+        soak = await soaked(stack, plan)
+    facts = {"environment": environment(BUNDLED_PAIR), "load_average": load_average, "cache_bytes": CACHE_BYTES}
+    facts |= {"ttl_s": TTL_S, "num_clients": plan.num_clients}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "soak.json", {**facts, **soak.as_json()})
+    (folder / "soak.png").write_bytes(picture(soak))
+    text = document(soak, facts)
+    (folder / "README.md").write_text(text)
+    print(text)
+    return int(bool(soak.errors) or any(soak.quiet.values()))
+
+
+def _plan() -> tuple[Plan, Path]:
+    parser = argparse.ArgumentParser("python -m bench.load.soak", description=__doc__)
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the results")
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--clients", type=int, default=6, help="requests under way at once")
+    parser.add_argument("--interval", type=float, default=2.0, help="seconds between looks at the processes")
+    chosen = parser.parse_args()
+    return Plan(chosen.requests, chosen.clients, chosen.interval), chosen.output
+
+
+if __name__ == "__main__":
+    raise SystemExit(asyncio.run(main(*_plan())))

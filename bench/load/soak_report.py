@@ -1,0 +1,158 @@
+"""What a soak says: whether anything failed, and whether anything grows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import isnan
+from typing import Any
+
+from bench.load.figures import slope, table
+from bench.load.orders import CANCELLATIONS
+from bench.load.processes import MEBIBYTE, Sample, series
+from bench.report.look import panels
+from bench.report.wording import estimate
+from bench.summary import Estimate
+from training.judging.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, png, styled
+
+COLOURS = (BLUE, ORANGE, GREEN, PURPLE, GREY)
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Soak:
+    """A whole run."""
+
+    duration_s: float
+    samples: Sequence[Sample]
+    """The first before the first request, the last after the last one."""
+    endings: Mapping[str, int]
+    """Of requests that went as their clients wanted."""
+    errors: Mapping[str, int]
+    quiet: Mapping[str, float]
+    """What the gateway still counted when nobody asked any more."""
+
+    @property
+    def num_requests(self) -> int:
+        return sum(self.endings.values()) + sum(self.errors.values())
+
+    @property
+    def processes(self) -> list[str]:
+        return list(self.samples[0].held)
+
+    @property
+    def second_half(self) -> list[Sample]:
+        """While requests came: caches are full, allocators have found their size."""
+        return [sample for sample in self.samples[1:-1] if sample.num_requests >= self.num_requests / 2]
+
+    def growth(self, process: str, field: str) -> Estimate:
+        """MiB per 1,000 requests in the second half."""
+        return _growth(self.second_half, series(self.second_half, process, field))
+
+    def as_json(self) -> Json:
+        growth = {
+            name: {field: asdict(self.growth(name, field)) for field in ("rss_bytes", "uss_bytes")}
+            for name in self.processes
+        }
+        return {
+            "duration_s": self.duration_s,
+            "num_requests": self.num_requests,
+            "endings": dict(self.endings),
+            "errors": dict(self.errors),
+            "quiet": dict(self.quiet),
+            "growth_mebibytes_per_1000_requests": growth,
+            "samples": [asdict(sample) for sample in self.samples],
+        }
+
+
+def document(soak: Soak, run: Mapping[str, Any]) -> str:
+    """The page in Markdown."""
+    return "\n".join(
+        [
+            "# Soak\n",
+            *_conditions(soak, run),
+            *table(("how it ended", "requests"), [[name, f"{n:,}"] for name, n in sorted(soak.endings.items())]),
+            f"\nErrors: {_counts(soak.errors)}. Left over when nobody asked any more: {_counts(soak.quiet)}.\n",
+            "Memory in MiB; its slope in MiB per 1,000 requests, by least squares over the second half of the run:\n",
+            *table(_MEMORY_HEAD, [_memory_row(soak, name) for name in soak.processes]),
+            f"\n{_redis(soak, run['ttl_s'])}\n",
+            f"Each engine may keep {run['cache_bytes'] / MEBIBYTE:.1f} MiB of keys and values, part of the memory",
+            f"above; the most it had: {_caches(soak)}.\n",
+            "What else is held, before / at most / after:\n",
+            *table(_HANDLES_HEAD, [_handles_row(soak, name) for name in soak.processes]),
+            "\n![memory by request](soak.png)\n",
+            "Again: `python -m bench.load.soak`.\n",
+        ]
+    )
+
+
+def _conditions(soak: Soak, run: Mapping[str, Any]) -> list[str]:
+    where, num_cancelled = run["environment"], sum(soak.endings.get(ending, 0) for ending in CANCELLATIONS)
+    return [
+        f"{soak.num_requests:,} requests of {run['num_clients']} clients in {soak.duration_s / 60:.1f} minutes, to the",
+        f"bundled pair on {where['processor']} ({where['num_cores']} cores), the machine's load before it",
+        f"{run['load_average']:.1f}. Strategies, lengths, streams, sessions, traces and numbers of choices are mixed;",
+        f"{num_cancelled / max(soak.num_requests, 1):.0%} of the requests were given up by their clients.\n",
+    ]
+
+
+_MEMORY_HEAD = ("process", "RSS before", "at half", "after", "slope of RSS", "own memory (USS) after", "slope of USS")
+_HANDLES = {"file descriptors": "num_fds", "threads": "num_threads", "TCP connections": "num_connections"}
+_HANDLES_HEAD = ("process", *_HANDLES)
+
+
+def _memory_row(soak: Soak, name: str) -> list[str]:
+    rss, uss = (series(soak.samples, name, field) for field in ("rss_bytes", "uss_bytes"))
+    half = series(soak.second_half or soak.samples, name, "rss_bytes")[0]
+    sizes = [f"{one / MEBIBYTE:,.1f}" for one in (rss[0], half, rss[-1], uss[-1])]
+    slopes = [_slope(soak.growth(name, field)) for field in ("rss_bytes", "uss_bytes")]
+    return [name, *sizes[:3], slopes[0], sizes[3], slopes[1]]
+
+
+def _handles_row(soak: Soak, name: str) -> list[str]:
+    found = [series(soak.samples, name, field) for field in _HANDLES.values()]
+    return [name, *(f"{one[0]:.0f} / {max(one):.0f} / {one[-1]:.0f}" for one in found)]
+
+
+def _redis(soak: Soak, ttl_s: int) -> str:
+    half = soak.second_half
+    memory = _slope(_growth(half, [float(sample.redis_bytes) for sample in half]))
+    keys = slope([sample.num_requests for sample in half], [float(sample.num_redis_keys) for sample in half])
+    most, last = max(sample.num_redis_keys for sample in soak.samples), soak.samples[-1].num_redis_keys
+    per_request = "too few samples" if isnan(keys.value) else estimate(keys, 3)
+    return (
+        f"Redis keeps what was generated for {ttl_s} s here: {most:,} keys at most, {last:,} after. Its memory, as it\n"
+        f"counts it, has a slope of {memory} MiB per 1,000 requests; its keys, {per_request} a request."
+    )
+
+
+def _caches(soak: Soak) -> str:
+    names = soak.samples[-1].cache_bytes
+    most = {name: max(sample.cache_bytes.get(name, 0) for sample in soak.samples) for name in names}
+    return ", ".join(f"{name} {num_bytes / MEBIBYTE:.1f} MiB" for name, num_bytes in most.items())
+
+
+def _growth(samples: Sequence[Sample], num_bytes: Sequence[float]) -> Estimate:
+    return slope([sample.num_requests / 1e3 for sample in samples], [one / MEBIBYTE for one in num_bytes])
+
+
+def _slope(measured: Estimate) -> str:
+    return "too few samples" if isnan(measured.value) else estimate(measured, 2)
+
+
+def _counts(counted: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {number:g}" for name, number in counted.items()) or "none"
+
+
+def picture(soak: Soak) -> bytes:
+    """Memory and file descriptors by request."""
+    at = [sample.num_requests for sample in soak.samples]
+    with styled():
+        figure, (left, right) = panels(2, (9.0, 3.6))
+        for name, colour in zip(soak.processes, COLOURS, strict=False):
+            rss = [one / MEBIBYTE for one in series(soak.samples, name, "rss_bytes")]
+            left.plot(at, rss, color=colour, label=name)
+            right.plot(at, series(soak.samples, name, "num_fds"), color=colour, label=name)
+        left.set(xlabel="requests", ylabel="RSS, MiB", ylim=(0, None))
+        right.set(xlabel="requests", ylabel="file descriptors", ylim=(0, None))
+        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(soak.processes))
+        return png(figure)
