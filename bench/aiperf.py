@@ -65,7 +65,7 @@ async def _profile(aiperf: Path, model: str) -> Json:
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         async with Stack(StackConfig()) as stack:
-            command = [str(aiperf), *_arguments(model, stack.base_url, Path(folder))]
+            command = [str(aiperf), *_arguments(model, stack, Path(folder))]
             process = await asyncio.create_subprocess_exec(*command, env=_online(), stdout=subprocess.DEVNULL)
             if await process.wait():
                 sys.exit(f"aiperf failed: {(Path(folder) / 'logs' / 'aiperf.log').read_text()[-2000:]}")
@@ -75,12 +75,13 @@ async def _profile(aiperf: Path, model: str) -> Json:
     return {**kept, "load_average": load, "gateway": {name: _total(counted, name) for name in COUNTERS.values()}}
 
 
-def _arguments(model: str, url: str, folder: Path) -> list[str]:
+def _arguments(model: str, stack: Stack, folder: Path) -> list[str]:
     questions = folder / "questions.jsonl"
     lines = (json.dumps({"text": make_problem(seed).question}) for seed in SPLITS["report"][:NUM_REQUESTS])
     questions.write_text("\n".join(lines))
     files = ["--tokenizer", str(BUNDLED_PAIR / "target"), "--input-file", str(questions)]
-    return [*_options(model), "--url", url, *files, "--output-artifact-dir", str(folder)]
+    where = ["--url", stack.base_url, "--api-key", stack.api_key]
+    return [*_options(model), *where, *files, "--output-artifact-dir", str(folder)]
 
 
 def _options(model: str) -> list[str]:
@@ -115,7 +116,8 @@ def _summary(profiles: Mapping[str, Json]) -> str:
             "all tokens accepted while one segment was written. `target` drafts nothing, so there is nothing to tell.",
             "Acceptance does not depend on the machine; times do, and say little where its load exceeds its cores.",
             f"\nAgain: `python -m bench.aiperf`, which runs\n\n```sh\naiperf {' '.join(_options('MODEL'))} \\",
-            "    --tokenizer demo/pair/target --input-file QUESTIONS.jsonl --url http://127.0.0.1:8080\n```\n",
+            "    --tokenizer demo/pair/target --input-file QUESTIONS.jsonl \\",
+            "    --url http://127.0.0.1:8080 --api-key KEY\n```\n",
         ]
     )
 

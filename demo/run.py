@@ -77,7 +77,7 @@ def describe(error: Exception) -> str:
 
 
 def _http(stack: Stack) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=stack.base_url, timeout=300, trust_env=False)
+    return httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=300, trust_env=False)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,26 +2,45 @@
 
 import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
+from ssl import SSLContext
+from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
 from gateway.app import create_app
+from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
 from gateway.storage.store import Store
+from semspec.certificates import renewing_context
 from semspec.decoding import Roles
-from semspec.rpc.clients import ClientOptions, RemoteDrafter, RemoteTarget, RemoteVerifier
+from semspec.rpc.clients import ClientOptions
+from semspec.rpc.pool import PooledDrafter, PooledTarget, PooledVerifier, PoolOptions
+from semspec.rpc.tls import Certificates
 from semspec.settings import load_settings
 from semspec.telemetry import configure_logging
 from semspec.tracing import exported_traces
 
 SERVER_HEADER_BYTES = 16 * 1024
-"""Longest request head."""
+"""Longest part of a request's head that is kept while the rest has not come."""
 
 
 class _Server(uvicorn.Server):
-    """Told to stop, it lets requests end and returns, where uvicorn's own would end the process by the signal."""
+    """Told to stop, it says so to load balancers, and a little later lets requests end and returns, where uvicorn's
+    own would end the process by the signal."""
+
+    def __init__(self, config: uvicorn.Config, readiness: Readiness, settle_s: float) -> None:
+        super().__init__(config)
+        self._readiness = readiness
+        self._settle_s = settle_s
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A second signal does not wait."""
+        delay_s = 0 if self._readiness.is_draining else self._settle_s
+        self._readiness.is_draining = True
+        asyncio.get_running_loop().call_later(delay_s, super().handle_exit, sig, frame)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -42,31 +61,53 @@ def main() -> None:
 async def _serve(settings: GatewaySettings) -> None:
     async with AsyncExitStack() as connections:
         roles = _connect(settings, connections)
-        await _Server(_server_config(settings, roles, Store.connect(settings))).serve()
+        app = create_app(settings, roles, Store.connect(settings))
+        await _Server(_server_config(settings, app), app.state.parts.readiness, settings.settle_s).serve()
 
 
 def _connect(settings: GatewaySettings, connections: AsyncExitStack) -> Roles:
-    token = settings.service_token.get_secret_value() if settings.service_token else None
-    options = ClientOptions(token=token)
-    drafter = RemoteDrafter(settings.draft_address, options)
-    target = RemoteTarget(settings.target_address, options)
-    verifier = RemoteVerifier(settings.verifier_address, options)
-    for client in (drafter, target, verifier):
-        connections.push_async_callback(client.aclose)
+    options = _pool_options(settings)
+    drafter = PooledDrafter(settings.draft_address, options)
+    target = PooledTarget(settings.target_address, options)
+    verifier = PooledVerifier(settings.verifier_address, options)
+    for player in (drafter, target, verifier):
+        connections.push_async_callback(player.aclose)
     return Roles(drafter, target, verifier)
 
 
-def _server_config(settings: GatewaySettings, roles: Roles, store: Store) -> uvicorn.Config:
+def _pool_options(settings: GatewaySettings) -> PoolOptions:
+    client = _client_options(settings)
+    return PoolOptions(client, settings.resolve_s, settings.health_interval_s, settings.health_timeout_s)
+
+
+def _client_options(settings: GatewaySettings) -> ClientOptions:
+    token = settings.service_token.get_secret_value() if settings.service_token else None
+    if settings.service_ca is None:
+        return ClientOptions(token=token)
+    certificates = Certificates(settings.service_ca, settings.service_certificate, settings.service_key)
+    return ClientOptions(token=token, certificates=certificates)
+
+
+def _server_config(settings: GatewaySettings, app: FastAPI) -> uvicorn.Config:
     return uvicorn.Config(
-        create_app(settings, roles, store),
+        app,
         host=settings.host,
         port=settings.port,
         log_config=None,
         access_log=False,
         server_header=False,
+        http="h11",  # uvicorn's other parser has no limit
         h11_max_incomplete_event_size=SERVER_HEADER_BYTES,
         timeout_graceful_shutdown=settings.drain_s,
+        ssl_context_factory=_tls(settings),
     )
+
+
+def _tls(settings: GatewaySettings) -> Callable[[object, object], SSLContext] | None:
+    certificate, key = settings.tls_certificate, settings.tls_key
+    if certificate is None or key is None:
+        return None
+    return lambda config, default: renewing_context(certificate, key)
 
 
 if __name__ == "__main__":

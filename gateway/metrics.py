@@ -2,17 +2,32 @@
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
 from gateway.generations.spec_metrics import steps
 from semspec import __version__
-from semspec.core import SegmentRecord
+from semspec.core import ModelInfo, SegmentRecord
 from semspec.trace import verdict
 
 _NAMESPACE = "semspec_gateway"
 SERVICES = ("draft", "target", "verifier", "redis")
+POOLED = SERVICES[:-1]
+"""Those that may have several replicas."""
+CACHING = ("draft", "target")
+"""Those that keep keys and values."""
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class Replicas(Protocol):
+    """Who knows of a service's replicas."""
+
+    @property
+    def num_replicas(self) -> int: ...
+
+    @property
+    def num_in_flight(self) -> int: ...
 
 
 class Metrics:
@@ -26,9 +41,7 @@ class Metrics:
 
         build = Info("build", "The running build.", namespace=_NAMESPACE, registry=self._registry)
         build.info({"version": __version__})
-        self._service_up = gauge("service_up", "1 while a service answers as it should, else 0.", ("service",))
-        for service in SERVICES:
-            self._service_up.labels(service)
+        self.of_services = _Services(self._registry)
 
         self._requests = counter("requests", "HTTP requests answered.", ("method", "route", "status"))
         self._request_seconds = seconds(
@@ -62,11 +75,6 @@ class Metrics:
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
-
-    def services(self, up: Mapping[str, bool]) -> None:
-        """Which of `SERVICES` answer."""
-        for service, answers in up.items():
-            self._service_up.labels(service).set(answers)
 
     def capacity(self, num_generations: int) -> None:
         self._capacity.set(num_generations)
@@ -133,3 +141,36 @@ class _Speculation:
             self._drafts.inc()
             self._tokens.inc(step.num_draft_tokens)
             self._accepted_tokens.inc(step.num_accepted_tokens)
+
+
+class _Services:
+    """What becomes of draft, target, verifier and Redis."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        gauge = partial(Gauge, namespace=_NAMESPACE, registry=registry, labelnames=("service",))
+        self._up = gauge("service_up", "1 while a service answers as it should, else 0.")
+        self._replicas = gauge("service_replicas", "Replicas of a service that can be called.")
+        self._calls = gauge("service_calls_in_flight", "Calls under way at a service.")
+        self._cache_bytes = gauge("service_cache_bytes", "Keys and values a service holds.")
+        self._max_cache_bytes = gauge("service_max_cache_bytes", "Keys and values a service may hold.")
+        known = {SERVICES: [self._up], POOLED: [self._replicas, self._calls]}
+        known[CACHING] = [self._cache_bytes, self._max_cache_bytes]
+        for services, metrics in known.items():
+            for service in services:
+                for metric in metrics:
+                    metric.labels(service)
+
+    def up(self, answers: Mapping[str, bool]) -> None:
+        """Which of `SERVICES` answer."""
+        for service, does in answers.items():
+            self._up.labels(service).set(does)
+
+    def replicas(self, service: str, replicas: Replicas) -> None:
+        """Whom to ask about one of `POOLED` at each scrape."""
+        self._replicas.labels(service).set_function(lambda: replicas.num_replicas)
+        self._calls.labels(service).set_function(lambda: replicas.num_in_flight)
+
+    def cache(self, service: str, info: ModelInfo) -> None:
+        """What the engine of one replica said at the last handshake."""
+        self._cache_bytes.labels(service).set(info.cache_bytes)
+        self._max_cache_bytes.labels(service).set(info.max_cache_bytes)

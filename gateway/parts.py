@@ -8,6 +8,7 @@ from fastapi import Depends, Request
 from gateway.background import Background
 from gateway.generations.admission import Admission
 from gateway.generations.costs import CostTable
+from gateway.keys import Keys
 from gateway.metrics import Metrics
 from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
@@ -27,6 +28,8 @@ class Parts:
     admission: Admission
     background: Background
     costs: CostTable
+    keys: Keys | None
+    """None: everyone may ask."""
 
 
 def _parts(request: Request) -> Parts:

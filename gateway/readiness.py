@@ -40,6 +40,8 @@ class Readiness:
         self._metrics = metrics
         self._suspected = asyncio.Event()
         self.status = Status(None, None)
+        self.is_draining = False
+        """The process has been told to stop: what runs goes on, what is new had better go elsewhere."""
 
     def require(self) -> Served:
         """What is served. Raises: Unavailable, Mismatch."""
@@ -49,6 +51,12 @@ class Readiness:
         if served is None:
             raise Unavailable("the gateway has not met its services yet; retry in a moment")
         return served
+
+    def require_place(self) -> None:
+        """Whether load balancers should send requests here. Raises: Unavailable, Mismatch."""
+        if self.is_draining:
+            raise Unavailable("this gateway is shutting down; ask another")
+        self.require()
 
     @property
     def strategies(self) -> tuple[Strategy, ...]:
@@ -92,7 +100,10 @@ class Readiness:
         )
         answers = {"draft": draft, "target": target, "verifier": verifier}
         up = {role: not isinstance(answer, Unavailable) for role, answer in answers.items()}
-        self._metrics.services({**up, "redis": redis_answers})
+        self._metrics.of_services.up({**up, "redis": redis_answers})
+        for role, answer in (("draft", draft), ("target", target)):
+            if not isinstance(answer, Unavailable):
+                self._metrics.of_services.cache(role, answer)
         if isinstance(target, Unavailable):
             return Status(known, target)
         missing = next((answer for answer in (draft, verifier) if isinstance(answer, Unavailable)), None)

@@ -6,7 +6,11 @@ from typing import Literal, get_args
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from gateway.keys import read_entries
+from semspec.certificates import check_authority, check_pair
 from semspec.core import AcceptanceRule, ScoreMethod, Segmentation, Strategy
+from semspec.errors import InvalidRequest
+from semspec.rpc.pool.places import places_of
 from semspec.settings import MEBIBYTE
 
 MAX_GAMMA = 8
@@ -33,13 +37,16 @@ class GatewaySettings(BaseSettings):
     tls_key: Path | None = Field(None, description="PEM file of the certificate's private key")
 
     auth: Literal["keys", "none"] = Field(
-        "none", description="keys asks every client for an API key, none lets everyone in"
+        "keys", description="keys asks every client for an API key, none lets everyone in"
+    )
+    api_keys_file: Path | None = Field(
+        None, description="file with NAME:SHA256 of each API key, one a line; it is read again whenever it changes"
     )
     api_keys: SecretStr | None = Field(
         None,
+        validate_default=True,
         description="NAME:SHA256 of each API key, separated by commas or white space; `semspec key NAME` makes one",
     )
-    api_keys_file: Path | None = Field(None, description="file with further NAME:SHA256 entries, one a line")
 
     draft_address: str = Field("127.0.0.1:50051", min_length=1, description=_ADDRESS.format("draft"))
     target_address: str = Field("127.0.0.1:50052", min_length=1, description=_ADDRESS.format("target"))
@@ -77,7 +84,9 @@ class GatewaySettings(BaseSettings):
     max_n: int = Field(MAX_CHOICES, ge=1, le=MAX_CHOICES, description="most choices of one request")
     max_concurrent: int = Field(32, ge=1, description="most generations running at once, at least max_n")
     max_concurrent_per_key: int | None = Field(
-        None, ge=1, description="most generations of one API key running at once; unset: max_concurrent"
+        None,
+        ge=1,
+        description="most generations of one API key running at once, at least max_n; unset: max_concurrent",
     )
     max_queued: int = Field(64, ge=0, description="most requests waiting for room; 0 refuses at once")
     queue_timeout_s: float = Field(10.0, gt=0, description="longest a request waits for room, in seconds")
@@ -110,6 +119,55 @@ class GatewaySettings(BaseSettings):
     log_prompts: bool = Field(False, description="true logs each prompt and answer; they are nowhere else in a log")
     log_json: bool = Field(False, description="true logs JSON lines instead of key=value")
 
+    @property
+    def given_keys(self) -> str:
+        """The entries that are not in a file."""
+        return _text(self.api_keys)
+
+    @field_validator("api_keys_file")
+    @classmethod
+    def _has_keys(cls, file: Path | None) -> Path | None:
+        read_entries("", file)
+        return file
+
+    @field_validator("api_keys")
+    @classmethod
+    def _someone_may_ask(cls, api_keys: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+        entries = read_entries(_text(api_keys), info.data.get("api_keys_file"))
+        if not entries and info.data.get("auth") == "keys" and "api_keys_file" in info.data:
+            raise ValueError("there is no API key, so nobody could ask; SEMSPEC_GATEWAY_AUTH=none would let everyone")
+        return api_keys
+
+    @field_validator("draft_address", "target_address", "verifier_address")
+    @classmethod
+    def _names_replicas(cls, addresses: str) -> str:
+        try:
+            places_of(addresses)
+        except InvalidRequest as error:
+            raise ValueError(error.message) from error
+        return addresses
+
+    @field_validator("tls_key")
+    @classmethod
+    def _has_its_certificate(cls, tls_key: Path | None, info: ValidationInfo) -> Path | None:
+        check_pair(info.data.get("tls_certificate"), tls_key)
+        return tls_key
+
+    @field_validator("service_ca")
+    @classmethod
+    def _is_an_authority(cls, service_ca: Path | None) -> Path | None:
+        if service_ca:
+            check_authority(service_ca)
+        return service_ca
+
+    @field_validator("service_key")
+    @classmethod
+    def _is_shown_over_tls(cls, service_key: Path | None, info: ValidationInfo) -> Path | None:
+        check_pair(info.data.get("service_certificate"), service_key)
+        if service_key and "service_ca" in info.data and info.data["service_ca"] is None:
+            raise ValueError("a certificate is shown over TLS only; set service_ca")
+        return service_key
+
     @field_validator("redis_url")
     @classmethod
     def _has_known_scheme(cls, redis_url: SecretStr) -> SecretStr:
@@ -117,9 +175,13 @@ class GatewaySettings(BaseSettings):
             raise ValueError("must begin with redis://, rediss:// or unix://")
         return redis_url
 
-    @field_validator("max_concurrent")
+    @field_validator("max_concurrent", "max_concurrent_per_key")
     @classmethod
-    def _room_for_one_request(cls, max_concurrent: int, info: ValidationInfo) -> int:
-        if max_concurrent < info.data.get("max_n", 1):
+    def _room_for_one_request(cls, most: int | None, info: ValidationInfo) -> int | None:
+        if most is not None and most < info.data.get("max_n", 1):
             raise ValueError(f"must be at least max_n, which is {info.data['max_n']}")
-        return max_concurrent
+        return most
+
+
+def _text(secret: SecretStr | None) -> str:
+    return secret.get_secret_value() if secret else ""

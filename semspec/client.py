@@ -10,7 +10,16 @@ from urllib.parse import quote
 
 import httpx
 
-from semspec.errors import TABLE, InternalError, InvalidRequest, NotFound, Overloaded, SemspecError, Unavailable
+from semspec.errors import (
+    TABLE,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    SemspecError,
+    Unauthenticated,
+    Unavailable,
+)
 
 Json = dict[str, Any]
 
@@ -178,6 +187,8 @@ def _known(detail: Json) -> SemspecError:
     if code == "model_not_found":
         return NotFound(message, parameter)
     kind = next((kind for kind, row in TABLE.items() if row.code == code), InternalError)
+    if kind is Unauthenticated:
+        message += "; give it with --api-key or in SEMSPEC_API_KEY"
     return kind(message, parameter)
 
 

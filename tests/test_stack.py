@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +18,8 @@ from typing import IO
 import psutil
 import pytest
 
+from semspec.commands.serve import serve
+from semspec.keys import entry
 from semspec.stack import Stack, StackConfig, StackError
 
 SERVICE = """
@@ -161,6 +164,33 @@ async def test_parts_that_do_not_belong_together_are_reported_at_once() -> None:
     with pytest.raises(StackError, match=r"^the probe is of another model; train it anew$"):
         await asyncio.wait_for(stack.__aenter__(), 30)
     assert left_alive([child.pid for child in stack.processes.values()], 0) == []
+
+
+async def test_gateway_is_told_the_hashes_of_the_stacks_key_and_of_given_ones() -> None:
+    given = {"SEMSPEC_GATEWAY_API_KEYS": entry("alice", "sk-hers")}
+    async with Stack(replace(config(), environment=given, api_key="sk-fixed")) as stack:
+        told = psutil.Process(stack.processes["gateway"].pid).environ()
+    assert told["SEMSPEC_GATEWAY_API_KEYS"].split() == [entry("alice", "sk-hers"), entry("stack", "sk-fixed")]
+    assert stack.headers == {"authorization": "Bearer sk-fixed"}
+    assert "sk-fixed" not in str(told) and "sk-fixed" not in repr(stack.config)
+
+
+async def test_stacks_of_their_own_have_keys_of_their_own() -> None:
+    assert Stack(config()).api_key != Stack(config()).api_key
+
+
+async def test_serving_prints_what_opens_the_gateway(capsys: pytest.CaptureFixture[str]) -> None:
+    serving = asyncio.create_task(serve(replace(config(), api_key="sk-fixed")))
+    printed = ""
+    async with asyncio.timeout(30):
+        while "Ctrl-C" not in printed:
+            printed += capsys.readouterr().out
+            await asyncio.sleep(0.05)
+    serving.cancel()
+    await asyncio.wait([serving])
+    address = re.search(r"playground  (http://127\.0\.0\.1:\d+)/#key=sk-fixed\n", printed)
+    assert address is not None
+    assert f"curl -N {address[1]}/v1/chat/completions -H 'authorization: Bearer sk-fixed'" in printed
 
 
 async def test_taken_port_is_refused() -> None:

@@ -40,7 +40,9 @@ class _Model:
         device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
         try:
             tokenizer = load_tokenizer(str(folder))
-            network = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, use_safetensors=True)
+            network = AutoModelForCausalLM.from_pretrained(
+                str(folder), dtype=dtype, use_safetensors=True, trust_remote_code=False
+            )
         except (OSError, ValueError) as error:
             raise RoadError(f"transformers cannot load {folder}: {_one_line(error)}; give another --pair") from error
         eos_ids = _eos_ids(network, tokenizer)

@@ -49,7 +49,7 @@ class GatewayRoad:
 @asynccontextmanager
 async def open_stack(pair: Path) -> AsyncIterator[GatewayRoad]:
     """The whole stack with `pair`, for as long as the block lasts. Raises: StackError."""
-    async with Stack(StackConfig.of_pair(pair)) as stack, _http(stack.base_url) as http:
+    async with Stack(StackConfig.of_pair(pair)) as stack, _http(stack.base_url, stack.api_key) as http:
         processes = {name: child.pid for name, child in stack.processes.items()}
         yield GatewayRoad(await ChatClient.connect(http), processes)
 
@@ -57,7 +57,7 @@ async def open_stack(pair: Path) -> AsyncIterator[GatewayRoad]:
 @asynccontextmanager
 async def open_gateway(base_url: str) -> AsyncIterator[GatewayRoad]:
     """A gateway that runs. Raises: RoadError."""
-    async with _http(base_url) as http:
+    async with _http(base_url, os.environ.get(API_KEY)) as http:
         with road_errors():
             chat = await ChatClient.connect(http)
         yield GatewayRoad(chat, {})
@@ -90,8 +90,7 @@ def _refusal(error: httpx.HTTPStatusError) -> RoadError:
     return RoadError(f"the gateway answers {error.response.status_code}: {message}")
 
 
-def _http(base_url: str) -> httpx.AsyncClient:
-    key = os.environ.get(API_KEY)
+def _http(base_url: str, key: str | None) -> httpx.AsyncClient:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     return httpx.AsyncClient(
         base_url=base_url, headers=headers, timeout=httpx.Timeout(3600, connect=10), trust_env=False

@@ -281,7 +281,7 @@ def _message(response: httpx.Response) -> str:
 
 
 def _config(model: Path) -> Any:
-    return AutoConfig.from_pretrained(str(model)).get_text_config()
+    return AutoConfig.from_pretrained(str(model), trust_remote_code=False).get_text_config()
 
 
 def _kv_bytes(model: Path, num_tokens: int, bytes_per_number: int) -> int:

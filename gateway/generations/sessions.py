@@ -24,19 +24,25 @@ async def held_session(call: Call, fence: int, parts: Parts, held: AsyncExitStac
     """
     if call.session is None:
         return None
-    lease = SessionLease(parts.store, call.session, f"{call.id} {fence} {secrets.token_hex(4)}")
+    lease = SessionLease(parts.store, call.session, call.owner, f"{call.id} {fence} {secrets.token_hex(4)}")
     held.callback(lambda: parts.background.spawn(lease.release()))  # also of a claim that is under way
     await lease.claim(parts.settings.session_lease_s, parts.background)
     return lease
 
 
+def stored_name(session: str, owner: str) -> str:
+    """What the store calls an owner's session: two owners' sessions are two, even if both call theirs the same."""
+    return f"{owner}/{session}" if owner else session
+
+
 class SessionLease:
     """One writer's claim on a session: begun with `claim`, ended with `commit` or `release`."""
 
-    def __init__(self, store: Store, session: str, token: str) -> None:
+    def __init__(self, store: Store, name: str, owner: str, token: str) -> None:
         """`token` names generation, fence and claim: the next writer of the generation may take the session over."""
         self._store = store
-        self._session = session
+        self._name = name
+        self._session = stored_name(name, owner)
         self._token = token
         self._heartbeat: asyncio.Task[None] | None = None
         self._open = True
@@ -48,7 +54,7 @@ class SessionLease:
         try:
             self.turns = await self._store.claim(self._session, self._token, lease_s)
         except Conflict:
-            message = f"session {self._session} is answering another request; wait for it or use another session"
+            message = f"session {self._name} is answering another request; wait for it or use another session"
             raise Conflict(message, "semspec.session") from None
         self._heartbeat = background.spawn(self._renew(lease_s))
 

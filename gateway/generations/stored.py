@@ -9,6 +9,7 @@ from gateway.generations.call import Call
 from gateway.generations.choice import Order
 from gateway.generations.served import Served
 from gateway.generations.statistics import parameters
+from gateway.storage.store import Store, missing_generation
 from semspec.core import Context, Piece
 from semspec.errors import Conflict
 from semspec.trace import Json
@@ -36,6 +37,17 @@ def meta(order: Order) -> dict[str, str]:
         "budget": str(generation.max_tokens),
         "call": _CALL.dump_json(order.call).decode(),
     }
+
+
+async def owned(id: str, owner: str, store: Store) -> dict[str, str]:
+    """The fields of a generation of this owner's.
+
+    Raises: NotFound, of another's as if there were none; Unavailable.
+    """
+    fields = await store.generation(id)
+    if call(fields).owner != owner:
+        raise missing_generation(id)
+    return fields
 
 
 def call(meta: Mapping[str, str]) -> Call:

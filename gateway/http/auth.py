@@ -1,8 +1,31 @@
-"""Who asks."""
+"""Who asks, and what may be asked by anyone."""
 
 from typing import Annotated
 
 from fastapi import Depends, Request
+from starlette.datastructures import Headers
+
+from semspec.errors import Unauthenticated
+
+_OPEN = frozenset({"/", "/health", "/ready"})
+
+
+def is_open(method: str, path: str) -> bool:
+    """Whether no key is asked for: the playground's own files, and what probes of a process's health ask."""
+    return method in ("GET", "HEAD") and (path in _OPEN or path.startswith("/static/"))
+
+
+def key_of(headers: Headers) -> bytes | None:
+    """The key of `Authorization: Bearer KEY`; None without one."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip().encode("latin-1") if scheme.lower() == "bearer" and key.strip() else None
+
+
+def unauthenticated(key: bytes | None) -> Unauthenticated:
+    """What becomes of a request with no key, or with one that is not known. It is not repeated."""
+    if key is None:
+        return Unauthenticated("an API key is missing; send it as the header `Authorization: Bearer KEY`")
+    return Unauthenticated("this API key is not known here; the gateway's operator gives one out")
 
 
 def owner_of(request: Request) -> str:

@@ -1,5 +1,6 @@
-"""What wraps every request: its id, count, span and log line, the size of its body, and defects nobody foresaw."""
+"""What wraps every request: its id, count, span and log line, its API key, its body's size, and unforeseen defects."""
 
+import asyncio
 import logging
 import re
 import secrets
@@ -11,8 +12,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.http.auth import is_open, key_of, unauthenticated
 from gateway.http.errors import CLIENT_GONE_STATUS, error_response, internal_error
+from gateway.keys import Keys
 from gateway.metrics import Metrics
+from semspec.errors import represent
 from semspec.telemetry import request_id
 from semspec.tracing import CARRIED, Attributes, Span, span
 
@@ -64,6 +68,8 @@ class Observed:
         self._metrics.request(method, route, status, duration_s)
         _end_span(opened, method, route, status)
         fields = {"method": scope["method"], "route": route, "status": status, "duration_ms": duration_s * 1e3}
+        if owner := scope.get("state", {}).get("owner"):
+            fields["owner"] = owner
         level = logging.DEBUG if route in _POLLED else logging.INFO
         _log.log(level, "%s %s -> %d", scope["method"], route, status, extra=fields)
 
@@ -89,8 +95,37 @@ def _end_span(opened: Span, method: str, route: str, status: int) -> None:
         opened.fail(str(status))
 
 
+class Authenticated:
+    """Asks for an API key wherever there is more to be had than the page's files and the probes of health.
+
+    Paths that do not exist are no exception: without a key nobody learns which do. The body is not read.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics) -> None:
+        self._app = app
+        self._keys = keys
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or is_open(scope["method"], scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        key = key_of(Headers(scope=scope))
+        owner = None if key is None else self._keys.owner(key)
+        if owner is None:
+            error = unauthenticated(key)
+            self._metrics.refusal(represent(error).code)
+            await error_response(error, scope["path"])(scope, receive, send)
+            return
+        scope.setdefault("state", {})["owner"] = owner
+        await self._app(scope, receive, send)
+
+
 class BodyLimit:
-    """Refuses bodies over a limit before they are read, or while they are if their length was not announced."""
+    """Refuses bodies over a limit before they are read, or while they are, if more comes than was announced.
+
+    More may come: a length beside `transfer-encoding: chunked` counts for nothing.
+    """
 
     def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
         self._app = app
@@ -101,15 +136,15 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         announced = Headers(scope=scope).get("content-length", "0")
-        num_bytes = int(announced) if announced.isdecimal() else 0
+        is_announced_too_large = announced.isdecimal() and int(announced) > self._max_body_bytes
+        num_bytes = 0
 
         async def receive_limited() -> Message:
             nonlocal num_bytes
-            if num_bytes > self._max_body_bytes:
+            if is_announced_too_large:
                 raise self._too_large()
             message = await receive()
-            if announced == "0":
-                num_bytes += len(message.get("body", b""))
+            num_bytes += len(message.get("body", b""))
             if num_bytes > self._max_body_bytes:
                 raise self._too_large()
             return message
@@ -118,6 +153,38 @@ class BodyLimit:
 
     def _too_large(self) -> HTTPException:
         return HTTPException(413, f"the body exceeds {self._max_body_bytes} bytes")
+
+
+class BodyDeadline:
+    """Refuses a body that takes too long to come, so that nobody holds a connection by sending it bit by bit."""
+
+    def __init__(self, app: ASGIApp, timeout_s: float) -> None:
+        self._app = app
+        self._timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        deadline, is_whole = asyncio.get_running_loop().time() + self._timeout_s, False
+
+        async def receive_in_time() -> Message:
+            nonlocal is_whole
+            if is_whole:  # what follows is the client hanging up, which may take as long as the answer
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                raise self._too_slow() from None
+            is_whole = not message.get("more_body", False)
+            return message
+
+        await self._app(scope, receive_in_time, send)
+
+    def _too_slow(self) -> HTTPException:
+        message = f"the body did not come within {self._timeout_s:g} seconds"
+        return HTTPException(408, message, {"connection": "close"})
 
 
 def _identity(offered: str) -> str:

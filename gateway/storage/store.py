@@ -4,7 +4,7 @@ Keys carry a hash tag each generation or session, so that a script's keys share 
 `semspec:{ID}:meta` (hash), `semspec:{ID}:segments` (list of JSON records), `semspec:{ID}:writer` (the fence of the
 gateway that writes it, while that one is alive), `semspec:session:{ID}:turns` (list of JSON messages),
 `semspec:session:{ID}:claim` (the generation that holds the session) and `semspec:idempotency:{DIGEST}` (what a key
-stands for).
+stands for). A session's ID begins with its owner, see `generations/sessions.py`.
 """
 
 import asyncio
@@ -123,7 +123,7 @@ class Store:
         """The meta of a generation. Raises: NotFound, Unavailable."""
         meta: dict[str, str] = await self._guarded("read", self._client.hgetall(_meta(generation)))
         if not meta:
-            raise NotFound(f"generation {generation} does not exist, or has expired", "id")
+            raise missing_generation(generation)
         return meta
 
     async def trace(self, generation: str, start: int = 0) -> list[Json]:
@@ -181,6 +181,11 @@ class Store:
         self._calls.discard(call)
         if not call.cancelled():
             call.exception()  # that of a call whose caller was cancelled is nobody's
+
+
+def missing_generation(id: str) -> NotFound:
+    """What a client is told of one that is not there, or not the client's."""
+    return NotFound(f"generation {id} does not exist, or has expired", "id")
 
 
 _SCRIPTS = (

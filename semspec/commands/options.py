@@ -40,6 +40,10 @@ def chat_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verbose", action="store_true", help="show the judgements and the drafts that were refused")
 
 
+def key_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="whose it is; two keys of one name see the same")
+
+
 def trace_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", metavar="ID", help="of a generation, such as chatcmpl-0123456789abcdef")
     _gateway_options(parser, DEFAULT_URL)

@@ -1,14 +1,16 @@
 """`semspec serve`: the whole stack until Ctrl-C."""
 
 import argparse
+import os
+from dataclasses import replace
 
-from semspec.commands.options import stack_config
+from semspec.commands.options import API_KEY, stack_config
 from semspec.commands.terminal import complain, say
 from semspec.stack import Stack, StackConfig, StackError
 from semspec.stack import run as run_until_signal
 
 CURL = """\
-curl -N {base_url}/v1/chat/completions -H 'content-type: application/json' -d '{{
+curl -N {base_url}/v1/chat/completions -H 'authorization: Bearer {api_key}' -H 'content-type: application/json' -d '{{
   "model": "semspec-demo", "stream": true,
   "messages": [{{"role": "user", "content": "Tom has pens: 31. Day 1: Tom buys 4 pens. Day 2: Tom naps. \
 Day 3: Tom loses 7 pens. How many pens does Tom have now?"}}]
@@ -17,7 +19,7 @@ Day 3: Tom loses 7 pens. How many pens does Tom have now?"}}]
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        return run_until_signal(serve(stack_config(arguments)))
+        return run_until_signal(serve(replace(stack_config(arguments), api_key=os.environ.get(API_KEY))))
     except StackError as error:
         complain(f"{error.log_tail}\nsemspec: {error}")
         return 1
@@ -27,10 +29,11 @@ async def serve(config: StackConfig) -> int:
     """Keep the stack up until a signal, or until the gateway ends; say when another process does."""
     say("starting redis, draft, target, verifier and gateway ...")
     async with Stack(config) as stack:
-        pages = {"playground": f"{stack.base_url}/", "metrics": f"{stack.base_url}/metrics"}
+        page = f"{stack.base_url}/#key={stack.api_key}"  # what follows # stays in the browser
+        pages = {"metrics": f"{stack.base_url}/metrics", "playground": page, "API key": stack.api_key}
         for name, address in (stack.addresses | pages).items():
             say(f"{name:>10}  {address}")
-        say(f"\n{CURL.format(base_url=stack.base_url)}\n\nCtrl-C stops it.")
+        say(f"\n{CURL.format(base_url=stack.base_url, api_key=stack.api_key)}\n\nCtrl-C stops it.")
         while True:
             child = await stack.wait()
             complain(f"semspec: {child.name} has ended\n{child.log_tail()}")

@@ -1,6 +1,7 @@
 """What the stack consists of."""
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ class StackConfig:
     beside the target's probe, the rule recommended for that pair, if there is one."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to every child's."""
+    api_key: str | None = field(default=None, repr=False)
+    """Opens the gateway's routes, beside those that the environment names; None makes one up."""
     commands: Mapping[str, Command] = field(default_factory=_default_commands)
     """How to start each role; tests put small programs here."""
     start_timeout_s: float = 120.0
@@ -64,6 +67,10 @@ class StackConfig:
                     "SEMSPEC_VERIFIER_TARGET_PROBE": str(self.target_probe),
                 }
                 return own | ({"SEMSPEC_VERIFIER_ALTERNATIVES": str(self.alternatives)} if self.alternatives else {})
+
+    def given(self, variable: str) -> str:
+        """What every child finds in an environment variable; empty for nothing."""
+        return self.environment.get(variable) or os.environ.get(variable, "")
 
     def gateway_defaults(self) -> dict[str, str]:
         """`SEMSPEC_GATEWAY_DEFAULT_*` for the values in `serving`; the gateway refuses names it does not know."""

@@ -13,12 +13,16 @@ from pathlib import Path
 from types import TracebackType
 
 from semspec.errors import Mismatch, represent
+from semspec.keys import entry, new_key
 from semspec.stack import redis
 from semspec.stack.child import Child, StackError
 from semspec.stack.config import ROLES, StackConfig
 
 POLL_S = 0.05
 MISMATCH = represent(Mismatch("")).code
+API_KEYS = "SEMSPEC_GATEWAY_API_KEYS"
+OWNER = "stack"
+"""The name of the stack's own key."""
 
 
 class Stack:
@@ -32,7 +36,7 @@ class Stack:
         self.processes: dict[str, Child] = {}
         self.addresses: dict[str, str] = {}
         """`host:port` of each service and of the gateway; the URL of Redis."""
-        self.api_key = f"sk-{secrets.token_urlsafe(32)}"
+        self.api_key = self.config.api_key or new_key()
         """Opens the gateway's routes."""
         self._token = secrets.token_urlsafe(32)
         self._folder = Path()
@@ -120,6 +124,7 @@ class Stack:
             "SEMSPEC_GATEWAY_PORT": str(port),
             "SEMSPEC_GATEWAY_SERVICE_TOKEN": self._token,
             "SEMSPEC_GATEWAY_REDIS_URL": self.addresses["redis"],
+            API_KEYS: " ".join((self.config.given(API_KEYS), entry(OWNER, self.api_key))),
         }
         self.addresses["gateway"] = f"{_reachable(self.config.host)}:{port}"
         await self._start_child("gateway", self.config.commands["gateway"], self.config.gateway_defaults() | own)

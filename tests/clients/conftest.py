@@ -14,9 +14,10 @@ GENEROUS_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where it is, and something to ask it."""
+    """Where it is, what opens it, and something to ask it."""
 
     url: str
+    api_key: str
     question: str
     answer: str
 
@@ -31,4 +32,4 @@ async def server() -> AsyncIterator[Server]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("REDIS_URL", raising=False)
         async with Stack(StackConfig(start_timeout_s=GENEROUS_S)) as stack:
-            yield Server(stack.base_url, problem.question, f"\\boxed{{{problem.answer}}}")
+            yield Server(stack.base_url, stack.api_key, problem.question, f"\\boxed{{{problem.answer}}}")

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="no curl he
 def curl(server: Server, path: str, body: dict[str, Any], *options: str) -> tuple[int, str]:
     """The HTTP status and the body."""
     command = ["curl", "-sS", *options, "-w", "\n%{http_code}", f"{server.url}{path}"]
+    command += ["-H", f"authorization: Bearer {server.api_key}"]
     command += ["-H", "content-type: application/json", "-d", json.dumps(body)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=GENEROUS_S, check=True)
     text, _, status = done.stdout.rpartition("\n")

@@ -9,7 +9,7 @@ from tests.clients.conftest import GENEROUS_S, Server
 
 @pytest.fixture
 def client(server: Server) -> InferenceClient:
-    return InferenceClient(base_url=server.url, timeout=GENEROUS_S, token="none")
+    return InferenceClient(base_url=server.url, timeout=GENEROUS_S, token=server.api_key)
 
 
 def prompt(server: Server) -> str:

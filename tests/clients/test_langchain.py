@@ -12,7 +12,7 @@ from tests.clients.conftest import GENEROUS_S, Server
 def chat(server: Server) -> ChatOpenAI:
     return ChatOpenAI(
         base_url=server.openai_url,
-        api_key=SecretStr("none"),
+        api_key=SecretStr(server.api_key),
         model="semspec-demo",
         seed=1,
         timeout=GENEROUS_S,

@@ -19,7 +19,9 @@ MODEL = "semspec-demo"
 
 @pytest_asyncio.fixture(loop_scope="package")
 async def client(server: Server) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=server.openai_url, api_key="none", max_retries=0, timeout=GENEROUS_S) as client:
+    async with AsyncOpenAI(
+        base_url=server.openai_url, api_key=server.api_key, max_retries=0, timeout=GENEROUS_S
+    ) as client:
         yield client
 
 
@@ -91,6 +93,12 @@ async def test_refusals_raise_the_right_class_and_name_the_field(server: Server,
     assert unknown.value.param == "semspec.gama"
 
 
+async def test_key_that_is_not_known_is_an_authentication_error(server: Server, client: AsyncOpenAI) -> None:
+    with pytest.raises(openai.AuthenticationError) as refused:
+        await client.with_options(api_key="sk-unknown").chat.completions.create(**asked(server))
+    assert refused.value.code == "invalid_api_key"
+
+
 async def test_client_that_cannot_wait_is_told_so(server: Server, client: AsyncOpenAI) -> None:
     hasty = client.with_options(timeout=0.02)
     with pytest.raises(openai.APITimeoutError):
@@ -111,8 +119,9 @@ async def test_lost_stream_is_gone_on_with(server: Server, client: AsyncOpenAI) 
 
 async def _events(server: Server, id: str, after: str) -> list[Any]:
     """What is left of a generation, as the client's own chunks."""
-    async with httpx.AsyncClient(base_url=server.openai_url, timeout=GENEROUS_S) as http:
-        response = await http.get(f"/generations/{id}/events", headers={"last-event-id": after})
+    headers = {"authorization": f"Bearer {server.api_key}", "last-event-id": after}
+    async with httpx.AsyncClient(base_url=server.openai_url, headers=headers, timeout=GENEROUS_S) as http:
+        response = await http.get(f"/generations/{id}/events")
     lines = [line for line in response.text.splitlines() if line.startswith("data: {")]
     chunk = openai.types.chat.ChatCompletionChunk
     return [chunk.model_validate(json.loads(line.removeprefix("data: "))) for line in lines]

@@ -25,7 +25,7 @@ def python() -> Path:
 @pytest.fixture(scope="package")
 def answers(server: Server, python: Path) -> dict[str, Any]:
     program, prompt = Path(__file__).with_name("text_generation_program.py"), f"{server.question}\n\n<think>\n\n"
-    command = [str(python), str(program), server.url, prompt]
+    command = [str(python), str(program), server.url, server.api_key, prompt]
     done = subprocess.run(command, capture_output=True, text=True, timeout=GENEROUS_S)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)

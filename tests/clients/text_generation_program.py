@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 
-def main(url: str, prompt: str) -> dict[str, Any]:
-    client = importlib.import_module("text_generation").Client(url, timeout=120)
+def main(url: str, api_key: str, prompt: str) -> dict[str, Any]:
+    headers = {"authorization": f"Bearer {api_key}"}
+    client = importlib.import_module("text_generation").Client(url, headers=headers, timeout=120)
     whole = client.generate(prompt, max_new_tokens=500, seed=1, temperature=0.6, top_n_tokens=2)
     streamed = list(client.generate_stream(prompt, max_new_tokens=500, seed=1, temperature=0.6))
     stopped = client.generate(prompt, max_new_tokens=500, stop_sequences=["</think>"])

@@ -14,4 +14,4 @@ async def live() -> AsyncIterator[Live]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("REDIS_URL", raising=False)
         async with Stack(StackConfig()) as stack:
-            yield Live(stack.base_url)
+            yield Live(stack.base_url, stack.api_key)

@@ -25,20 +25,31 @@ class Live:
     """A gateway that runs."""
 
     url: str
+    api_key: str
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """For a command that is to ask it."""
+        return "--url", self.url, "--api-key", self.api_key
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.api_key}"}
 
     def get(self, path: str) -> Json:
-        response = httpx.get(f"{self.url}{path}", trust_env=False)
+        response = httpx.get(f"{self.url}{path}", headers=self.headers, trust_env=False)
         assert response.status_code == 200, response.text
         body: Json = response.json()
         return body
 
     def metrics(self) -> str:
-        return httpx.get(f"{self.url}/metrics", trust_env=False).text
+        return httpx.get(f"{self.url}/metrics", headers=self.headers, trust_env=False).text
 
     def generate(self) -> str:
         """The id of a finished generation."""
         body = {"model": "semspec-demo", "seed": 5, "messages": [{"role": "user", "content": QUESTION}]}
-        response = httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=60, trust_env=False)
+        url = f"{self.url}/v1/chat/completions"
+        response = httpx.post(url, json=body, headers=self.headers, timeout=60, trust_env=False)
         return str(response.json()["semspec"]["id"])
 
 

@@ -65,13 +65,13 @@ def terminal(*words: str) -> Iterator[Terminal]:
 
 
 def test_prompt_is_answered_as_text_only(live: Live) -> None:
-    result = semspec("chat", "--url", live.url, *CERTAIN, QUESTION)
+    result = semspec("chat", *live.options, *CERTAIN, QUESTION)
     assert (result.returncode, result.stderr) == (0, "")
     assert ANSWER in result.stdout and "\x1b" not in result.stdout and result.stdout.endswith("\n")
 
 
 def test_prompt_is_taken_from_standard_input(live: Live) -> None:
-    result = semspec("chat", "--url", live.url, *CERTAIN, stdin=QUESTION + "\n")
+    result = semspec("chat", *live.options, *CERTAIN, stdin=QUESTION + "\n")
     assert result.returncode == 0 and ANSWER in result.stdout
 
 
@@ -81,9 +81,15 @@ def test_empty_prompt_is_refused() -> None:
 
 
 def test_refusal_is_told_in_the_servers_words(live: Live) -> None:
-    result = semspec("chat", "--url", live.url, "--model", "gpt-9", "hello")
+    result = semspec("chat", *live.options, "--model", "gpt-9", "hello")
     assert (result.returncode, result.stdout) == (1, "")
     assert re.match(r"semspec chat: .*gpt-9.*does not exist", result.stderr)
+
+
+def test_missing_key_ends_with_the_remedy(live: Live) -> None:
+    result = semspec("chat", "--url", live.url, "hello")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "an API key is missing" in result.stderr and "SEMSPEC_API_KEY" in result.stderr
 
 
 def test_unreachable_gateway_ends_with_the_remedy() -> None:
@@ -93,7 +99,7 @@ def test_unreachable_gateway_ends_with_the_remedy() -> None:
 
 
 def test_interrupt_during_an_answer_cancels_it_at_the_gateway(live: Live) -> None:
-    words = command(["chat", "--url", live.url, "--model", "semspec-demo:target", LONG_QUESTION])
+    words = command(["chat", *live.options, "--model", "semspec-demo:target", LONG_QUESTION])
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout and process.stderr
         first = process.stdout.readline()
@@ -106,7 +112,7 @@ def test_interrupt_during_an_answer_cancels_it_at_the_gateway(live: Live) -> Non
 
 
 def test_conversation_at_a_terminal_is_one_session_with_marks_and_statistics(live: Live) -> None:
-    with terminal("chat", "--url", live.url, "--seed", "5") as window:
+    with terminal("chat", *live.options, "--seed", "5") as window:
         ids = []
         for _ in range(2):
             window.read_until("^> ")

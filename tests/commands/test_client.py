@@ -135,7 +135,7 @@ async def test_key_is_sent() -> None:
 
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
         one = Gateway.at(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "hush")
-        with pytest.raises(Unauthenticated, match="wrong key"):
+        with pytest.raises(Unauthenticated, match="wrong key; give it with --api-key or in SEMSPEC_API_KEY"):
             await one.models()
         await one.aclose()
     assert b"authorization: bearer hush" in heard[0].lower()

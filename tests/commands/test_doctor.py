@@ -40,7 +40,7 @@ def only_failure(result: tuple[object, Checks]) -> Check:
 
 
 def test_healthy_tree_and_gateway_have_nothing_to_fix(live: Live, capsys: pytest.CaptureFixture[str]) -> None:
-    code, checks = doctor(capsys, "--url", live.url)
+    code, checks = doctor(capsys, *live.options)
     assert code == 0
     assert {"python", "torch", "cores", "draft model", "target probe", "memory", "port", "redis"} <= set(checks)
     assert "fast decoder" in checks["target model"].message
@@ -93,6 +93,12 @@ def test_dead_redis_is_named_and_its_password_kept(
 def test_dead_gateway_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     failure = only_failure(doctor(capsys, "--url", "http://127.0.0.1:1"))
     assert failure.name == "gateway" and "semspec serve" in failure.remedy
+
+
+def test_gateway_that_wants_a_key_is_named(live: Live, capsys: pytest.CaptureFixture[str]) -> None:
+    failure = only_failure(doctor(capsys, "--url", live.url, "--api-key", "sk-wrong"))
+    assert failure.name == "models" and "this API key is not known" in failure.message
+    assert "SEMSPEC_API_KEY" in failure.remedy and "sk-wrong" not in failure.message
 
 
 def copied(tmp_path: Path) -> Path:

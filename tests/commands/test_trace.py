@@ -42,7 +42,7 @@ def generation(live: Live) -> str:
 
 
 def test_table_has_a_row_for_each_segment(live: Live, generation: str) -> None:
-    result = semspec("trace", generation, "--url", live.url)
+    result = semspec("trace", generation, *live.options)
     assert (result.returncode, result.stderr) == (0, "")
     title, header, *rows = result.stdout.splitlines()
     segments = live.get(f"/v1/generations/{generation}/trace")["segments"]
@@ -59,14 +59,14 @@ def test_table_has_a_row_for_each_segment(live: Live, generation: str) -> None:
 
 
 def test_json_is_what_the_gateway_gives(live: Live, generation: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("trace", generation, "--json", "--url", live.url) == 0
+    assert run("trace", generation, "--json", *live.options) == 0
     given = json.loads(capsys.readouterr().out)
     assert given["trace"] == live.get(f"/v1/generations/{generation}/trace")
     assert given["generation"] == live.get(f"/v1/generations/{generation}")
 
 
 def test_page_has_a_bar_for_each_stage_that_took_time(live: Live, generation: str, tmp_path: Path) -> None:
-    assert run("trace", generation, "--html", str(tmp_path / "trace.html"), "--url", live.url) == 0
+    assert run("trace", generation, "--html", str(tmp_path / "trace.html"), *live.options) == 0
     shown = Page((tmp_path / "trace.html").read_text())
     segments = live.get(f"/v1/generations/{generation}/trace")["segments"]
     assert shown.num("li") == len(segments)
@@ -77,14 +77,14 @@ def test_page_has_a_bar_for_each_stage_that_took_time(live: Live, generation: st
 
 
 def test_unknown_generation_ends_with_the_servers_words(live: Live, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("trace", "chatcmpl-0", "--url", live.url) == 1
+    assert run("trace", "chatcmpl-0", *live.options) == 1
     assert capsys.readouterr().err.startswith("semspec trace: generation chatcmpl-0 ")
 
 
 def test_page_that_cannot_be_written_is_refused(
     live: Live, generation: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("trace", generation, "--html", str(tmp_path / "no" / "trace.html"), "--url", live.url) == 1
+    assert run("trace", generation, "--html", str(tmp_path / "no" / "trace.html"), *live.options) == 1
     assert "No such file or directory; give --html another file" in capsys.readouterr().err
 
 

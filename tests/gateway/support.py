@@ -21,8 +21,13 @@ from gateway.metrics import Metrics
 from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
 from gateway.storage.store import Store
+from semspec.keys import entry, new_key
 from semspec.stack.redis import find_server
 from tests.gateway.fakes import Fakes
+
+API_KEY = new_key()
+"""What the clients of a gateway send, unless told otherwise."""
+OWNER = "tests"
 
 GENEROUS_S = 10.0
 """Bound on anything that takes milliseconds on a quiet machine."""
@@ -118,7 +123,14 @@ class Gateway:
         return next((float(entry.removeprefix(line)) for entry in lines if entry.startswith(f"{line} ")), 0.0)
 
 
+def bearer(key: str) -> dict[str, str]:
+    """The header that brings an API key."""
+    return {"authorization": f"Bearer {key}"}
+
+
 def make_settings(**fields: Any) -> GatewaySettings:
+    """`api_keys` are those of `OWNER`, unless given."""
+    fields = {"api_keys": entry(OWNER, API_KEY), **fields}
     return GatewaySettings(**{"recheck_s": 0.01, "redis_timeout_s": 0.5, "target_patience_s": 0, **fields})
 
 
@@ -142,8 +154,9 @@ async def running_gateway(settings: GatewaySettings, fakes: Fakes, ready: bool =
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         async with AsyncExitStack() as clients:
-            http = await clients.enter_async_context(httpx.AsyncClient(base_url=base_url, timeout=30))
-            openai = AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0, timeout=30)
+            headers = bearer(API_KEY)
+            http = await clients.enter_async_context(httpx.AsyncClient(base_url=base_url, headers=headers, timeout=30))
+            openai = AsyncOpenAI(base_url=f"{base_url}/v1", api_key=API_KEY, max_retries=0, timeout=30)
             await clients.enter_async_context(openai)
             await eventually(lambda: server.started)
             if ready:

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.generations.run import attached_run
 from semspec.errors import Unavailable
-from tests.gateway.support import Gateway, GatewayFactory, eventually
+from tests.gateway.support import API_KEY, Gateway, GatewayFactory, eventually
 from tests.gateway.test_resume import (
     MESSAGES,
     chunks,
@@ -36,13 +36,14 @@ async def test_client_that_does_not_read_gives_up_its_room(start_gateway: Gatewa
     body = {**TARGET, "messages": MESSAGES, "n": 8, "stream": True, "logprobs": True, "top_logprobs": 20}
     content = json.dumps({**body, "semspec": {"trace": True}}).encode()
     head = ["POST /v1/chat/completions HTTP/1.1", "Host: x", "Content-Type: application/json"]
+    head.append(f"Authorization: Bearer {API_KEY}")
     lines = "\r\n".join([*head, f"Content-Length: {len(content)}", "", ""])
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         client.connect(("127.0.0.1", int(gateway.base_url.rpartition(":")[2])))
         client.sendall(lines.encode() + content)
         await eventually(lambda: gateway.fakes.target.prompts != [])
-        await eventually(lambda: gateway.app.state.parts.admission._running == 0)
+        await eventually(lambda: gateway.app.state.parts.admission.num_running == 0)
         assert (await gateway.chat()).status_code == 200
 
 

@@ -6,7 +6,7 @@ import contextlib
 import httpx
 import pytest
 
-from tests.gateway.support import Gateway, GatewayFactory, eventually
+from tests.gateway.support import API_KEY, Gateway, GatewayFactory, bearer, eventually
 
 WITHIN_S = 1.0
 """The bar: a disconnect reaches the models within a second."""
@@ -32,7 +32,7 @@ async def test_disconnect_cancels_the_generation(gateway: Gateway, writer: str, 
     interrupted = f'semspec_gateway_generations_total{{status="interrupted",strategy="{writer}"}}'
     assert await gateway.metric(interrupted) == 1
     assert await gateway.metric("semspec_gateway_generations_in_flight") == 0
-    assert gateway.app.state.parts.admission._running == 0
+    assert gateway.app.state.parts.admission.num_running == 0
 
 
 async def test_disconnect_cancels_every_choice_and_what_is_drafted_ahead(gateway: Gateway) -> None:
@@ -75,7 +75,7 @@ async def test_deadline_ends_a_generation(start_gateway: GatewayFactory) -> None
 
 async def _read(base_url: str, body: dict[str, object]) -> None:
     async with (
-        httpx.AsyncClient(base_url=base_url, timeout=30) as client,
+        httpx.AsyncClient(base_url=base_url, headers=bearer(API_KEY), timeout=30) as client,
         client.stream("POST", "/v1/chat/completions", json=body) as response,
     ):
         await response.aread()

@@ -8,7 +8,8 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from tests.gateway.support import Gateway, GatewayFactory, eventually
+from semspec.keys import entry, new_key
+from tests.gateway.support import API_KEY, Gateway, GatewayFactory, bearer, eventually
 
 MESSAGES: Any = [{"role": "user", "content": "How many?"}]
 
@@ -18,9 +19,9 @@ def key() -> str:
     return secrets.token_hex(16)
 
 
-async def ask(gateway: Gateway, key: str, authorization: str = "", **fields: Any) -> httpx.Response:
+async def ask(gateway: Gateway, key: str, api_key: str = API_KEY, **fields: Any) -> httpx.Response:
     body = {"model": "semspec-demo", "messages": MESSAGES, **fields}
-    headers = {"idempotency-key": key, "authorization": authorization}
+    headers = {"idempotency-key": key, **bearer(api_key)}
     return await gateway.http.post("/v1/chat/completions", json=body, headers=headers)
 
 
@@ -45,7 +46,7 @@ async def test_requests_at_the_same_time_are_one(start_gateway: GatewayFactory, 
     gateways = [await start_gateway() for _ in range(3)]
     clients = [
         AsyncOpenAI(
-            base_url=f"{one.base_url}/v1", api_key="any", max_retries=5, default_headers={"idempotency-key": key}
+            base_url=f"{one.base_url}/v1", api_key=API_KEY, max_retries=5, default_headers={"idempotency-key": key}
         )
         for one in gateways
     ]
@@ -89,13 +90,16 @@ async def test_key_of_another_request_is_refused(gateway: Gateway, key: str) -> 
     assert (await ask(gateway, "x" * 256)).status_code == 400
 
 
-async def test_callers_have_keys_of_their_own(gateway: Gateway, key: str) -> None:
-    ids = {(await ask(gateway, key, f"Bearer {caller}")).json()["id"] for caller in ("a", "b")}
-    assert len(ids) == 2
+async def test_owners_have_keys_of_their_own(start_gateway: GatewayFactory, key: str) -> None:
+    ours, renewed, theirs = new_key(), new_key(), new_key()
+    entries = [entry("us", ours), entry("us", renewed), entry("them", theirs)]
+    gateway = await start_gateway(api_keys=" ".join(entries))
+    first, again, other = [(await ask(gateway, key, api_key)).json()["id"] for api_key in (ours, renewed, theirs)]
+    assert first == again != other
 
 
 async def test_refused_request_may_be_sent_again(start_gateway: GatewayFactory, key: str) -> None:
-    gateway = await start_gateway(max_concurrent=1, max_n=1)
+    gateway = await start_gateway(max_concurrent=1, max_n=1, max_queued=0)
     gateway.fakes.target.pause_at = 0
     running = asyncio.create_task(gateway.chat(model="semspec-demo:target"))
     await asyncio.wait_for(gateway.fakes.target.paused.wait(), 10)

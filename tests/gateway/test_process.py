@@ -1,7 +1,10 @@
 """The gateway as a process of its own."""
 
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -30,6 +33,7 @@ def test_torch_never_reaches_the_process() -> None:
         ("REDIS_URL", "localhost"),
         ("MAX_N", "9"),
         ("MAX_CONCURRENT", "2"),
+        ("MAX_CONCURRENT_PER_KEY", "2"),
         ("PROT", "8080"),
     ],
 )
@@ -48,19 +52,51 @@ def test_process_with_a_bad_setting_ends_before_it_listens() -> None:
     assert result.returncode == 2 and result.stderr.count("\n") == 1
 
 
-def test_process_serves_and_ends_on_sigterm() -> None:
+@contextmanager
+def process(**environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A gateway without services and Redis, and its URL."""
     port = free_port()
-    environment = {"SEMSPEC_GATEWAY_PORT": str(port), "SEMSPEC_GATEWAY_REDIS_URL": "redis://127.0.0.1:1/0"}
+    environment |= {"SEMSPEC_GATEWAY_PORT": str(port), "SEMSPEC_GATEWAY_REDIS_URL": "redis://127.0.0.1:1/0"}
     environment |= {f"SEMSPEC_GATEWAY_{role}_ADDRESS": "127.0.0.1:1" for role in ("DRAFT", "TARGET", "VERIFIER")}
-    process = subprocess.Popen([sys.executable, "-m", "gateway"], env=environment, stderr=subprocess.PIPE, text=True)
+    environment |= {"SEMSPEC_GATEWAY_AUTH": "none"}
+    gateway = subprocess.Popen([sys.executable, "-m", "gateway"], env=environment, stderr=subprocess.PIPE, text=True)
     try:
         wait_for_port(port)
-        assert httpx.get(f"http://127.0.0.1:{port}/health").json() == {"status": "ok"}
-        assert httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 503
-        process.terminate()
-        _, log = process.communicate(timeout=30)
+        yield gateway, f"http://127.0.0.1:{port}"
     finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 0, log
+        gateway.kill()
+        gateway.wait()
+
+
+def ended(gateway: subprocess.Popen[str]) -> None:
+    _, log = gateway.communicate(timeout=30)
+    assert gateway.returncode == 0, log
     assert "Traceback" not in log
+
+
+def test_process_serves_and_ends_on_sigterm() -> None:
+    with process() as (gateway, url):
+        assert httpx.get(f"{url}/health").json() == {"status": "ok"}
+        assert httpx.get(f"{url}/ready").status_code == 503
+        gateway.terminate()
+        ended(gateway)
+
+
+def test_head_over_the_limit_is_refused() -> None:
+    with process() as (gateway, url):
+        for num_bytes, end, status in ((12_000, b"\r\n\r\n", b"200"), (20_000, b"", b"400")):
+            with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=30) as client:
+                client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx-padding: " + b"x" * num_bytes + end)
+                assert client.recv(1000).startswith(b"HTTP/1.1 " + status)
+        gateway.terminate()
+        ended(gateway)
+
+
+def test_process_told_to_stop_turns_load_balancers_away_before_it_refuses_connections() -> None:
+    with process(SEMSPEC_GATEWAY_SETTLE_S="60") as (gateway, url):
+        gateway.terminate()
+        while "shutting down" not in httpx.get(f"{url}/ready").text:
+            assert gateway.poll() is None
+        assert httpx.get(f"{url}/health").status_code == 200
+        gateway.terminate()
+        ended(gateway)

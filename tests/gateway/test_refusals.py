@@ -177,7 +177,7 @@ async def test_body_over_the_limit_is_refused(start_gateway: GatewayFactory, ann
 
 
 async def test_room_runs_out_and_comes_back(start_gateway: GatewayFactory) -> None:
-    gateway = await start_gateway(max_concurrent=2, max_n=2)
+    gateway = await start_gateway(max_concurrent=2, max_n=2, max_queued=0)
     gateway.fakes.target.stuck_at = 1
     async with gateway.http.stream(
         "POST", "/v1/chat/completions", json={**BODY, "model": "semspec-demo:target", "stream": True}
@@ -188,7 +188,7 @@ async def test_room_runs_out_and_comes_back(start_gateway: GatewayFactory) -> No
         assert error.headers["retry-after"] == "1"
         assert (await gateway.chat(model="semspec-demo:draft")).status_code == 200
     gateway.fakes.target.stuck_at = None
-    await eventually(lambda: gateway.app.state.parts.admission._running == 0)
+    await eventually(lambda: gateway.app.state.parts.admission.num_running == 0)
     assert (await gateway.chat(n=2)).status_code == 200
 
 
@@ -208,6 +208,7 @@ async def test_unready_gateway_says_what_to_do(start_gateway: GatewayFactory) ->
     gateway = await start_gateway(fakes, ready=False)
     for response in (await gateway.http.get("/ready"), await gateway.chat(), await gateway.chat(stream=True)):
         assert_openai_error(response, 503, "service_unavailable")
+        assert int(response.headers["retry-after"]) >= 1
     assert (await gateway.http.get("/health")).status_code == 200
 
 

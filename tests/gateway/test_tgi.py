@@ -201,7 +201,7 @@ async def test_every_route_fails_in_the_shape_of_its_api(gateway: Gateway) -> No
 
 
 async def test_overload_is_told_as_such(start_gateway: GatewayFactory) -> None:
-    gateway = await start_gateway(max_concurrent=1, max_n=1)
+    gateway = await start_gateway(max_concurrent=1, max_n=1, max_queued=0)
     gateway.fakes.drafter.stuck_at = 1
     async with gateway.http.stream("POST", "/generate_stream", json={"inputs": "Once"}) as response:
         await anext(response.aiter_lines())

@@ -61,19 +61,36 @@ class Complaints:
             self.lines.append(f"foreign: {request.url}")
 
 
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a playground is, and the key that its gateway asks for, if it does."""
+
+    base_url: str
+    api_key: str = ""
+
+    @property
+    def path(self) -> str:
+        """What the page's first address ends in; the part with the key never leaves the browser."""
+        return f"/#key={self.api_key}" if self.api_key else "/"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.api_key}"}
+
+
 @asynccontextmanager
 async def opened(
-    browser: Browser, base_url: str, size: tuple[int, int] = WIDE, scheme: Scheme = "light", expected: str = ""
+    browser: Browser, site: Site, size: tuple[int, int] = WIDE, scheme: Scheme = "light", expected: str = ""
 ) -> AsyncIterator[Page]:
     """A fresh page of the playground, checked at the end; complaints with `expected` in them are part of the test."""
     width, height = size
     context = await browser.new_context(
-        base_url=base_url, viewport={"width": width, "height": height}, color_scheme=scheme
+        base_url=site.base_url, viewport={"width": width, "height": height}, color_scheme=scheme
     )
-    page, complaints = await context.new_page(), Complaints(base_url)
+    page, complaints = await context.new_page(), Complaints(site.base_url)
     page.set_default_timeout(10_000)
     complaints.watch(page)
-    await page.goto("/")
+    await page.goto(site.path)
     yield page
     await context.close()
     assert [line for line in complaints.lines if not (expected and expected in line)] == []

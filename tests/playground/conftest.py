@@ -7,7 +7,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page
 
 from semspec.stack import Stack, StackConfig
-from tests.playground.browser import NoBrowser, launched, opened
+from tests.playground.browser import NoBrowser, Site, launched, opened
 from tests.playground.fakes import ScriptedGateway
 
 GENEROUS_S = 120.0
@@ -23,17 +23,17 @@ async def browser() -> AsyncIterator[Browser]:
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def base_url(browser: Browser) -> AsyncIterator[str]:
+async def site(browser: Browser) -> AsyncIterator[Site]:
     """The bundled pair, served; not even started where there is no browser."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("REDIS_URL", raising=False)
         async with Stack(StackConfig(start_timeout_s=GENEROUS_S)) as stack:
-            yield stack.base_url
+            yield Site(stack.base_url, stack.api_key)
 
 
 @pytest_asyncio.fixture(loop_scope="package")
-async def page(browser: Browser, base_url: str) -> AsyncIterator[Page]:
-    async with opened(browser, base_url) as page:
+async def page(browser: Browser, site: Site) -> AsyncIterator[Page]:
+    async with opened(browser, site) as page:
         yield page
 
 

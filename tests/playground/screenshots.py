@@ -7,7 +7,7 @@ from pathlib import Path
 from playwright.async_api import Browser, Page, expect
 
 from semspec.stack import Stack
-from tests.playground.browser import PHONE, Scheme, launched, opened
+from tests.playground.browser import PHONE, Scheme, Site, launched, opened
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "images"
 SEED = 7
@@ -34,14 +34,15 @@ PICTURES = (
 async def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     async with launched() as browser, Stack() as stack:
-        await _take(Picture("unused", PHONE, compares=True), browser, stack.base_url)  # the first run is slower
+        site = Site(stack.base_url, stack.api_key)
+        await _take(Picture("unused", PHONE, compares=True), browser, site)  # the first run is slower
         for picture in PICTURES:
             path = FOLDER / f"playground-{picture.name}.png"
-            path.write_bytes(await _take(picture, browser, stack.base_url))
+            path.write_bytes(await _take(picture, browser, site))
 
 
-async def _take(picture: Picture, browser: Browser, base_url: str) -> bytes:
-    async with opened(browser, base_url, picture.size, picture.scheme) as page:
+async def _take(picture: Picture, browser: Browser, site: Site) -> bytes:
+    async with opened(browser, site, picture.size, picture.scheme) as page:
         await page.emulate_media(color_scheme=picture.scheme, reduced_motion="reduce")
         await page.get_by_label("Seed").fill(str(SEED))
         await page.get_by_label("Compare with the target alone").set_checked(picture.compares)

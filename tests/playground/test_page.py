@@ -10,7 +10,7 @@ import httpx
 import pytest
 from playwright.async_api import Browser, Page, expect
 
-from tests.playground.browser import PHONE, Scheme, opened
+from tests.playground.browser import PHONE, Scheme, Site, opened
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -79,10 +79,10 @@ async def test_segments_are_shown_as_they_were_decided(page: Page) -> None:
     assert "</think>" not in await page.locator("#panes").inner_text()
 
 
-async def test_link_shows_the_same_segments_and_numbers(page: Page, browser: Browser, base_url: str) -> None:
+async def test_link_shows_the_same_segments_and_numbers(page: Page, browser: Browser, site: Site) -> None:
     await generate(page)
     assert "#generation=chatcmpl-" in page.url
-    async with opened(browser, base_url) as other:
+    async with opened(browser, site) as other:
         await other.goto(page.url)
         await expect(other.locator(".segment")).to_have_count(await page.locator(".segment").count())
         assert await shown(other) == await shown(page)
@@ -120,8 +120,8 @@ async def test_comparison_measures_the_target_alone_with_the_same_seed(page: Pag
     assert await page.locator("#timeline .row").count() == 2
 
 
-async def test_refusal_names_its_field_and_the_remedy(browser: Browser, base_url: str) -> None:
-    async with opened(browser, base_url, expected="400 (Bad Request)") as page:
+async def test_refusal_names_its_field_and_the_remedy(browser: Browser, site: Site) -> None:
+    async with opened(browser, site, expected="400 (Bad Request)") as page:
         await page.get_by_label("Most tokens").fill("100000")
         await page.get_by_role("button", name="Generate").click()
         alert = page.get_by_role("alert")
@@ -165,12 +165,12 @@ async def test_history_leads_back_and_can_be_cleared(page: Page) -> None:
     await expect(entries).to_have_count(0)
 
 
-async def test_export_holds_the_stored_trace(page: Page, base_url: str) -> None:
+async def test_export_holds_the_stored_trace(page: Page, site: Site) -> None:
     await generate(page)
     async with page.expect_download() as download:
         await page.get_by_role("button", name="Export trace").click()
     exported = json.loads(Path(await (await download.value).path()).read_text())
-    async with httpx.AsyncClient(base_url=base_url, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=site.base_url, headers=site.headers, trust_env=False) as http:
         stored = (await http.get(f"/v1/generations/{exported['id']}/trace")).json()
     assert exported["segments"] == stored["segments"]
     assert exported["seed"] == SEED and exported["prompt"].startswith("Tom has pens: 31.")
@@ -181,8 +181,8 @@ async def test_lamps_show_every_service(page: Page) -> None:
     await expect(lamps).to_have_text([f"{name} ok" for name in ("gateway", "draft", "target", "verifier", "redis")])
 
 
-async def test_phone_has_no_sideways_scroll(browser: Browser, base_url: str) -> None:
-    async with opened(browser, base_url, PHONE) as page:
+async def test_phone_has_no_sideways_scroll(browser: Browser, site: Site) -> None:
+    async with opened(browser, site, PHONE) as page:
         width = "document.documentElement.scrollWidth"
         assert await page.evaluate(width) <= PHONE[0]
         await page.get_by_label("Compare with the target alone").check()
@@ -193,16 +193,16 @@ async def test_phone_has_no_sideways_scroll(browser: Browser, base_url: str) -> 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_text_stands_out_from_its_ground(browser: Browser, base_url: str, scheme: Scheme) -> None:
-    async with opened(browser, base_url, scheme=scheme) as page:
+async def test_text_stands_out_from_its_ground(browser: Browser, site: Site, scheme: Scheme) -> None:
+    async with opened(browser, site, scheme=scheme) as page:
         await generate(page)
         await page.get_by_text("refused draft").first.click()
         await page.locator(".segment.target").first.hover()
         assert await page.evaluate(LOW_CONTRAST) == []
 
 
-async def test_page_and_its_files_carry_strict_headers(base_url: str) -> None:
-    async with httpx.AsyncClient(base_url=base_url, trust_env=False) as http:
+async def test_page_and_its_files_carry_strict_headers(site: Site) -> None:
+    async with httpx.AsyncClient(base_url=site.base_url, headers=site.headers, trust_env=False) as http:
         for path, media_type in {"/": "text/html", "/static/playground.js": "text/javascript"}.items():
             response = await http.get(path)
             assert response.status_code == 200

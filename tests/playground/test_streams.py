@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from playwright.async_api import Browser, Page, expect
 
-from tests.playground.browser import opened
+from tests.playground.browser import Site, opened
 from tests.playground.fakes import ID, ScriptedGateway, drafted, record
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
@@ -28,7 +28,7 @@ async def kinds(page: Page, expected: list[str]) -> None:
 async def test_drafts_are_in_flight_until_decided_and_void_after_a_rewrite(
     browser: Browser, scripted: ScriptedGateway
 ) -> None:
-    async with opened(browser, scripted.base_url) as page:
+    async with opened(browser, Site(scripted.base_url)) as page:
         await begin(page)
         scripted.say(drafted=drafted(0, "first", "second", "third"))
         await kinds(page, ["in flight"] * 3)
@@ -46,7 +46,7 @@ async def test_drafts_are_in_flight_until_decided_and_void_after_a_rewrite(
 async def test_pulse_stands_still_for_those_who_asked_for_less_motion(
     browser: Browser, scripted: ScriptedGateway
 ) -> None:
-    async with opened(browser, scripted.base_url) as page:
+    async with opened(browser, Site(scripted.base_url)) as page:
         await begin(page)
         scripted.say(drafted=drafted(0, "first"))
         name = "node => getComputedStyle(node).animationName"
@@ -57,7 +57,7 @@ async def test_pulse_stands_still_for_those_who_asked_for_less_motion(
 
 async def test_markup_from_a_model_stays_text(browser: Browser, scripted: ScriptedGateway) -> None:
     hostile = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
-    async with opened(browser, scripted.base_url) as page:
+    async with opened(browser, Site(scripted.base_url)) as page:
         await page.get_by_label("Question").fill(hostile)
         await begin(page)
         scripted.say(drafted=drafted(1, hostile))
@@ -72,7 +72,7 @@ async def test_markup_from_a_model_stays_text(browser: Browser, scripted: Script
 
 
 async def test_broken_stream_is_taken_up_after_the_last_event(browser: Browser, scripted: ScriptedGateway) -> None:
-    async with opened(browser, scripted.base_url, expected=BROKEN) as page:
+    async with opened(browser, Site(scripted.base_url), expected=BROKEN) as page:
         await begin(page)
         scripted.say(segment=record(0, "first"))
         await kinds(page, ["accepted"])
@@ -87,7 +87,7 @@ async def test_broken_stream_is_taken_up_after_the_last_event(browser: Browser, 
 
 
 async def test_stream_that_breaks_twice_is_an_error(browser: Browser, scripted: ScriptedGateway) -> None:
-    async with opened(browser, scripted.base_url, expected=BROKEN) as page:
+    async with opened(browser, Site(scripted.base_url), expected=BROKEN) as page:
         await begin(page)
         scripted.say(segment=record(0, "first"))
         await kinds(page, ["accepted"])
@@ -98,7 +98,7 @@ async def test_stream_that_breaks_twice_is_an_error(browser: Browser, scripted: 
 
 
 async def test_failure_in_the_middle_is_told_with_its_remedy(browser: Browser, scripted: ScriptedGateway) -> None:
-    async with opened(browser, scripted.base_url) as page:
+    async with opened(browser, Site(scripted.base_url)) as page:
         await begin(page)
         scripted.say(segment=record(0, "first"))
         scripted.fail("the target service does not answer", "service_unavailable")
@@ -110,7 +110,7 @@ async def test_failure_in_the_middle_is_told_with_its_remedy(browser: Browser, s
 
 
 async def test_gateway_out_of_reach_is_told(browser: Browser, scripted: ScriptedGateway) -> None:
-    async with opened(browser, scripted.base_url, expected="ERR_INTERNET_DISCONNECTED") as page:
+    async with opened(browser, Site(scripted.base_url), expected="ERR_INTERNET_DISCONNECTED") as page:
         await expect(page.get_by_label("Model").locator("option")).to_have_count(2)
         await page.context.set_offline(True)
         await begin(page)
@@ -125,7 +125,7 @@ async def test_gateway_out_of_reach_is_told(browser: Browser, scripted: Scripted
 async def test_stop_cancels_on_the_server_and_keeps_what_was_written(
     browser: Browser, scripted: ScriptedGateway
 ) -> None:
-    async with opened(browser, scripted.base_url) as page:
+    async with opened(browser, Site(scripted.base_url)) as page:
         await begin(page)
         scripted.say(segment=record(0, "first"))
         scripted.say(drafted=drafted(1, "second"))
@@ -142,7 +142,7 @@ async def test_link_to_a_generation_under_way_follows_it(
 ) -> None:
     scripted.status = status
     scripted.records = [record(0, "first")]
-    async with opened(browser, scripted.base_url) as page:
+    async with opened(browser, Site(scripted.base_url)) as page:
         await page.goto(f"/#generation={ID}")
         await kinds(page, ["accepted"])
         if status == "interrupted":

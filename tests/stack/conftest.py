@@ -76,7 +76,7 @@ async def running(stack_config: StackConfig) -> AsyncIterator[Running]:
         patch.delenv("REDIS_URL", raising=False)
         async with (
             Stack(stack_config) as stack,
-            httpx.AsyncClient(base_url=stack.base_url, timeout=GENEROUS_S) as http,
+            httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=GENEROUS_S) as http,
         ):
             yield Running(stack, http)
 

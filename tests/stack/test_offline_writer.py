@@ -13,18 +13,21 @@ from training.data.writers import EngineWriter, ModelDesk, ServerWriter, Writing
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
+API_KEY = "SEMSPEC_API_KEY"
 SEEDS = [3, 14, 159, 2653]
 
 
 @pytest.mark.parametrize("segmentation", Segmentation)
 async def test_served_segments_are_those_of_the_engine(
-    running: Running, pair: Pair, segmentation: Segmentation
+    running: Running, pair: Pair, segmentation: Segmentation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = WritingRecipe(Sampling(0.8, 0.9), segmentation, max_segment_tokens=30)
     [model] = [
         one["id"] for one in (await running.http.get("/v1/models")).json()["data"] if one["id"].endswith(":target")
     ]
-    config = ServerSampler(backend="openai", base_url=f"{running.stack.base_url}/v1", model=model, concurrency=2)
+    monkeypatch.setenv(API_KEY, running.stack.api_key)
+    url = f"{running.stack.base_url}/v1"
+    config = ServerSampler(backend="openai", base_url=url, model=model, concurrency=2, api_key_env=API_KEY)
     lm = CausalLM.load(str(pair.target), None, "cpu", "float32")
     context = Context((lm.encode(QUESTION),))
     streams = [derive_seed(seed, "target", 0) for seed in SEEDS]  # as the loop names its target's draws

@@ -15,10 +15,12 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
+from gateway.generations.sessions import stored_name
 from semspec import client
 from semspec.client import Event, Gateway
 from semspec.stack import Stack, StackConfig
 from semspec.stack.child import Child
+from semspec.stack.supervisor import OWNER
 from tests.stack.support import GENEROUS_S, Json, Running, Victim, answer_of, chat_body, records_of, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -60,8 +62,8 @@ async def running_twins() -> AsyncIterator[Twins]:
             victims = {role: Victim.of(stack, role) for role in ("gateway", "target")}
             url = await start_second_gateway(stack, victims["gateway"])
             async with (
-                httpx.AsyncClient(base_url=stack.base_url, timeout=GENEROUS_S) as first,
-                httpx.AsyncClient(base_url=url, timeout=GENEROUS_S) as second,
+                httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=GENEROUS_S) as first,
+                httpx.AsyncClient(base_url=url, headers=stack.headers, timeout=GENEROUS_S) as second,
             ):
                 yield Twins(Running(stack, first), Running(stack, second), victims)
 
@@ -141,7 +143,7 @@ async def test_client_attaches_by_itself_whenever_its_gateway_is_killed(
     whole, breaks, told = await twins.second.answer(QUESTION, **fields), list[str](), list[Json]()
     moments, noticed = [0, 2, 2], -1  # at once; after two segments; and again before the next one
     async with (
-        aclosing(Gateway.at(twins.stack.base_url)) as rest_client,
+        aclosing(Gateway.at(twins.stack.base_url, twins.stack.api_key)) as rest_client,
         aclosing(rest_client.chat(chat_body(QUESTION, fields), breaks.append)) as stream,
     ):
         async for chunk in stream:
@@ -258,7 +260,7 @@ async def assert_conversation_goes_on(running: Running, session: str, first: Jso
     second = await running.answer("And now?", max_tokens=4, semspec={"session": session})
     contents = [QUESTION, content_of(first), "And now?", content_of(second)]
     async with redis_of(running.stack) as redis:
-        turns = [json.loads(turn) for turn in await redis.lrange(TURNS.format(session), 0, -1)]
+        turns = [json.loads(turn) for turn in await redis.lrange(TURNS.format(stored_name(session, OWNER)), 0, -1)]
     assert [turn["content"] for turn in turns] == contents
     assert [turn["role"] for turn in turns] == ["user", "assistant"] * 2
 

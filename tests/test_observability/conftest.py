@@ -45,5 +45,8 @@ async def observed(lifeline: ExitStack) -> AsyncIterator[Observed]:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("REDIS_URL", raising=False)
-        async with Stack(config) as stack, httpx.AsyncClient(base_url=stack.base_url, timeout=GENEROUS_S) as http:
+        async with (
+            Stack(config) as stack,
+            httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=GENEROUS_S) as http,
+        ):
             yield Observed(stack, http, collector, lifeline)

@@ -36,11 +36,12 @@ def expressions() -> Iterator[str]:
 def busy() -> Metrics:
     """Everything counted at least once."""
     metrics = Metrics()
-    metrics.services(dict.fromkeys(SERVICES, True))
+    metrics.of_services.up(dict.fromkeys(SERVICES, True))
     metrics.capacity(32)
     metrics.in_flight.inc()
     metrics.request("POST", "/v1/completions", 200, 1.0)
     metrics.refusal("overloaded")
+    metrics.queue_wait(0.5)
     metrics.redis_failure("append")
     metrics.prompt(3)
     metrics.first_segment("semantic", 0.5)

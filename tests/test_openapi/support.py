@@ -14,6 +14,7 @@ from typing import Any
 
 from semspec.core import OperatingPoint
 from tests.gateway.fakes import Fakes
+from tests.gateway.support import API_KEY, bearer
 
 HERE = Path(__file__).parent
 SEED = 7
@@ -64,7 +65,8 @@ async def sent(base_url: str, report: Path, phases: str, max_examples: int) -> O
         "--output-sanitize=false",
         "--no-color",
     ]
-    configured = [f"--config-file={HERE / 'schemathesis.toml'}", "run", f"{base_url}/openapi.json"]
+    key = f"--header=authorization: {bearer(API_KEY)['authorization']}"
+    configured = [f"--config-file={HERE / 'schemathesis.toml'}", "run", f"{base_url}/openapi.json", key]
     reported = ["--report=ndjson", f"--report-ndjson-path={report}"]
     start = time.perf_counter()
     process = await asyncio.create_subprocess_exec(

@@ -55,19 +55,34 @@ def test_refusal_is_an_error_with_its_headers(document: Json) -> None:
             if status != "200":
                 schema = response["content"]["application/json"]["schema"]
                 assert schema == {"$ref": f"#/components/schemas/{error}"}, (name, status)
-            assert ("Retry-After" in response["headers"]) is (status == "429"), name
+            assert ("Retry-After" in response["headers"]) is (status in ("424", "429", "503")), name
             assert ("Allow" in response["headers"]) is (status == "405"), name
+            assert ("WWW-Authenticate" in response["headers"]) is (status == "401"), name
+
+
+def test_operation_asks_for_a_key_unless_it_is_open(document: Json) -> None:
+    asking = {name for name, operation in operations(document) if operation.get("security") == [{"bearer": []}]}
+    assert document["components"]["securitySchemes"] == {"bearer": {"type": "http", "scheme": "bearer"}}
+    assert {name for name, operation in operations(document) if "401" in operation["responses"]} == asking
+    assert {name for name, _ in operations(document)} - asking == {"GET /health", "GET /ready"}
+
+
+def test_document_of_a_gateway_without_keys_mentions_none() -> None:
+    settings = make_settings(auth="none")
+    open_to_all = create_app(settings, Fakes.make().roles, make_store(settings)).openapi()
+    assert "securitySchemes" not in open_to_all["components"]
+    assert not any("401" in operation["responses"] for _, operation in operations(open_to_all))
 
 
 def test_statuses_are_those_of_the_table_of_errors(document: Json) -> None:
-    table = {row.http_status for row in TABLE.values()} - {401}  # no route asks for a key
+    table = {row.http_status for row in TABLE.values()}
     described = {
         int(status)
         for name, operation in operations(document)
         if name.partition(" ")[2] not in TGI_PATHS
         for status in operation["responses"]
     }
-    assert described == table | {200, 405, 413}
+    assert described == table | {200, 405, 408, 413}
 
 
 def test_generating_operation_streams_what_is_described(document: Json) -> None:

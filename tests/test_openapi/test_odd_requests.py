@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.gateway.support import Gateway
+from tests.gateway.support import API_KEY, Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -30,6 +30,7 @@ async def sent(gateway: Gateway, line: str, headers: bytes = b"", body: bytes = 
     host, port = gateway.base_url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     framing = f"{line} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\ncontent-length: {len(body)}\r\n"
+    framing += f"authorization: Bearer {API_KEY}\r\n"
     writer.write(framing.encode() + headers + b"\r\n" + body)
     head, _, received = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()

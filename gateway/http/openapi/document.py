@@ -9,6 +9,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from gateway.http.auth import is_open
 from gateway.http.calls import model_names
 from gateway.http.errors import TGI_PATHS
 from gateway.http.openapi.resources import Error
@@ -30,6 +31,9 @@ TAGS = [
     {"name": "models", "description": "Names to put in a request's `model`."},
     {"name": "operations", "description": "For those who run the gateway."},
 ]
+
+KEY = "bearer"
+"""The document's name for how a key is sent."""
 
 _REF = "#/components/schemas/{model}"
 _FASTAPIS_OWN = ("HTTPValidationError", "ValidationError", "JsonValue")
@@ -58,8 +62,13 @@ def completed(document: Schema, settings: GatewaySettings) -> Schema:
     """FastAPI's document with what holds for every route, and without what FastAPI wrongly supposes."""
     schemas = document["components"]["schemas"]
     for path, operations in document["paths"].items():
-        for operation in operations.values():
-            _complete(operation, TgiError if path in TGI_PATHS else Error)
+        for method, operation in operations.items():
+            error = TgiError if path in TGI_PATHS else Error
+            if settings.auth == "keys" and not is_open(method.upper(), path):
+                _ask_for_key(operation, error)
+            _complete(operation, error)
+    if settings.auth == "keys":
+        document["components"]["securitySchemes"] = {KEY: {"type": "http", "scheme": "bearer"}}
     used = json.dumps(document["paths"])
     described = [model for model in DESCRIBED if reference(model)["$ref"] in used]
     schemas |= models_json_schema([(model, "serialization") for model in described], ref_template=_REF)[1]["$defs"]
@@ -68,6 +77,11 @@ def completed(document: Schema, settings: GatewaySettings) -> Schema:
             schemas.pop(name, None)
     _complete_requests(schemas, settings)
     return document
+
+
+def _ask_for_key(operation: Schema, error: type[BaseModel]) -> None:
+    operation["security"] = [{KEY: []}]
+    operation["responses"] |= {str(status): refusal for status, refusal in refusals(401, error=error).items()}
 
 
 def _complete(operation: Schema, error: type[BaseModel]) -> None:

@@ -47,13 +47,15 @@ DESCRIBED: tuple[type[BaseModel], ...] = (
 
 _MEANINGS = {
     400: "The request can never succeed as it is; `param` names the field at fault.",
+    401: "The API key is missing or not known.",
     404: "There is no such model, generation, session or file.",
     405: "The path has no such method.",
+    408: "The body took too long to come.",
     409: "A session or a generation is in use, was cancelled, or belongs to models no longer served.",
     413: "The body is too large.",
     422: "The request can never succeed as it is.",
     424: "A service that this needs does not answer, the generation is in use or cancelled, or it took too long.",
-    429: "As many generations are running as may; retry.",
+    429: "No room came free in time, or too many requests wait for it already; retry.",
     500: "A defect of the server's.",
     503: "A service that this needs does not answer, or what is served does not belong together.",
     504: "It took longer than this server allows.",
@@ -65,11 +67,14 @@ _AGAIN = {
         "schema": {"const": "false"},
     }
 }
+_LATER = {"Retry-After": {"description": "in seconds", "schema": {"type": "integer", "minimum": 1}}}
 _HEADERS = {
+    401: {"WWW-Authenticate": {"required": True, "description": "the scheme", "schema": {"const": "Bearer"}}},
     405: {"Allow": {"required": True, "description": "methods the path has", "schema": {"type": "string"}}},
     409: _AGAIN,
-    424: _AGAIN,
-    429: {"Retry-After": {"required": True, "description": "in seconds", "schema": {"type": "integer", "minimum": 0}}},
+    424: _AGAIN | _LATER,
+    429: {"Retry-After": {**_LATER["Retry-After"], "required": True}},
+    503: _LATER,
 }
 
 
@@ -106,7 +111,7 @@ def _stream(*models: type[BaseModel]) -> dict[str, Any]:
     return {"text/event-stream": {"itemSchema": {"type": "object", "required": ["data"], "properties": event}}}
 
 
-_GENERATING = refusals(400, 404, 409, 413, 429, 503, 504)
+_GENERATING = refusals(400, 404, 408, 409, 413, 429, 503, 504)
 _STORED = refusals(400, 404, 503)
 _LINKS = {
     operation: {"operationId": operation, "parameters": {"id": "$response.body#/id"}}
@@ -141,11 +146,11 @@ READY: Responses = {200: {"content": _json(Ready)}, **refusals(503)}
 METRICS: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 SERVICES: Responses = {200: {"content": _json(Services)}}
 
-_TGI = refusals(400, 413, 422, 424, 429, error=TgiError)
+_TGI = refusals(400, 408, 413, 422, 424, 429, error=TgiError)
 GENERATE: Responses = {200: {"content": _json(TgiAnswer)}, **_TGI}
 GENERATE_STREAM: Responses = {200: {"content": _stream(TgiChunk, TgiError)}, **_TGI}
 EITHER: Responses = {200: {"content": _json_list(TgiAnswer) | _stream(TgiChunk, TgiError)}, **_TGI}
-TOKENIZE: Responses = {200: {"content": _json_list(TgiPlace)}, **refusals(400, 413, 422, 424, error=TgiError)}
+TOKENIZE: Responses = {200: {"content": _json_list(TgiPlace)}, **refusals(400, 408, 413, 422, 424, error=TgiError)}
 INFO: Responses = {200: {"content": _json(TgiInfo)}, **refusals(424, error=TgiError)}
 
 IDEMPOTENT: dict[str, Any] = {

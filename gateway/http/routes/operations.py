@@ -21,7 +21,7 @@ async def health() -> Json:
 @router.get("/ready", responses=READY)
 async def ready(parts: PartsOf) -> Json:
     """The services answer and belong together; else 503 and one line that says what to do."""
-    parts.readiness.require()
+    parts.readiness.require_place()
     return {"status": "ready", "detail": describe(parts.readiness.status)}
 
 

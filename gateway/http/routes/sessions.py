@@ -4,6 +4,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
+from gateway.generations.sessions import stored_name
+from gateway.http.auth import OwnerOf
 from gateway.http.openapi.responses import FORGOTTEN, SESSION
 from gateway.http.schemas import SESSION_NAME
 from gateway.parts import PartsOf
@@ -16,11 +18,11 @@ SessionName = Annotated[str, Path(pattern=SESSION_NAME)]
 
 
 @router.get("/{id}", responses=SESSION)
-async def session(id: SessionName, parts: PartsOf) -> Json:
+async def session(id: SessionName, owner: OwnerOf, parts: PartsOf) -> Json:
     """The turns of a conversation so far, reasoning left out."""
-    turns = await parts.store.turns(id)
+    turns = await parts.store.turns(stored_name(id, owner))
     if not turns:
-        raise NotFound(f"session {id} does not exist, or has expired", "id")
+        raise _missing(id)
     return {
         "id": id,
         "object": "session",
@@ -29,10 +31,16 @@ async def session(id: SessionName, parts: PartsOf) -> Json:
 
 
 @router.delete("/{id}", responses=FORGOTTEN)
-async def forget(id: SessionName, parts: PartsOf) -> Json:
+async def forget(id: SessionName, owner: OwnerOf, parts: PartsOf) -> Json:
     """Forget a conversation; one that is being answered is in use."""
     try:
-        await parts.store.forget(id)
+        await parts.store.forget(stored_name(id, owner))
+    except NotFound:
+        raise _missing(id) from None
     except Conflict:
         raise Conflict(f"session {id} is answering a request; wait for it, or cancel its generation", "id") from None
     return {"id": id, "object": "session", "deleted": True}
+
+
+def _missing(id: str) -> NotFound:
+    return NotFound(f"session {id} does not exist, or has expired", "id")

@@ -1,5 +1,7 @@
 // The gateway's routes.
 
+import { key } from "./key.js";
+
 /** A refusal or a failure, with what may help. */
 export class ApiError extends Error {
   constructor(message, { status = null, code = null, param = null } = {}) {
@@ -43,7 +45,7 @@ const json = async (path, signal) => (await send(path, { signal })).json();
 async function send(path, options) {
   let response;
   try {
-    response = await fetch(path, options);
+    response = await fetch(path, { ...options, headers: authorized(options.headers) });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError("the gateway does not answer", { code: "unreachable" });
@@ -51,6 +53,8 @@ async function send(path, options) {
   if (response.ok) return response;
   throw await refusal(response);
 }
+
+const authorized = (headers = {}) => (key() ? { ...headers, authorization: `Bearer ${key()}` } : headers);
 
 async function refusal(response) {
   try {

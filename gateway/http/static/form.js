@@ -23,8 +23,9 @@ const ABOUT = {
 
 const STRICTNESS_HINT = "How like the target a draft must be. The default is the rule this pair is served with.";
 
-/** Field of the page that a refusal's `param` is about. */
+/** Field of the page that a refusal's `param`, or else its code, is about. */
 const FIELDS = {
+  invalid_api_key: "key",
   messages: "prompt",
   model: "model",
   seed: "seed",

@@ -5,6 +5,8 @@ import { element } from "./dom.js";
 const REMEDIES = {
   unreachable: "Is it running? Once it answers, send again.",
   connection_lost: "",
+  invalid_api_key:
+    "Put your key into the field “API key”, or open the address with #key= that `semspec serve` prints. Whoever runs this gateway makes keys with `semspec key NAME`.",
   service_unavailable: "The lamps at the top show which service is away. Send again once it is back.",
   overloaded: "All places are taken. Wait a moment, then send again.",
   timeout: "Ask for fewer tokens, or send again when the server has less to do.",

@@ -7,6 +7,7 @@ import { Form } from "./form.js";
 import { Generation } from "./generation.js";
 import { History, named, permalink } from "./history.js";
 import { Inspector } from "./inspector.js";
+import { keep, key, takeFromAddress } from "./key.js";
 import { parametersLine, showError, showNotices, spoken } from "./notes.js";
 import { generate, goOn } from "./run.js";
 import { Segments } from "./segments.js";
@@ -37,21 +38,47 @@ class Playground {
     byId("resume").addEventListener("click", () => this.resume());
     byId("export").addEventListener("click", () => this.export());
     byId("link").addEventListener("click", () => this.copyLink());
-    window.addEventListener("hashchange", () => this.open(named(location.hash)));
+    byId("key").addEventListener("change", () => this.enter(byId("key").value));
+    window.addEventListener("hashchange", () => this.follow());
     const panes = byId("panes");
     for (const kind of ["focusin", "pointerover"]) panes.addEventListener(kind, (event) => this.inspect(event));
     panes.addEventListener("keydown", (event) => this.step(event));
     document.addEventListener("keydown", (event) => event.key === "Escape" && this.inspector.clear());
   }
 
-  async start() {
-    watchServices(byId("services"));
+  start() {
+    takeFromAddress();
+    byId("key").value = key();
+    this.look = watchServices(byId("services"));
+    this.meet();
+  }
+
+  /** What is asked as soon as the page opens, and again with another key. */
+  async meet() {
     this.open(named(location.hash));
     try {
       this.form.setModels(await api.models());
     } catch (error) {
       this.complain(error);
     }
+  }
+
+  /** Go on with another key. */
+  enter(given) {
+    keep(given);
+    byId("key").value = key();
+    byId("alert").replaceChildren();
+    this.form.blame(null);
+    this.look();
+    this.meet();
+  }
+
+  /** To what the address has come to name. */
+  follow() {
+    const before = key();
+    takeFromAddress();
+    if (key() === before) this.open(named(location.hash));
+    else this.enter(key());
   }
 
   /** The generation asked for, the first of the panes. */
@@ -110,11 +137,11 @@ class Playground {
     generation.end(signal.aborted ? "cancelled" : "failed");
     if (signal.aborted) return;
     this.complain(error);
-    this.form.blame(error.param);
   }
 
   complain(error) {
     showError(byId("alert"), error);
+    this.form.blame(error.param ?? error.code);
     reveal(byId("alert"));
   }
 

@@ -2,24 +2,34 @@
 
 import * as api from "./api.js";
 import { element, unseen } from "./dom.js";
+import { key } from "./key.js";
 
 const INTERVAL_MS = 5000;
 
+let refused = null; // a key that is not asked with again
+
+/** Returns what looks at once. */
 export function watchServices(list) {
   const look = async () => {
-    if (!document.hidden) list.replaceChildren(...(await lamps()));
+    if (!document.hidden && key() !== refused) list.replaceChildren(...(await lamps()));
   };
   look();
   setInterval(look, INTERVAL_MS);
   document.addEventListener("visibilitychange", look);
+  return look;
 }
 
 async function lamps() {
+  const asked = key();
   try {
     const services = await api.services(AbortSignal.timeout(INTERVAL_MS));
     return [lamp({ name: "gateway", status: "ok", detail: "answers" }), ...services.map(lamp)];
   } catch (error) {
     if (error.status === 404) return []; // a gateway that does not tell
+    if (error.status === 401) {
+      refused = asked;
+      return [lamp({ name: "gateway", status: "ok", detail: "answers; the others are shown to those with a key" })];
+    }
     return [lamp({ name: "gateway", status: "away", detail: error.message })];
   }
 }

@@ -1,0 +1,35 @@
+"""`semspec key`: what it prints is what a gateway takes."""
+
+import pytest
+
+from gateway.keys import Keys
+from semspec import cli
+
+
+def printed(capsys: pytest.CaptureFixture[str], name: str) -> tuple[str, str]:
+    """Key and entry."""
+    with pytest.raises(SystemExit) as end:
+        cli.main(["key", name])
+    assert end.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    return lines[0].removeprefix("key    "), lines[1].removeprefix("entry  ")
+
+
+def test_entry_lets_a_gateway_know_the_key(capsys: pytest.CaptureFixture[str]) -> None:
+    key, entry = printed(capsys, "alice")
+    assert key.startswith("sk-") and len(key) == len("sk-") + 43, "256 bits in base64"
+    assert Keys(entry, None).owner(key.encode()) == "alice" and key not in entry
+    assert Keys(entry, None).owner(f"{key}x".encode()) is None
+
+
+def test_no_key_is_made_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, "alice") != printed(capsys, "alice")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a:b", "a/b", "é", "a" * 65])
+def test_name_that_is_none_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["key", name])
+    captured = capsys.readouterr()
+    assert end.value.code == 1 and captured.out == ""
+    assert captured.err.startswith("semspec key: the name of a key is 1 to 64 letters, digits")

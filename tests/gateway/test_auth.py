@@ -1,0 +1,202 @@
+"""Who may ask, and what each owner of a key sees."""
+
+import asyncio
+import base64
+import logging
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.routing import iter_route_contexts
+
+from gateway.http.errors import TGI_PATHS
+from semspec.errors import Unauthenticated
+from semspec.keys import entry, new_key
+from tests.gateway.support import (
+    API_KEY,
+    OWNER,
+    Gateway,
+    GatewayFactory,
+    bearer,
+)
+
+OPEN = {("GET", "/"), ("GET", "/health"), ("GET", "/ready"), ("GET", "/static/playground.js")}
+OURS, RENEWED, THEIRS = new_key(), new_key(), new_key()
+TWO_OWNERS = f"{entry('us', OURS)} {entry('us', RENEWED)}, {entry('them', THEIRS)}"
+
+WRONG: dict[str, dict[str, str]] = {
+    "nothing": {"authorization": ""},
+    "another key": bearer(new_key()),
+    "the owner's name": bearer(OWNER),
+    "the hash": bearer(entry(OWNER, API_KEY).partition(":")[2]),
+    "the entry": bearer(entry(OWNER, API_KEY)),
+    "half the key": bearer(API_KEY[:-1]),
+    "no scheme": {"authorization": API_KEY},
+    "another scheme": {"authorization": f"Basic {base64.b64encode(f'{OWNER}:{API_KEY}'.encode()).decode()}"},
+    "another header": {"authorization": "", "x-api-key": API_KEY},
+}
+
+
+def routes(gateway: Gateway) -> Iterator[tuple[str, str]]:
+    """Every method and path of the application, those that no document mentions included."""
+    for context in iter_route_contexts(gateway.app.routes):
+        assert context.path and context.methods, f"{context.original_route} is of a kind that this test cannot ask"
+        path = context.path.replace("{id}", "unknown").replace("{name:path}", "unknown")
+        for method in context.methods:
+            yield method, path.replace("{name}", "playground.js")
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+async def test_every_route_asks_for_a_key(gateway: Gateway, wrong: str) -> None:
+    asked = set(routes(gateway))
+    assert len(asked) > 20 and asked > OPEN and ("GET", "/openapi.json") in asked and ("POST", "/") in asked
+    for method, path in asked - OPEN:
+        response = await gateway.http.request(method, path, headers=WRONG[wrong])
+        assert response.status_code == 401 and response.headers["www-authenticate"] == "Bearer", (method, path)
+        if method == "HEAD":
+            continue
+        body = response.json()
+        if path in TGI_PATHS:
+            assert set(body) == {"error", "error_type"} and body["error_type"] == "validation"
+        else:
+            assert body["error"]["type"] == "authentication_error" and body["error"]["code"] == "invalid_api_key"
+        assert API_KEY not in response.text
+    for method, path in OPEN:
+        assert (await gateway.http.request(method, path, headers=WRONG[wrong])).status_code == 200
+
+
+@pytest.mark.parametrize("line", ["GET /v1/unknown", "GET /docs", "PATCH /", "GET /static", "GET /READY"])
+async def test_path_that_does_not_exist_asks_for_a_key_too(gateway: Gateway, line: str) -> None:
+    method, path = line.split()
+    assert (await gateway.http.request(method, path, headers=WRONG["nothing"])).status_code == 401
+    assert (await gateway.http.request(method, path)).status_code in (404, 405)
+
+
+async def test_scheme_is_taken_in_any_case(gateway: Gateway) -> None:
+    for scheme in ("bearer", "BEARER", "Bearer "):
+        response = await gateway.http.get("/v1/models", headers={"authorization": f"{scheme} {API_KEY}"})
+        assert response.status_code == 200
+
+
+async def test_key_of_bytes_that_are_no_text_is_refused(gateway: Gateway) -> None:
+    headers = [(b"authorization", b"Bearer \xff\xfe\x00"[:-1])]
+    assert (await gateway.http.get("/v1/models", headers=headers)).status_code == 401
+
+
+async def test_refused_key_is_counted_and_in_no_log(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+    wrong = new_key()
+    with caplog.at_level(logging.DEBUG):
+        assert (await gateway.http.get("/v1/models", headers=bearer(wrong))).status_code == 401
+        assert (await gateway.http.get("/v1/models")).status_code == 200
+    assert "-> 401" in caplog.text and wrong not in caplog.text and API_KEY not in caplog.text
+    assert await gateway.metric('semspec_gateway_refusals_total{code="invalid_api_key"}') == 1
+
+
+async def test_body_of_a_request_without_a_key_is_not_waited_for(gateway: Gateway) -> None:
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
+    status, _ = await answer_to(gateway, head.encode())
+    assert status == 401
+
+
+async def test_body_that_comes_too_slowly_is_given_up(start_gateway: GatewayFactory) -> None:
+    gateway = await start_gateway(receive_timeout_s=0.2)
+    key = f"authorization: Bearer {API_KEY}\r\n"
+    for path, code in (
+        ("/v1/chat/completions", '"code":"request_timeout"'),
+        ("/generate", '"error_type":"validation"'),
+    ):
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{key}content-length: 9\r\n\r\n"
+        status, rest = await answer_to(gateway, head.encode() + b"{")
+        assert status == 408 and code in rest and "connection: close" in rest
+    gateway.fakes.target.stuck_at = 1
+    running = asyncio.create_task(gateway.chat(model="semspec-demo:target"))
+    await asyncio.wait_for(gateway.fakes.target.stuck.wait(), 10)
+    await asyncio.sleep(0.3)
+    assert not running.done(), "only the body has to come in time"
+    running.cancel()
+
+
+async def answer_to(gateway: Gateway, sent: bytes) -> tuple[int, str]:
+    """Status and the rest of the answer to bytes after which the client is silent."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.base_url.rpartition(":")[2]))
+    try:
+        writer.write(sent)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+        size = next(int(line[15:]) for line in head.splitlines() if line.startswith(b"content-length:"))
+        rest = (head + await asyncio.wait_for(reader.readexactly(size), 10)).decode()
+        return int(rest.split()[1]), rest
+    finally:
+        writer.close()
+
+
+async def test_gateway_that_asks_for_no_key_ignores_one(
+    start_gateway: GatewayFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    gateway = await start_gateway(auth="none", api_keys=None)
+    assert "SEMSPEC_GATEWAY_AUTH is none" in caplog.text
+    for headers in WRONG.values():
+        assert (await gateway.http.get("/v1/models", headers=headers)).status_code == 200
+
+
+async def test_service_that_refuses_the_gateway_is_not_the_clients_fault(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(prompt: object) -> None:
+        raise Unauthenticated("the token is wrong")
+
+    monkeypatch.setattr(gateway.fakes.target, "encode", refuse)
+    refused = await gateway.chat()
+    assert refused.status_code == 503 and "www-authenticate" not in refused.headers
+    assert "SEMSPEC_GATEWAY_SERVICE_TOKEN" in refused.json()["error"]["message"]
+
+
+async def test_other_owner_sees_no_generation(start_gateway: GatewayFactory) -> None:
+    gateway = await start_gateway(api_keys=TWO_OWNERS)
+    id = (await ask(gateway, OURS)).json()["id"]
+    unknown = "chatcmpl-" + secrets.token_hex(16)
+    for method, part in (("GET", ""), ("GET", "/trace"), ("GET", "/events"), ("POST", "/cancel")):
+        theirs = await gateway.http.request(method, f"/v1/generations/{id}{part}", headers=bearer(THEIRS))
+        nobodys = await gateway.http.request(method, f"/v1/generations/{unknown}{part}", headers=bearer(THEIRS))
+        assert theirs.status_code == 404 and theirs.text.replace(id, unknown) == nobodys.text
+        for key in (OURS, RENEWED):
+            own = await gateway.http.request(method, f"/v1/generations/{id}{part}", headers=bearer(key))
+            assert own.status_code == 200
+
+
+async def test_other_owner_cannot_cancel(start_gateway: GatewayFactory) -> None:
+    gateway = await start_gateway(api_keys=TWO_OWNERS)
+    gateway.fakes.target.pause_at = 1
+    body = {**BODY, "model": "semspec-demo:target"}
+    running = asyncio.create_task(gateway.http.post("/v1/chat/completions", json=body, headers=bearer(OURS)))
+    await asyncio.wait_for(gateway.fakes.target.paused.wait(), 10)
+    [key] = [key async for key in gateway.app.state.parts.store._client.scan_iter("semspec:{chatcmpl-*}:writer")]
+    id = key.removeprefix("semspec:{").removesuffix("}:writer")
+    refused = await gateway.http.post(f"/v1/generations/{id}/cancel", headers=bearer(THEIRS))
+    assert refused.status_code == 404
+    gateway.fakes.target.resume.set()
+    assert (await running).status_code == 200
+
+
+async def test_sessions_of_two_owners_are_two(start_gateway: GatewayFactory) -> None:
+    gateway, name = await start_gateway(api_keys=TWO_OWNERS), f"session-{secrets.token_hex(8)}"
+    path, session = f"/v1/sessions/{name}", {"session": name}
+    await ask(gateway, OURS, semspec=session)
+    assert (await gateway.http.get(path, headers=bearer(THEIRS))).status_code == 404
+    absent = await gateway.http.delete(path, headers=bearer(THEIRS))
+    assert absent.status_code == 404 and absent.json()["error"]["message"].startswith(f"session {name} does not exist")
+    await ask(gateway, THEIRS, semspec=session)
+    assert gateway.fakes.target.prompts[-1] == "<user>How many?", "nothing of the other conversation"
+    assert (await gateway.http.get(path, headers=bearer(RENEWED))).json()["id"] == name
+    assert (await gateway.http.delete(path, headers=bearer(THEIRS))).status_code == 200
+    assert (await gateway.http.get(path, headers=bearer(OURS))).status_code == 200
+
+
+BODY: dict[str, Any] = {"model": "semspec-demo", "messages": [{"role": "user", "content": "How many?"}]}
+
+
+async def ask(gateway: Gateway, key: str, **fields: Any) -> httpx.Response:
+    response = await gateway.http.post("/v1/chat/completions", json={**BODY, **fields}, headers=bearer(key))
+    assert response.status_code == 200, response.text
+    return response

@@ -1,0 +1,124 @@
+"""The keys that a gateway is told, and told anew."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gateway.app import create_app
+from gateway.keys import Keys
+from gateway.settings import GatewaySettings
+from semspec.keys import entry, new_key
+from semspec.settings import load_settings
+from tests.gateway.fakes import Fakes
+from tests.gateway.support import (
+    API_KEY,
+    OWNER,
+    Gateway,
+    GatewayFactory,
+    bearer,
+    eventually,
+    make_settings,
+    make_store,
+)
+
+OURS, RENEWED, THEIRS = new_key(), new_key(), new_key()
+
+
+async def test_file_of_keys_is_read_again_when_it_changes(
+    start_gateway: GatewayFactory, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a mounted secret changes: a link is turned to another folder."""
+    for folder, key in (("first", OURS), ("second", THEIRS)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "keys").write_text(f"# of the team\n{entry('us', key)}\n")
+    link, file = tmp_path / "now", tmp_path / "now" / "keys"
+    link.symlink_to("first")
+    gateway = await start_gateway(api_keys=None, api_keys_file=file)
+    assert await statuses(gateway, OURS, THEIRS) == [200, 401]
+
+    turn(link, "second")
+    await until(gateway, THEIRS, 200)
+    assert await statuses(gateway, OURS, THEIRS) == [401, 200]
+
+    file.write_text("broken")
+    await eventually(lambda: "the API keys stay as they were" in caplog.text)
+    assert await statuses(gateway, OURS, THEIRS) == [401, 200]
+    assert "broken" not in caplog.text
+
+    turn(link, "first")
+    await until(gateway, OURS, 200)
+
+
+def turn(link: Path, target: str) -> None:
+    """At once, so that there is no moment without."""
+    new = link.with_name("new")
+    new.symlink_to(target)
+    new.replace(link)
+
+
+async def statuses(gateway: Gateway, *keys: str) -> list[int]:
+    return [(await gateway.http.get("/v1/models", headers=bearer(key))).status_code for key in keys]
+
+
+async def until(gateway: Gateway, key: str, status: int) -> None:
+    async with asyncio.timeout(10):
+        while await statuses(gateway, key) != [status]:
+            await asyncio.sleep(0.05)
+
+
+HASH = entry("x", "y").partition(":")[2]
+
+
+@pytest.mark.parametrize(
+    ("api_keys", "file", "variable", "words"),
+    [
+        ("", None, "API_KEYS", "there is no API key"),
+        ("sk-secret", None, "API_KEYS", "entry 1 is not NAME:SHA256"),
+        (f"a:{HASH} b:secret", None, "API_KEYS", "entry 2 is not NAME:SHA256"),
+        (f"a/secret:{HASH}", None, "API_KEYS", "entry 1 is not NAME:SHA256"),
+        (f"a:{HASH[1:]}", None, "API_KEYS", "entry 1 is not NAME:SHA256"),
+        (f"{'a' * 65}:{HASH}", None, "API_KEYS", "entry 1 is not NAME:SHA256"),
+        (f"a:{HASH} secret:{HASH.upper()}", None, "API_KEYS", "one key has two names"),
+        (f"secret:{HASH}", f"a:{HASH}", "API_KEYS", "one key has two names"),
+        ("", "# secret", "API_KEYS_FILE", "the file has no entry"),
+        ("", "secret", "API_KEYS_FILE", "entry 1 is not NAME:SHA256"),
+        ("", "/nowhere/secret", "API_KEYS_FILE", "the file cannot be read (No such file or directory)"),
+    ],
+)
+def test_keys_that_cannot_be_used_end_the_process_in_one_line(
+    api_keys: str,
+    file: str | None,
+    variable: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("SEMSPEC_GATEWAY_API_KEYS", api_keys)
+    if file is not None:
+        path = Path(file) if file.startswith("/") else tmp_path / "keys"
+        if path.is_relative_to(tmp_path):
+            path.write_text(file)
+        monkeypatch.setenv("SEMSPEC_GATEWAY_API_KEYS_FILE", str(path))
+    with pytest.raises(SystemExit) as end:
+        load_settings(GatewaySettings)
+    line = capsys.readouterr().err
+    assert end.value.code == 2 and line.count("\n") == 1
+    assert f"SEMSPEC_GATEWAY_{variable}: Value error, {words}" in line
+    assert "secret" not in line and HASH not in line
+
+
+def test_file_may_hold_comments_and_two_keys_of_one_owner(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# all of us\n\n{entry('us', OURS)}  # old\n{entry('us', RENEWED)}\r\n")
+    keys = Keys(f"{entry('them', THEIRS)},", file)
+    assert [keys.owner(key.encode()) for key in (OURS, RENEWED, THEIRS)] == ["us", "us", "them"]
+    assert keys.owner(new_key().encode()) is None
+
+
+def test_settings_and_their_errors_hide_the_entries() -> None:
+    settings = make_settings()
+    app = create_app(settings, Fakes.make().roles, make_store(settings))
+    hash = entry(OWNER, API_KEY).partition(":")[2]
+    assert hash not in repr(settings) and hash not in repr(app.state.parts)
