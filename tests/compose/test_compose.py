@@ -1,0 +1,206 @@
+"""docker-compose.yml and its overlays, held to the code and to what a cautious reviewer asks for."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.keys import Keys
+from semspec import __version__
+from semspec.stack import StackConfig
+from tests.compose.support import (
+    BASE,
+    ROOT,
+    SECRETS,
+    SETTINGS,
+    TENSOR_PARALLEL,
+    TWO_GPU,
+    Json,
+    MissingVariable,
+    composed,
+)
+from training.config import load_config
+
+PAIR = {"SEMSPEC_PAIR": "/srv/pair"}
+VARIANTS: dict[str, tuple[Path, ...]] = {
+    "base": (),
+    "two-gpu": (TWO_GPU,),
+    "two-gpu-tensor-parallel": (TWO_GPU, TENSOR_PARALLEL),
+}
+EXAMPLE = (ROOT / ".env.example").read_text()
+
+
+@pytest.fixture(params=VARIANTS)
+def services(request: pytest.FixtureRequest) -> Json:
+    return composed(SECRETS | PAIR, *VARIANTS[request.param])
+
+
+def gpus(service: Json) -> list[str]:
+    reservations = service["deploy"]["resources"].get("reservations", {})
+    return [gpu for device in reservations.get("devices", []) for gpu in device["device_ids"]]
+
+
+def settings_of(service: Json, role: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The settings the container's process would read; files of the container are not looked for here."""
+    for name, value in service["environment"].items():
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    return SETTINGS[role]()
+
+
+@pytest.mark.parametrize("role", [*SETTINGS, "redis"])
+def test_service_is_hardened(services: Json, role: str) -> None:
+    service = services[role]
+    assert service["read_only"] is True and service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["tmpfs"] and service["restart"] == "unless-stopped"
+    assert not {"privileged", "cap_add", "pid", "network_mode", "ipc"} & set(service)
+    assert service["healthcheck"]["start_period"] and service["logging"]["options"]["max-size"]
+    assert set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory", "pids"}
+
+
+@pytest.mark.parametrize("role", SETTINGS)
+def test_environment_names_settings_that_there_are(services: Json, role: str) -> None:
+    prefix = f"SEMSPEC_{role.upper()}_"
+    names = {name for name in services[role]["environment"] if name.startswith("SEMSPEC_")}
+    assert all(name.startswith(prefix) for name in names)
+    assert {name.removeprefix(prefix).lower() for name in names} <= set(SETTINGS[role].model_fields)
+    assert set(services[role]["environment"]) - names <= {"HF_TOKEN"}
+
+
+@pytest.mark.parametrize("role", ["draft", "target", "gateway"])
+def test_environment_is_accepted_by_the_settings(services: Json, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of(services[role], role, monkeypatch)
+    token = settings.service_token if role == "gateway" else settings.token
+    assert token.get_secret_value() == SECRETS["SEMSPEC_SERVICE_TOKEN"]
+
+
+def test_gateway_finds_the_services_and_redis(services: Json, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of(services["gateway"], "gateway", monkeypatch)
+    for role in ("draft", "target", "verifier"):
+        port = SETTINGS[role].model_fields["port"].default
+        assert getattr(settings, f"{role}_address") == f"{role}:{port}"
+        assert set(services[role]["networks"]) & set(services["gateway"]["networks"])
+    assert settings.redis_url.get_secret_value() == f"redis://:{SECRETS['SEMSPEC_REDIS_PASSWORD']}@redis:6379/0"
+    assert set(services["gateway"]["depends_on"]) == set(services) - {"gateway"}
+    assert all(other["condition"] == "service_healthy" for other in services["gateway"]["depends_on"].values())
+
+
+def test_only_the_gateway_is_published_and_on_this_machine_alone(services: Json) -> None:
+    assert [role for role, service in services.items() if "ports" in service] == ["gateway"]
+    assert services["gateway"]["ports"] == [f"127.0.0.1:8080:{SETTINGS['gateway'].model_fields['port'].default}"]
+    assert services["redis"]["networks"] == ["store"]
+    assert [role for role, service in services.items() if "store" in service["networks"]] == ["redis", "gateway"]
+
+
+def test_networks_of_redis_and_the_services_lead_nowhere() -> None:
+    networks = yaml.safe_load(BASE.read_text())["networks"]
+    assert {name for name, network in networks.items() if network.get("internal")} == {"services", "store"}
+
+
+def test_running_work_may_end_before_the_container_is_killed(services: Json, monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway = settings_of(services["gateway"], "gateway", monkeypatch)
+    draft = settings_of(services["draft"], "draft", monkeypatch)
+    drains = (gateway.settle_s + gateway.drain_s + gateway.flush_timeout_s, draft.settle_s + draft.grace_s)
+    for service in services.values():
+        assert float(service["stop_grace_period"].removesuffix("s")) > max(drains)
+
+
+def test_images_carry_this_version(services: Json) -> None:
+    for role in SETTINGS:
+        on_gpu = "-cuda" if gpus(services[role]) else ""
+        assert services[role]["image"] == f"ghcr.io/semspec/semspec-{role}:{__version__}{on_gpu}"
+        variant = services[role]["build"]["args"].get("TORCH_VARIANT")
+        assert variant == ("cuda" if on_gpu else None)
+        assert (ROOT / services[role]["build"]["dockerfile"]).is_file()
+    assert re.fullmatch(r"redis:\d+\.\d+-alpine", services["redis"]["image"])
+
+
+def test_gpus_are_asked_for_in_overlays_alone() -> None:
+    wanted = {
+        "base": {},
+        "two-gpu": {"draft": ["0"], "target": ["1"], "verifier": ["0"]},
+        "two-gpu-tensor-parallel": {"draft": ["0"], "target": ["0", "1"], "verifier": ["0"]},
+    }
+    for name, overlays in VARIANTS.items():
+        services = composed(SECRETS | PAIR, *overlays)
+        assert {role: ids for role in services if (ids := gpus(services[role]))} == wanted[name]
+
+
+def test_target_has_as_many_processes_as_gpus(services: Json) -> None:
+    processes = services["target"]["environment"].get("SEMSPEC_TARGET_TENSOR_PARALLEL", "1")
+    assert int(processes) == max(1, len(gpus(services["target"])))
+
+
+def test_defaults_are_those_the_bundled_pair_is_served_with() -> None:
+    environment = composed(SECRETS)["gateway"]["environment"]
+    served = {name: value for name, value in environment.items() if name.startswith("SEMSPEC_GATEWAY_DEFAULT_")}
+    assert served == StackConfig().gateway_defaults()
+
+
+@pytest.mark.parametrize("missing", SECRETS)
+def test_without_a_secret_the_variable_and_the_remedy_are_named(missing: str) -> None:
+    given = {name: value for name, value in SECRETS.items() if name != missing}
+    with pytest.raises(MissingVariable, match=rf"{missing}: run scripts/docker-env"):
+        composed(given)
+
+
+@pytest.mark.parametrize("overlays", VARIANTS.values(), ids=VARIANTS)
+def test_no_secret_is_written_in(overlays: tuple[Path, ...]) -> None:
+    for service in composed(dict.fromkeys(SECRETS, "SECRET") | PAIR, *overlays).values():
+        for name, value in service.get("environment", {}).items():
+            if re.search(r"TOKEN|KEYS|PASSWORD|AUTH|URL$", name):
+                assert value is None or "SECRET" in value
+    assert not re.search(r"requirepass (?!\$\$REDISCLI_AUTH)", BASE.read_text())
+
+
+def test_example_names_every_variable_there_is() -> None:
+    used = {name for path in (BASE, TWO_GPU, TENSOR_PARALLEL) for name in re.findall(r"\$\{(\w+)", path.read_text())}
+    named = set(re.findall(r"^#?([A-Z_]+)=", EXAMPLE, re.MULTILINE))
+    assert named - used == {"HF_TOKEN"}
+    assert used - named == {"BASE_IMAGE", "REDIS_IMAGE", "SEMSPEC_VERIFIER_ALTERNATIVES"}  # docs/docker.md
+    assert set(re.findall(r"^([A-Z_]+)=$", EXAMPLE, re.MULTILINE)) == set(SECRETS)
+
+
+def test_example_names_the_models_a_configuration_trains_probes_for() -> None:
+    config = load_config(ROOT / "training" / "configs" / "r1-1.5b-r1-32b.yaml")
+    example = dict(re.findall(r"^#([A-Z_]+)=(.+)$", EXAMPLE, re.MULTILINE))
+    for role, model in (("DRAFT", config.draft), ("TARGET", config.target)):
+        assert example[f"SEMSPEC_{role}_MODEL"] == model.model
+        assert example[f"SEMSPEC_{role}_REVISION"] == model.revision
+
+
+def test_script_writes_secrets_that_fit(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "docker-env", tmp_path / "scripts")
+    (tmp_path / ".env.example").write_text(EXAMPLE)
+    said = subprocess.run([tmp_path / "scripts" / "docker-env"], check=True, capture_output=True, text=True).stdout
+    written = dict(re.findall(r"^([A-Z_]+)=(.+)$", (tmp_path / ".env").read_text(), re.MULTILINE))
+    assert set(written) == set(SECRETS) and len(set(written.values())) == len(SECRETS)
+    assert (tmp_path / ".env").stat().st_mode & 0o077 == 0
+    assert all(re.fullmatch(r"[0-9a-f]{64}", written[name]) for name in list(SECRETS)[1:])
+    [key] = re.findall(r"sk-\S+", said)
+    assert Keys(written["SEMSPEC_GATEWAY_API_KEYS"], None).owner(key.encode()) == "me"
+
+    again = subprocess.run([tmp_path / "scripts" / "docker-env"], capture_output=True, text=True)
+    assert again.returncode == 1 and ".env is there already" in again.stderr
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_compose_takes_the_files_and_reads_them_alike(variant: str, tmp_path: Path) -> None:
+    if not shutil.which("docker") or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode:
+        pytest.skip("no docker compose")
+    (tmp_path / "env").write_text("".join(f"{name}={value}\n" for name, value in (SECRETS | PAIR).items()))
+    files = [word for path in (BASE, *VARIANTS[variant]) for word in ("--file", str(path))]
+    command = ["docker", "compose", "--env-file", str(tmp_path / "env"), *files, "config", "--format", "json"]
+    theirs = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["services"]
+    ours = composed(SECRETS | PAIR, *VARIANTS[variant])
+    assert set(theirs) == set(ours)
+    for role, service in ours.items():
+        assert theirs[role]["environment"] == service["environment"] and theirs[role]["image"] == service["image"]
+        assert gpus(theirs[role]) == gpus(service)

