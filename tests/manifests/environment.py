@@ -1,0 +1,111 @@
+"""A container's environment as the kubelet makes it, and the settings that its process makes of that."""
+
+import contextlib
+import io
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from unittest.mock import patch
+
+import trustme
+
+from gateway.settings import GatewaySettings
+from semspec.settings import ServiceSettings, load_settings
+from services.draft.settings import DraftSettings
+from services.target.settings import TargetSettings
+from services.verifier.settings import VerifierSettings
+from tests.manifests.kustomize import Manifest, Objects
+from tests.manifests.objects import Pod, mounts, named, pods
+
+SETTINGS: dict[str, type[GatewaySettings | ServiceSettings]] = {
+    "gateway": GatewaySettings,
+    "draft": DraftSettings,
+    "target": TargetSettings,
+    "verifier": VerifierSettings,
+}
+SECRETS = {
+    "api-keys": {"api-keys": f"alice:{'0' * 64}"},
+    "service-token": {"token": "0" * 64},
+    "redis": {"password": "0" * 64},
+    "redis-external": {"url": "rediss://:secret@redis.example.com:6380/0"},
+    "metrics-api-key": {"api-key": "sk-metrics"},
+    "hub": {"token": "hf_token"},
+}
+"""What the guide has its reader create, with values to try."""
+
+
+def environment(objects: Objects, container: Manifest) -> dict[str, str]:
+    """Its variables, references resolved. Raises: KeyError when something is referred to that is not there."""
+    found: dict[str, str] = {}
+    for source in container.get("envFrom", ()):
+        found |= named(objects, "ConfigMap")[source["configMapRef"]["name"]]["data"]
+    for entry in container.get("env", ()):
+        if secret := entry.get("valueFrom", {}).get("secretKeyRef"):
+            found[entry["name"]] = SECRETS[secret["name"]][secret["key"]]
+        else:
+            found[entry["name"]] = re.sub(r"\$\((\w+)\)", lambda match: found[match[1]], entry["value"])
+    return found
+
+
+def settings_of(objects: Objects, one: Pod) -> GatewaySettings | ServiceSettings:
+    """The settings of the process, its files made up. Raises: ValueError with what it says when it cannot start."""
+    found, complaint = environment(objects, one.main), io.StringIO()
+    with tempfile.TemporaryDirectory() as folder:
+        own = {name: _on_disk(value, Path(folder)) for name, value in found.items() if name.startswith("SEMSPEC_")}
+        with patch.dict(os.environ, own, clear=True), contextlib.redirect_stderr(complaint):
+            try:
+                return load_settings(SETTINGS[one.name])
+            except SystemExit as error:
+                raise ValueError(complaint.getvalue()) from error
+
+
+def check_environment(objects: Objects) -> Iterator[str]:
+    """Environments that the processes would refuse, and files in them that nothing mounts."""
+    for one in pods(objects):
+        if one.name not in SETTINGS:
+            continue
+        try:
+            settings_of(objects, one)
+            variables = environment(objects, one.main)
+        except KeyError as error:
+            yield f"{one}: nothing provides {error}"
+        except ValueError as error:
+            yield f"{one}: {error}"
+        else:
+            yield from _unmounted(one, variables)
+
+
+def _unmounted(one: Pod, variables: dict[str, str]) -> Iterator[str]:
+    folders = list(map(Path, mounts(one.main)))
+    for name, value in variables.items():
+        if value.startswith("/") and not any(Path(value).is_relative_to(folder) for folder in folders):
+            yield f"{one}: {name}={value} lies on no mount"
+
+
+def _on_disk(value: str, folder: Path) -> str:
+    """The value; if it is a path, that of a file or folder in `folder` that might be what is meant."""
+    if not value.startswith("/"):
+        return value
+    path = folder / value.removeprefix("/")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix or path.name in SECRETS["api-keys"]:
+        path.write_bytes(_contents(path.name))
+    else:
+        path.mkdir()
+    return str(path)
+
+
+def _contents(name: str) -> bytes:
+    return certificates().get(name, SECRETS["api-keys"]["api-keys"].encode())
+
+
+@cache
+def certificates() -> dict[str, bytes]:
+    """As cert-manager writes them into a Secret."""
+    authority = trustme.CA()
+    issued = authority.issue_cert("localhost")
+    chain = b"".join(blob.bytes() for blob in issued.cert_chain_pems)
+    return {"tls.crt": chain, "tls.key": issued.private_key_pem.bytes(), "ca.crt": authority.cert_pem.bytes()}

@@ -1,0 +1,79 @@
+"""The manifests of deploy/kubernetes as kustomize builds them, alone and with components."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+KUBERNETES = ROOT / "deploy" / "kubernetes"
+COMMANDS = {"kubectl": ("kubectl", "kustomize"), "kustomize": ("kustomize", "build")}
+INCLUDED = {"cpu": (), "two-gpu": (), "scaled": ("monitoring",)}
+"""Each overlay and the components that it has already."""
+OPTIONAL = ("monitoring", "tls", "redis-external")
+
+Manifest = dict[str, Any]
+Objects = list[Manifest]
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """An overlay and what is added to it."""
+
+    overlay: str
+    components: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "+".join((self.overlay, *self.components))
+
+    def objects(self) -> Objects:
+        """Its manifests; the caller may change them."""
+        return deepcopy(_built(self))
+
+
+def builds() -> Iterator[Build]:
+    """Every overlay with every set of components that it has not."""
+    for overlay, included in INCLUDED.items():
+        free = [component for component in OPTIONAL if component not in included]
+        for size in range(len(free) + 1):
+            yield from (Build(overlay, components) for components in combinations(free, size))
+
+
+def has_tool() -> bool:
+    """Whether anything here builds manifests."""
+    return any(map(shutil.which, COMMANDS))
+
+
+@cache
+def _built(build: Build) -> Objects:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        text = yaml.safe_dump(
+            {
+                "resources": [_relative("overlays", build.overlay, folder)],
+                "components": [_relative("components", component, folder) for component in build.components],
+            }
+        )
+        (folder / "kustomization.yaml").write_text(text)
+        return build_folder(folder)
+
+
+def _relative(kind: str, name: str, folder: Path) -> str:
+    return os.path.relpath(KUBERNETES / kind / name, folder)
+
+
+def build_folder(folder: Path) -> Objects:
+    """The manifests of a kustomization."""
+    command = next(command for tool, command in COMMANDS.items() if shutil.which(tool))
+    done = subprocess.run([*command, str(folder)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.load_all(done.stdout, yaml.CSafeLoader))

@@ -1,0 +1,28 @@
+"""Every overlay, with every set of components, is what it should be."""
+
+import json
+
+import pytest
+
+from tests.manifests.checks import problems
+from tests.manifests.custom import OWN_KINDS
+from tests.manifests.kustomize import Build, builds, has_tool
+
+pytestmark = pytest.mark.skipif(not has_tool(), reason="neither kubectl nor kustomize is installed")
+
+BUILDS = list(builds())
+VERSIONS = ("1.30", "1.34", "1.37")
+"""Of Kubernetes: the oldest that the guide promises, and newer ones."""
+
+
+@pytest.mark.parametrize("build", BUILDS, ids=str)
+def test_build_has_no_problems(build: Build) -> None:
+    assert problems(build.objects()) == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_manifests_fit_the_schemas_of_kubernetes(version: str) -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed").validate
+    manifests = [manifest for build in BUILDS for manifest in build.objects() if manifest["kind"] not in OWN_KINDS]
+    for text in sorted({json.dumps(manifest) for manifest in manifests}):
+        validate(json.loads(text), version, strict=True)

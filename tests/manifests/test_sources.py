@@ -1,0 +1,107 @@
+"""The files of deploy/kubernetes agree with each other and with what else says the same: no tool is wanted."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import semspec
+from tests.manifests.custom import ALERTS
+from tests.manifests.kustomize import INCLUDED, KUBERNETES, OPTIONAL, ROOT
+from training.config import load_config
+
+FOLDERS = sorted(path.parent for path in KUBERNETES.rglob("kustomization.yaml") if path.parent.name != "probe-training")
+GPU = KUBERNETES / "components" / "gpu"
+
+
+def read(path: Path) -> Any:
+    return yaml.safe_load(path.read_text())
+
+
+def kustomization(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = read(folder / "kustomization.yaml")
+    return found
+
+
+def settings(folder: Path) -> dict[str, str]:
+    """Every setting that a kustomization adds."""
+    generated = kustomization(folder)["configMapGenerator"]
+    return dict(entry.split("=", 1) for config in generated for entry in config.get("literals", ()))
+
+
+def named_files(folder: Path) -> Iterator[str]:
+    content = kustomization(folder)
+    yield from (name for name in content.get("resources", ()) if name.endswith(".yaml"))
+    yield from (patch["path"] for patch in content.get("patches", ()) if "path" in patch)
+    yield from (name for config in content.get("configMapGenerator", ()) for name in config.get("files", ()))
+
+
+def test_overlays_and_components_are_those_of_the_checks() -> None:
+    assert {path.name for path in FOLDERS} == {"base", "gpu", *INCLUDED, *OPTIONAL}
+    for overlay, included in INCLUDED.items():
+        components = {
+            Path(path).name for path in kustomization(KUBERNETES / "overlays" / overlay).get("components", ())
+        }
+        assert components - {"gpu"} == set(included)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_every_file_is_used_and_every_used_file_is_there(folder: Path) -> None:
+    assert sorted(named_files(folder)) == sorted({path.name for path in folder.iterdir()} - {"kustomization.yaml"})
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_images_of_ours_are_of_this_version(folder: Path) -> None:
+    images = [
+        image for image in kustomization(folder).get("images", ()) if image["name"].startswith("ghcr.io/semspec/")
+    ]
+    assert all(image["newTag"].removesuffix("-cuda") == semspec.__version__ for image in images)
+
+
+def test_bundled_pair_is_served_by_the_rule_of_its_report() -> None:
+    recommended = json.loads((ROOT / "demo" / "pair" / "probes" / "serving.json").read_text())
+    own = settings(KUBERNETES / "overlays" / "cpu")
+    prefix = "SEMSPEC_GATEWAY_DEFAULT_"
+    served = {name.removeprefix(prefix).lower(): value for name, value in own.items() if name.startswith(prefix)}
+    assert served == {name: str(value) for name, value in recommended.items()}
+
+
+def test_bundled_pair_is_laid_out_as_the_pods_look_for_it() -> None:
+    values = settings(KUBERNETES / "overlays" / "cpu") | settings(KUBERNETES / "base")
+    paths = [value.removeprefix("/models/") for value in values.values() if value.startswith("/models/")]
+    assert len(paths) == 5 and all((ROOT / "demo" / "pair" / path).exists() for path in paths)
+
+
+def test_real_pair_is_the_one_that_probes_are_trained_for() -> None:
+    config, own = load_config(ROOT / "training" / "configs" / "r1-1.5b-r1-32b.yaml"), settings(GPU)
+    assert own["SEMSPEC_GATEWAY_MODEL_NAME"] == config.name
+    for role, model in (("DRAFT", config.draft), ("TARGET", config.target)):
+        served = own[f"SEMSPEC_{role}_MODEL"], own[f"SEMSPEC_{role}_REVISION"], own[f"SEMSPEC_{role}_DTYPE"]
+        assert served == (model.model, model.revision, model.dtype)
+
+
+def test_job_downloads_the_models_that_are_served() -> None:
+    documents = list(yaml.safe_load_all((KUBERNETES / "overlays" / "scaled" / "models.yaml").read_text()))
+    [job] = [document["spec"]["template"]["spec"] for document in documents if document["kind"] == "Job"]
+    own = settings(GPU)
+    for container in [*job["initContainers"], *job["containers"]]:
+        role = container["name"].upper()
+        asked = [*container["command"], *container["args"]]
+        model, revision = own[f"SEMSPEC_{role}_MODEL"], own[f"SEMSPEC_{role}_REVISION"]
+        assert asked == ["hf", "download", model, "--revision", revision]
+
+
+def test_alerts_are_those_of_prometheus() -> None:
+    rules = read(KUBERNETES / "components" / "monitoring" / "alerts.yaml")
+    assert rules["spec"] == read(ALERTS), "copy them as the head of the file says"
+
+
+def test_copied_folder_is_an_image_that_runs_as_nobody() -> None:
+    lines = (KUBERNETES / "files.Dockerfile").read_text().splitlines()
+    instructions = [line for line in lines if line and not line.startswith("#")]
+    assert re.fullmatch(r"ARG BASE_IMAGE=busybox:\d+\.\d+\.\d+", instructions[0])
+    assert instructions[1:4] == ["FROM ${BASE_IMAGE}", "COPY . /files", "USER 10001:10001"]
