@@ -7,7 +7,8 @@ export PYTHON TORCH_VARIANT
 
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-api lint proto bench bench-gpu bench-aiperf demo-models demo-nli demo-probes train-demo clean
+.PHONY: help setup demo serve test test-api test-chaos test-compose test-manifests soak lint audit proto bench bench-gpu \
+	bench-aiperf bench-overload demo-models demo-nli demo-probes train-demo clean
 
 help:
 	@sed -n 's/^##  *//p' $(MAKEFILE_LIST)
@@ -32,12 +33,32 @@ test: setup
 test-api: setup
 	@$(BIN)/python -m tests.test_openapi.long bench/results/schemathesis.md
 
+## make test-chaos   processes killed and frozen, networks cut, rolling restarts under load; bench/results/chaos
+test-chaos: setup
+	@$(BIN)/python -m tests.chaos $(ARGS)
+
+## make soak         10,000 requests, 30% of them cancelled, and what becomes of every process; bench/results/soak
+soak: setup
+	@$(BIN)/python -m bench.load.soak $(ARGS)
+
+## make test-compose the images built, docker-compose.yml brought up, containers killed (wants a Docker engine)
+test-compose: setup
+	@$(BIN)/python -m pytest tests/compose tests/compose/live.py $(ARGS)
+
+## make test-manifests  every Kubernetes overlay: schemas, cross-references, policies (wants kubectl)
+test-manifests: setup
+	@$(BIN)/python -m pytest tests/manifests $(ARGS)
+
 ## make lint         ruff, mypy --strict, import rules, freshness of the generated stubs
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	scripts/proto --check
+
+## make audit        known vulnerabilities in what constraints.txt names (asks PyPI)
+audit:
+	@scripts/audit $(ARGS)
 
 ## make proto        generate semspec/v1 from proto/
 proto: setup
@@ -54,6 +75,10 @@ bench-gpu: setup
 ## make bench-aiperf NVIDIA AIPerf against the bundled pair's stack, from an environment of its own: bench/results/aiperf
 bench-aiperf: setup
 	$(BIN)/python -m bench.aiperf $(ARGS)
+
+## make bench-overload  half, all and twice the load that can be served, from two API keys; bench/results/overload
+bench-overload: setup
+	@$(BIN)/python -m bench.load.overload $(ARGS)
 
 ## make demo-models  train the bundled pair from scratch, a core each; resumable (hours)
 demo-models: setup
