@@ -12,7 +12,7 @@ from semspec import cli
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--help"])
-    assert "{chat,doctor,serve,trace,bench,train}" in capsys.readouterr().out
+    assert "{chat,doctor,health,key,serve,trace,bench,train}" in capsys.readouterr().out
 
 
 def test_command_without_its_extra_says_what_to_install() -> None:
@@ -29,7 +29,7 @@ def test_own_command_without_its_extra_says_what_to_install(words: list[str]) ->
     assert result.stderr.strip() == f"semspec {words[0]}: rich is not installed; pip install 'semspec[cli]'"
 
 
-@pytest.mark.parametrize("command", ["chat", "doctor", "serve", "trace"])
+@pytest.mark.parametrize("command", ["chat", "doctor", "health", "key", "serve", "trace"])
 def test_every_own_command_helps_without_any_extra(command: str) -> None:
     result = without(("rich", "httpx", "torch", "redis"), [command, "--help"])
     assert result.returncode == 0, result.stderr
