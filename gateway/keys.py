@@ -100,11 +100,11 @@ def _text(file: Path) -> str:
 
 
 def _state(file: Path | None) -> tuple[int, ...]:
-    """Changes with the file, also when it is a link that leads elsewhere now, as with a mounted secret."""
+    """Changes with the file, also when it becomes readable, or is a link that leads elsewhere, as a secret's."""
     if file is None:
         return ()
     try:
         found = file.stat()
     except OSError:
         return ()
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size

@@ -3,18 +3,22 @@
 import asyncio
 import logging
 from collections.abc import Awaitable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from gateway.generations.served import STRATEGIES, Served
 from gateway.metrics import Metrics
 from gateway.settings import GatewaySettings
 from gateway.storage.store import Store
-from semspec.core import STATE_CONVENTION, Strategy
+from semspec.core import STATE_CONVENTION, ModelInfo, Strategy
 from semspec.decoding import Roles
 from semspec.errors import Mismatch, SemspecError, Unavailable
 
 _log = logging.getLogger(__name__)
+_SERVED = TypeAdapter(Served)
 T = TypeVar("T")
 
 
@@ -40,6 +44,8 @@ class Readiness:
         self._metrics = metrics
         self._suspected = asyncio.Event()
         self.status = Status(None, None)
+        self._kept: Served | None = None
+        """As it stands in Redis for gateways to come."""
         self.is_draining = False
         """The process has been told to stop: what runs goes on, what is new had better go elsewhere."""
 
@@ -51,6 +57,12 @@ class Readiness:
         if served is None:
             raise Unavailable("the gateway has not met its services yet; retry in a moment")
         return served
+
+    def known(self) -> Served:
+        """What is served, or was when the target was last met, for what may wait. Raises: Unavailable, Mismatch."""
+        if self.status.served is None or isinstance(self.status.error, Mismatch):
+            return self.require()
+        return self.status.served
 
     def require_place(self) -> None:
         """Whether load balancers should send requests here. Raises: Unavailable, Mismatch."""
@@ -107,6 +119,8 @@ class Readiness:
         if isinstance(target, Unavailable):
             return Status(known, target)
         missing = next((answer for answer in (draft, verifier) if isinstance(answer, Unavailable)), None)
+        if known is None and missing is not None:
+            known = await self._handed_down(target)
         if known is not None:  # what a lost helper said of itself still holds
             draft = known.draft if isinstance(draft, Unavailable) else draft
             verifier = known.verifier if isinstance(verifier, Unavailable) else verifier
@@ -115,7 +129,22 @@ class Readiness:
         served = Served(draft, target, verifier)
         reason = mismatch(served, settings)
         error = None if reason is None else Mismatch(reason)
+        if error is None and missing is None:
+            await self._hand_down(served)
         return Status(served, error, None if missing is None else missing.message)
+
+    async def _handed_down(self, target: ModelInfo) -> Served | None:
+        """What the services told another gateway, or this one in an earlier life, when they were all there."""
+        with suppress(Unavailable, ValidationError):  # of another version
+            told = await self._store.handshake(target.fingerprint)
+            return None if told is None else _SERVED.validate_json(told)
+        return None
+
+    async def _hand_down(self, served: Served) -> None:
+        if served != self._kept:
+            with suppress(Unavailable):
+                await self._store.keep_handshake(served.target.fingerprint, _SERVED.dump_json(served).decode())
+                self._kept = served
 
     async def _ask(self, role: str, address: str, answer: Awaitable[T]) -> T | Unavailable:
         try:

@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 
+from gateway.generations.call import Call
 from gateway.generations.choice import Choice, ChoiceEvent, Ended, Kept, Order, kept
 from gateway.generations.sessions import held_session
 from gateway.generations.summary import Summary
@@ -15,17 +16,37 @@ from semspec.errors import Cancelled, Conflict
 from semspec.trace import record_from_json
 
 
+class Room:
+    """Room for all choices of a request, taken when the first of them has to be written here: two requests that each
+    had some of what they need would wait for one another."""
+
+    def __init__(self, call: Call, parts: Parts, held: AsyncExitStack) -> None:
+        """It is given back when `held` is closed."""
+        self._waiting = asyncio.Lock()
+        self._call, self._parts, self._held = call, parts, held
+        self._is_taken = False
+
+    async def take(self) -> None:
+        """Raises: Overloaded."""
+        async with self._waiting:
+            if not self._is_taken:
+                room = self._parts.admission.admitted(self._call.owner, self._call.num_choices)
+                await self._held.enter_async_context(room)
+                self._is_taken = True
+
+
 class Attached:
     """One choice of a request that another connection, or another gateway, began."""
 
     def __init__(
-        self, order: Order, summary: Summary, cancelled: asyncio.Event, parts: Parts, num_seen: int = 0
+        self, order: Order, summary: Summary, cancelled: asyncio.Event, parts: Parts, room: Room, num_seen: int = 0
     ) -> None:
         """`num_seen` segments are with the client already."""
         self._order = order
         self._summary = summary
         self._cancelled = cancelled
         self._parts = parts
+        self._room = room
         self._num_seen = num_seen
 
     async def events(self) -> AsyncGenerator[ChoiceEvent, None]:
@@ -65,7 +86,7 @@ class Attached:
             journal = Journal(self._parts.store, self._order.id, self._cancelled, fence)
             journal.beat(self._parts.settings.writer_lease_s / 3, self._parts.background)
             held.callback(journal.leave, self._parts.background)
-            await held.enter_async_context(self._parts.admission.admitted(self._order.call.owner, 1))
+            await self._room.take()
             stored = await self._stored()
             self._check_seen()
             for known in stored:

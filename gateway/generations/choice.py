@@ -20,7 +20,7 @@ from gateway.parts import Parts
 from gateway.storage.journal import Journal
 from semspec.core import Context, Drafted, Event, Finished, FinishReason, Generation, Message, SegmentRecord
 from semspec.decoding import decode
-from semspec.errors import Cancelled, DeadlineExceeded, Unavailable
+from semspec.errors import Cancelled, DeadlineExceeded, Overloaded, Unavailable
 from semspec.trace import record_json
 
 _log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class Choice:
                     async for event in events:
                         yield event
                 return
-            except Unavailable as lost:
+            except (Unavailable, Overloaded) as lost:
                 self._parts.readiness.suspect()
                 await patience.target_is_back(lost, len(self._summary.records))
                 self._parts.metrics.resumed()
@@ -135,7 +135,7 @@ class Choice:
         if self._summary.fallback is not None:  # as it would have gone on, had nobody interrupted it
             generation = replace(generation, strategy="target")
         costs = self._parts.costs.of(generation) if generation.strategy == "auto" else None
-        async with aclosing(decode(generation, self._parts.roles, costs)) as events:
+        async with aclosing(decode(generation, self._order.served.pinned(self._parts.roles), costs)) as events:
             while transcript.stop is None and (event := await anext(events, None)) is not None:
                 yield event
         if transcript.stop is not None:

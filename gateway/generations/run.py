@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
 from gateway.generations import stored
-from gateway.generations.attach import Attached
+from gateway.generations.attach import Attached, Room
 from gateway.generations.call import Call
 from gateway.generations.choice import Choice, ChoiceEvent, Order
 from gateway.generations.merge import merged
@@ -26,6 +26,7 @@ class Run:
     """A request's generations, side by side."""
 
     call: Call
+    served: Served
     summaries: Sequence[Summary]
     _sources: Sequence[AsyncGenerator[ChoiceEvent, None]]
     _cancelled: asyncio.Event
@@ -54,7 +55,7 @@ async def new_run(call: Call, parts: Parts) -> AsyncIterator[Run]:
         cancelled, summaries = asyncio.Event(), [order.summary() for order in orders]
         pairs = zip(orders, summaries, strict=True)
         sources = [_begun(order, summary, cancelled, lease, parts) for order, summary in pairs]
-        yield Run(call, summaries, sources, cancelled, parts.settings.generation_deadline_s)
+        yield Run(call, served, summaries, sources, cancelled, parts.settings.generation_deadline_s)
 
 
 @asynccontextmanager
@@ -64,18 +65,20 @@ async def attached_run(
     """Go on with a request's generations, given the id of one of them and the segments `seen` of each choice.
 
     The answer is as the request asked for it; with `trace`, a stream with or without records, and with the usage.
-    Raises: NotFound, Conflict, Unavailable.
+    Raises: NotFound, Conflict, Unavailable, Mismatch.
     """
-    served = parts.readiness.require()
+    served = parts.readiness.known()
     first = stored.order(await parts.store.generation(id), served)
     orders = [await _stored_choice(first, index, parts) for index in range(first.call.num_choices)]
     cancelled, summaries = asyncio.Event(), [order.summary() for order in orders]
-    sources = [
-        Attached(order, summary, cancelled, parts, num_seen).events()
-        for order, summary, num_seen in zip(orders, summaries, [*seen, *[0] * len(orders)], strict=False)
-    ]
-    call = first.call if trace is None else replace(first.call, trace=trace, include_usage=True)
-    yield Run(call, summaries, sources, cancelled, parts.settings.generation_deadline_s)
+    async with AsyncExitStack() as held:
+        room = Room(first.call, parts, held)
+        sources = [
+            Attached(order, summary, cancelled, parts, room, num_seen).events()
+            for order, summary, num_seen in zip(orders, summaries, [*seen, *[0] * len(orders)], strict=False)
+        ]
+        call = first.call if trace is None else replace(first.call, trace=trace, include_usage=True)
+        yield Run(call, served, summaries, sources, cancelled, parts.settings.generation_deadline_s)
 
 
 async def _stored_choice(first: Order, index: int, parts: Parts) -> Order:

@@ -1,9 +1,10 @@
 """What the three services serve, and which strategies they can play together."""
 
-from dataclasses import dataclass
-from typing import get_args
+from dataclasses import dataclass, replace
+from typing import Protocol, Self, get_args, runtime_checkable
 
 from semspec.core import ModelInfo, Segmentation, Strategy, VerifierInfo
+from semspec.decoding import Roles
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
@@ -23,6 +24,15 @@ WITHOUT_LOGPROBS: frozenset[Strategy] = TOKEN_LEVEL | {"spec-thinking"}
 """Those whose text has tokens that no writer's logprobs belong to."""
 
 
+@runtime_checkable
+class Replicated(Protocol):
+    """A player with several replicas, which may serve different models for a while."""
+
+    def of(self, info: ModelInfo) -> Self:
+        """The same, but for calls to this model alone."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """What the three services said they serve."""
@@ -35,6 +45,15 @@ class Served:
     def strategies(self) -> tuple[Strategy, ...]:
         """Those this pair can do."""
         return tuple(strategy for strategy in STRATEGIES if self.obstacle(strategy) is None)
+
+    def pinned(self, roles: Roles) -> Roles:
+        """Players that serve these models, or none: a generation does not go on with another."""
+        drafter, target = roles.drafter, roles.target
+        return replace(
+            roles,
+            drafter=drafter.of(self.draft) if isinstance(drafter, Replicated) else drafter,
+            target=target.of(self.target) if isinstance(target, Replicated) else target,
+        )
 
     def obstacle(self, strategy: Strategy) -> str | None:
         """Why this pair cannot do it and what to do about it, in one line; None if it can."""

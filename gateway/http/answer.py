@@ -20,7 +20,7 @@ from gateway.http.auth import owner_of
 from gateway.http.disconnect import ClientGone, unless_disconnected
 from gateway.http.errors import internal_error
 from gateway.http.formats import Envelope, Format, format_of
-from gateway.http.idempotency import HEADER, recalled
+from gateway.http.idempotency import HEADER, recalled, unless_refused
 from gateway.http.schemas import GenerationRequest
 from gateway.parts import Parts
 from semspec.core import Drafted
@@ -36,21 +36,31 @@ _log = logging.getLogger(__name__)
 async def answered(request: Request, call: Call, body: GenerationRequest, parts: Parts) -> Response:
     """The response to a request for text, begun now or, under a known Idempotency-Key, before."""
     call = replace(call, owner=owner_of(request))
-    begun, key = False, request.headers.get(HEADER)
-    if key is not None:
-        call, begun = await recalled(call, body, key, parts.store)
-    run = attached_run(call.id, parts) if begun else new_run(call, parts)
+    call, run = await _opened(call, body, request.headers.get(HEADER), parts)
     if call.stream:
         return EventStream(call.id, run, parts)
-    answer = await unless_disconnected(request.receive, _whole(run, parts))
+    answer = await unless_disconnected(request.receive, _whole(run))
     return JSONResponse(answer, headers={GENERATION_ID: call.id})
 
 
-async def _whole(opened: AbstractAsyncContextManager[Run], parts: Parts) -> object:
+async def _opened(
+    call: Call, body: GenerationRequest, key: str | None, parts: Parts
+) -> tuple[Call, AbstractAsyncContextManager[Run]]:
+    """The call under the id it has, and its run: a new one, or that of the same request before."""
+    if key is None:
+        return call, new_run(call, parts)
+    patience_s = parts.settings.queue_timeout_s + parts.settings.encode_deadline_s
+    call, has_begun = await recalled(call, body, key, parts.store, patience_s)
+    if has_begun:
+        return call, attached_run(call.id, parts)
+    return call, unless_refused(new_run(call, parts), call, body, key, parts.store)
+
+
+async def _whole(opened: AbstractAsyncContextManager[Run]) -> object:
     async with opened as run, aclosing(run.events()) as events:
         async for _ in events:
             pass
-    return format_of(run.call, _envelope(run.call, parts)).response(run.summaries)
+    return format_of(run.call, _envelope(run)).response(run.summaries)
 
 
 class EventStream(Response):
@@ -94,7 +104,7 @@ class EventStream(Response):
             raise ClientGone from None
 
     async def _events(self, run: Run) -> AsyncGenerator[str, None]:
-        started, format = False, format_of(run.call, _envelope(run.call, self._parts))
+        started, format = False, format_of(run.call, _envelope(run))
         try:
             async with aclosing(self._chunks(run, format)) as chunks:
                 async for chunk, id in chunks:
@@ -146,8 +156,8 @@ def _last_words(error: Exception) -> SemspecError:
     return internal_error()
 
 
-def _envelope(call: Call, parts: Parts) -> Envelope:
-    return Envelope(call.id, call.created, call.model, _fingerprint(parts.readiness.require()))
+def _envelope(run: Run) -> Envelope:
+    return Envelope(run.call.id, run.call.created, run.call.model, _fingerprint(run.served))
 
 
 def _fingerprint(served: Served) -> str:

@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 from starlette.datastructures import Headers
 
+from gateway.parts import Parts
 from semspec.errors import Unauthenticated
 
 _OPEN = frozenset({"/", "/health", "/ready"})
@@ -32,6 +33,12 @@ def owner_of(request: Request) -> str:
     """Name of the API key the request came with; empty where none is asked for."""
     owner: str = getattr(request.state, "owner", "")
     return owner
+
+
+def is_stranger(request: Request) -> bool:
+    """Whether keys are asked for, and this request to an open path came without one."""
+    parts: Parts = request.app.state.parts
+    return parts.keys is not None and not hasattr(request.state, "owner")
 
 
 OwnerOf = Annotated[str, Depends(owner_of)]

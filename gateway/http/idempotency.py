@@ -3,43 +3,75 @@
 import asyncio
 import hashlib
 import json
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from time import monotonic
 
 from gateway.generations.call import Call
+from gateway.generations.run import Run
 from gateway.http.schemas import GenerationRequest
 from gateway.storage.store import Store
-from semspec.errors import InvalidRequest, NotFound
+from semspec.errors import InvalidRequest, NotFound, Unavailable
 
 HEADER = "idempotency-key"
 MAX_KEY_LENGTH = 255
-BEGINNING_POLLS, BEGINNING_POLL_S = 10, 0.1
+POLL_S = 0.1
 
 
-async def recalled(call: Call, body: GenerationRequest, key: str, store: Store) -> tuple[Call, bool]:
+async def recalled(call: Call, body: GenerationRequest, key: str, store: Store, patience_s: float) -> tuple[Call, bool]:
     """The call under the id that the key stands for, and whether it has begun already.
 
-    Callers with other API keys know nothing of it.
+    The first request may still wait for room, or for its prompt to be read: it is waited for, as long as that can take,
+    and should it be refused meanwhile, the key is this one's. Callers with other API keys know nothing of it.
     Raises: InvalidRequest when the key stands for another request; Unavailable when Redis cannot tell.
     """
     if len(key) > MAX_KEY_LENGTH:
         raise InvalidRequest(f"the key is longer than {MAX_KEY_LENGTH} characters", "Idempotency-Key")
-    mine = {"id": call.id, "request": _digest(call.api, body.model_dump_json(exclude_unset=True))}
-    known = json.loads(await store.remember(_digest(call.owner, key), json.dumps(mine)))
-    if known["request"] != mine["request"]:
-        raise InvalidRequest("this key was used for another request; take a new one", "Idempotency-Key")
-    return replace(call, id=known["id"]), known["id"] != call.id and await _begins(known["id"], store)
+    until = monotonic() + patience_s
+    while True:
+        known = json.loads(await store.remember(_digest(call.owner, key), _value(call, body)))
+        if known["request"] != _request(call, body):
+            raise InvalidRequest("this key was used for another request; take a new one", "Idempotency-Key")
+        if known["id"] == call.id:
+            return call, False
+        if await _has_begun(known["id"], store):
+            return replace(call, id=known["id"]), True
+        if monotonic() > until:  # its gateway is gone
+            return replace(call, id=known["id"]), False
+        await asyncio.sleep(POLL_S)
 
 
-async def _begins(id: str, store: Store) -> bool:
-    """Whether there is such a generation, or will be in a moment: one whose prompt is being read is not stored yet, one
-    that was refused after its key was seen will never be."""
-    for _ in range(BEGINNING_POLLS):
+@asynccontextmanager
+async def unless_refused(
+    opened: AbstractAsyncContextManager[Run], call: Call, body: GenerationRequest, key: str, store: Store
+) -> AsyncIterator[Run]:
+    """The run. One that is refused gives its key back, since nothing was begun under it."""
+    async with AsyncExitStack() as held:
         try:
-            await store.generation(id)
-            return True
-        except NotFound:
-            await asyncio.sleep(BEGINNING_POLL_S)
-    return False
+            run = await held.enter_async_context(opened)
+        except BaseException:
+            with suppress(Unavailable):
+                await store.disown(_digest(call.owner, key), _value(call, body))
+            raise
+        yield run
+
+
+async def _has_begun(id: str, store: Store) -> bool:
+    try:
+        await store.generation(id)
+    except NotFound:
+        return False
+    return True
+
+
+def _value(call: Call, body: GenerationRequest) -> str:
+    """What a key stands for."""
+    return json.dumps({"id": call.id, "request": _request(call, body)})
+
+
+def _request(call: Call, body: GenerationRequest) -> str:
+    return _digest(call.api, body.model_dump_json(exclude_unset=True))
 
 
 def _digest(*parts: str) -> str:

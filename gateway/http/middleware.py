@@ -107,17 +107,18 @@ class Authenticated:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or is_open(scope["method"], scope["path"]):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         key = key_of(Headers(scope=scope))
         owner = None if key is None else self._keys.owner(key)
-        if owner is None:
+        if owner is not None:
+            scope.setdefault("state", {})["owner"] = owner
+        elif not is_open(scope["method"], scope["path"]):
             error = unauthenticated(key)
             self._metrics.refusal(represent(error).code)
             await error_response(error, scope["path"])(scope, receive, send)
             return
-        scope.setdefault("state", {})["owner"] = owner
         await self._app(scope, receive, send)
 
 

@@ -3,8 +3,9 @@
 Keys carry a hash tag each generation or session, so that a script's keys share a cluster slot:
 `semspec:{ID}:meta` (hash), `semspec:{ID}:segments` (list of JSON records), `semspec:{ID}:writer` (the fence of the
 gateway that writes it, while that one is alive), `semspec:session:{ID}:turns` (list of JSON messages),
-`semspec:session:{ID}:claim` (the generation that holds the session) and `semspec:idempotency:{DIGEST}` (what a key
-stands for). A session's ID begins with its owner, see `generations/sessions.py`.
+`semspec:session:{ID}:claim` (the generation that holds the session), `semspec:idempotency:{DIGEST}` (what a key
+stands for) and `semspec:handshake:{TARGET}` (what the services said of themselves). A session's ID begins with its
+owner, see `generations/sessions.py`.
 """
 
 import asyncio
@@ -108,8 +109,21 @@ class Store:
 
     async def remember(self, digest: str, value: str) -> str:
         """What an idempotency key stands for: `value`, if it is new. Raises: Unavailable."""
-        reply = await self._run("remember", [f"semspec:idempotency:{digest}"], [value, self._ttl_s], "the key")
+        reply = await self._run("remember", [_idempotency(digest)], [value, self._ttl_s], "the key")
         return reply[1]
+
+    async def disown(self, digest: str, value: str) -> None:
+        """Let an idempotency key stand for nothing again, if it stands for `value`. Raises: Unavailable."""
+        await self._run("disown", [_idempotency(digest)], [value], "the key")
+
+    async def keep_handshake(self, target: str, served: str) -> None:
+        """Keep what is served with a target, by its fingerprint, for gateways to come. Raises: Unavailable."""
+        await self._guarded("keep", self._client.set(_handshake(target), served))
+
+    async def handshake(self, target: str) -> str | None:
+        """What was served with this target when all services were last met. Raises: Unavailable."""
+        served: str | None = await self._guarded("read", self._client.get(_handshake(target)))
+        return served
 
     async def ping(self) -> bool:
         """Whether Redis answers."""
@@ -189,7 +203,8 @@ def missing_generation(id: str) -> NotFound:
 
 
 _SCRIPTS = (
-    "begin", "append", "finish", "hold", "take", "cancel", "remember", "claim", "renew", "commit", "release", "forget",
+    "begin", "append", "finish", "hold", "take", "cancel", "remember", "disown",
+    "claim", "renew", "commit", "release", "forget",
 )  # fmt: skip
 
 
@@ -219,6 +234,14 @@ def _held_keys(generation: str) -> list[str]:
 
 def _generation_keys(generation: str) -> list[str]:
     return [_meta(generation), _segments(generation), _writer(generation)]
+
+
+def _idempotency(digest: str) -> str:
+    return f"semspec:idempotency:{digest}"
+
+
+def _handshake(target: str) -> str:
+    return f"semspec:handshake:{target}"
 
 
 def _claim(session: str) -> str:

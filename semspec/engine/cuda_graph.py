@@ -60,6 +60,8 @@ class GraphedSteps:
         if capacity not in self._buckets:
             try:
                 self._buckets[capacity] = _Bucket(self._layout, capacity, self._step_on, self._capture)
+            except torch.OutOfMemoryError:
+                raise  # there may be room again
             except RuntimeError as error:
                 self._is_broken = True
                 _log.warning("no CUDA graphs, decoding will be slower: %s", error)

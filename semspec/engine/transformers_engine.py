@@ -33,6 +33,7 @@ from semspec.engine.causal_lm import CausalLM, EngineName
 from semspec.engine.cutting import Cutter
 from semspec.engine.ending import end_after, ends_before
 from semspec.engine.logprobs import token_logprob
+from semspec.engine.memory import within_memory
 from semspec.engine.pooling import readings_of, states_of
 from semspec.engine.prefix_cache import Prefix, PrefixCache
 from semspec.engine.sampling import draw_token
@@ -92,7 +93,7 @@ class TransformersEngine:
         return self._lm.tokenize(text)
 
     async def write(self, context: Context, order: WriteOrder) -> AsyncGenerator[Written, None]:
-        async for written in self._scheduler.stream(self._write_steps(context, order)):
+        async for written in self._scheduler.stream(within_memory(self._write_steps(context, order), self._cache)):
             yield written
 
     async def read(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[Reading]:
@@ -117,7 +118,7 @@ class TransformersEngine:
         await asyncio.to_thread(self._lm.close)
 
     async def _result(self, steps: Steps[T]) -> T:
-        async with aclosing(self._scheduler.stream(steps)) as results:
+        async with aclosing(self._scheduler.stream(within_memory(steps, self._cache))) as results:
             async for result in results:
                 return result
         raise RuntimeError("a unary call yields once")

@@ -130,7 +130,7 @@ class Stack:
         await self._start_child("gateway", self.config.commands["gateway"], self.config.gateway_defaults() | own)
 
     async def _until_ready(self) -> None:
-        while (refusal := await asyncio.to_thread(_why_not_ready, self.addresses["gateway"])) is not None:
+        while (refusal := await asyncio.to_thread(_why_not_ready, self.addresses["gateway"], self.headers)) is not None:
             self._refusal = refusal
             await self._pause()
 
@@ -190,11 +190,11 @@ def _reachable(host: str) -> str:
     return "127.0.0.1" if host in ("", "0.0.0.0") else host
 
 
-def _why_not_ready(address: str) -> str | None:
+def _why_not_ready(address: str, headers: Mapping[str, str]) -> str | None:
     """None when the gateway is ready. Raises: StackError when waiting cannot help: the parts do not belong together."""
     connection = http.client.HTTPConnection(address, timeout=5)
     try:
-        connection.request("GET", "/ready")
+        connection.request("GET", "/ready", headers=dict(headers))
         response = connection.getresponse()
         return None if response.status == 200 else _reason(response.read())
     except (OSError, http.client.HTTPException):

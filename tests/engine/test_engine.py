@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ import torch
 from semspec.core import Context, Message, Sampling, SegmentEnd, WriteOrder, Writer
 from semspec.engine.causal_lm import Forward
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.errors import ContextTooLong, InvalidRequest, Mismatch, Unavailable
+from semspec.errors import ContextTooLong, InvalidRequest, Mismatch, Overloaded, Unavailable
 from tests.engine.test_equivalence import order, prompt, written
 
 
@@ -75,6 +75,29 @@ async def test_cache_stays_within_its_budget(checkpoint: Path) -> None:
     assert engine._cache.num_bytes == sum(prefix.num_bytes for prefix in entries)
     info = await engine.info()
     assert (info.cache_bytes, info.max_cache_bytes) == (engine._cache.num_bytes, 200_000)
+    await engine.aclose()
+
+
+async def test_call_that_finds_no_memory_is_refused_and_the_next_one_served(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = TransformersEngine.load(str(checkpoint), writer=Writer.TARGET, device="cpu")
+    context = Context((await engine.encode("Day 1: Tom sells 3 pens."),))
+    before = await written(engine, context, order())
+    assert len(engine._cache) > 0
+    forward, sizes = engine._lm.forward, list[int]()
+
+    def no_memory(*arguments: object) -> NoReturn:
+        sizes.append(len(engine._cache))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(engine._lm, "forward", no_memory)
+    other = Context((await engine.encode("Day 2: Tom buys 4 pens."),))
+    with pytest.raises(Overloaded, match="no memory left"):
+        await written(engine, other, order())
+    assert sizes == [1] and len(engine._cache) == 0
+    monkeypatch.setattr(engine._lm, "forward", forward)
+    assert [one.segment for one in await written(engine, context, order())] == [one.segment for one in before]
     await engine.aclose()
 
 

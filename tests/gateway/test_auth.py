@@ -12,14 +12,16 @@ import pytest
 from fastapi.routing import iter_route_contexts
 
 from gateway.http.errors import TGI_PATHS
-from semspec.errors import Unauthenticated
+from semspec.errors import Unauthenticated, Unavailable
 from semspec.keys import entry, new_key
+from tests.gateway.fakes import Fakes
 from tests.gateway.support import (
     API_KEY,
     OWNER,
     Gateway,
     GatewayFactory,
     bearer,
+    eventually,
 )
 
 OPEN = {("GET", "/"), ("GET", "/health"), ("GET", "/ready"), ("GET", "/static/playground.js")}
@@ -200,3 +202,22 @@ async def ask(gateway: Gateway, key: str, **fields: Any) -> httpx.Response:
     response = await gateway.http.post("/v1/chat/completions", json={**BODY, **fields}, headers=bearer(key))
     assert response.status_code == 200, response.text
     return response
+
+
+async def test_readiness_tells_a_stranger_no_addresses(start_gateway: GatewayFactory) -> None:
+    fakes = Fakes.make()
+    fakes.drafter.lost = fakes.target.lost = Unavailable("connection refused by 10.1.2.3")
+    gateway = await start_gateway(fakes, ready=False)
+    await eventually(lambda: gateway.app.state.parts.readiness.status.error is not None)
+    for headers, is_told in ((bearer(API_KEY), True), (bearer(new_key()), False), ({"authorization": ""}, False)):
+        answer = await gateway.http.get("/ready", headers=headers)
+        assert answer.status_code == 503 and ("10.1.2.3" in answer.text) == is_told
+    fakes.target.lost = fakes.drafter.lost = None
+    await eventually(lambda: gateway.app.state.parts.readiness.status.error is None)
+    fakes.drafter.lost = Unavailable("connection refused by 10.1.2.3")
+    await gateway.app.state.parts.readiness.check()
+    told = [
+        (await gateway.http.get("/ready", headers=headers)).json()["detail"]
+        for headers in (bearer(API_KEY), WRONG["nothing"])
+    ]
+    assert "10.1.2.3" in told[0] and told[1] == "ready, with the target alone"

@@ -112,3 +112,32 @@ async def test_refused_request_may_be_sent_again(start_gateway: GatewayFactory, 
 async def test_without_redis_a_key_cannot_be_honoured(start_gateway: GatewayFactory, key: str) -> None:
     gateway = await start_gateway(redis_url="redis://127.0.0.1:1/0")
     assert (await ask(gateway, key)).status_code == 503
+
+
+async def test_repeat_of_a_request_in_the_queue_is_answered_by_it(start_gateway: GatewayFactory, key: str) -> None:
+    gateway = await start_gateway(max_n=1, max_concurrent=1, queue_timeout_s=60)
+    gateway.fakes.target.pause_at = 1
+    running = asyncio.create_task(gateway.chat(model="semspec-demo:target"))
+    await gateway.fakes.target.paused.wait()
+    gateway.fakes.target.pause_at = None
+    first, second = (asyncio.create_task(ask(gateway, key)) for _ in range(2))
+    await eventually(lambda: gateway.app.state.parts.admission.num_waiting == 1)
+    await asyncio.sleep(0.3)
+    assert gateway.app.state.parts.admission.num_waiting == 1, "the repeat takes no place of its own"
+    gateway.fakes.target.resume.set()
+    answers = [await first, await second, await running]
+    assert [answer.status_code for answer in answers] == [200] * 3
+    assert answers[0].json()["id"] == answers[1].json()["id"] != answers[2].json()["id"]
+
+
+async def test_key_of_a_refused_request_is_free_again(start_gateway: GatewayFactory, key: str) -> None:
+    gateway = await start_gateway(max_n=1, max_concurrent=1, max_queued=0)
+    gateway.fakes.target.pause_at = 1
+    running = asyncio.create_task(gateway.chat(model="semspec-demo:target"))
+    await gateway.fakes.target.paused.wait()
+    assert (await ask(gateway, key)).status_code == 429
+    assert (await ask(gateway, key)).status_code == 429
+    gateway.fakes.target.pause_at = None
+    gateway.fakes.target.resume.set()
+    await running
+    assert (await ask(gateway, key)).status_code == 200

@@ -10,9 +10,9 @@ import pytest
 
 from gateway.generations.served import STRATEGIES
 from semspec.core import Strategy, Writer
-from semspec.errors import Unavailable
+from semspec.errors import Overloaded, SemspecError, Unavailable
 from tests.gateway.fakes import FakeModel, Fakes, FakeVerifier
-from tests.gateway.support import GENEROUS_S, Gateway, GatewayFactory
+from tests.gateway.support import GENEROUS_S, Gateway, GatewayFactory, eventually
 from tests.gateway.test_resume import only_running
 
 BY_TARGET = [s for s in STRATEGIES if s not in ("token-level", "auto", "spec-thinking", "draft")]
@@ -24,8 +24,9 @@ OUTAGE = 5
 class Forgetful(FakeModel):
     """Answers so many calls once a generation has begun, then none for a while, then all."""
 
-    def __init__(self, num_answers: int) -> None:
+    def __init__(self, num_answers: int, error: type[SemspecError] = Unavailable) -> None:
         super().__init__(Writer.TARGET)
+        self._error = error
         self._num_answers = num_answers
         self._num_calls = 0
 
@@ -34,7 +35,7 @@ class Forgetful(FakeModel):
         if self.prompts:
             self._num_calls += 1
             if 0 <= self._num_calls - self._num_answers < OUTAGE:
-                raise Unavailable("connection refused")
+                raise self._error("not now")
 
 
 def chunks(response: httpx.Response) -> list[Any]:
@@ -64,6 +65,27 @@ async def test_generation_goes_on_as_if_nothing_had_happened(
     assert [record["index"] for record in stored["segments"]] == list(range(len(stored["segments"])))
     assert "".join(record["text"] for record in stored["segments"]) == text(undisturbed)
     assert await gateway.metric("semspec_gateway_resumptions_total") >= 1
+
+
+async def test_overloaded_target_is_waited_for_as_well(start_gateway: GatewayFactory) -> None:
+    fakes = Fakes(FakeModel(Writer.DRAFT), Forgetful(2, Overloaded), FakeVerifier())
+    gateway = await start_gateway(fakes, target_patience_s=60)
+    disturbed = await gateway.chat(stream=True)
+    assert text(disturbed) == text(await gateway.chat(stream=True)) != ""
+
+
+async def test_whole_answer_does_not_wait_for_the_next_handshake(start_gateway: GatewayFactory) -> None:
+    fakes = Fakes(FakeModel(Writer.DRAFT), Forgetful(2), FakeVerifier())
+    gateway = await start_gateway(fakes, target_patience_s=60, recheck_s=1000)
+    readiness = gateway.app.state.parts.readiness
+    asked = asyncio.create_task(gateway.chat())
+    await eventually(lambda: asked.done())
+    assert (await asked).status_code == 200
+    gateway.fakes.target.lost = Unavailable("gone")
+    await readiness.check()
+    assert readiness.status.error is not None
+    finished = await gateway.http.get(f"/v1/generations/{(await asked).json()['id']}/events")
+    assert finished.status_code == 200, "all of it is stored"
 
 
 async def test_patience_ends(start_gateway: GatewayFactory) -> None:

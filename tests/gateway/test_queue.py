@@ -59,3 +59,29 @@ async def test_reattached_generation_asks_for_room_as_any_other(start_gateway: G
     second.fakes.drafter.resume.set()
     await running
     assert (await second.http.get(f"/v1/generations/{id}/events")).status_code == 200
+
+
+async def test_choices_attached_again_have_their_room_together(start_gateway: GatewayFactory) -> None:
+    """Else two requests of two choices each would take a part of it each, and wait for the other's."""
+    first = await start_gateway()
+    body = {"model": "semspec-demo:target", "messages": [{"role": "user", "content": "?"}], "stream": True, "n": 2}
+    first.fakes.target.stuck_at, ids = 1, list[str]()
+    for _ in range(2):
+        async with first.http.stream("POST", "/v1/chat/completions", json=body) as response:
+            ids.append(response.headers["x-generation-id"])
+        await eventually(lambda: first.fakes.num_writing == 0)
+    second = await start_gateway(max_concurrent=2, max_n=2, queue_timeout_s=GENEROUS_S)
+    store, target = second.app.state.parts.store, second.fakes.target
+    for id in ids:
+        async with asyncio.timeout(GENEROUS_S):
+            while (await store.generation(id))["status"] != "interrupted":
+                await asyncio.sleep(0.01)
+    target.pause_at = 2
+    attached = [asyncio.create_task(second.http.get(f"/v1/generations/{id}/events")) for id in ids]
+    await asyncio.wait_for(target.paused.wait(), GENEROUS_S)
+    await eventually(lambda: second.app.state.parts.admission.num_waiting == 1)
+    assert target.num_writing == 2
+    target.pause_at = None
+    target.resume.set()
+    for response in await asyncio.gather(*attached):
+        assert response.status_code == 200 and response.text.endswith("data: [DONE]\n\n")

@@ -79,6 +79,32 @@ async def test_loss_of_a_helper_is_said_and_survived(role: str) -> None:
     assert "target alone" in describe(readiness.status) and "gone" in describe(readiness.status)
 
 
+@pytest.mark.parametrize("role", ["drafter", "verifier"])
+async def test_new_gateway_serves_without_a_helper_that_an_older_one_has_met(
+    start_gateway: GatewayFactory, role: str
+) -> None:
+    fakes, fingerprint = Fakes.make(), f"target-{role}"
+    fakes.target.model_info = replace(fakes.target.model_info, fingerprint=fingerprint)
+    fakes.verifier.verifier_info = replace(fakes.verifier.verifier_info, target_model=fingerprint)
+    await start_gateway(fakes)
+    getattr(fakes, role).lost = Unavailable("gone")
+    young = await start_gateway(fakes)
+    assert "target alone" in (await young.http.get("/ready")).json()["detail"]
+    answer = await young.chat()
+    assert answer.status_code == 200 and answer.json()["semspec"]["fallback"] is not None
+
+
+async def test_what_was_told_of_another_target_is_not_taken_for_this_one(start_gateway: GatewayFactory) -> None:
+    await start_gateway()
+    fakes = Fakes.make()
+    fakes.target.model_info = replace(fakes.target.model_info, fingerprint="never-met")
+    fakes.drafter.lost = Unavailable("gone")
+    young = await start_gateway(fakes, ready=False)
+    status = young.app.state.parts.readiness
+    await eventually(lambda: status.status.error is not None)
+    assert (await young.http.get("/ready")).status_code == 503
+
+
 async def test_loss_of_the_target_ends_readiness_and_its_return_restores_it(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(handshake_interval_s=1000)
     gateway.fakes.target.lost = Unavailable("gone")

@@ -205,7 +205,7 @@ async def test_openai_client_raises_its_own_errors(gateway: Gateway) -> None:
 async def test_unready_gateway_says_what_to_do(start_gateway: GatewayFactory) -> None:
     fakes = Fakes.make()
     fakes.drafter.lost = Unavailable("connection refused")
-    gateway = await start_gateway(fakes, ready=False)
+    gateway = await start_gateway(fakes, ready=False, redis_url="redis://127.0.0.1:1/0")  # which knows of no other
     for response in (await gateway.http.get("/ready"), await gateway.chat(), await gateway.chat(stream=True)):
         assert_openai_error(response, 503, "service_unavailable")
         assert int(response.headers["retry-after"]) >= 1

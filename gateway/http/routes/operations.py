@@ -1,15 +1,20 @@
 """For those who run the gateway: is it alive, can it serve, what does it do."""
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from gateway.http.auth import is_stranger
 from gateway.http.openapi.responses import HEALTH, METRICS, READY
 from gateway.parts import PartsOf
 from gateway.readiness import describe
+from semspec.errors import SemspecError
 from semspec.trace import Json
 
 router = APIRouter(tags=["operations"])
+
+_TO_STRANGERS = "not ready; the log says why, and so does this route to who has an API key"
+"""Addresses and models are none of their business."""
 
 
 @router.get("/health", responses=HEALTH)
@@ -19,10 +24,14 @@ async def health() -> Json:
 
 
 @router.get("/ready", responses=READY)
-async def ready(parts: PartsOf) -> Json:
-    """The services answer and belong together; else 503 and one line that says what to do."""
-    parts.readiness.require_place()
-    return {"status": "ready", "detail": describe(parts.readiness.status)}
+async def ready(request: Request, parts: PartsOf) -> Json:
+    """The services answer and belong together; else 503 and, with an API key, one line that says what to do."""
+    try:
+        parts.readiness.require_place()
+    except SemspecError as error:
+        raise type(error)(_TO_STRANGERS) if is_stranger(request) else error from None
+    detail = describe(parts.readiness.status)
+    return {"status": "ready", "detail": detail.partition(":")[0] if is_stranger(request) else detail}
 
 
 @router.get("/metrics", response_model=None, responses=METRICS)

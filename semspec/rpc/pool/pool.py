@@ -49,14 +49,15 @@ class Pool(Generic[C]):
         """Calls under way."""
         return sum(replica.num_in_flight for group in (self._members, self._leaving) for replica in group.values())
 
-    async def call(self, work: Callable[[C], Awaitable[R]], session: str = "") -> R:
-        """The result of `work` by the best replica, or else by the next, each asked at most once.
+    async def call(self, work: Callable[[C], Awaitable[R]], session: str = "", model: object = None) -> R:
+        """The result of `work` by the best replica, or else by the next, each asked at most once; by none that serves
+        another than `model`, if that is given.
 
         Raises: what `work` raises, the last of it when nobody could be reached.
         """
         tried: dict[Replica[C], SemspecError] = {}
         while True:
-            replica = await self.choose(session, tried)
+            replica = await self.choose(session, tried, model)
             try:
                 with replica.counted():
                     async with replica.cut_off():
@@ -66,7 +67,7 @@ class Pool(Generic[C]):
                 tried[replica] = error
 
     async def choose(self, session: str, tried: Mapping[Replica[C], SemspecError], model: object = None) -> Replica[C]:
-        """The best replica that was not tried, of those that serve `model` if that is given.
+        """The best replica that was not tried, of those that serve `model` if that is given, or were never asked.
 
         Raises: the last error of those tried when there is no other, Unavailable when there is none at all.
         """
@@ -74,7 +75,7 @@ class Pool(Generic[C]):
         candidates = [
             replica
             for replica in self._usable()
-            if replica not in tried and replica.health is not Health.SILENT and model in (None, replica.model)
+            if replica not in tried and replica.health is not Health.SILENT and replica.may_serve(model)
         ]
         if candidates:
             return best(candidates, session)
@@ -91,7 +92,7 @@ class Pool(Generic[C]):
         """Members that serve the model, as far as is known; it is another one as soon as nobody does."""
         replicas = list(self._members.values())
         serving = [replica for replica in replicas if replica.health is Health.SERVING]
-        if serving and all(replica.model != self._model for replica in serving):
+        if serving and self._model not in {replica.model for replica in replicas if replica.model is not None}:
             self._model = serving[0].model
         return [replica for replica in replicas if replica.model in (None, self._model)]
 

@@ -57,7 +57,7 @@ class Replica(Generic[C]):
         self.address, self.client = address, connect()
         self.health = Health.UNKNOWN
         self.model: object = None
-        """What it serves, by `Kind.identify`, as long as it does."""
+        """What it serves, by `Kind.identify`, or served before it failed or fell silent; None while that is unknown."""
         self.num_in_flight = 0
         self._connect, self._kind, self._options = connect, kind, options
         self._opened_at = asyncio.get_running_loop().time()
@@ -70,6 +70,11 @@ class Replica(Generic[C]):
     @property
     def is_overloaded(self) -> bool:
         return asyncio.get_running_loop().time() < self._spared_until
+
+    def may_serve(self, model: object) -> bool:
+        """Whether a call for `model` belongs here; any model is meant by None."""
+        was_never_asked = self.model is None and self.health is Health.UNKNOWN
+        return model is None or self.model == model or was_never_asked
 
     @contextmanager
     def counted(self) -> Iterator[None]:
@@ -132,7 +137,9 @@ class Replica(Generic[C]):
         return Health.SILENT, None
 
     def _learn(self, health: Health, model: object) -> None:
-        self.health, self.model = health, model
+        self.health = health
+        if health is not Health.SILENT:
+            self.model = model
         if (health is Health.SERVING) != self._was_serving:
             self._was_serving = not self._was_serving
             level = logging.INFO if self._was_serving else logging.WARNING

@@ -2,8 +2,9 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from copy import copy
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 from semspec.core import (
     Context,
@@ -35,7 +36,10 @@ W = TypeVar("W", bound=RemoteDrafter)
 
 
 async def _model(client: RemoteDrafter) -> object:
-    info = await client.info()
+    return _identity(await client.info())
+
+
+def _identity(info: ModelInfo) -> object:
     return info.fingerprint, info.tokenizer, info.state_convention
 
 
@@ -75,6 +79,15 @@ class PooledRole(Generic[C]):
 class _PooledWriter(PooledRole[W]):
     """What draft and target share."""
 
+    _model: object = None
+    """What all calls are for, in a view that `of` made."""
+
+    def of(self, info: ModelInfo) -> Self:
+        """The same replicas, but for calls to this model alone: those that serve another are as good as lost."""
+        view = copy(self)
+        view._model = _identity(info)
+        return view
+
     async def info(self) -> ModelInfo:
         """See `Drafter.info`."""
         return await self._pool.call(lambda model: model.info())
@@ -84,9 +97,10 @@ class _PooledWriter(PooledRole[W]):
         text: draws are named by their place in it."""
         tried: dict[Replica[W], SemspecError] = {}
         kept: list[Segment] = []
-        model: object = None
+        model = self._model
         while (rest := _rest(order, kept)) is not None:
             replica = await self._pool.choose(order.session, tried, model)
+            model = model or replica.model
             try:
                 async with aclosing(_segments(replica, context.extended(*kept), rest)) as segments:
                     async for written in segments:
@@ -101,7 +115,7 @@ class _PooledWriter(PooledRole[W]):
     async def propose(self, context: Context, open_ids: Sequence[int], order: WriteOrder, num_tokens: int) -> Proposal:
         """See `Drafter.propose`."""
         return await self._pool.call(
-            lambda model: model.propose(context, open_ids, order, num_tokens), session=order.session
+            lambda model: model.propose(context, open_ids, order, num_tokens), order.session, self._model
         )
 
 
@@ -128,19 +142,23 @@ class PooledTarget(_PooledWriter[RemoteTarget]):
 
     async def read(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[Reading]:
         """See `Target.read`."""
-        return await self._pool.call(lambda target: target.read(context, segments, session), session)
+        return await self._pool.call(lambda target: target.read(context, segments, session), session, self._model)
 
     async def verify(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, order: WriteOrder
     ) -> Verified:
         """See `Target.verify`."""
-        return await self._pool.call(lambda target: target.verify(context, open_ids, proposal, order), order.session)
+        return await self._pool.call(
+            lambda target: target.verify(context, open_ids, proposal, order), order.session, self._model
+        )
 
     async def ask(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
     ) -> Reply:
         """See `Target.ask`."""
-        return await self._pool.call(lambda target: target.ask(context, question, prefill, options, session), session)
+        return await self._pool.call(
+            lambda target: target.ask(context, question, prefill, options, session), session, self._model
+        )
 
 
 class PooledVerifier(PooledRole[RemoteVerifier]):
