@@ -2,6 +2,6 @@
 #   docker build --file deploy/kubernetes/files.Dockerfile --tag ghcr.io/semspec/semspec-demo-pair:0.1.0 demo/pair
 ARG BASE_IMAGE=busybox:1.37.0
 FROM ${BASE_IMAGE}
-COPY . /files
+COPY --chown=10001:10001 . /files
 USER 10001:10001
 CMD ["cp", "-r", "/files/.", "/models"]

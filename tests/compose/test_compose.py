@@ -1,6 +1,7 @@
 """docker-compose.yml and its overlays, held to the code and to what a cautious reviewer asks for."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import yaml
 
 from gateway.keys import Keys
 from semspec import __version__
+from semspec.engine.tensor_parallel.workers import LEAVING_S
 from semspec.stack import StackConfig
 from tests.compose.support import (
     BASE,
@@ -108,7 +110,8 @@ def test_running_work_may_end_before_the_container_is_killed(services: Json, mon
     draft = settings_of(services["draft"], "draft", monkeypatch)
     drains = (gateway.settle_s + gateway.drain_s + gateway.flush_timeout_s, draft.settle_s + draft.grace_s)
     for service in services.values():
-        assert float(service["stop_grace_period"].removesuffix("s")) > max(drains)
+        leaving_s = LEAVING_S if len(gpus(service)) > 1 else 0
+        assert float(service["stop_grace_period"].removesuffix("s")) > max(drains) + leaving_s
 
 
 def test_images_carry_this_version(services: Json) -> None:
@@ -154,7 +157,7 @@ def test_without_a_secret_the_variable_and_the_remedy_are_named(missing: str) ->
 def test_no_secret_is_written_in(overlays: tuple[Path, ...]) -> None:
     for service in composed(dict.fromkeys(SECRETS, "SECRET") | PAIR, *overlays).values():
         for name, value in service.get("environment", {}).items():
-            if re.search(r"TOKEN|KEYS|PASSWORD|AUTH|URL$", name):
+            if re.search(r"(TOKEN|KEYS|PASSWORD|AUTH|URL)$", name):
                 assert value is None or "SECRET" in value
     assert not re.search(r"requirepass (?!\$\$REDISCLI_AUTH)", BASE.read_text())
 
@@ -175,11 +178,16 @@ def test_example_names_the_models_a_configuration_trains_probes_for() -> None:
         assert example[f"SEMSPEC_{role}_REVISION"] == model.revision
 
 
-def test_script_writes_secrets_that_fit(tmp_path: Path) -> None:
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """scripts/docker-env in a checkout of its own."""
     (tmp_path / "scripts").mkdir()
-    shutil.copy(ROOT / "scripts" / "docker-env", tmp_path / "scripts")
     (tmp_path / ".env.example").write_text(EXAMPLE)
-    said = subprocess.run([tmp_path / "scripts" / "docker-env"], check=True, capture_output=True, text=True).stdout
+    return Path(shutil.copy(ROOT / "scripts" / "docker-env", tmp_path / "scripts"))
+
+
+def test_script_writes_secrets_that_fit(tmp_path: Path, script: Path) -> None:
+    said = subprocess.run([script], check=True, capture_output=True, text=True).stdout
     written = dict(re.findall(r"^([A-Z_]+)=(.+)$", (tmp_path / ".env").read_text(), re.MULTILINE))
     assert set(written) == set(SECRETS) and len(set(written.values())) == len(SECRETS)
     assert (tmp_path / ".env").stat().st_mode & 0o077 == 0
@@ -187,8 +195,29 @@ def test_script_writes_secrets_that_fit(tmp_path: Path) -> None:
     [key] = re.findall(r"sk-\S+", said)
     assert Keys(written["SEMSPEC_GATEWAY_API_KEYS"], None).owner(key.encode()) == "me"
 
-    again = subprocess.run([tmp_path / "scripts" / "docker-env"], capture_output=True, text=True)
+    again = subprocess.run([script], capture_output=True, text=True)
     assert again.returncode == 1 and ".env is there already" in again.stderr
+
+
+def test_script_tells_no_other_process_a_secret_by_its_arguments(tmp_path: Path, script: Path) -> None:
+    log, folder = tmp_path / "log", tmp_path / "bin"
+    folder.mkdir()
+    for name in ("cut", "dirname", "od", "sed", "sha256sum", "shasum", "tr"):
+        if found := shutil.which(name):
+            (folder / name).write_text(f'#!/bin/sh\necho {name} "$@" >> {log}\nexec {found} "$@"\n')
+            (folder / name).chmod(0o755)
+    subprocess.run([script], check=True, capture_output=True, env={"PATH": str(folder)})
+    assert "od -An" in log.read_text() and not re.search(r"[0-9a-f]{64}", log.read_text())
+
+
+@pytest.mark.parametrize("random", ["", "echo deadbeef", f"echo {'g' * 64}"])
+def test_script_writes_nothing_without_random_bytes(tmp_path: Path, script: Path, random: str) -> None:
+    (tmp_path / "od").write_text(f"#!/bin/sh\n{random}\n")
+    (tmp_path / "od").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run([script], capture_output=True, text=True, env=environment)
+    assert done.returncode == 1 and "no 64 hex digits" in done.stderr
+    assert not (tmp_path / ".env").exists()
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

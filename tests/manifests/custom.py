@@ -17,10 +17,12 @@ ALERTS = ROOT / "deploy" / "monitoring" / "prometheus" / "alerts.yml"
 
 
 def check_scalers(objects: Objects) -> Iterator[str]:
-    """Triggers that ask for metrics there are none of, or take silence for idleness."""
+    """Triggers that ask for metrics there are none of, take silence for idleness, or wait for what cannot be."""
     exposed = {family.name for family in text_string_to_metric_families(Metrics().exposition().decode())}
     for scaler in of_kind(objects, "ScaledObject"):
-        if scaler["spec"].get("fallback", {}).get("behavior") != "currentReplicasIfHigher":
+        fallback = scaler["spec"].get("fallback", {})
+        wanted = {"behavior": "currentReplicasIfHigher", "replicas": scaler["spec"]["minReplicaCount"]}
+        if not wanted.items() <= fallback.items():
             yield f"{name_of(scaler)}: goes to some number when Prometheus is away"
         for trigger in scaler["spec"]["triggers"]:
             metadata = trigger["metadata"]
@@ -29,12 +31,21 @@ def check_scalers(objects: Objects) -> Iterator[str]:
                 yield f"{name_of(scaler)}: asks for {sorted(asked)}"
             if metadata.get("ignoreNullValues") != "false" or float(metadata["threshold"]) <= 0:
                 yield f"{name_of(scaler)}: takes silence for idleness"
+            if scaler["metadata"]["name"] == "gateway" and float(metadata["threshold"]) >= _rooms(objects):
+                yield f"{name_of(scaler)}: a gateway is full before another one is asked for"
             services = set(re.findall(r'service="(\w+)"', metadata["query"]))
             if services - {scaler["metadata"]["name"]}:
                 yield f"{name_of(scaler)}: scales by the load of {services}"
             namespaces = set(re.findall(r'namespace="(\w+)"', metadata["query"]))
             if namespaces != {scaler["metadata"]["namespace"]}:
                 yield f"{name_of(scaler)}: counts in {namespaces}"
+
+
+def _rooms(objects: Objects) -> int:
+    """Generations that a gateway takes at once."""
+    settings = settings_of(objects, pod(objects, "gateway"))
+    assert isinstance(settings, GatewaySettings)
+    return settings.max_concurrent
 
 
 def check_certificates(objects: Objects) -> Iterator[str]:

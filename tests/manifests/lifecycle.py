@@ -5,6 +5,7 @@ from typing import Any
 
 from gateway.settings import GatewaySettings
 from semspec.cli import _parser
+from semspec.engine.tensor_parallel.workers import LEAVING_S
 from semspec.settings import ModelSettings, ServiceSettings
 from semspec.tracing import FLUSH_TIMEOUT_S
 from tests.manifests.environment import SETTINGS, environment, settings_of
@@ -13,8 +14,8 @@ from tests.manifests.objects import Pod, bytes_of, mounts, pods
 from tests.manifests.policy import has_gpus
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
-LOOKUP_S = 5.0
-"""How long a cluster's DNS may repeat what it said."""
+LOOKUP_S = 30.0
+"""How long a cluster's DNS, or a cache of it on the node, may repeat what it said."""
 BESIDE_CACHE_BYTES = 512 << 20
 """A process with torch and a tiny model, at rest: 460 MB."""
 
@@ -99,7 +100,7 @@ def _cut_off(one: Pod, settings: Settings) -> Iterator[str]:
 def _ending_s(settings: Settings) -> float:
     if isinstance(settings, GatewaySettings):
         return settings.drain_s + settings.flush_timeout_s
-    return settings.grace_s
+    return settings.grace_s + (LEAVING_S if getattr(settings, "tensor_parallel", 1) > 1 else 0)
 
 
 def _too_small(objects: Objects, one: Pod, settings: ModelSettings) -> Iterator[str]:
@@ -110,6 +111,8 @@ def _too_small(objects: Objects, one: Pod, settings: ModelSettings) -> Iterator[
         yield f"{one}: has not a GPU for each of its processes"
     if one.has_gpu and settings.device != "cuda":
         yield f"{one}: has GPUs, and may run without"
+    if one.has_gpu and settings.max_context_tokens is None:
+        yield f"{one}: takes contexts as long as its model does, whatever the GPU holds"
     cache = environment(objects, one.main).get("HF_HOME", "")
     if cache not in mounts(one.main):
         yield f"{one}: keeps the hub's files in {cache!r}, which is no volume"

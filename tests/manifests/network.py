@@ -12,10 +12,11 @@ from tests.manifests.objects import Pod, name_of, named, of_kind, pod, pods, sel
 CALLED = ("draft", "target", "verifier", "redis")
 RULES = {"Ingress": ("ingress", "from"), "Egress": ("egress", "to")}
 DNS = 53
+EVERYWHERE = {"0.0.0.0/0", "::/0"}
 
 
 def check_policies(objects: Objects) -> Iterator[str]:
-    """Pods without a wall in either direction, policies of no pod, ports that no such pod has."""
+    """Pods without a wall in either direction, policies of no pod or of one family of addresses, ports of nobody."""
     policies = of_kind(objects, "NetworkPolicy")
     walls = [policy for policy in policies if not policy["spec"]["podSelector"] and not _opens(policy)]
     if not any(set(wall["spec"]["policyTypes"]) == set(RULES) for wall in walls):
@@ -24,10 +25,19 @@ def check_policies(objects: Objects) -> Iterator[str]:
         if not selected(objects, policy["spec"]["podSelector"]):
             yield f"{name_of(policy)}: of no pod"
         yield from _unknown_ports(objects, policy)
+        yield from _of_one_family(policy)
 
 
 def _opens(policy: Manifest) -> bool:
     return any(policy["spec"].get(rules) for rules, _ in RULES.values())
+
+
+def _of_one_family(policy: Manifest) -> Iterator[str]:
+    """Ways out to every address of IPv4 that are none of IPv6, or the other way round."""
+    for rule in policy["spec"].get("egress", ()):
+        blocks = {peer["ipBlock"]["cidr"] for peer in rule["to"] if "ipBlock" in peer} & EVERYWHERE
+        if blocks and blocks != EVERYWHERE:
+            yield f"{name_of(policy)}: leads to {blocks} alone"
 
 
 def _unknown_ports(objects: Objects, policy: Manifest) -> Iterator[str]:

@@ -30,7 +30,7 @@ def commands() -> Iterator[list[str]]:
 
 def table(first: str) -> list[list[str]]:
     """The rows of the table whose head begins with a word."""
-    rows = GUIDE.partition(f"\n| {first} |")[2].partition("\n\n")[0].splitlines()[2:]
+    rows = GUIDE.partition(f"\n| {first} |" if first else "\n| |")[2].partition("\n\n")[0].splitlines()[2:]
     return [[cell.strip().strip("`") for cell in row.strip("|").split("|")] for row in rows]
 
 
@@ -70,7 +70,9 @@ def test_numbers_of_replicas_are_those_of_the_autoscalers() -> None:
 
 @wants_tool
 def test_seconds_to_the_end_are_those_of_the_pods() -> None:
-    for names, serves, _, killed in table(""):
+    rows = table("")
+    assert len(rows) == 2
+    for names, serves, _, killed in rows:
         for one in (one for one in pods(Build("cpu").objects()) if one.name in names.split(", ")):
             assert serves.startswith(f"{one.main['lifecycle']['preStop']['sleep']['seconds']} s")
             assert killed == f"{one.spec['terminationGracePeriodSeconds']} s"

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 import semspec
+from tests.compose.support import SECRETS, TWO_GPU, composed
 from tests.manifests.custom import ALERTS
 from tests.manifests.kustomize import INCLUDED, KUBERNETES, OPTIONAL, ROOT
 from training.config import load_config
@@ -84,6 +85,14 @@ def test_real_pair_is_the_one_that_probes_are_trained_for() -> None:
         assert served == (model.model, model.revision, model.dtype)
 
 
+def test_real_pair_is_served_alike_by_compose() -> None:
+    services = composed(SECRETS | {"SEMSPEC_PAIR": "/srv/pair"}, TWO_GPU)
+    theirs = {name: value for service in services.values() for name, value in service.get("environment", {}).items()}
+    own = settings(GPU)
+    assert {name for name in own if name not in theirs} == {"SEMSPEC_DRAFT_DTYPE", "SEMSPEC_TARGET_DTYPE"}  # auto
+    assert {name: theirs[name] for name in own if name in theirs}.items() <= own.items()
+
+
 def test_job_downloads_the_models_that_are_served() -> None:
     documents = list(yaml.safe_load_all((KUBERNETES / "overlays" / "scaled" / "models.yaml").read_text()))
     [job] = [document["spec"]["template"]["spec"] for document in documents if document["kind"] == "Job"]
@@ -104,4 +113,4 @@ def test_copied_folder_is_an_image_that_runs_as_nobody() -> None:
     lines = (KUBERNETES / "files.Dockerfile").read_text().splitlines()
     instructions = [line for line in lines if line and not line.startswith("#")]
     assert re.fullmatch(r"ARG BASE_IMAGE=busybox:\d+\.\d+\.\d+", instructions[0])
-    assert instructions[1:4] == ["FROM ${BASE_IMAGE}", "COPY . /files", "USER 10001:10001"]
+    assert instructions[1:4] == ["FROM ${BASE_IMAGE}", "COPY --chown=10001:10001 . /files", "USER 10001:10001"]

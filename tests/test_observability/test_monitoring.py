@@ -11,6 +11,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.http.middleware import _POLLED
 from gateway.metrics import SERVICES, Metrics
 from tests.test_observability.records import ACCEPTED, PROPOSED, REWRITTEN
 
@@ -76,8 +77,15 @@ def test_expression_asks_for_metrics_and_labels_there_are(expression: str, sampl
     assert names and names <= set(samples)
     labels = set.union({"job", "instance"}, *(samples[name] for name in names))
     grouped = {label.strip() for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(",")}
-    chosen = set(re.findall(r"[{,]\s*(\w+)\s*=~?", expression))
+    chosen = set(re.findall(r"[{,]\s*(\w+)\s*(?:=~?|!=|!~)", expression))
     assert grouped | chosen <= labels
+
+
+@pytest.mark.parametrize("expression", sorted(one for one in set(expressions()) if "semspec_gateway_request" in one))
+def test_requests_that_are_counted_are_not_those_of_probes(expression: str) -> None:
+    asked = re.findall(r"semspec_gateway_request\w+\{([^}]*)\}", expression)
+    assert len(asked) == expression.count("semspec_gateway_request")
+    assert all(f'route!~"{"|".join(_POLLED)}"' in chosen for chosen in asked)
 
 
 def test_every_family_but_creation_times_is_on_the_dashboard_or_in_an_alert(samples: dict[str, set[str]]) -> None:
