@@ -178,7 +178,7 @@ async def soaked(stack: Stack, plan: Plan) -> Soak:
         looking.cancel()
         await asyncio.wait([looking])
         quiet = await _until_quiet(http)
-    await watch.look()
+        await watch.look()
     return Soak(duration_s, watch.samples, clients.endings, clients.errors, quiet)
 
 

@@ -65,7 +65,7 @@ def stack_config(pair: Pair) -> StackConfig:
         pair.probe("draft"),
         pair.probe("target"),
         serving={},
-        environment={"SEMSPEC_GATEWAY_RECHECK_S": "0.2"},
+        environment={"SEMSPEC_GATEWAY_RECHECK_S": "0.2", "SEMSPEC_GATEWAY_TARGET_PATIENCE_S": "1"},
         start_timeout_s=GENEROUS_S,
     )
 

@@ -32,7 +32,11 @@ QUESTION = f"Tom has pens: 31. {DAYS} How many pens does Tom have now?"
 
 SEGMENTS, TURNS = "semspec:{{{}}}:segments", "semspec:session:{{{}}}:turns"
 """Keys in Redis, of a generation and of a session."""
-ENVIRONMENT = {"SEMSPEC_GATEWAY_RECHECK_S": "0.2", "SEMSPEC_GATEWAY_WRITER_LEASE_S": "1"}
+ENVIRONMENT = {
+    "SEMSPEC_GATEWAY_RECHECK_S": "0.2",
+    "SEMSPEC_GATEWAY_WRITER_LEASE_S": "1",
+    "SEMSPEC_GATEWAY_TARGET_PATIENCE_S": "0.5",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,6 @@ async def start(stack: Stack, victim: Victim) -> None:
     ("strategy", "fate"),
     [
         ("target", "SIGKILL"),
-        ("semantic", "SIGKILL"),
         ("target", "SIGSTOP"),
         ("token-level", "SIGSTOP"),
     ],
