@@ -1,0 +1,65 @@
+"""The long form of `test_faults.py`: every fault several times, and a report.
+
+`python -m tests.chaos [--output FOLDER] [--trials N] [--only WORDS]` ends with 1 if a promise was broken. A part of the
+table is written nowhere unless FOLDER says where.
+"""
+
+import argparse
+import asyncio
+import random
+import sys
+from pathlib import Path
+from time import monotonic
+
+from tests.chaos.faults import TABLE
+from tests.chaos.report import Report, Row
+from tests.chaos.site import built
+from tests.chaos.trial import Bench
+
+NUM_TRIALS = 4
+RESULTS = Path("bench/results/chaos")
+
+
+def main() -> int:
+    """The exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos")
+    parser.add_argument("--output", type=Path, help="folder for README.md and faults.json")
+    parser.add_argument("--trials", type=int, default=NUM_TRIALS, help="how often each fault is made")
+    parser.add_argument("--only", default="", help="only faults in whose name this occurs")
+    options = parser.parse_args()
+    begin = monotonic()
+    report = asyncio.run(_run(options.trials, options.only))
+    if (folder := options.output or (None if options.only else RESULTS)) is not None:
+        report.write(folder, monotonic() - begin)
+    return 0 if report.is_green else 1
+
+
+async def _run(num_trials: int, only: str) -> Report:
+    """Round by round, so that every fault follows upon others."""
+    chance = random.Random(0)
+    async with built() as site:
+        bench = await Bench.of(site)
+        report = Report.empty(bench.long_s, await bench.short_s())
+        rows = [report.rows[fault.name] for fault in TABLE if only in fault.name]
+        for _ in range(num_trials):
+            for row in chance.sample(rows, len(rows)):
+                await _try(bench, row, chance)
+    return report
+
+
+async def _try(bench: Bench, row: Row, chance: random.Random) -> None:
+    row.skipped = row.fault.why_not() or ""
+    if not row.skipped:
+        _say(f"{row.fault.name}: ")
+        row.trials.append(trial := await bench.tried(row.fault, chance))
+        verdict = "; ".join(trial.complaints) or "kept"
+        _say(f"{len(trial.outcomes)} requests, recovered in {trial.recovery_s:.1f} s, {verdict}\n")
+
+
+def _say(words: str) -> None:
+    sys.stdout.write(words)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

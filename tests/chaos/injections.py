@@ -1,0 +1,171 @@
+"""How faults are made: each is held open around what is to survive it."""
+
+import struct
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from shutil import which
+
+from tests.chaos.proxy import PASSING, Link
+from tests.chaos.site import ALONE, FIRST, SECOND, Site
+
+Holding = Callable[[Site], AbstractAsyncContextManager[None]]
+
+DISK_BYTES = 4 << 20
+SHIFTED_CLOCK = Path(__file__).with_name("clock.c")
+
+
+@asynccontextmanager
+async def nothing(site: Site) -> AsyncIterator[None]:
+    """All is well."""
+    yield
+
+
+def killed(name: str) -> Holding:
+    """SIGKILL; behind it, another process in its place."""
+    return lambda site: site.processes[name].killed()
+
+
+def frozen(name: str) -> Holding:
+    """SIGSTOP, and SIGCONT behind it."""
+    return lambda site: site.processes[name].frozen()
+
+
+def turned_away(holding: Holding) -> Holding:
+    """Clients that connect are led to the other gateway, as a balancer does for one that does not answer."""
+
+    @asynccontextmanager
+    async def held(site: Site) -> AsyncIterator[None]:
+        async with holding(site):
+            site.lead_to(SECOND)
+            yield
+
+    return held
+
+
+def linked(name: str, link: Link) -> Holding:
+    """The proxy before `name` so."""
+
+    @asynccontextmanager
+    async def held(site: Site) -> AsyncIterator[None]:
+        site.links[name].set(link)
+        try:
+            yield
+        finally:
+            site.links[name].set(PASSING)
+
+    return held
+
+
+def reset(name: str) -> Holding:
+    """Every connection of the proxy before `name` broken once."""
+
+    @asynccontextmanager
+    async def held(site: Site) -> AsyncIterator[None]:
+        site.links[name].reset()
+        yield
+
+    return held
+
+
+def restarted(*names: str) -> Holding:
+    """SIGTERM to one after the other, each when the gateways know the one in the place of that before."""
+
+    @asynccontextmanager
+    async def held(site: Site) -> AsyncIterator[None]:
+        for name in names:
+            if name in (FIRST, SECOND):
+                site.lead_to(SECOND if name == FIRST else FIRST)
+            await site.processes[name].restart()
+            await site.until_whole()
+        yield
+
+    return held
+
+
+@asynccontextmanager
+async def memory_full(site: Site) -> AsyncIterator[None]:
+    """Redis refuses whatever would need more memory."""
+    async with site.redis as redis:
+        await redis.config_set("maxmemory", 1)
+        try:
+            yield
+        finally:
+            await redis.config_set("maxmemory", 0)
+
+
+def _disk(site: Site) -> Path:
+    return site.processes["redis"].folder / "disk"
+
+
+@asynccontextmanager
+async def small_disk(site: Site) -> AsyncIterator[None]:
+    """Redis writes what it is told to a disk of its own, a small one."""
+    disk = _disk(site)
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", disk], check=True)
+    try:
+        async with site.processes["redis"].changed("--dir", str(disk), "--appendonly", "yes"):
+            yield
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+        disk.rmdir()
+
+
+@asynccontextmanager
+async def disk_full(site: Site) -> AsyncIterator[None]:
+    """Something else takes what is left of Redis' disk."""
+    filler = _disk(site) / "filler"
+    subprocess.run(["dd", "if=/dev/zero", f"of={filler}", "bs=4k"], check=False, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        filler.unlink()
+
+
+def _clock(site: Site) -> Path:
+    return site.processes["redis"].folder / "clock"
+
+
+def _shift(site: Site, seconds: int) -> None:
+    """In place: the file is mapped into whoever goes by it."""
+    with _clock(site).open("r+b") as clock:
+        clock.write(struct.pack("=q", seconds))
+
+
+@asynccontextmanager
+async def shiftable_clocks(site: Site) -> AsyncIterator[None]:
+    """Redis and the gateway go by a wall clock that can be set; their other clock is as it was."""
+    library, clock = _clock(site).with_suffix(".so"), _clock(site)
+    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, SHIFTED_CLOCK], check=True)
+    clock.write_bytes(bytes(8))
+    environment = {"LD_PRELOAD": str(library), "SHIFTED_CLOCK": str(clock)}
+    async with site.processes["redis"].changed(**environment), site.processes[ALONE].changed(**environment):
+        yield
+
+
+@asynccontextmanager
+async def two_hours_ahead(site: Site) -> AsyncIterator[None]:
+    """And back, which is a jump as well."""
+    _shift(site, 2 * 60 * 60)
+    try:
+        yield
+    finally:
+        _shift(site, 0)
+
+
+def can_mount() -> str | None:
+    """Why not; tried where nobody sees it."""
+    return None if succeeds("unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/tmp") else "asks for root"
+
+
+def has_compiler() -> str | None:
+    """Why not."""
+    return None if which("cc") and sys.platform == "linux" else "asks for a C compiler, and Linux"
+
+
+def succeeds(*command: str) -> bool:
+    """Whether there is such a command, and it ends well."""
+    return which(command[0]) is not None and subprocess.run(command, capture_output=True, check=False).returncode == 0

@@ -1,0 +1,135 @@
+"""What came of all trials: one table, and the numbers behind it."""
+
+import json
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from tests.chaos.faults import TABLE, Fault
+from tests.chaos.trial import Trial
+from tests.stack.support import Json
+
+HEAD = """# Faults
+
+Each is made while requests are being answered, two segments into the first of them. A request is lost without a whole
+answer, and differs when its text is not byte for byte that of the same seed undisturbed, with no word of a fallback.
+Segments of every request are read back from Redis: each must be there once, and be what the client was told. Recovery
+is the time until a short question ({short_s:.1f} s undisturbed) is answered normally: from the end of the fault, or
+from its beginning where others serve meanwhile (*). Undisturbed and one at a time, the questions take {long_s:.1f} s;
+the slowest answer is the longest that anybody waited for one, the fault and all included. What is promised:
+[reliability.md](../../../docs/reliability.md). `make test-chaos` does it again; a short form is part of `make test`.
+"""
+COLUMNS = ("fault", "made", "requests", "lost", "differing", "fell back", "degraded", "wrongly stored")
+TIMES = ("slowest answer s", "recovery s: median", "max")
+
+
+@dataclass(slots=True)
+class Row:
+    """One fault's trials."""
+
+    fault: Fault
+    trials: list[Trial] = field(default_factory=list)
+    skipped: str = ""
+    """Why there are none."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        outcomes = [outcome for trial in self.trials for outcome in trial.outcomes]
+        return {
+            "made": len(self.trials),
+            "requests": len(outcomes),
+            "lost": sum(outcome.answer is None for outcome in outcomes),
+            "differing": sum(outcome.differs for outcome in outcomes),
+            "fell back": sum(outcome.fell_back for outcome in outcomes),
+            "degraded": sum(outcome.is_degraded for outcome in outcomes),
+            "wrongly stored": sum(outcome.is_wrongly_stored for outcome in outcomes),
+        }
+
+    @property
+    def slowest_s(self) -> float:
+        """The longest that anybody waited for an answer."""
+        return max(outcome.latency_s for trial in self.trials for outcome in trial.outcomes)
+
+    @property
+    def recoveries_s(self) -> list[float]:
+        return [trial.recovery_s for trial in self.trials]
+
+    @property
+    def complaints(self) -> list[str]:
+        return [complaint for trial in self.trials for complaint in trial.complaints]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All rows, in the order of the table."""
+
+    rows: Mapping[str, Row]
+    long_s: float
+    """Mean undisturbed latency of the questions that are disturbed."""
+    short_s: float
+    """That of the one that recovery is measured by."""
+
+    @classmethod
+    def empty(cls, long_s: float, short_s: float) -> "Report":
+        return cls({fault.name: Row(fault) for fault in TABLE}, long_s, short_s)
+
+    @property
+    def is_green(self) -> bool:
+        """Whether every promise was kept each time."""
+        return not any(row.complaints for row in self.rows.values())
+
+    def write(self, folder: Path, duration_s: float) -> None:
+        """`README.md` and `faults.json`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "README.md").write_text(self._page(duration_s))
+        body = {
+            "duration_s": round(duration_s, 1),
+            "machine": f"{platform.machine()}, {platform.system()} {platform.release()}",
+            "long_questions_s": round(self.long_s, 3),
+            "short_question_s": round(self.short_s, 3),
+            "faults": [_json(row) for row in self.rows.values()],
+        }
+        (folder / "faults.json").write_text(json.dumps(body, indent=1) + "\n")
+
+    def _page(self, duration_s: float) -> str:
+        lines = [_line([*COLUMNS, *TIMES]), _line(["---"] + ["---:"] * (len(COLUMNS) + 2))]
+        lines += [_line(_cells(row)) for row in self.rows.values() if row.trials]
+        lines.append(_line(self._total()))
+        skipped = [f"- not made: {row.fault.name} ({row.skipped})" for row in self.rows.values() if row.skipped]
+        broken = [f"- {row.fault.name}: {line}" for row in self.rows.values() for line in row.complaints]
+        verdict = "Every promise was kept." if self.is_green else "Promises were broken:"
+        head = HEAD.format(long_s=self.long_s, short_s=self.short_s)
+        return (
+            "\n".join([head, f"{verdict} {duration_s:.0f} s in all.", *broken, "", *lines, "", *skipped]).strip() + "\n"
+        )
+
+    def _total(self) -> list[str]:
+        totals = [row.counts for row in self.rows.values()]
+        return ["all", *(str(sum(counts[name] for counts in totals)) for name in COLUMNS[1:]), "", "", ""]
+
+
+def _cells(row: Row) -> list[str]:
+    name = f"{row.fault.name}{'*' if row.fault.is_spared else ''}"
+    counts = [str(row.counts[column]) for column in COLUMNS[1:]]
+    times = (row.slowest_s, median(row.recoveries_s), max(row.recoveries_s))
+    return [name, *counts, *(f"{seconds:.1f}" for seconds in times)]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _json(row: Row) -> Json:
+    return {
+        "name": row.fault.name,
+        "how": row.fault.how,
+        "promise": row.fault.promise.value,
+        "skipped": row.skipped or None,
+        **row.counts,
+        "latency_s": [round(outcome.latency_s, 3) for trial in row.trials for outcome in trial.outcomes],
+        "recovery_s": [round(seconds, 3) if math.isfinite(seconds) else None for seconds in row.recoveries_s],
+        "complaints": row.complaints,
+    }

@@ -1,0 +1,125 @@
+"""What the faults are done to: two of each service, three gateways, and proxies between them and their clients.
+
+    clients ──proxy──► gateway, gateway 2 ──proxies──► draft, target, verifier
+                                          └──────────► draft 2, target 2, verifier 2
+    or      ──proxy──► gateway alone ──────proxies──► draft, target, verifier
+
+All gateways reach Redis through one proxy.
+"""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from semspec import client
+from semspec.stack import Stack, StackConfig
+from semspec.stack.config import ROLES
+from tests.chaos.processes import POLL_S, Process, second
+from tests.chaos.proxy import Proxy, listening
+from tests.stack.support import GENEROUS_S, Json
+
+FIRST, SECOND, ALONE, FAR = "gateway", "gateway 2", "gateway alone", "gateway far"
+CLIENTS = "clients"
+
+ENVIRONMENT = {
+    "SEMSPEC_GATEWAY_RECHECK_S": "0.2",
+    "SEMSPEC_GATEWAY_WRITER_LEASE_S": "1",
+    "SEMSPEC_GATEWAY_HEALTH_INTERVAL_S": "0.5",
+    "SEMSPEC_GATEWAY_HEALTH_TIMEOUT_S": "2",
+    "SEMSPEC_GATEWAY_TARGET_PATIENCE_S": str(GENEROUS_S),
+    "SEMSPEC_GATEWAY_SEND_TIMEOUT_S": "4",
+}
+"""Looks often for what it has lost, and is as patient as a slow machine asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """All that a fault may touch."""
+
+    stack: Stack
+    processes: dict[str, Process]
+    links: dict[str, Proxy]
+    """The proxy before each of draft, target, verifier, redis and, for the clients, the gateways."""
+
+    @property
+    def url(self) -> str:
+        """Where clients ask."""
+        return f"http://{self.links[CLIENTS].address}"
+
+    @property
+    def redis(self) -> Redis:
+        return Redis.from_url(self.stack.addresses["redis"], decode_responses=True)
+
+    def lead_to(self, gateway: str) -> None:
+        """From now on, clients that connect reach this one."""
+        self.links[CLIENTS].upstream = self.processes[gateway].address
+
+    async def until_whole(self) -> None:
+        """Return when the gateways over two of each know of both. Raises: TimeoutError."""
+        async with asyncio.timeout(GENEROUS_S):
+            while not await self._is_whole():
+                await asyncio.sleep(POLL_S)
+
+    async def _is_whole(self) -> bool:
+        async with httpx.AsyncClient(headers=self.stack.headers, timeout=GENEROUS_S, trust_env=False) as http:
+            urls = [f"http://{self.processes[name].address}/metrics" for name in (FIRST, SECOND)]
+            pages = [(await http.get(url)).text.splitlines() for url in urls]
+        return all(
+            f'semspec_gateway_service_replicas{{service="{role}"}} 2.0' in page for role in ROLES for page in pages
+        )
+
+    async def stored(self, generation: str) -> tuple[str, list[Json]]:
+        """The status of a generation, empty if there is none, and its segments' records, as they are in Redis."""
+        async with self.redis as redis:
+            status = await redis.hget(f"semspec:{{{generation}}}:meta", "status")
+            records = await redis.lrange(f"semspec:{{{generation}}}:segments", 0, -1)
+        return str(status or ""), [json.loads(record) for record in records]
+
+
+@asynccontextmanager
+async def built() -> AsyncIterator[Site]:
+    """A site that serves."""
+    async with AsyncExitStack() as held:
+        patch = held.enter_context(pytest.MonkeyPatch.context())
+        patch.delenv("REDIS_URL", raising=False)
+        patch.setattr(client, "NUM_REATTACHMENTS", 8)  # a minute and more, however slow the machine
+        stack = await held.enter_async_context(Stack(StackConfig(environment=ENVIRONMENT, start_timeout_s=GENEROUS_S)))
+        processes = {name: Process.of(stack, name) for name in (*ROLES, "redis", FIRST)}
+        links = {name: await held.enter_async_context(listening(stack.addresses[name])) for name in processes}
+        links[CLIENTS] = links.pop(FIRST)
+        site = Site(stack, processes, links)
+        async with asyncio.timeout(GENEROUS_S):
+            await _double(site)
+        yield site
+
+
+async def _double(site: Site) -> None:
+    """The second replicas, and the gateways over them."""
+    processes, first = site.processes, site.processes[FIRST]
+    for replica in await asyncio.gather(*(second(processes[role], f"{role} 2") for role in ROLES)):
+        processes[replica.name] = replica
+    alone = {role: site.links[role].address for role in ROLES}
+    both = {role: f"{alone[role]},{processes[f'{role} 2'].address}" for role in ROLES}
+    for name, addresses in ((FIRST, both), (SECOND, both), (ALONE, alone)):
+        processes[name] = _gateway(first, name, addresses, site.links["redis"].address)
+    await first.kill()
+    await asyncio.gather(*(processes[name].start() for name in (FIRST, SECOND, ALONE)))
+
+
+def _gateway(like: Process, name: str, addresses: dict[str, str], redis: str) -> Process:
+    prefix, address = "SEMSPEC_GATEWAY", like.address if name == like.name else _free_address()
+    services = {f"{prefix}_{role.upper()}_ADDRESS": places for role, places in addresses.items()}
+    own = {f"{prefix}_PORT": address.rpartition(":")[2], f"{prefix}_REDIS_URL": f"redis://{redis}"}
+    return Process(like.stack, name, like.command, {**like.environment, **services, **own}, address)
+
+
+def _free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"

@@ -1,0 +1,209 @@
+"""One fault, made once while clients are being answered, and what became of them."""
+
+import asyncio
+import math
+import random
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from time import monotonic
+
+from semspec.errors import SemspecError
+from tests.chaos.asking import Answer, Request, streamed
+from tests.chaos.faults import Fault, Promise
+from tests.chaos.site import ALONE, Site
+from tests.stack import support
+from tests.stack.support import GENEROUS_S, Json
+
+SEEDS = range(1, 9)
+BOUND_S = 2 * GENEROUS_S
+"""Whoever has no answer by then has lost it."""
+MOST_INTO_SEGMENT_S = 0.1
+PAUSE_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one request."""
+
+    seed: int
+    answer: Answer | None
+    latency_s: float = 0.0
+    """Until the whole answer was there, the fault and all included."""
+    complaint: str = ""
+    """What is wrong: it is lost, differs, or is wrongly stored."""
+    differs: bool = False
+    """From the undisturbed answer, with no word of a fallback."""
+    is_wrongly_stored: bool = False
+    """Redis has other segments than the client was told, or one twice, or not all."""
+
+    @property
+    def fell_back(self) -> bool:
+        return self.answer is not None and self.answer.fallback is not None
+
+    @property
+    def is_degraded(self) -> bool:
+        return self.answer is not None and self.answer.degraded
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What became of all."""
+
+    fault: Fault
+    outcomes: Sequence[Outcome]
+    num_hit: int
+    """Clients that were waiting when the fault came."""
+    recovery_s: float
+    """From the fault's end, or from its beginning where others serve, until a short question is answered normally."""
+
+    @property
+    def complaints(self) -> list[str]:
+        """What the promise was broken by; nothing if it was kept."""
+        broken = filter(self._breaks, self.outcomes)
+        lines = [f"seed {outcome.seed}: {outcome.complaint or _words(outcome)}" for outcome in broken]
+        lines += [] if self.num_hit else ["all was over before the fault came"]
+        return lines if math.isfinite(self.recovery_s) else [*lines, f"no normal answer within {BOUND_S:g} s"]
+
+    def _breaks(self, outcome: Outcome) -> bool:
+        is_surprise = (outcome.fell_back and self.fault.promise is not Promise.ALONE) or (
+            outcome.is_degraded and self.fault.promise is not Promise.DEGRADED
+        )
+        return bool(outcome.complaint) or is_surprise
+
+
+def _words(outcome: Outcome) -> str:
+    return f"fallback: {outcome.answer.fallback}" if outcome.answer and outcome.fell_back else "degraded"
+
+
+Told = list[tuple[int, Answer | str, float]]
+"""What one client was told: of each seed the answer, or why there is none, and how many seconds that took."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A site, and what it answers when nothing disturbs it."""
+
+    site: Site
+    answers: Mapping[int, Answer]
+    """Of each seed."""
+    long_s: float
+    """How long one takes, on average."""
+    short_answer: str
+
+    @classmethod
+    async def of(cls, site: Site) -> "Bench":
+        """Every seed asked once."""
+        site.lead_to(ALONE)
+        begin = monotonic()
+        answers = {seed: await streamed(Request(site, seed)) for seed in SEEDS}
+        long_s = (monotonic() - begin) / len(answers)
+        return cls(site, answers, long_s, (await streamed(_short(site))).text)
+
+    async def short_s(self) -> float:
+        """How long the one takes that recovery is measured by."""
+        begin = monotonic()
+        return await self._served_normally() - begin
+
+    async def tried(self, fault: Fault, chance: random.Random) -> Trial:
+        """One trial. The site is as before behind it."""
+        async with fault.prepared(self.site):
+            self.site.lead_to(fault.gateway)
+            await self.site.until_whole()
+            await self._served_normally()
+            over = asyncio.Event()
+            async with asyncio.TaskGroup() as tasks:
+                clients = await _set_out(self.site, fault, chance, over, tasks)
+                await asyncio.sleep(chance.uniform(0, MOST_INTO_SEGMENT_S))
+                num_hit = sum(not client.done() for client in clients)
+                recovery_s = await self._through(fault, clients, over)
+            told = [one for client in clients for one in client.result()]
+            return Trial(fault, [await self._outcome(*one) for one in told], num_hit, recovery_s)
+
+    async def _through(self, fault: Fault, clients: Sequence[asyncio.Task[Told]], over: asyncio.Event) -> float:
+        """The recovery time."""
+        recovered, begin = math.inf, monotonic()
+        async with fault.holding(self.site):
+            if fault.is_spared:
+                recovered = await self._served_normally()
+            await (asyncio.wait(clients) if fault.hold_s is None else asyncio.sleep(fault.hold_s))
+        over.set()
+        if fault.is_spared:
+            return recovered - begin
+        end = monotonic()
+        return await self._served_normally() - end
+
+    async def _outcome(self, seed: int, told: Answer | str, latency_s: float) -> Outcome:
+        if isinstance(told, str):
+            return Outcome(seed, None, latency_s, told)
+        if told.fallback is None and told.text != self.answers[seed].text:
+            return Outcome(seed, told, latency_s, "another answer", differs=True)
+        complaint = misfit(told, *await self.site.stored(told.id))
+        return Outcome(seed, told, latency_s, complaint, is_wrongly_stored=bool(complaint))
+
+    async def _served_normally(self) -> float:
+        """The time when a new question has its normal answer; infinite if there is none."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BOUND_S):
+                while not await self._is_served_normally():
+                    await asyncio.sleep(PAUSE_S)
+                return monotonic()
+        return math.inf
+
+    async def _is_served_normally(self) -> bool:
+        try:
+            answer = await streamed(_short(self.site))
+        except SemspecError:
+            return False
+        return answer.is_normal and answer.text == self.short_answer
+
+
+async def _set_out(
+    site: Site, fault: Fault, chance: random.Random, over: asyncio.Event, tasks: asyncio.TaskGroup
+) -> list[asyncio.Task[Told]]:
+    """Clients, the first of them two segments ahead."""
+    requests = [Request(site, seed, fault.read_s) for seed in chance.sample(SEEDS, fault.num_requests)]
+    clients = [tasks.create_task(_client(fault, request, over)) for request in requests]
+    async with asyncio.timeout(BOUND_S):
+        await requests[0].under_way.wait()
+    return clients
+
+
+async def _client(fault: Fault, request: Request, over: asyncio.Event) -> Told:
+    """One request; under load, others until it is over."""
+    told = [await _told(fault, request)]
+    while fault.is_load and not over.is_set():
+        request = replace(request, seed=request.seed % len(SEEDS) + 1)
+        told.append(await _told(fault, request))
+    return told
+
+
+async def _told(fault: Fault, request: Request) -> tuple[int, Answer | str, float]:
+    begin = monotonic()
+    answer = await _answer(fault, request)
+    return request.seed, answer, monotonic() - begin
+
+
+async def _answer(fault: Fault, request: Request) -> Answer | str:
+    try:
+        async with asyncio.timeout(BOUND_S):
+            return await fault.asking(request)
+    except TimeoutError:
+        return f"no answer within {BOUND_S:g} s"
+    except SemspecError as error:
+        return f"{type(error).__name__}: {error.message}"
+
+
+def _short(site: Site) -> Request:
+    return Request(site, seed=1, question=support.QUESTION)
+
+
+def misfit(answer: Answer, status: str, stored: Sequence[Json]) -> str:
+    """What is in Redis that should not be, or is not and should."""
+    if [record["index"] for record in stored] != list(range(len(stored))):
+        return f"stored segments {[record['index'] for record in stored]}"
+    if stored != answer.records[: len(stored)]:
+        return "stored are other segments than were told"
+    if not answer.degraded and (status != "finished" or len(stored) != len(answer.records)):
+        return f"{len(stored)} of {len(answer.records)} segments are stored, status {status or 'none'}"
+    return ""
