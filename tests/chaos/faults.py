@@ -196,7 +196,6 @@ RESOURCES = (
         made.nothing,
         asking=hardly_read,
         num_requests=1,
-        is_short=True,
     ),
     Fault(
         "clock jumps",
