@@ -208,7 +208,7 @@ async def test_overload_is_told_as_such(start_gateway: GatewayFactory) -> None:
         refused = await post(gateway, "/generate")
         assert_tgi_error(refused, 429, "overloaded")
         assert refused.headers["retry-after"]
-    await eventually(lambda: gateway.fakes.num_writing == 0)
+    await eventually(lambda: gateway.app.state.parts.admission.num_running == 0)
     assert (await post(gateway, "/generate", max_new_tokens=1)).status_code == 200
 
 
