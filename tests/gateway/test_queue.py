@@ -80,7 +80,7 @@ async def test_choices_attached_again_have_their_room_together(start_gateway: Ga
     attached = [asyncio.create_task(second.http.get(f"/v1/generations/{id}/events")) for id in ids]
     await asyncio.wait_for(target.paused.wait(), GENEROUS_S)
     await eventually(lambda: second.app.state.parts.admission.num_waiting == 1)
-    assert target.num_writing == 2
+    await eventually(lambda: target.num_writing == 2)
     target.pause_at = None
     target.resume.set()
     for response in await asyncio.gather(*attached):

@@ -182,7 +182,8 @@ async def test_room_runs_out_and_comes_back(start_gateway: GatewayFactory) -> No
     async with gateway.http.stream(
         "POST", "/v1/chat/completions", json={**BODY, "model": "semspec-demo:target", "stream": True}
     ) as response:
-        await anext(response.aiter_lines())
+        lines = response.aiter_lines()  # held on to: the connection is closed with it
+        await anext(lines)
         error = await gateway.chat(n=2)
         assert_openai_error(error, 429, "overloaded")
         assert error.headers["retry-after"] == "1"

@@ -204,7 +204,8 @@ async def test_overload_is_told_as_such(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(max_concurrent=1, max_n=1, max_queued=0)
     gateway.fakes.drafter.stuck_at = 1
     async with gateway.http.stream("POST", "/generate_stream", json={"inputs": "Once"}) as response:
-        await anext(response.aiter_lines())
+        lines = response.aiter_lines()  # held on to: the connection is closed with it
+        await anext(lines)
         refused = await post(gateway, "/generate")
         assert_tgi_error(refused, 429, "overloaded")
         assert refused.headers["retry-after"]

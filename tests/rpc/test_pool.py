@@ -134,6 +134,29 @@ async def test_killed_replica_is_replaced_at_once_and_found_again() -> None:
     assert (engine.num_read, other.num_read) == (1, 1)
 
 
+@pytest.mark.parametrize("is_same", [True, False])
+async def test_call_for_one_model_finds_a_replica_back_before_the_next_health_check(
+    is_same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica, "RETURN_INTERVAL_S", 2 * GENEROUS_S)
+    engine = Counting()
+    successor = engine if is_same else FakeModel(Writer.TARGET)
+    async with targets(engine, options=replace(LENIENT, health_interval_s=2 * GENEROUS_S)) as (target, (server,)):
+        pinned = target.of(await target.info())
+        await server.abandon()
+        with pytest.raises(Unavailable):
+            await pinned.read(CONTEXT, [SEGMENT])
+        await until(lambda: target.num_replicas == 0)
+        async with serving(service_of(successor), service_settings(port=server.port)):
+            await _connected(target)
+            if is_same:
+                await pinned.read(CONTEXT, [SEGMENT])
+            else:
+                with pytest.raises(Unavailable, match="no replica"):
+                    await pinned.read(CONTEXT, [SEGMENT])
+    assert engine.num_read == is_same
+
+
 async def test_absent_service_is_unavailable_until_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica, "REOPEN_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -246,3 +269,13 @@ def test_what_is_no_address_list_is_refused() -> None:
 
     with pytest.raises(InvalidRequest, match="'nowhere' is no address"):
         asyncio.run(construct())
+
+
+async def _connected(target: PooledTarget) -> None:
+    """By a call that takes whichever model is there."""
+    async with asyncio.timeout(GENEROUS_S):
+        while True:
+            with suppress(Unavailable):
+                await target.info()
+                return
+            await asyncio.sleep(0.01)

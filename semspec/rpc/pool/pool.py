@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from dataclasses import replace
 from typing import Generic, TypeVar
 
@@ -72,11 +72,10 @@ class Pool(Generic[C]):
         Raises: the last error of those tried when there is no other, Unavailable when there is none at all.
         """
         await self._has_looked.wait()
-        candidates = [
-            replica
-            for replica in self._usable()
-            if replica not in tried and replica.health is not Health.SILENT and replica.may_serve(model)
-        ]
+        if not (candidates := self._candidates(tried, model)):
+            away = [one for one in self._members.values() if one.health is Health.AWAY and one not in tried]
+            await asyncio.gather(*(replica.look() for replica in away))  # it may be back already
+            candidates = self._candidates(tried, model)
         if candidates:
             return best(candidates, session)
         raise list(tried.values())[-1] if tried else Unavailable(f"no replica at {self._addresses} answers")
@@ -87,6 +86,13 @@ class Pool(Generic[C]):
         self._looking.cancel()
         await asyncio.wait([self._looking])
         await asyncio.gather(*(replica.aclose() for replica in (*self._members.values(), *self._leaving.values())))
+
+    def _candidates(self, tried: Container[Replica[C]], model: object) -> list[Replica[C]]:
+        return [
+            replica
+            for replica in self._usable()
+            if replica not in tried and replica.health is not Health.SILENT and replica.may_serve(model)
+        ]
 
     def _usable(self) -> list[Replica[C]]:
         """Members that serve the model, as far as is known; it is another one as soon as nobody does."""

@@ -108,6 +108,10 @@ class Replica(Generic[C]):
             self.health = Health.UNKNOWN
             self._suspected.set()
 
+    async def look(self) -> None:
+        """Ask now for its health and its model."""
+        self._learn(*await self._ask(health_pb2_grpc.HealthStub(self.client.channel)))
+
     async def aclose(self) -> None:
         """Cancel what runs and disconnect."""
         self._watch.cancel()
@@ -117,7 +121,7 @@ class Replica(Generic[C]):
     async def _keep_asking(self) -> None:
         while True:
             self._suspected.clear()
-            self._learn(*await self._ask(health_pb2_grpc.HealthStub(self.client.channel)))
+            await self.look()
             if self.health is not Health.SERVING:
                 await self._reopen()
             await self._pause()
