@@ -48,7 +48,8 @@ class Plan:
     queue_timeout_s: float
     stage_s: float
     num_rounds: int
-    """Each stage is cut in so many pieces, which take turns: what the machine does beside falls on all alike."""
+    """Each stage is cut in so many pieces, which take turns, behind a measurement of what the machine can do at that
+    time: what it does beside falls on all alike."""
 
     def gateway(self, keys: Mapping[Owner, str]) -> dict[str, str]:
         values = {
@@ -112,14 +113,15 @@ async def measured(load: Load, plan: Plan, stages: Sequence[Stage] = STAGES, war
     """All stages, in turns."""
     await load.capacity(plan.max_concurrent, warm_up_s)
     piece_s = plan.stage_s / plan.num_rounds
-    capacity, full = await load.capacity(plan.max_concurrent, plan.stage_s)
-    visits = list[Visit]()
+    capacities, full, visits = list[float](), list[Answer](), list[Visit]()
     for number in range(plan.num_rounds):
-        full += (await load.capacity(plan.max_concurrent, piece_s))[1]
+        capacity, answers = await load.capacity(plan.max_concurrent, piece_s)
+        capacities.append(capacity)
+        full += answers
         for stage in (*stages[number % len(stages) :], *stages[: number % len(stages)]):
             visits.extend(await load.play(stage, capacity, piece_s))
             print(f"round {number + 1} of {plan.num_rounds}, {stage.name}: {len(visits)} requests so far", flush=True)
-    return Overload(capacity, full, stages, visits)
+    return Overload(capacities, full, stages, visits)
 
 
 async def main(plan: Plan, folder: Path) -> None:
@@ -142,8 +144,8 @@ async def main(plan: Plan, folder: Path) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m bench.load.overload", description=__doc__)
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the results")
-    parser.add_argument("--seconds", type=float, default=90.0, help="of each stage")
-    parser.add_argument("--rounds", type=int, default=3, help="pieces that each stage is cut in")
+    parser.add_argument("--seconds", type=float, default=100.0, help="of each stage")
+    parser.add_argument("--rounds", type=int, default=4, help="pieces that each stage is cut in")
     parser.add_argument("--max-concurrent", type=int, default=4, help="generations that may run at once")
     parser.add_argument("--max-queued", type=int, default=16, help="requests that may wait")
     parser.add_argument("--queue-timeout", type=float, default=5.0, help="longest wait, in seconds")

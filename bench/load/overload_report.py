@@ -22,10 +22,10 @@ Json = dict[str, Any]
 class Overload:
     """A whole run."""
 
-    capacity: float
-    """Answers a second with as many clients as there is room for."""
+    capacities: Sequence[float]
+    """Answers a second with as many clients as there is room for, one value a round; its loads go by it."""
     full: Sequence[Answer]
-    """Those of such clients, in turns with the stages: the machine as busy as it may be, and no queue."""
+    """Those of such clients: the machine as busy as it may be, and no queue."""
     stages: Sequence[Stage]
     visits: Sequence[Visit]
 
@@ -38,7 +38,7 @@ class Overload:
             for stage in self.stages
         }
         return {
-            "capacity_requests_per_s": self.capacity,
+            "capacities_requests_per_s": list(self.capacities),
             "speed": {name: asdict(measured) for name, measured in speeds(self).items()},
             "full": [asdict(answer) for answer in self.full],
             "stages": rows,
@@ -109,12 +109,14 @@ def document(overload: Overload, run: Mapping[str, Any]) -> str:
 
 def _conditions(overload: Overload, run: Mapping[str, Any]) -> list[str]:
     plan, where = run["plan"], run["environment"]
+    capacities = ", ".join(f"{capacity:.2f}" for capacity in overload.capacities)
     return [
         f"The bundled pair on {where['processor']} ({where['num_cores']} cores), the machine's load before it",
         f"{run['load_average']:.1f}. There is room for {plan['max_concurrent']} generations, and for",
         f"{plan['max_queued']} requests to wait, {plan['queue_timeout_s']:g} s at most. As many clients as there is",
-        f"room for, each asking without a pause, get {overload.capacity:.2f} answers a second: that is 1x. Each load",
-        f"lasted {plan['stage_s']:g} s, in {plan['num_rounds']} pieces that took turns. Arrivals are Poisson,",
+        f"room for, each asking without a pause, get {capacities} answers a second, measured anew in",
+        f"each round: that is its 1x. Each load lasted {plan['stage_s']:g} s, in {plan['num_rounds']} pieces that took",
+        "turns. Arrivals are Poisson,",
         f"{GREEDY_SHARE:.0%} of them of one key. A refused client comes back when `Retry-After` says so, twice at",
         "most; an impatient one at once.\n",
     ]
@@ -155,8 +157,7 @@ def _speed(overload: Overload) -> list[str]:
     told = [f"{estimate(measured, 2)} ({name})" for name, measured in found.items()]
     return [
         f"What admission is for: from its start to its end, a generation takes {' and '.join(told)}",
-        "times as long. `full`: as many clients as there is room for and no queue, measured before the loads and in",
-        "turns with them.",
+        "times as long. `full`: as many clients as there is room for and no queue, in turns with the loads.",
     ]
 
 

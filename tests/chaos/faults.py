@@ -78,7 +78,7 @@ TWO_OF_EACH = tuple(
         holding(role),
         FIRST,
         is_spared=True,
-        is_short=(role, done) == ("target", "frozen"),
+        is_short=role == "target",
     )
     for role in ROLES
     for done, how, holding in (

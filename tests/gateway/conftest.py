@@ -1,5 +1,6 @@
 """A gateway on a real socket, over fake models and a real Redis."""
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
@@ -38,13 +39,15 @@ def mortal_redis(tmp_path: Path) -> Iterator[RedisServer]:
 @pytest.fixture
 async def start_gateway(redis_url: str) -> AsyncIterator[GatewayFactory]:
     """Start a gateway with given settings over given fakes."""
-    async with AsyncExitStack() as stack:
+    running: list[AsyncExitStack] = []
 
-        async def start(fakes: Fakes | None = None, ready: bool = True, **fields: Any) -> Gateway:
-            settings = make_settings(**{"redis_url": redis_url, **fields})
-            return await stack.enter_async_context(running_gateway(settings, fakes or Fakes.make(), ready))
+    async def start(fakes: Fakes | None = None, ready: bool = True, **fields: Any) -> Gateway:
+        settings = make_settings(**{"redis_url": redis_url, **fields})
+        running.append(AsyncExitStack())
+        return await running[-1].enter_async_context(running_gateway(settings, fakes or Fakes.make(), ready))
 
-        yield start
+    yield start
+    await asyncio.gather(*(gateway.aclose() for gateway in running))
 
 
 @pytest.fixture
