@@ -1,5 +1,6 @@
 """Fixtures for all tests."""
 
 from tests.checkpoints import checkpoints
+from tests.served import bundled
 
-__all__ = ["checkpoints"]
+__all__ = ["bundled", "checkpoints"]

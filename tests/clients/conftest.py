@@ -1,13 +1,11 @@
-"""One real stack of the bundled pair for the whole folder, asked by the clients that people have."""
+"""The bundled pair, asked by the clients that people have."""
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest
-import pytest_asyncio
 
 from demo.problems import SPLITS, make_problem
-from semspec.stack import Stack, StackConfig
+from semspec.stack import Stack
 
 GENEROUS_S = 120.0
 
@@ -26,10 +24,7 @@ class Server:
         return f"{self.url}/v1"
 
 
-@pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def server() -> AsyncIterator[Server]:
+@pytest.fixture(scope="package")
+def server(bundled: Stack) -> Server:
     problem = make_problem(SPLITS["report"][0])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("REDIS_URL", raising=False)
-        async with Stack(StackConfig(start_timeout_s=GENEROUS_S)) as stack:
-            yield Server(stack.base_url, stack.api_key, problem.question, f"\\boxed{{{problem.answer}}}")
+    return Server(bundled.base_url, bundled.api_key, problem.question, f"\\boxed{{{problem.answer}}}")

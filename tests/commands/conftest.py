@@ -1,17 +1,11 @@
-"""One real stack of the bundled pair for the whole folder."""
-
-from collections.abc import AsyncIterator
+"""The gateway that commands ask."""
 
 import pytest
-import pytest_asyncio
 
-from semspec.stack import Stack, StackConfig
+from semspec.stack import Stack
 from tests.commands.support import Live
 
 
-@pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def live() -> AsyncIterator[Live]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("REDIS_URL", raising=False)
-        async with Stack(StackConfig()) as stack:
-            yield Live(stack.base_url, stack.api_key)
+@pytest.fixture(scope="package")
+def live(bundled: Stack) -> Live:
+    return Live(bundled.base_url, bundled.api_key)

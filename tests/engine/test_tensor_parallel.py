@@ -22,7 +22,6 @@ from semspec.engine.tensor_parallel.split import Split
 from semspec.engine.tensor_parallel.worker import follow
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch
-from semspec.stack import BUNDLED_PAIR
 from tests.engine import test_decoder, test_equivalence, test_token_level
 from tests.engine.models import TOKENIZER, WINDOW, random_ids, random_model
 from tests.engine.test_decoder import STRETCHES, assert_equal, feed
@@ -33,7 +32,7 @@ HALVES = Split(2, "SEMSPEC_TARGET_TENSOR_PARALLEL")
 
 @pytest.fixture(scope="module", params=["qwen2", "llama"])
 def checkpoint(request: pytest.FixtureRequest, checkpoints: dict[str, Path], biased: Path) -> Path:
-    return {**checkpoints, "biased": biased, "bundled": BUNDLED_PAIR / "target"}[request.param]
+    return {**checkpoints, "biased": biased}[request.param]
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +102,7 @@ def assert_split_equals_whole(split: CausalLM, whole: CausalLM, tolerance: float
     assert kv.nbytes == whole_kv.nbytes
 
 
-@pytest.mark.parametrize("checkpoint", ["qwen2", "llama", "biased", "bundled"], indirect=True)
+@pytest.mark.parametrize("checkpoint", ["qwen2", "llama", "biased"], indirect=True)
 def test_split_equals_whole_in_logits_and_all_states(lm: CausalLM, checkpoint: Path) -> None:
     assert_split_equals_whole(lm, whole(checkpoint))
 

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
@@ -119,14 +119,20 @@ class Service:
         psutil.wait_procs([self.worker] if hasattr(self, "worker") else [], GENEROUS_S)
 
 
-@pytest.fixture
-async def service(tmp_path: Path, checkpoints: dict[str, Path]) -> AsyncIterator[Service]:
-    service = Service(tmp_path, checkpoints["qwen2"])
-    try:
-        await service.ready()
-        yield service
-    finally:
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, Path]) -> Iterator[list[Service]]:
+    """One for each test to end, started at once: most of it is waiting for each other's ranks."""
+    services = [Service(tmp_path_factory.mktemp("service"), checkpoints["qwen2"]) for _ in range(3)]
+    yield services.copy()
+    for service in services:
         service.end()
+
+
+@pytest.fixture
+async def service(services: list[Service]) -> Service:
+    service = services.pop()
+    await service.ready()
+    return service
 
 
 async def test_killed_worker_ends_a_service_in_the_middle_of_a_segment(service: Service) -> None:

@@ -6,11 +6,9 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page
 
-from semspec.stack import Stack, StackConfig
+from semspec.stack import Stack
 from tests.playground.browser import NoBrowser, Site, launched, opened
 from tests.playground.fakes import ScriptedGateway
-
-GENEROUS_S = 120.0
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
@@ -22,13 +20,10 @@ async def browser() -> AsyncIterator[Browser]:
         pytest.skip(str(error))
 
 
-@pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def site(browser: Browser) -> AsyncIterator[Site]:
-    """The bundled pair, served; not even started where there is no browser."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("REDIS_URL", raising=False)
-        async with Stack(StackConfig(start_timeout_s=GENEROUS_S)) as stack:
-            yield Site(stack.base_url, stack.api_key)
+@pytest.fixture(scope="package")
+def site(browser: Browser, bundled: Stack) -> Site:
+    """The bundled pair, served."""
+    return Site(bundled.base_url, bundled.api_key)
 
 
 @pytest_asyncio.fixture(loop_scope="package")
