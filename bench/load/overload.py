@@ -1,6 +1,6 @@
 """More requests than there is room for: who is admitted, how fast, who is refused, and that nobody hangs.
 
-python -m bench.load.overload          writes bench/results/overload/README.md, overload.json, overload.png
+python -m bench.load.overload    writes bench/results/overload: README.md, overload.json, overload.png, attempts.csv
 """
 
 import argparse
@@ -135,6 +135,7 @@ async def main(plan: Plan, folder: Path) -> None:
     facts = {"plan": asdict(plan), "environment": environment(BUNDLED_PAIR), "load_average": load_average}
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "overload.json", {**facts, **overload.as_json()})
+    (folder / "attempts.csv").write_text(overload.as_csv())
     (folder / "overload.png").write_bytes(picture(overload))
     text = document(overload, facts)
     (folder / "README.md").write_text(text)

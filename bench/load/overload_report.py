@@ -1,7 +1,9 @@
 """What an overload run says: tables, the two comparisons that matter, a picture."""
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from bench.load.arrivals import GREEDY_SHARE, OWNERS, Owner, Stage
@@ -40,10 +42,23 @@ class Overload:
         return {
             "capacities_requests_per_s": list(self.capacities),
             "speed": {name: asdict(measured) for name, measured in speeds(self).items()},
-            "full": [asdict(answer) for answer in self.full],
             "stages": rows,
-            "visits": [asdict(visit) for visit in self.visits],
         }
+
+    def as_csv(self) -> str:
+        """A line for each attempt, those of the full machine first, as requests of no key."""
+        page = io.StringIO()
+        names = [field.name for field in fields(Answer)]
+        lines = csv.writer(page, lineterminator="\n")
+        lines.writerow(["load", "key", "request", "attempt", *names])
+        requests = [("full", "", [answer]) for answer in self.full]
+        requests += [(visit.stage, visit.owner, list(visit.attempts)) for visit in self.visits]
+        for number, (load, owner, attempts) in enumerate(requests):
+            for attempt, answer in enumerate(attempts):
+                values = [getattr(answer, name) for name in names]
+                shown = [f"{value:.4f}" if isinstance(value, float) else value for value in values]
+                lines.writerow([load, owner, number, attempt, *shown])
+        return page.getvalue()
 
 
 def facts(visits: Sequence[Visit]) -> Json:
@@ -102,7 +117,7 @@ def document(overload: Overload, run: Mapping[str, Any]) -> str:
             "\nBy key:\n",
             *table(_KEY_HEAD, [_key_row(overload, stage, owner) for stage in overload.stages for owner in OWNERS]),
             "\n![latency and shares by load](overload.png)\n",
-            "Again: `python -m bench.load.overload`.\n",
+            "Each attempt: [attempts.csv](attempts.csv). Again: `python -m bench.load.overload`.\n",
         ]
     )
 

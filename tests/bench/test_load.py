@@ -1,7 +1,10 @@
 """The loads: who comes when, what is counted, what the pages say; and both played to a gateway over fake models."""
 
+import csv
+import io
 import os
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -118,6 +121,15 @@ def test_page_of_an_overload_tells_who_was_answered(overload: Overload) -> None:
     assert "| 2x | 22 | 20 | 0 | 1 | 0 | 1 | 0 | 23 |" in page
     assert "| 2x | modest | 1 | 0 | 0% | 0% | - |" in page
     assert "4.00 answers a second" in page and picture(overload).startswith(PNG)
+
+
+def test_every_attempt_has_a_line(overload: Overload) -> None:
+    rows = list(csv.DictReader(io.StringIO(overload.as_csv())))
+    assert Counter(row["load"] for row in rows) == {"full": 2, "1x": 20, "2x": 44}
+    twice = [row for row in rows if row["load"] == "2x"][:2]
+    assert len({row["request"] for row in twice}) == 1
+    assert [(row["attempt"], row["code"]) for row in twice] == [("0", REFUSED), ("1", "")]
+    assert float(twice[1]["service_s"]) == pytest.approx(1.2)
 
 
 def sample(number: int) -> Sample:
