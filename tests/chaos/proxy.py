@@ -100,6 +100,8 @@ class Proxy:
                 directions.create_task(self._carry(up_reader, writer))
         except (OSError, ExceptionGroup):  # which the other side is to hear of
             pass
+        except asyncio.CancelledError:  # the proxy's end, which asyncio's streams would report as a failure
+            pass
         finally:
             self._ends.difference_update(ends)
             for end in ends:
