@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from semspec.file_state import FileState, file_state
 from semspec.keys import NAME, digest
 
 _log = logging.getLogger(__name__)
@@ -99,12 +100,5 @@ def _text(file: Path) -> str:
         raise ValueError(f"the file cannot be read ({error.strerror})") from error
 
 
-def _state(file: Path | None) -> tuple[int, ...]:
-    """Changes with the file, also when it becomes readable, or is a link that leads elsewhere, as a secret's."""
-    if file is None:
-        return ()
-    try:
-        found = file.stat()
-    except OSError:
-        return ()
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+def _state(file: Path | None) -> FileState | None:
+    return None if file is None else file_state(file)

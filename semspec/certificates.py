@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, Never, TypeVar
 
+from semspec.file_state import FileState, file_state
+
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
@@ -93,14 +95,5 @@ def _no_password() -> Never:  # else OpenSSL asks for one at the terminal
     raise ValueError("the key is locked by a password; give one without")
 
 
-def _states(files: Sequence[Path]) -> list[tuple[int, ...] | None]:
-    return [_state(path) for path in files]
-
-
-def _state(path: Path) -> tuple[int, ...] | None:
-    """What is different once a file was written, replaced or made readable; None: it is not there."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
+def _states(files: Sequence[Path]) -> list[FileState | None]:
+    return [file_state(path) for path in files]

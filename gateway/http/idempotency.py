@@ -5,7 +5,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import monotonic
 
 from gateway.generations.call import Call
@@ -28,10 +28,10 @@ async def recalled(call: Call, body: GenerationRequest, key: str, store: Store, 
     """
     if len(key) > MAX_KEY_LENGTH:
         raise InvalidRequest(f"the key is longer than {MAX_KEY_LENGTH} characters", "Idempotency-Key")
-    until = monotonic() + patience_s
+    until, mine = monotonic() + patience_s, _Claim.of(call, body, key)
     while True:
-        known = json.loads(await store.remember(_digest(call.owner, key), _value(call, body)))
-        if known["request"] != _request(call, body):
+        known = json.loads(await store.remember(mine.digest, mine.value))
+        if known["request"] != mine.request:
             raise InvalidRequest("this key was used for another request; take a new one", "Idempotency-Key")
         if known["id"] == call.id:
             return call, False
@@ -52,7 +52,8 @@ async def unless_refused(
             run = await held.enter_async_context(opened)
         except BaseException:
             with suppress(Unavailable):
-                await store.disown(_digest(call.owner, key), _value(call, body))
+                mine = _Claim.of(call, body, key)
+                await store.disown(mine.digest, mine.value)
             raise
         yield run
 
@@ -65,13 +66,19 @@ async def _has_begun(id: str, store: Store) -> bool:
     return True
 
 
-def _value(call: Call, body: GenerationRequest) -> str:
-    """What a key stands for."""
-    return json.dumps({"id": call.id, "request": _request(call, body)})
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """A key, and what it stands for if nobody had it before: this call and its request."""
 
+    digest: str
+    """Of the key, and of whose it is."""
+    request: str
+    value: str
 
-def _request(call: Call, body: GenerationRequest) -> str:
-    return _digest(call.api, body.model_dump_json(exclude_unset=True))
+    @classmethod
+    def of(cls, call: Call, body: GenerationRequest, key: str) -> "_Claim":
+        request = _digest(call.api, body.model_dump_json(exclude_unset=True))
+        return cls(_digest(call.owner, key), request, json.dumps({"id": call.id, "request": request}))
 
 
 def _digest(*parts: str) -> str:
