@@ -13,15 +13,19 @@ import httpx
 from semspec.client import Gateway, read_events, refusal
 from semspec.errors import InternalError, Overloaded, Unavailable
 from tests.chaos.site import Site
-from tests.stack.support import GENEROUS_S, Json, answer_of, chat_body, records_of, text_of
+from tests.stack.support import (
+    GENEROUS_S,
+    LONG_QUESTION,
+    NUM_SEGMENTS_BEFORE,
+    SEGMENTS,
+    Json,
+    answer_of,
+    begun_since,
+    chat_body,
+    records_of,
+    text_of,
+)
 
-HAPPENINGS = ("buys 4 pens", "naps", "loses 7 pens", "finds 6 pens", "sells 2 pens", "reads")
-DAYS = " ".join(f"Day {day}: Tom {HAPPENINGS[day % 6]}." for day in range(1, 13))
-QUESTION = f"Tom has pens: 31. {DAYS} How many pens does Tom have now?"
-"""Answered in some ten segments."""
-
-NUM_SEGMENTS_BEFORE = 2
-"""How far a generation is when its fault comes."""
 RETRY_S = 0.25
 MUCH: Json = {"stream": True, "n": 8, "logprobs": True, "top_logprobs": 20}
 """Some megabytes."""
@@ -53,7 +57,7 @@ class Request:
     seed: int
     read_s: float = GENEROUS_S
     """How long the client waits for the next word before it attaches anew."""
-    question: str = QUESTION
+    question: str = LONG_QUESTION
     under_way: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when two segments are there."""
 
@@ -129,12 +133,8 @@ def _answer(body: Json, num_breaks: int) -> Answer:
 async def _watch(request: Request) -> None:
     """Look in Redis how far a generation is that was not there before."""
     async with request.site.redis as redis:
-        before = set(await redis.keys("semspec:{*}:segments"))
-        while not request.under_way.is_set():
-            for key in set(await redis.keys("semspec:{*}:segments")) - before:
-                if await redis.llen(key) >= NUM_SEGMENTS_BEFORE:
-                    request.under_way.set()
-            await asyncio.sleep(0.01)
+        await begun_since(await redis.keys(SEGMENTS.format("*")), redis)
+        request.under_way.set()
 
 
 async def hardly_read(request: Request) -> Answer:

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import psutil
 
 from semspec.stack import Stack
 from semspec.stack.child import Child, StackError
-from semspec.stack.config import ROLES, Command
-from semspec.stack.redis import private_redis
-from tests.stack.support import GENEROUS_S
+from semspec.stack.config import Command
+from tests.stack.support import GENEROUS_S, origin_of
 
 POLL_S = 0.05
 
@@ -33,13 +31,7 @@ class Process:
     @classmethod
     def of(cls, stack: Stack, name: str) -> "Process":
         """The one that the stack itself has started."""
-        address = stack.addresses[name]
-        if name == "redis":  # which rewrites its own command line
-            return cls(stack, name, private_redis(Path(address.removeprefix("unix://")).parent)[1], {}, address)
-        environment = psutil.Process(stack.processes[name].pid).environ()
-        if name in ROLES:
-            environment[f"SEMSPEC_{name.upper()}_PORT"] = address.rpartition(":")[2]
-        return cls(stack, name, stack.config.commands[name], environment, address)
+        return cls(stack, name, *origin_of(stack, name), stack.addresses[name])
 
     @property
     def role(self) -> str:

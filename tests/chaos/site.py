@@ -9,7 +9,6 @@ All gateways reach Redis through one proxy.
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -23,7 +22,8 @@ from semspec.stack import Stack, StackConfig
 from semspec.stack.config import ROLES
 from tests.chaos.processes import POLL_S, Process, second
 from tests.chaos.proxy import Proxy, listening
-from tests.stack.support import GENEROUS_S, Json
+from tests.gateway.support import free_port
+from tests.stack.support import GENEROUS_S, SEGMENTS, Json, redis_of
 
 FIRST, SECOND, ALONE, FAR = "gateway", "gateway 2", "gateway alone", "gateway far"
 CLIENTS = "clients"
@@ -56,7 +56,7 @@ class Site:
 
     @property
     def redis(self) -> Redis:
-        return Redis.from_url(self.stack.addresses["redis"], decode_responses=True)
+        return redis_of(self.stack)
 
     def lead_to(self, gateway: str) -> None:
         """From now on, clients that connect reach this one."""
@@ -80,7 +80,7 @@ class Site:
         """The status of a generation, empty if there is none, and its segments' records, as they are in Redis."""
         async with self.redis as redis:
             status = await redis.hget(f"semspec:{{{generation}}}:meta", "status")
-            records = await redis.lrange(f"semspec:{{{generation}}}:segments", 0, -1)
+            records = await redis.lrange(SEGMENTS.format(generation), 0, -1)
         return str(status or ""), [json.loads(record) for record in records]
 
 
@@ -115,12 +115,7 @@ async def _double(site: Site) -> None:
 
 
 def _gateway(like: Process, name: str, addresses: dict[str, str], redis: str) -> Process:
-    prefix, address = "SEMSPEC_GATEWAY", like.address if name == like.name else _free_address()
+    prefix, address = "SEMSPEC_GATEWAY", like.address if name == like.name else f"127.0.0.1:{free_port()}"
     services = {f"{prefix}_{role.upper()}_ADDRESS": places for role, places in addresses.items()}
     own = {f"{prefix}_PORT": address.rpartition(":")[2], f"{prefix}_REDIS_URL": f"redis://{redis}"}
     return Process(like.stack, name, like.command, {**like.environment, **services, **own}, address)
-
-
-def _free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"127.0.0.1:{free.getsockname()[1]}"

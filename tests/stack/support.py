@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +11,28 @@ from typing import Any
 
 import httpx
 import psutil
+from redis.asyncio import Redis
 
 from semspec.client import Event, read_events
 from semspec.decoding import Roles
 from semspec.stack import Stack
 from semspec.stack.child import Child
+from semspec.stack.config import Command
 from semspec.stack.redis import private_redis
 
 GENEROUS_S = 120.0
 """Bound on anything that takes seconds on a quiet machine."""
 
+SEGMENTS = "semspec:{{{}}}:segments"
+"""Key in Redis of a generation's segments."""
+
 QUESTION = "Tom has pens: 25. Day 1: Tom sells 6 pens. How many pens does Tom have now?"
+_HAPPENINGS = ("buys 4 pens", "naps", "loses 7 pens", "finds 6 pens", "sells 2 pens", "reads")
+_DAYS = " ".join(f"Day {day}: Tom {_HAPPENINGS[day % 6]}." for day in range(1, 13))
+LONG_QUESTION = f"Tom has pens: 31. {_DAYS} How many pens does Tom have now?"
+"""Answered by the bundled pair in some ten segments."""
+NUM_SEGMENTS_BEFORE = 2
+"""How far a generation is when something happens to it."""
 
 Json = dict[str, Any]
 
@@ -158,6 +169,29 @@ async def until_first_segment(chunks: AsyncIterator[Json]) -> list[Json]:
     raise AssertionError("the stream ended without a segment")
 
 
+def origin_of(stack: Stack, role: str) -> tuple[Command, dict[str, str]]:
+    """The command and the environment by which a process of the stack is started anew in the same place."""
+    address = stack.addresses[role]
+    if role == "redis":  # which rewrites its own command line
+        return private_redis(Path(address.removeprefix("unix://")).parent)[1], {}
+    environment = psutil.Process(stack.processes[role].pid).environ()
+    environment[f"SEMSPEC_{role.upper()}_PORT"] = address.rpartition(":")[2]
+    return stack.config.commands[role], environment
+
+
+def redis_of(stack: Stack) -> Redis:
+    return Redis.from_url(stack.addresses["redis"], decode_responses=True)
+
+
+async def begun_since(before: Collection[bytes | str], redis: Redis) -> str:
+    """The generation whose segments were not there before, once it is far enough."""
+    while True:
+        for key in set(await redis.keys(SEGMENTS.format("*"))).difference(before):
+            if await redis.llen(key) >= NUM_SEGMENTS_BEFORE:
+                return str(key).partition("{")[2].partition("}")[0]
+        await asyncio.sleep(0.01)
+
+
 @dataclass(frozen=True, slots=True)
 class Victim:
     """A process of the stack that can be killed and started anew in the same place."""
@@ -168,12 +202,7 @@ class Victim:
 
     @classmethod
     def of(cls, stack: Stack, role: str) -> "Victim":
-        address = stack.addresses[role]
-        if role == "redis":  # which rewrites its own command line
-            return cls(role, private_redis(Path(address.removeprefix("unix://")).parent)[1], {})
-        environment = psutil.Process(stack.processes[role].pid).environ()
-        environment[f"SEMSPEC_{role.upper()}_PORT"] = address.rpartition(":")[2]
-        return cls(role, stack.config.commands[role], environment)
+        return cls(role, *origin_of(stack, role))
 
     async def kill(self, stack: Stack) -> None:
         """As the kernel does when memory runs out."""

@@ -5,7 +5,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from dataclasses import dataclass
 import httpx
 import pytest
 import pytest_asyncio
-from redis.asyncio import Redis
 
 from gateway.generations.sessions import stored_name
 from semspec import client
@@ -21,17 +19,26 @@ from semspec.client import Event, Gateway
 from semspec.stack import Stack, StackConfig
 from semspec.stack.child import Child
 from semspec.stack.supervisor import OWNER
-from tests.stack.support import GENEROUS_S, Json, Running, Victim, answer_of, chat_body, records_of, text_of
+from tests.gateway.support import free_port
+from tests.stack.support import (
+    GENEROUS_S,
+    LONG_QUESTION,
+    SEGMENTS,
+    Json,
+    Running,
+    Victim,
+    answer_of,
+    begun_since,
+    chat_body,
+    records_of,
+    redis_of,
+    text_of,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-HAPPENINGS = ("buys 4 pens", "naps", "loses 7 pens", "finds 6 pens", "sells 2 pens", "reads")
-DAYS = " ".join(f"Day {day}: Tom {HAPPENINGS[day % 6]}." for day in range(1, 13))
-QUESTION = f"Tom has pens: 31. {DAYS} How many pens does Tom have now?"
-"""Answered in some ten segments; what is to be killed is killed after the second."""
-
-SEGMENTS, TURNS = "semspec:{{{}}}:segments", "semspec:session:{{{}}}:turns"
-"""Keys in Redis, of a generation and of a session."""
+TURNS = "semspec:session:{{{}}}:turns"
+"""Key in Redis of a session's turns."""
 ENVIRONMENT = {
     "SEMSPEC_GATEWAY_RECHECK_S": "0.2",
     "SEMSPEC_GATEWAY_WRITER_LEASE_S": "1",
@@ -74,9 +81,8 @@ async def running_twins() -> AsyncIterator[Twins]:
 
 async def start_second_gateway(stack: Stack, first: Victim) -> str:
     """Its URL; the stack stops it with the others."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    environment = {**first.environment, "SEMSPEC_GATEWAY_PORT": port}
+    port = free_port()
+    environment = {**first.environment, "SEMSPEC_GATEWAY_PORT": str(port)}
     log = stack.processes["gateway"].log.with_name("second-gateway.log")
     stack.processes["second gateway"] = await Child.start("gateway", first.command, environment, log)
     return f"http://127.0.0.1:{port}"
@@ -95,7 +101,7 @@ async def twins(running_twins: Twins) -> AsyncIterator[Twins]:
 @pytest.mark.parametrize("strategy", ["semantic", "target"])
 async def test_another_gateway_goes_on_for_one_killed(twins: Twins, strategy: str) -> None:
     fields = {"seed": 1, "semspec": {"strategy": strategy}}
-    whole = await twins.second.answer(QUESTION, **fields)
+    whole = await twins.second.answer(LONG_QUESTION, **fields)
     seen = await seen_until_killed(twins, **fields)
     rest = await twins.second.attached(seen[0].data["id"], seen[-1].id)
     await assert_told_once(twins.second, seen, rest, whole)
@@ -103,8 +109,8 @@ async def test_another_gateway_goes_on_for_one_killed(twins: Twins, strategy: st
 
 async def test_gateway_that_wakes_up_late_stores_nothing_more(twins: Twins) -> None:
     fields, session = {"seed": 2}, secrets.token_hex(8)
-    whole = await twins.second.answer(QUESTION, **fields)
-    async with twins.first.events(QUESTION, **fields, semspec={"session": session}) as events:
+    whole = await twins.second.answer(LONG_QUESTION, **fields)
+    async with twins.first.events(LONG_QUESTION, **fields, semspec={"session": session}) as events:
         seen = await up_to(is_second_segment, events)
         id = seen[0].data["id"]
         with stopped(twins.first.pid("gateway")):
@@ -122,8 +128,8 @@ async def test_gateway_that_wakes_up_late_stores_nothing_more(twins: Twins) -> N
 
 async def test_failed_generation_goes_on_when_the_killed_target_is_back(twins: Twins) -> None:
     fields = {"seed": 3}
-    whole = await twins.first.answer(QUESTION, **fields)
-    async with twins.first.events(QUESTION, **fields) as events:
+    whole = await twins.first.answer(LONG_QUESTION, **fields)
+    async with twins.first.events(LONG_QUESTION, **fields) as events:
         seen = await up_to(is_second_segment, events)
         await twins.kill("target")
         seen += await up_to(is_error, events)
@@ -144,11 +150,11 @@ async def test_client_attaches_by_itself_whenever_its_gateway_is_killed(
     monkeypatch.setattr(client, "NUM_REATTACHMENTS", 8)  # a minute and more, however slow the machine
     monkeypatch.setattr(client, "FIRST_PAUSE_S", 0.25)
     fields = {"seed": 4, "semspec": {"trace": True}}
-    whole, breaks, told = await twins.second.answer(QUESTION, **fields), list[str](), list[Json]()
+    whole, breaks, told = await twins.second.answer(LONG_QUESTION, **fields), list[str](), list[Json]()
     moments, noticed = [0, 2, 2], -1  # at once; after two segments; and again before the next one
     async with (
         aclosing(Gateway.at(twins.stack.base_url, twins.stack.api_key)) as rest_client,
-        aclosing(rest_client.chat(chat_body(QUESTION, fields), breaks.append)) as stream,
+        aclosing(rest_client.chat(chat_body(LONG_QUESTION, fields), breaks.append)) as stream,
     ):
         async for chunk in stream:
             told.append(chunk)
@@ -163,11 +169,12 @@ async def test_client_attaches_by_itself_whenever_its_gateway_is_killed(
 
 
 async def test_repeated_request_is_answered_by_the_generation_of_a_killed_gateway(twins: Twins) -> None:
-    whole, key = await twins.second.answer(QUESTION, seed=5), secrets.token_hex(8)
+    whole, key = await twins.second.answer(LONG_QUESTION, seed=5), secrets.token_hex(8)
     async with redis_of(twins.stack) as redis:
         before = await redis.keys(SEGMENTS.format("*"))
         asked = asyncio.create_task(posted(twins.first, key, seed=5))
-        id = await begun_since(before, redis)
+        async with asyncio.timeout(GENEROUS_S):
+            id = await begun_since(before, redis)
     await twins.kill("gateway")
     with pytest.raises(httpx.TransportError):
         await asked
@@ -179,7 +186,7 @@ async def test_repeated_request_is_answered_by_the_generation_of_a_killed_gatewa
 
 async def test_turn_that_another_gateway_ends_is_committed_once(twins: Twins) -> None:
     fields, session = {"seed": 6}, secrets.token_hex(8)
-    whole = await twins.second.answer(QUESTION, **fields)
+    whole = await twins.second.answer(LONG_QUESTION, **fields)
     seen = await seen_until_killed(twins, **fields, semspec={"session": session})
     id = seen[0].data["id"]
     rest = await twins.second.attached(id, seen[-1].id)
@@ -190,7 +197,7 @@ async def test_turn_that_another_gateway_ends_is_committed_once(twins: Twins) ->
 
 async def seen_until_killed(twins: Twins, **fields: object) -> list[Event]:
     """All that reaches the client of a gateway that is killed after the second segment."""
-    async with twins.first.events(QUESTION, **fields) as events:
+    async with twins.first.events(LONG_QUESTION, **fields) as events:
         seen = await up_to(is_second_segment, events)
         await twins.kill("gateway")
         with pytest.raises(httpx.TransportError):
@@ -244,25 +251,15 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 async def posted(running: Running, key: str, **fields: object) -> httpx.Response:
-    body, headers = chat_body(QUESTION, fields), {"Idempotency-Key": key}
+    body, headers = chat_body(LONG_QUESTION, fields), {"Idempotency-Key": key}
     return await running.http.post("/v1/chat/completions", json=body, headers=headers)
-
-
-async def begun_since(before: Sequence[bytes | str], redis: Redis) -> str:
-    """The generation that was not there before, once it has two segments."""
-    async with asyncio.timeout(GENEROUS_S):
-        while True:
-            for key in set(map(str, await redis.keys(SEGMENTS.format("*")))) - set(map(str, before)):
-                if await redis.llen(key) >= 2:
-                    return key.partition("{")[2].partition("}")[0]
-            await asyncio.sleep(0.01)
 
 
 async def assert_conversation_goes_on(running: Running, session: str, first: Json) -> None:
     """The session is free, and its turns in Redis (of which the pair's template shows the models the last only) are
     the question, the answer `first`, and what is asked and answered now."""
     second = await running.answer("And now?", max_tokens=4, semspec={"session": session})
-    contents = [QUESTION, content_of(first), "And now?", content_of(second)]
+    contents = [LONG_QUESTION, content_of(first), "And now?", content_of(second)]
     async with redis_of(running.stack) as redis:
         turns = [json.loads(turn) for turn in await redis.lrange(TURNS.format(stored_name(session, OWNER)), 0, -1)]
     assert [turn["content"] for turn in turns] == contents
@@ -272,7 +269,3 @@ async def assert_conversation_goes_on(running: Running, session: str, first: Jso
 def content_of(answer: Json) -> str:
     """The answer without the reasoning; as a turn, empty if there is none."""
     return answer["choices"][0]["message"]["content"] or ""
-
-
-def redis_of(stack: Stack) -> Redis:
-    return Redis.from_url(stack.addresses["redis"], decode_responses=True)
