@@ -12,8 +12,8 @@ import torch
 from bench.configuration import Configuration, parse
 from bench.environment import ROLES, window
 from bench.report import readme_tables, write_report
-from bench.roads.protocol import RoadError
 from bench.run import Plan, Runner, default_folder, opened
+from bench.runners.protocol import RoadError
 from bench.summary import load_run
 from bench.tasks import TASKS, Task, load_task
 from semspec.errors import InvalidRequest, Mismatch, SemspecError

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
-from semspec.core import AcceptanceRule, ScoreMethod, Segmentation, Strategy
 from semspec.errors import InvalidRequest
+from semspec.types import AcceptanceRule, ScoreMethod, Segmentation, Strategy
 
 RoadName = Literal["gateway", "in-process", "transformers", "vllm"]
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from bench.report.floor import measure_machine, weights_of
 from demo.problems import SPLITS, make_problem
-from semspec.core import Context, Message, Sampling, Segment, SegmentEnd, WriteOrder, Writer
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.stack import BUNDLED_PAIR
+from semspec.types import Context, GenerationParams, Message, SamplingParams, Segment, SegmentEnd, Writer
 from training.files import write_json
 
 NUM_ROUNDS = 15
@@ -63,9 +63,9 @@ async def _decode(engine: TransformersEngine, context: Context, want_states: boo
     """Milliseconds a token over NUM_TOKENS tokens."""
     left, start = NUM_TOKENS, perf_counter()
     while left > 0:
-        sampling = Sampling(0.6, 0.95, 0, seed=left)
-        order = WriteOrder(sampling, max_segments=0, max_tokens=left, want_states=want_states, session="cost")
-        async for written in engine.write(context, order):
+        sampling = SamplingParams(0.6, 0.95, 0, seed=left)
+        params = GenerationParams(sampling, max_segments=0, max_tokens=left, want_states=want_states, session="cost")
+        async for written in engine.generate(context, params):
             left -= len(written.segment.token_ids)
     return (perf_counter() - start) * 1e3 / NUM_TOKENS
 
@@ -74,9 +74,9 @@ async def _read(engine: TransformersEngine, context: Context, num_tokens: int) -
     """Milliseconds to read `num_tokens` tokens after the context, which is cached."""
     [prompt] = context.pieces
     segment = Segment("", prompt.token_ids[:num_tokens], prompt.tokenizer, Writer.DRAFT, SegmentEnd.BOUNDARY)
-    await engine.read(context, [segment], "cost")
+    await engine.score(context, [segment], "cost")
     start = perf_counter()
-    await engine.read(context, [segment], "cost")
+    await engine.score(context, [segment], "cost")
     return (perf_counter() - start) * 1e3
 
 

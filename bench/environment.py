@@ -17,7 +17,7 @@ import torch
 from semspec.errors import InvalidRequest
 
 ROOT = Path(__file__).resolve().parents[1]
-MEASURED_CODE = ("semspec", "services", "gateway", "bench/roads")
+MEASURED_CODE = ("semspec", "services", "gateway", "bench/runners")
 """Folders whose code an answer passes through."""
 ROLES = ("draft", "target")
 PACKAGES = ("torch", "transformers", "grpcio", "fastapi", "redis", "safetensors")

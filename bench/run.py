@@ -12,15 +12,15 @@ from typing import Any
 from bench.configuration import Configuration, RoadName
 from bench.environment import code_digest, environment, memory_bytes
 from bench.record import RECORDS, STAGES, Record, as_line, read_records
-from bench.roads.assisted import open_transformers
-from bench.roads.gateway import open_gateway, open_stack
-from bench.roads.in_process import open_in_process
-from bench.roads.protocol import Ask, NotApplicable, Outcome, Road, RoadError
-from bench.roads.vllm import open_vllm
+from bench.runners.assisted import open_transformers
+from bench.runners.gateway import open_gateway, open_stack
+from bench.runners.in_process import open_in_process
+from bench.runners.protocol import Ask, NotApplicable, Outcome, Road, RoadError
+from bench.runners.vllm import open_vllm
 from bench.tasks import Question, Task
 from demo.turns import in_turns
-from semspec.core import Writer, derive_seed
 from semspec.errors import InvalidRequest
+from semspec.types import Writer, derive_seed
 from training.files import write_json
 from training.progress import Reporter
 
@@ -134,10 +134,10 @@ class Runner:
         bar = self._reporter.bar(title, len(schedule), "answers", done=len(schedule) - len(left))
         with bar as advance, path.open("a") as file:
             for sample, question, configuration in left:
-                order = self._order(question, configuration, sample)
-                outcome = await roads[configuration.road].ask(order)
+                params = self._order(question, configuration, sample)
+                outcome = await roads[configuration.road].ask(params)
                 is_right = self._plan.task.is_right(question, outcome.text)
-                file.write(as_line(_record(order, question, sample, outcome, is_right)))
+                file.write(as_line(_record(params, question, sample, outcome, is_right)))
                 file.flush()
                 advance(1)
 
@@ -178,7 +178,7 @@ def default_folder(plan: Plan) -> Path:
     return Path(".work/bench") / f"{plan.task.name}-t{plan.temperature:g}-{digest}"
 
 
-def _record(order: Ask, question: Question, sample: int, outcome: Outcome, is_right: bool) -> Record:
+def _record(params: Ask, question: Question, sample: int, outcome: Outcome, is_right: bool) -> Record:
     tokens: Counter[str] = Counter()
     stages: Counter[str] = Counter()
     for row in outcome.trace:
@@ -188,10 +188,10 @@ def _record(order: Ask, question: Question, sample: int, outcome: Outcome, is_ri
         stages.update(row["times"])
     verdicts = Counter(row["verdict"] for row in outcome.trace)
     return Record(
-        label=order.configuration.label,
+        label=params.configuration.label,
         question=question.id,
         sample=sample,
-        seed=order.seed,
+        seed=params.seed,
         is_right=is_right,
         finish_reason=outcome.finish_reason,
         latency_s=round(outcome.latency_s, 6),

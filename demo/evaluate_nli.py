@@ -17,24 +17,24 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 from demo.probe_data import ParserEquivalence, questions
-from semspec.core import Context, Sampling, Writer, derive_seed
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.fingerprint import model_fingerprint
 from semspec.stack import BUNDLED_PAIR
+from semspec.types import Context, SamplingParams, Writer, derive_seed
+from training.clustering.entailment import EntailmentConfig, EntailmentEquivalence
+from training.clustering.equivalence import Alternatives
 from training.config import ContextsConfig, PromptConfig
 from training.data.contexts import choose_depths, mixed_trace, prompt
 from training.data.questions import Question
 from training.data.writers import EngineWriter, ModelDesk, SegmentWriter, WritingRecipe
 from training.files import read_rows, write_rows
-from training.meaning.entailment import EntailmentConfig, EntailmentEquivalence
-from training.meaning.equivalence import Alternatives
 
 log = logging.getLogger("demo.evaluate_nli")
 
 SEED = 7
 NUM_SAMPLES = 20
 MAX_SEGMENT_TOKENS = 64
-SAMPLING = Sampling(temperature=0.6, top_p=0.95)
+SAMPLING = SamplingParams(temperature=0.6, top_p=0.95)
 CONTEXTS = ContextsConfig(traces="mixture", draft_share=0.7, per_question=2)
 
 
@@ -58,7 +58,9 @@ class Scribe:
             reasoning = "".join(piece.text for piece in pieces[1 : depth + 1])
             seeds = [derive_seed(SEED, f"sample {question.id} {depth}", index) for index in range(NUM_SAMPLES)]
             texts = [
-                s.text for writer in (Writer.TARGET, Writer.DRAFT) for s in self._writers[writer].write(context, seeds)
+                s.text
+                for writer in (Writer.TARGET, Writer.DRAFT)
+                for s in self._writers[writer].generate(context, seeds)
             ]
             yield Alternatives(question.id, question.text, reasoning, tuple(texts))
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from demo.meaning import Proposition, is_valid
 from demo.problems import SPLITS, make_problem
 from demo.wording import read
-from training.meaning.equivalence import Alternatives
+from training.clustering.equivalence import Alternatives
 
 
 def questions(split: str, days: Sequence[int] = (3, 4, 5, 6), skip: int = 0) -> Iterator[dict[str, str]]:

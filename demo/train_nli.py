@@ -24,7 +24,7 @@ from demo.problems import SPLITS
 from demo.tokenizer import PIECE, build_tokenizer
 from demo.trainer import Course, Trainer
 from semspec.engine.fingerprint import model_fingerprint
-from training.meaning.nli import NliConfig, NliModel, Verdict
+from training.clustering.nli import NliConfig, NliModel, Verdict
 
 log = logging.getLogger("demo.train_nli")
 

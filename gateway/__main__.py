@@ -15,12 +15,12 @@ from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
 from gateway.storage.store import Store
 from semspec.certificates import renewing_context
-from semspec.decoding import Roles
+from semspec.decoding import Backends
+from semspec.logging import configure_logging
 from semspec.rpc.clients import ClientOptions
 from semspec.rpc.pool import PooledDrafter, PooledTarget, PooledVerifier, PoolOptions
 from semspec.rpc.tls import Certificates
 from semspec.settings import load_settings
-from semspec.telemetry import configure_logging
 from semspec.tracing import exported_traces
 
 SERVER_HEADER_BYTES = 16 * 1024
@@ -60,19 +60,19 @@ def main() -> None:
 
 async def _serve(settings: GatewaySettings) -> None:
     async with AsyncExitStack() as connections:
-        roles = _connect(settings, connections)
-        app = create_app(settings, roles, Store.connect(settings))
+        backends = _connect(settings, connections)
+        app = create_app(settings, backends, Store.connect(settings))
         await _Server(_server_config(settings, app), app.state.parts.readiness, settings.settle_s).serve()
 
 
-def _connect(settings: GatewaySettings, connections: AsyncExitStack) -> Roles:
+def _connect(settings: GatewaySettings, connections: AsyncExitStack) -> Backends:
     options = _pool_options(settings)
     drafter = PooledDrafter(settings.draft_address, options)
     target = PooledTarget(settings.target_address, options)
     verifier = PooledVerifier(settings.verifier_address, options)
     for player in (drafter, target, verifier):
         connections.push_async_callback(player.aclose)
-    return Roles(drafter, target, verifier)
+    return Backends(drafter, target, verifier)
 
 
 def _pool_options(settings: GatewaySettings) -> PoolOptions:

@@ -20,15 +20,15 @@ from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
 from gateway.storage.store import Store
 from semspec import __version__
-from semspec.decoding import Roles
+from semspec.decoding import Backends
 from semspec.rpc.pool import PooledRole
 
 _log = logging.getLogger(__name__)
 
 
-def create_app(settings: GatewaySettings, roles: Roles, store: Store) -> FastAPI:
-    """A gateway over `roles` and `store`. It closes the store at shutdown; the roles are its caller's to close."""
-    parts = _parts(settings, roles, store)
+def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> FastAPI:
+    """A gateway over `backends` and `store`. It closes the store at shutdown; the roles are its caller's to close."""
+    parts = _parts(settings, backends, store)
     app = DocumentedApp(
         title="semspec",
         version=__version__,
@@ -51,19 +51,19 @@ def create_app(settings: GatewaySettings, roles: Roles, store: Store) -> FastAPI
     return app
 
 
-def _parts(settings: GatewaySettings, roles: Roles, store: Store) -> Parts:
+def _parts(settings: GatewaySettings, backends: Backends, store: Store) -> Parts:
     metrics = Metrics()
     metrics.capacity(settings.max_concurrent)
     store.on_failure = metrics.redis_failure
-    for service, player in zip(POOLED, (roles.drafter, roles.target, roles.verifier), strict=True):
+    for service, player in zip(POOLED, (backends.drafter, backends.target, backends.verifier), strict=True):
         if isinstance(player, PooledRole):
             metrics.of_services.replicas(service, player)
     return Parts(
         settings=settings,
-        roles=roles,
+        backends=backends,
         store=store,
         metrics=metrics,
-        readiness=Readiness(roles, settings, store, metrics),
+        readiness=Readiness(backends, settings, store, metrics),
         admission=Admission(Limits.of(settings), metrics),
         background=Background(),
         costs=CostTable(),

@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from gateway.generations.spec_metrics import steps
 from semspec import __version__
-from semspec.core import ModelInfo, SegmentRecord
-from semspec.trace import verdict
+from semspec.records import verdict
+from semspec.types import ModelInfo, SegmentRecord
 
 _NAMESPACE = "semspec_gateway"
 SERVICES = ("draft", "target", "verifier", "redis")

@@ -13,7 +13,7 @@ from gateway.metrics import Metrics
 from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
 from gateway.storage.store import Store
-from semspec.decoding import Roles
+from semspec.decoding import Backends
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Parts:
     """No module holds any of these as a global."""
 
     settings: GatewaySettings
-    roles: Roles
+    backends: Backends
     store: Store
     metrics: Metrics
     readiness: Readiness

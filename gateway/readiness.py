@@ -13,9 +13,9 @@ from gateway.generations.served import STRATEGIES, Served
 from gateway.metrics import Metrics
 from gateway.settings import GatewaySettings
 from gateway.storage.store import Store
-from semspec.core import STATE_CONVENTION, ModelInfo, Strategy
-from semspec.decoding import Roles
+from semspec.decoding import Backends
 from semspec.errors import Mismatch, SemspecError, Unavailable
+from semspec.types import STATE_CONVENTION, ModelInfo, Strategy
 
 _log = logging.getLogger(__name__)
 _SERVED = TypeAdapter(Served)
@@ -37,8 +37,8 @@ class Status:
 class Readiness:
     """Keeps the handshake current. A lost draft or verifier does not end readiness: the target goes on alone."""
 
-    def __init__(self, roles: Roles, settings: GatewaySettings, store: Store, metrics: Metrics) -> None:
-        self._roles = roles
+    def __init__(self, backends: Backends, settings: GatewaySettings, store: Store, metrics: Metrics) -> None:
+        self._backends = backends
         self._settings = settings
         self._store = store
         self._metrics = metrics
@@ -105,9 +105,9 @@ class Readiness:
     async def _handshake(self) -> Status:
         settings, known = self._settings, self.status.served
         draft, target, verifier, redis_answers = await asyncio.gather(
-            self._ask("draft", settings.draft_address, self._roles.drafter.info()),
-            self._ask("target", settings.target_address, self._roles.target.info()),
-            self._ask("verifier", settings.verifier_address, self._roles.verifier.info()),
+            self._ask("draft", settings.draft_address, self._backends.drafter.info()),
+            self._ask("target", settings.target_address, self._backends.target.info()),
+            self._ask("verifier", settings.verifier_address, self._backends.verifier.info()),
             self._store.ping(),
         )
         answers = {"draft": draft, "target": target, "verifier": verifier}
@@ -187,5 +187,7 @@ def mismatch(served: Served, settings: GatewaySettings) -> str | None:
             )
     if not served.segmentations("semantic"):
         return "draft, target and verifier have no segmentation in common: use probes trained on one the engines know"
-    obstacle = served.obstacle(settings.default_strategy)
-    return None if obstacle is None else f"SEMSPEC_GATEWAY_DEFAULT_STRATEGY cannot be done: {obstacle}"
+    unsupported_reason = served.unsupported_reason(settings.default_strategy)
+    return (
+        None if unsupported_reason is None else f"SEMSPEC_GATEWAY_DEFAULT_STRATEGY cannot be done: {unsupported_reason}"
+    )

@@ -8,10 +8,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gateway.keys import read_entries
 from semspec.certificates import check_authority, check_pair
-from semspec.core import AcceptanceRule, ScoreMethod, Segmentation, Strategy
 from semspec.errors import InvalidRequest
-from semspec.rpc.pool.places import places_of
+from semspec.rpc.pool.resolver import parse_endpoints
 from semspec.settings import MEBIBYTE
+from semspec.types import AcceptanceRule, ScoreMethod, Segmentation, Strategy
 
 MAX_GAMMA = 8
 MAX_TOKEN_GAMMA = 16
@@ -142,7 +142,7 @@ class GatewaySettings(BaseSettings):
     @classmethod
     def _names_replicas(cls, addresses: str) -> str:
         try:
-            places_of(addresses)
+            parse_endpoints(addresses)
         except InvalidRequest as error:
             raise ValueError(error.message) from error
         return addresses

@@ -7,11 +7,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from demo.tokenizer import build_tokenizer
-from semspec.core import Segmentation
 from semspec.engine.protocol import Engine
 from semspec.probes.features import FeatureSet, LayerSet, num_features
 from semspec.probes.probe import Probe, ProbeCard, save_probe
 from semspec.probes.verifier import ProbeVerifier
+from semspec.types import Segmentation
 
 SIZES = {
     "hidden_size": 32,

@@ -4,31 +4,31 @@ import asyncio
 import struct
 from collections.abc import AsyncGenerator, Sequence
 
-from semspec.core import (
+from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
+from semspec.types import (
     STATE_CONVENTION,
     SURPRISAL_FEATURES,
+    ChoiceScores,
     Context,
     Distribution,
+    GeneratedSegment,
+    GenerationParams,
     Judgement,
     Message,
     ModelInfo,
     Piece,
     Proposal,
-    Reading,
-    Reply,
     Segment,
     Segmentation,
     SegmentEnd,
+    SegmentScore,
     States,
     Token,
-    Verified,
+    VerifiedTokens,
     VerifierInfo,
-    WriteOrder,
     Writer,
-    Written,
     uniform,
 )
-from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
 
 TOKENIZER = "bytes"
 WINDOW = 4096
@@ -71,15 +71,15 @@ class FakeModel:
             for byte in character.encode()
         ]
 
-    async def write(self, context: Context, order: WriteOrder) -> AsyncGenerator[Written, None]:
-        budget, count = order.max_tokens, 0
+    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+        budget, count = params.max_tokens, 0
         try:
-            while budget > 0 and (order.max_segments == 0 or count < order.max_segments):
+            while budget > 0 and (params.max_segments == 0 or count < params.max_segments):
                 await self._work()
-                segment = self._segment(context, order, budget)
-                states = self._states(context, segment) if order.want_states else None
+                segment = self._segment(context, params, budget)
+                states = self._states(context, segment) if params.want_states else None
                 self.num_written += 1
-                yield Written(segment, states, 1.0)
+                yield GeneratedSegment(segment, states, 1.0)
                 context, budget, count = context.extended(segment), budget - len(segment.token_ids), count + 1
                 if segment.end is SegmentEnd.EOS:
                     return
@@ -87,24 +87,26 @@ class FakeModel:
             self.num_cancelled += 1
             raise
 
-    async def read(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[Reading]:
+    async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
         await self._work()
         readings = []
         for segment in segments:
             features = tuple(float(i) for i in range(len(SURPRISAL_FEATURES)))
-            readings.append(Reading(self._states(context, segment), features, len(segment.token_ids), 1.0))
+            readings.append(SegmentScore(self._states(context, segment), features, len(segment.token_ids), 1.0))
             context = context.extended(segment)
         self.num_read += len(segments)
         return readings
 
-    async def propose(self, context: Context, open_ids: Sequence[int], order: WriteOrder, num_tokens: int) -> Proposal:
+    async def propose(
+        self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
+    ) -> Proposal:
         self.proposed.append(num_tokens)
         await self._work()
         begun, token_ids = tuple(open_ids), list[int]()
         while len(token_ids) < num_tokens:
-            token_ids.append(self._next(context, begun, order))
+            token_ids.append(self._next(context, begun, params))
             begun = (*begun, token_ids[-1])
-            if segment := self._whole(context, begun, order.max_segment_tokens):
+            if segment := self._whole(context, begun, params.max_segment_tokens):
                 if segment.end is SegmentEnd.EOS:
                     break
                 context, begun = context.extended(segment), ()
@@ -112,35 +114,35 @@ class FakeModel:
         return Proposal(tuple(token_ids), certain, TOKENIZER, 1.0)
 
     async def verify(
-        self, context: Context, open_ids: Sequence[int], proposal: Proposal, order: WriteOrder
-    ) -> Verified:
+        self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
+    ) -> VerifiedTokens:
         await self._work()
         if proposal.token_ids and proposal.tokenizer != TOKENIZER:
             raise Mismatch("the drafter has another tokenizer")
-        begun, budget, num_accepted = tuple(open_ids), order.max_tokens, 0
+        begun, budget, num_accepted = tuple(open_ids), params.max_tokens, 0
         segments: list[Segment] = []
         for token in (*proposal.token_ids, None):
-            draw = uniform(order.sampling.seed, "token-accept", _length(context) + len(begun))
+            draw = uniform(params.sampling.seed, "token-accept", _length(context) + len(begun))
             is_kept = token is not None and draw < self.agreement
-            begun = (*begun, token if token is not None and is_kept else self._next(context, begun, order))
+            begun = (*begun, token if token is not None and is_kept else self._next(context, begun, params))
             num_accepted += is_kept
-            if segment := self._whole(context, begun, min(order.max_segment_tokens, budget)):
+            if segment := self._whole(context, begun, min(params.max_segment_tokens, budget)):
                 segments.append(segment)
                 context, begun, budget = context.extended(segment), (), budget - len(segment.token_ids)
-                if segment.end is SegmentEnd.EOS or budget <= 0 or len(segments) == order.max_segments:
+                if segment.end is SegmentEnd.EOS or budget <= 0 or len(segments) == params.max_segments:
                     break
             if not is_kept:
                 break
-        return Verified(tuple(segments), begun, num_accepted, 1.0)
+        return VerifiedTokens(tuple(segments), begun, num_accepted, 1.0)
 
-    async def ask(
+    async def score_choices(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
-    ) -> Reply:
+    ) -> ChoiceScores:
         """Four times as sure of one option, chosen by the context, as of all others together."""
         await self._work()
         chosen = int(len(options) * uniform(sum(context.pieces[-1].text.encode()), self.fingerprint, _length(context)))
         others = 0.2 / (len(options) - 1)
-        return Reply(tuple(0.8 if i == chosen else others for i in range(len(options))), options[chosen], 1.0)
+        return ChoiceScores(tuple(0.8 if i == chosen else others for i in range(len(options))), options[chosen], 1.0)
 
     async def aclose(self) -> None:
         """Nothing to free."""
@@ -150,16 +152,16 @@ class FakeModel:
             raise self.errors.pop(0)
         await asyncio.sleep(self.delay_s)
 
-    def _segment(self, context: Context, order: WriteOrder, budget: int) -> Segment:
+    def _segment(self, context: Context, params: GenerationParams, budget: int) -> Segment:
         begun: tuple[int, ...] = ()
         while True:
-            begun = (*begun, self._next(context, begun, order))
-            if segment := self._whole(context, begun, min(order.max_segment_tokens, budget)):
+            begun = (*begun, self._next(context, begun, params))
+            if segment := self._whole(context, begun, min(params.max_segment_tokens, budget)):
                 return segment
 
-    def _next(self, context: Context, begun: tuple[int, ...], order: WriteOrder) -> int:
+    def _next(self, context: Context, begun: tuple[int, ...], params: GenerationParams) -> int:
         """The byte this model writes after `begun`, whoever wrote that."""
-        number = int(1000 * uniform(order.sampling.seed, "token", _length(context)))
+        number = int(1000 * uniform(params.sampling.seed, "token", _length(context)))
         text = f"{self.remarks[number % len(self.remarks)]}{self.writer} says {number}."
         tail = "." if self._is_last(context) else "\n"
         return ord(text[len(begun)] if len(begun) < len(text) else tail)
@@ -198,7 +200,7 @@ class FakeVerifier:
         )
 
     async def judge(
-        self, draft_states: Sequence[States], readings: Sequence[Reading], probes: str = ""
+        self, draft_states: Sequence[States], readings: Sequence[SegmentScore], probes: str = ""
     ) -> list[Judgement]:
         if self.errors:
             raise self.errors.pop(0)

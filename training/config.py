@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from semspec.core import Sampling, Segmentation
 from semspec.errors import InvalidRequest
-from training.fitting.recipe import FitRecipe
-from training.meaning.entailment import EntailmentConfig
+from semspec.types import SamplingParams, Segmentation
+from training.clustering.entailment import EntailmentConfig
+from training.trainer.recipe import FitRecipe
 
 PythonObject = Annotated[str, Field(pattern=r"^[\w.]+:\w+$", description="module:attribute")]
 
@@ -123,12 +123,12 @@ class SamplesConfig(Part):
     )
 
     @property
-    def sampling(self) -> Sampling:
-        return Sampling(self.temperature, self.top_p, self.top_k, self.seed)
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(self.temperature, self.top_p, self.top_k, self.seed)
 
 
 class PythonEquivalence(Part):
-    """Means the same, by a class of your own (see `training.meaning.equivalence.Equivalence`)."""
+    """Means the same, by a class of your own (see `training.clustering.equivalence.Equivalence`)."""
 
     kind: Literal["python"]
     object: PythonObject

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from semspec.core import Writer
 from semspec.probes.features import num_features
 from semspec.probes.probe import Probe
+from semspec.types import Writer
 from training.config import PipelineConfig
 from training.data.pair import Pair
 from training.data.sample import states_dtype

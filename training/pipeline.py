@@ -7,21 +7,21 @@ from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 
-from semspec.core import Writer
 from semspec.errors import InvalidRequest, Unavailable
 from semspec.probes.features import layer_indices
+from semspec.types import Writer
+from training.clustering.entailment import EntailmentEquivalence
+from training.clustering.equivalence import Equivalence
 from training.config import EntailmentEquivalenceConfig, PipelineConfig
 from training.data.labels import Labels, gather_labels, label, read_labels, write_labels
 from training.data.pair import Pair
 from training.data.questions import Question, gather, question_row, resolve
 from training.data.stages import ClustersStage, ContextsStage, Questions, SamplesStage, Stage
-from training.delivery import Delivery
 from training.estimate import Estimate, fit_seconds, gigabytes, state_row_bytes, timed
+from training.export import Delivery
 from training.files import Row, StageFolder, read_rows, write_json, write_rows
-from training.fitting.recipe import Role
-from training.meaning.entailment import EntailmentEquivalence
-from training.meaning.equivalence import Equivalence
 from training.progress import Reporter
+from training.trainer.recipe import Role
 
 SHARDED = ("contexts", "samples", "clusters")
 WHOLE = ("labels", "probes", "report")
@@ -86,8 +86,8 @@ class Pipeline:
         if all(self.samples.folder.manifest(number) for number in self._mine):
             return
         self._load_equivalence()
-        roles: tuple[Role, ...] = ("draft", "target")
-        for role in roles:
+        backends: tuple[Role, ...] = ("draft", "target")
+        for role in backends:
             layers = self.config.probes.inputs(role)[1]
             layer_indices(layers, self.pair.desks[Writer(role)].lm.info.num_layers + 1)
         if len({desk.lm.info.tokenizer for desk in self.pair.desks.values()}) > 1:

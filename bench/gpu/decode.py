@@ -9,11 +9,11 @@ from bench.gpu.light import Light
 from bench.gpu.models import Model, Pair, filled, random_context, random_tokens, was_graphed
 from bench.gpu.shapes import Scale
 from bench.gpu.timing import Sample, Timer, Work
-from semspec.core import Sampling, WriteOrder, Writer
 from semspec.engine.kv import KV, DynamicKV
 from semspec.engine.transformers_engine import TransformersEngine
+from semspec.types import GenerationParams, SamplingParams, Writer
 
-SAMPLING = Sampling(temperature=0.6, top_p=0.95, seed=1)
+SAMPLING = SamplingParams(temperature=0.6, top_p=0.95, seed=1)
 NUM_WRITES = 8
 
 
@@ -83,7 +83,7 @@ def _is_graphed(model: Model, context: int) -> bool:
 def _engine_sample(timer: Timer, scale: Scale, model: Model, writer: Writer, limit_s: float) -> Sample:
     """A token of a segment written by the engine."""
     prompt = random_context(scale.contexts[0], model.shape.vocab_size)
-    order = WriteOrder(
+    params = GenerationParams(
         SAMPLING,
         max_tokens=scale.written_tokens,
         max_segment_tokens=scale.written_tokens,
@@ -93,7 +93,7 @@ def _engine_sample(timer: Timer, scale: Scale, model: Model, writer: Writer, lim
     engine = TransformersEngine(model.lm, writer, cache_bytes=8 << 30)
 
     async def write() -> None:
-        async for written in engine.write(prompt, order):
+        async for written in engine.generate(prompt, params):
             if len(written.segment.token_ids) != scale.written_tokens:
                 raise RuntimeError(f"a segment ended early, after {len(written.segment.token_ids)} tokens")
 

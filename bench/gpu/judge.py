@@ -6,9 +6,9 @@ import torch
 
 from bench.gpu.models import Model, Pair
 from bench.gpu.timing import Timer
-from semspec.core import SURPRISAL_FEATURES, Reading, States
 from semspec.probes.features import assemble, num_features, tensor_of
 from semspec.probes.probe import Probe
+from semspec.types import SURPRISAL_FEATURES, SegmentScore, States
 
 NUM_REPETITIONS = 30
 
@@ -24,7 +24,7 @@ class RandomProbes:
             self._target = Probe(num_features("states+surprisal", "all", _states_shape(pair.target))).eval()
 
     @torch.inference_mode()
-    def judge(self, draft_states: States, reading: Reading) -> tuple[float, float]:
+    def judge(self, draft_states: States, reading: SegmentScore) -> tuple[float, float]:
         """Semantic probabilities of one segment: the draft's, the target's."""
         surprisal = torch.tensor([reading.surprisal], device=self._device)
         drafted, read = (self._on_device(states) for states in (draft_states, reading.states))
@@ -39,7 +39,7 @@ class RandomProbes:
 def measure_judge(timer: Timer, pair: Pair, limit_s: float) -> dict[str, object]:
     """Both probes over one segment's states, which come from the host: there by one thread, and on the device."""
     drafted, read = (_zeros(model) for model in (pair.draft, pair.target))
-    reading = Reading(read, (0.0,) * len(SURPRISAL_FEATURES), 1, 0.0)
+    reading = SegmentScore(read, (0.0,) * len(SURPRISAL_FEATURES), 1, 0.0)
     probes = {"host": RandomProbes(pair, torch.device("cpu")), "device": RandomProbes(pair, timer.device)}
     works = {place: partial(one.judge, drafted, reading) for place, one in probes.items()}
     samples = timer.interleaved(works, NUM_REPETITIONS, limit_s)

@@ -8,10 +8,10 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from bench.gpu.shapes import Shape
 from semspec import __version__
-from semspec.core import Context, ModelInfo, Piece
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.cuda_graph import MAX_TOKENS
 from semspec.engine.kv import KV, BufferKV
+from semspec.types import Context, ModelInfo, Piece
 
 TOKENIZER = "numbers"
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from bench.gpu.models import Model, build, filled, random_context, random_tokens, was_graphed
 from bench.gpu.shapes import Shape
-from semspec.core import Context, Sampling, States, WriteOrder, Writer, Written
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.probes.features import tensor_of
+from semspec.types import Context, GeneratedSegment, GenerationParams, SamplingParams, States, Writer
 
 SHAPE = Shape("parity", 4, 256, 512, 8, 2, 512)
 WINDOW = 512
@@ -56,11 +56,11 @@ def _errors(model: Model) -> Iterator[tuple[str, float]]:
 
 async def _engine_states(model: Model, context: Context) -> tuple[list[int], Tensor, Tensor, Tensor]:
     """A segment, and its pooled states as written, as read behind a cached context, and as read by a new engine."""
-    written = await _write(model, context, Sampling(seed=1), SEGMENT_TOKENS)
+    written = await _write(model, context, SamplingParams(seed=1), SEGMENT_TOKENS)
     old, new = (TransformersEngine(model.lm, Writer.TARGET, CACHE_BYTES) for _ in range(2))
-    await old.read(context, [written.segment])
-    [cached] = await old.read(context, [written.segment])
-    [recomputed] = await new.read(context, [written.segment])
+    await old.score(context, [written.segment])
+    [cached] = await old.score(context, [written.segment])
+    [recomputed] = await new.score(context, [written.segment])
     await old.aclose()
     await new.aclose()
     if written.states is None:
@@ -69,10 +69,10 @@ async def _engine_states(model: Model, context: Context) -> tuple[list[int], Ten
     return list(written.segment.token_ids), states[0], states[1], states[2]
 
 
-async def _write(model: Model, context: Context, sampling: Sampling, num_tokens: int) -> Written:
+async def _write(model: Model, context: Context, sampling: SamplingParams, num_tokens: int) -> GeneratedSegment:
     engine = TransformersEngine(model.lm, Writer.TARGET, CACHE_BYTES)
-    order = WriteOrder(sampling, max_tokens=num_tokens, max_segment_tokens=num_tokens, want_states=True)
-    [written] = [one async for one in engine.write(context, order)]
+    params = GenerationParams(sampling, max_tokens=num_tokens, max_segment_tokens=num_tokens, want_states=True)
+    [written] = [one async for one in engine.generate(context, params)]
     await engine.aclose()
     return written
 
@@ -94,7 +94,7 @@ def _num_equal_greedy(model: Model) -> int:
     """How many tokens the engine and transformers agree on before they first differ."""
     prompt = random_tokens(PROMPT_TOKENS, model.shape.vocab_size, seed=9)
     context = random_context(PROMPT_TOKENS, model.shape.vocab_size, seed=9)
-    own = asyncio.run(_write(model, context, Sampling(temperature=0), GREEDY_TOKENS)).segment.token_ids
+    own = asyncio.run(_write(model, context, SamplingParams(temperature=0), GREEDY_TOKENS)).segment.token_ids
     ids = torch.tensor([prompt], device=model.lm.device)
     generated = model.lm.model.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=GREEDY_TOKENS, pad_token_id=0

@@ -13,9 +13,9 @@ from bench.gpu.decode import SAMPLING
 from bench.gpu.judge import RandomProbes
 from bench.gpu.models import Pair, random_context
 from bench.gpu.timing import Timer
-from semspec.core import Context, Segment, WriteOrder, Writer, Written
 from semspec.engine.kv import FIRST_CAPACITY, BufferKV
 from semspec.engine.transformers_engine import TransformersEngine
+from semspec.types import Context, GeneratedSegment, GenerationParams, Segment, Writer
 
 CACHE_BYTES = 6 << 30
 
@@ -82,9 +82,9 @@ class Stand:
     async def alone(self, num_segments: int) -> tuple[float, list[float]]:
         """Milliseconds of the target writing so many segments by itself: of all, and of each."""
         num_tokens = num_segments * self._segment_tokens
-        order = replace(self._order("alone"), max_segments=num_segments, max_tokens=num_tokens)
+        params = replace(self._order("alone"), max_segments=num_segments, max_tokens=num_tokens)
         start = self._now()
-        written = [one async for one in self._target.write(self._prompt, order)]
+        written = [one async for one in self._target.generate(self._prompt, params)]
         elapsed_ms = (self._now() - start) * 1e3
         if sum(len(one.segment.token_ids) for one in written) != num_tokens:
             raise RuntimeError("the target ended before its budget; it was given an end-of-sequence token it can draw")
@@ -104,10 +104,10 @@ class Stand:
         await self._target.aclose()
 
     async def _round(self, context: Context, is_accepted: bool, session: str) -> tuple[Segment, Round]:
-        order, marks = self._order(session), [self._now()]
-        drafted = await _first(self._draft, context, replace(order, want_states=True))
+        params, marks = self._order(session), [self._now()]
+        drafted = await _first(self._draft, context, replace(params, want_states=True))
         marks.append(self._now())
-        [reading] = await self._target.read(context, [drafted.segment], session)
+        [reading] = await self._target.score(context, [drafted.segment], session)
         marks.append(self._now())
         if drafted.states is None:
             raise RuntimeError("the draft sent no states")
@@ -116,12 +116,12 @@ class Stand:
         draft_ms, read_ms, judge_ms = ((after - before) * 1e3 for before, after in pairwise(marks))
         if is_accepted:
             return drafted.segment, Round(draft_ms, read_ms, judge_ms)
-        written = await _first(self._target, context, order)
+        written = await _first(self._target, context, params)
         rewrite_ms = (self._now() - marks[-1]) * 1e3
         return self._for_both(written.segment), Round(draft_ms, read_ms, judge_ms, rewrite_ms)
 
-    def _order(self, session: str) -> WriteOrder:
-        return WriteOrder(
+    def _order(self, session: str) -> GenerationParams:
+        return GenerationParams(
             SAMPLING, max_tokens=self._segment_tokens, max_segment_tokens=self._segment_tokens, session=session
         )
 
@@ -134,7 +134,7 @@ class Stand:
         return perf_counter()
 
 
-async def _first(engine: TransformersEngine, context: Context, order: WriteOrder) -> Written:
-    async for written in engine.write(context, order):
+async def _first(engine: TransformersEngine, context: Context, params: GenerationParams) -> GeneratedSegment:
+    async for written in engine.generate(context, params):
         return written
     raise RuntimeError("the engine wrote nothing")

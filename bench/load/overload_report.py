@@ -13,7 +13,7 @@ from bench.load.visit import Visit
 from bench.report.look import panels
 from bench.report.wording import NONE, estimate
 from semspec.errors import Overloaded, Unavailable, represent
-from training.judging.plots import BLUE, GREY, ORANGE, PERCENT, png, styled
+from training.evaluation.plots import BLUE, GREY, ORANGE, PERCENT, png, styled
 
 REFUSED, AWAY = (represent(kind("")).code for kind in (Overloaded, Unavailable))
 

@@ -11,7 +11,7 @@ from bench.load.processes import MEBIBYTE, Sample, series
 from bench.report.look import panels
 from bench.report.wording import estimate
 from bench.summary import Estimate
-from training.judging.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, png, styled
+from training.evaluation.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, png, styled
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, GREY)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from training.judging.pictures import Picture
+from training.evaluation.pictures import Picture
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from bench.report.ablations import Ablation
 from bench.report.look import BLACK, Mark, label_marks, look_of, panels
 from bench.report.wording import is_peer, setting, without
 from bench.summary import Estimate, Row, Run
-from training.judging.plots import BLUE, GREEN, GREY, ORANGE
+from training.evaluation.plots import BLUE, GREEN, GREY, ORANGE
 
 NEAR = 0.12
 """Loss of pass@1 up to which a configuration is in the close-up."""

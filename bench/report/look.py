@@ -14,7 +14,7 @@ from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 
 from bench.configuration import PEER_METHODS, Configuration
-from training.judging.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY
+from training.evaluation.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY
 
 BLACK, BROWN = "#1c1e21", "#8c6d1f"
 

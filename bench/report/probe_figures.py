@@ -10,14 +10,14 @@ from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter, StrMe
 from bench.report.look import panels
 from bench.report.probes import Cell, Point
 from bench.summary import Estimate
-from training.judging.plots import BLUE
+from training.evaluation.plots import BLUE
 
 
 def learning(points: Sequence[Point]) -> Figure:
     """AUROC and wrong segments accepted, by number of contexts learned from."""
-    figure, (order, wrong) = panels(2, (9.0, 3.3))
-    _curve(order, points, [point.auroc for point in points])
-    order.set_ylabel("AUROC of p/q")
+    figure, (params, wrong) = panels(2, (9.0, 3.3))
+    _curve(params, points, [point.auroc for point in points])
+    params.set_ylabel("AUROC of p/q")
     _curve(wrong, points, [point.wrong_accepted for point in points])
     wrong.set_ylabel("wrong segments accepted,\nat 95% of the right ones")
     wrong.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))

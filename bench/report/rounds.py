@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from bench.record import STAGES, Record
 from bench.report.look import BLACK, panels
 from bench.summary import Row, Run
-from training.judging.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY
+from training.evaluation.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY
 
 STAGE_NAMES = {
     "draft_ms": "draft writes", "read_ms": "target reads", "judge_ms": "probes judge", "write_ms": "target rewrites",

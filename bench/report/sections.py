@@ -21,8 +21,8 @@ from bench.report.wording import (
     setting,
 )
 from bench.summary import Row, Run
-from training.judging.pictures import Picture
-from training.judging.plots import png, styled
+from training.evaluation.pictures import Picture
+from training.evaluation.plots import png, styled
 
 TRAIN_COMMAND = "semspec train run --config CONFIG"
 LOSSY = (

@@ -7,7 +7,7 @@ from typing import Any
 from bench.configuration import PEER_METHODS
 from bench.summary import Estimate, Row, Run
 from semspec.stack import BUNDLED_PAIR
-from training.judging.wording import decimal
+from training.evaluation.wording import decimal
 
 NONE = "-"
 

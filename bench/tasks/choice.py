@@ -8,7 +8,7 @@ from bench.tasks.answers import boxed_answers, conclusion
 from bench.tasks.protocol import LoadedTask
 from bench.tasks.questions import make_questions
 from bench.tasks.source import HubDataset, Row, read_rows
-from semspec.core import Message
+from semspec.types import Message
 
 GPQA_DIAMOND = HubDataset("Idavidrein/gpqa", "train", config="gpqa_diamond", is_gated=True)
 LETTERS = "ABCD"

@@ -5,8 +5,8 @@ from typing import Literal
 from bench.tasks.protocol import LoadedTask, Question
 from demo.client import MAX_TOKENS, boxed
 from demo.problems import SPLITS, make_problem
-from semspec.core import Message
 from semspec.errors import InvalidRequest
+from semspec.types import Message
 
 
 def load_demo(name: str, split: Literal["tune", "report"], data: str | None) -> LoadedTask:

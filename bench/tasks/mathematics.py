@@ -7,8 +7,8 @@ from bench.tasks.equivalence import Judge
 from bench.tasks.protocol import LoadedTask
 from bench.tasks.questions import make_questions
 from bench.tasks.source import HubDataset, Row, read_rows
-from semspec.core import Message
 from semspec.errors import InvalidRequest
+from semspec.types import Message
 
 MATH_500 = HubDataset("HuggingFaceH4/MATH-500", "test")
 AIME_2024 = HubDataset("HuggingFaceH4/aime_2024", "train")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from semspec.core import Message
+from semspec.types import Message
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from bench.tasks.protocol import Question
 from bench.tasks.source import Row
-from semspec.core import Message
+from semspec.types import Message
 
 Parts = tuple[str, tuple[Message, ...], str]
 """A question's text, its messages and its reference."""

@@ -11,12 +11,12 @@ from gateway.generations.sessions import held_session
 from gateway.generations.summary import Summary
 from gateway.parts import Parts
 from gateway.storage.journal import Journal
-from semspec.core import FinishReason
 from semspec.errors import Cancelled, Conflict
-from semspec.trace import record_from_json
+from semspec.records import record_from_json
+from semspec.types import FinishReason
 
 
-class Room:
+class SharedSlots:
     """Room for all choices of a request, taken when the first of them has to be written here: two requests that each
     had some of what they need would wait for one another."""
 
@@ -39,7 +39,13 @@ class Attached:
     """One choice of a request that another connection, or another gateway, began."""
 
     def __init__(
-        self, order: Order, summary: Summary, cancelled: asyncio.Event, parts: Parts, room: Room, num_seen: int = 0
+        self,
+        order: Order,
+        summary: Summary,
+        cancelled: asyncio.Event,
+        parts: Parts,
+        room: SharedSlots,
+        num_seen: int = 0,
     ) -> None:
         """`num_seen` segments are with the client already."""
         self._order = order

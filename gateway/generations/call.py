@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from gateway.generations.output_text import ReasoningParser, StopChecker
 from gateway.generations.strictness import Expected
-from gateway.generations.transcript import Splitter, Transcript
-from semspec.core import Context, Generation, Message, derive_seed
+from semspec.types import Context, Generation, Message, derive_seed
 
 Api = Literal["chat", "completions", "tgi"]
 """In whose shapes a request is answered."""
@@ -61,10 +61,10 @@ class Call:
     def choice_ids(self) -> list[str]:
         return [self.choice_id(index) for index in range(self.num_choices)]
 
-    def transcript(self, prompt: str) -> Transcript:
+    def stop_checker(self, prompt: str) -> StopChecker:
         """For the text that follows the rendered `prompt`."""
-        splitter = Splitter.after(prompt) if self.api == "chat" else None
-        return Transcript(self.stops, self.keep_stop, splitter)
+        reasoning_parser = ReasoningParser.after(prompt) if self.api == "chat" else None
+        return StopChecker(self.stops, self.keep_stop, reasoning_parser)
 
     def choice_id(self, index: int) -> str:
         """The generation of one choice; that of the first bears the response's own id."""

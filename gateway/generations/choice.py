@@ -8,20 +8,20 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from gateway.generations.call import Call
-from gateway.generations.patience import Patience
+from gateway.generations.output_text import Delta
 from gateway.generations.prompt_log import log_texts
 from gateway.generations.served import Served
 from gateway.generations.sessions import SessionLease
 from gateway.generations.span import in_span
 from gateway.generations.statistics import usage
 from gateway.generations.summary import Summary
-from gateway.generations.transcript import Delta
+from gateway.generations.target_retry import TargetRetry
 from gateway.parts import Parts
 from gateway.storage.journal import Journal
-from semspec.core import Context, Drafted, Event, Finished, FinishReason, Generation, Message, SegmentRecord
 from semspec.decoding import decode
 from semspec.errors import Cancelled, DeadlineExceeded, Overloaded, Unavailable
-from semspec.trace import record_json
+from semspec.records import record_json
+from semspec.types import Context, Drafted, Event, Finished, FinishReason, Generation, Message, SegmentRecord
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Order:
         return self.generation.context.pieces[0].text
 
     def summary(self) -> Summary:
-        return Summary(self.id, self.generation, self.call.transcript(self.prompt))
+        return Summary(self.id, self.generation, self.call.stop_checker(self.prompt))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,8 @@ class Choice:
 
     async def _continued(self) -> AsyncGenerator[Event, None]:
         """The loop's events, begun anew behind the last segment when a target that was lost is back."""
-        patience = Patience(
-            self._parts.roles.target, self._order.served.target.fingerprint, self._parts.settings.target_patience_s
+        target_retry = TargetRetry(
+            self._parts.backends.target, self._order.served.target.fingerprint, self._parts.settings.target_patience_s
         )
         while True:
             try:
@@ -124,21 +124,21 @@ class Choice:
                 return
             except (Unavailable, Overloaded) as lost:
                 self._parts.readiness.suspect()
-                await patience.target_is_back(lost, len(self._summary.records))
+                await target_retry.target_is_back(lost, len(self._summary.records))
                 self._parts.metrics.resumed()
 
     async def _from_last_segment(self) -> AsyncGenerator[Event, None]:
         """The loop's events, until its end or a stop sequence."""
-        transcript, generation = self._summary.transcript, self._order.generation
+        stop_checker, generation = self._summary.stop_checker, self._order.generation
         segments = (record.segment for record in self._summary.records)
         generation = replace(generation, context=generation.context.extended(*segments))
         if self._summary.fallback is not None:  # as it would have gone on, had nobody interrupted it
             generation = replace(generation, strategy="target")
         costs = self._parts.costs.of(generation) if generation.strategy == "auto" else None
-        async with aclosing(decode(generation, self._order.served.pinned(self._parts.roles), costs)) as events:
-            while transcript.stop is None and (event := await anext(events, None)) is not None:
+        async with aclosing(decode(generation, self._order.served.pinned(self._parts.backends), costs)) as events:
+            while stop_checker.stop is None and (event := await anext(events, None)) is not None:
                 yield event
-        if transcript.stop is not None:
+        if stop_checker.stop is not None:
             yield Finished(FinishReason.STOP)
 
     async def _keep(self, record: SegmentRecord) -> Kept:

@@ -2,8 +2,8 @@
 
 from collections import OrderedDict
 
-from semspec.core import Generation
 from semspec.decoding import Costs
+from semspec.types import Generation
 
 MAX_KINDS = 64
 

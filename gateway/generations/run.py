@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
 from gateway.generations import stored
-from gateway.generations.attach import Attached, Room
+from gateway.generations.attach import Attached, SharedSlots
 from gateway.generations.call import Call
 from gateway.generations.choice import Choice, ChoiceEvent, Order
 from gateway.generations.merge import merged
@@ -17,8 +17,8 @@ from gateway.generations.summary import Summary
 from gateway.parts import Parts
 from gateway.storage.journal import Journal
 from gateway.storage.store import FIRST_FENCE
-from semspec.core import Context, Message, Piece
 from semspec.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, NotFound, SemspecError
+from semspec.types import Context, Message, Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ async def attached_run(
     orders = [await _stored_choice(first, index, parts) for index in range(first.call.num_choices)]
     cancelled, summaries = asyncio.Event(), [order.summary() for order in orders]
     async with AsyncExitStack() as held:
-        room = Room(first.call, parts, held)
+        room = SharedSlots(first.call, parts, held)
         sources = [
             Attached(order, summary, cancelled, parts, room, num_seen).events()
             for order, summary, num_seen in zip(orders, summaries, [*seen, *[0] * len(orders)], strict=False)
@@ -105,8 +105,8 @@ async def _begun(
 def _checked(call: Call, served: Served) -> Call:
     """The call with what only the services know filled in. Raises: InvalidRequest where they cannot do it."""
     strategy = call.plan.strategy
-    if (obstacle := served.obstacle(strategy)) is not None:
-        raise InvalidRequest(obstacle, call.strategy_field)
+    if (unsupported_reason := served.unsupported_reason(strategy)) is not None:
+        raise InvalidRequest(unsupported_reason, call.strategy_field)
     _check_segmentation(call, served)
     if call.plan.num_logprobs is not None and not served.tells_logprobs(strategy):
         call = _without_logprobs(call)
@@ -147,7 +147,7 @@ async def _encode(call: Call, turns: Sequence[Message], parts: Parts) -> Piece:
     prompt = call.prompt if isinstance(call.prompt, str) else (*turns, *call.prompt)
     try:
         async with asyncio.timeout(parts.settings.encode_deadline_s):
-            return await parts.roles.target.encode(prompt)
+            return await parts.backends.target.encode(prompt)
     except TimeoutError:
         parts.readiness.suspect()
         raise DeadlineExceeded("the target took too long to tokenize the prompt; retry") from None

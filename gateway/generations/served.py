@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Protocol, Self, get_args, runtime_checkable
 
-from semspec.core import ModelInfo, Segmentation, Strategy, VerifierInfo
-from semspec.decoding import Roles
+from semspec.decoding import Backends
+from semspec.types import ModelInfo, Segmentation, Strategy, VerifierInfo
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
@@ -44,18 +44,18 @@ class Served:
     @property
     def strategies(self) -> tuple[Strategy, ...]:
         """Those this pair can do."""
-        return tuple(strategy for strategy in STRATEGIES if self.obstacle(strategy) is None)
+        return tuple(strategy for strategy in STRATEGIES if self.unsupported_reason(strategy) is None)
 
-    def pinned(self, roles: Roles) -> Roles:
+    def pinned(self, backends: Backends) -> Backends:
         """Players that serve these models, or none: a generation does not go on with another."""
-        drafter, target = roles.drafter, roles.target
+        drafter, target = backends.drafter, backends.target
         return replace(
-            roles,
+            backends,
             drafter=drafter.of(self.draft) if isinstance(drafter, Replicated) else drafter,
             target=target.of(self.target) if isinstance(target, Replicated) else target,
         )
 
-    def obstacle(self, strategy: Strategy) -> str | None:
+    def unsupported_reason(self, strategy: Strategy) -> str | None:
         """Why this pair cannot do it and what to do about it, in one line; None if it can."""
         if strategy in TOKEN_LEVEL and self.draft.tokenizer != self.target.tokenizer:
             return (

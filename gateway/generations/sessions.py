@@ -10,8 +10,8 @@ from gateway.background import Background
 from gateway.generations.call import Call
 from gateway.parts import Parts
 from gateway.storage.store import Store
-from semspec.core import Message
 from semspec.errors import Conflict, SemspecError
+from semspec.types import Message
 
 _log = logging.getLogger(__name__)
 

@@ -3,8 +3,8 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from semspec.core import Drafted, Event, Generation, Segment, SegmentRecord, Writer
 from semspec.tracing import Attributes, Span, span
+from semspec.types import Drafted, Event, Generation, Segment, SegmentRecord, Writer
 
 
 async def in_span(generation: Generation, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:

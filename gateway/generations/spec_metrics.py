@@ -16,8 +16,8 @@ from typing import Protocol
 
 from pydantic import JsonValue
 
-from semspec.core import SegmentRecord
-from semspec.trace import Json
+from semspec.records import Json
+from semspec.types import SegmentRecord
 
 
 class Recorded(Protocol):

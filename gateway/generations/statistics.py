@@ -6,8 +6,8 @@ from dataclasses import asdict
 from gateway.generations.call import Call
 from gateway.generations.spec_metrics import speculative_decoding
 from gateway.generations.summary import Summary
-from semspec.core import Generation
-from semspec.trace import Json, record_json
+from semspec.records import Json, record_json
+from semspec.types import Generation
 
 
 def usage(summaries: Sequence[Summary]) -> Json:

@@ -10,9 +10,9 @@ from gateway.generations.choice import Order
 from gateway.generations.served import Served
 from gateway.generations.statistics import parameters
 from gateway.storage.store import Store, missing_generation
-from semspec.core import Context, Piece
 from semspec.errors import Conflict
-from semspec.trace import Json
+from semspec.records import Json
+from semspec.types import Context, Piece
 
 _CALL = TypeAdapter(Call)
 

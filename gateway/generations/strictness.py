@@ -4,8 +4,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from semspec.core import Acceptance, OperatingPoint
 from semspec.errors import InvalidRequest
+from semspec.types import Acceptance, OperatingPoint
 
 _FIELD = "semspec.strictness"
 

@@ -2,17 +2,17 @@
 
 from time import perf_counter
 
-from gateway.generations.transcript import Delta, Transcript
-from semspec.core import FinishReason, Generation, SegmentEnd, SegmentRecord, TokenLogprob, Writer
+from gateway.generations.output_text import Delta, StopChecker
+from semspec.types import FinishReason, Generation, SegmentEnd, SegmentRecord, TokenLogprob, Writer
 
 
 class Summary:
     """Grows with a generation's records."""
 
-    def __init__(self, generation_id: str, generation: Generation, transcript: Transcript) -> None:
+    def __init__(self, generation_id: str, generation: Generation, stop_checker: StopChecker) -> None:
         self.id = generation_id
         self.generation = generation
-        self.transcript = transcript
+        self.stop_checker = stop_checker
         self.records: list[SegmentRecord] = []
         self.num_characters = 0
         """Of all that was written, seen or not."""
@@ -29,13 +29,13 @@ class Summary:
         self.records.append(record)
         self.num_characters += len(record.segment.text)
         self.fallback = self.fallback or record.fallback
-        return self.transcript.add(record.segment.text)
+        return self.stop_checker.add(record.segment.text)
 
     def finish(self, reason: FinishReason) -> Delta:
         """What the client sees last."""
         self.finish_reason = reason
         self._end = perf_counter()
-        return self.transcript.close()
+        return self.stop_checker.close()
 
     @property
     def text(self) -> str:
@@ -52,7 +52,7 @@ class Summary:
     @property
     def seen(self) -> Delta:
         """What the client sees in all."""
-        return self.transcript.seen
+        return self.stop_checker.seen
 
     @property
     def ended_itself(self) -> bool:

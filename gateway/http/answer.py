@@ -23,9 +23,9 @@ from gateway.http.formats import Envelope, Format, format_of
 from gateway.http.idempotency import HEADER, recalled, unless_refused
 from gateway.http.schemas import GenerationRequest
 from gateway.parts import Parts
-from semspec.core import Drafted
 from semspec.errors import SemspecError
-from semspec.trace import Json
+from semspec.records import Json
+from semspec.types import Drafted
 
 GENERATION_ID = "x-generation-id"
 """Header that names the generation before its first chunk does, to cancel it or attach to it."""

@@ -10,17 +10,17 @@ from gateway.generations.call import Api, Call
 from gateway.generations.served import STRATEGIES
 from gateway.http.schemas import ChatRequest, CompletionRequest, Extension, GenerationRequest
 from gateway.settings import GatewaySettings
-from semspec.core import (
+from semspec.errors import InvalidRequest, NotFound
+from semspec.types import (
     Acceptance,
     Context,
     Generation,
     Message,
-    Sampling,
+    SamplingParams,
     Scoring,
     Segmentation,
     Strategy,
 )
-from semspec.errors import InvalidRequest, NotFound
 
 _ROLES: dict[str, Literal["system", "user", "assistant"]] = {
     "system": "system",
@@ -95,7 +95,7 @@ def _plan(body: GenerationRequest, settings: GatewaySettings) -> Generation:
     options = body.semspec
     return Generation(
         context=Context(()),
-        sampling=Sampling(
+        sampling=SamplingParams(
             temperature=settings.default_temperature if body.temperature is None else body.temperature,
             top_p=settings.default_top_p if body.top_p is None else body.top_p,
             top_k=max(0, body.top_k or 0),

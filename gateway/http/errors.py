@@ -27,7 +27,7 @@ from semspec.errors import (
     Unavailable,
     represent,
 )
-from semspec.trace import Json
+from semspec.records import Json
 
 CLIENT_GONE_STATUS = 499
 """Nginx's word for a client that did not wait; seen in metrics and logs only."""

@@ -17,7 +17,7 @@ from gateway.http.errors import CLIENT_GONE_STATUS, error_response, internal_err
 from gateway.keys import Keys
 from gateway.metrics import Metrics
 from semspec.errors import represent
-from semspec.telemetry import request_id
+from semspec.logging import request_id
 from semspec.tracing import CARRIED, Attributes, Span, span
 
 _log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from gateway.settings import MAX_GAMMA, MAX_LOGPROBS, MAX_SCORE, MAX_STOP_LENGTH, MAX_STOPS, MAX_TOKEN_GAMMA
-from semspec.core import AcceptanceRule, ScoreMethod, Strategy
+from semspec.types import AcceptanceRule, ScoreMethod, Strategy
 
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "audio": (),

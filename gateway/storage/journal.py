@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Mapping
 from gateway.background import Background
 from gateway.storage.store import FIRST_FENCE, Store
 from semspec.errors import Cancelled, SemspecError, Unavailable
-from semspec.trace import Json
+from semspec.records import Json
 
 _log = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from gateway.settings import GatewaySettings
-from semspec.core import Message
 from semspec.errors import Cancelled, Conflict, NotFound, SemspecError, Unavailable
-from semspec.trace import Json
+from semspec.records import Json
+from semspec.types import Message
 
 FIRST_FENCE = 1
 """The fence of a generation's first writer; whoever takes the generation over raises it."""

@@ -3,19 +3,19 @@
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
 
-from semspec.core import Event, Generation, Strategy, Writer
 from semspec.decoding import auto, semantic, single, spec_reason, spec_thinking, token_level
+from semspec.decoding.backends import Backends
 from semspec.decoding.costs import Costs
 from semspec.decoding.fallback import events
 from semspec.decoding.progress import Progress, Step
 from semspec.decoding.protocols import Drafter, Target, Verifier
 from semspec.decoding.rewriting import by_target
-from semspec.decoding.roles import Roles
+from semspec.types import Event, Generation, Strategy, Writer
 
-__all__ = ["STRATEGIES", "Costs", "Drafter", "Roles", "Target", "Verifier", "decode"]
+__all__ = ["STRATEGIES", "Backends", "Costs", "Drafter", "Target", "Verifier", "decode"]
 
 
-def decode(generation: Generation, roles: Roles, costs: Costs | None = None) -> AsyncGenerator[Event, None]:
+def decode(generation: Generation, backends: Backends, costs: Costs | None = None) -> AsyncGenerator[Event, None]:
     """Run `generation` by its strategy: records of kept segments in order, then `Finished`.
 
     With `show_drafts`, `Drafted` goes before the records that decide on what it holds; segments of it that no record
@@ -31,28 +31,30 @@ def decode(generation: Generation, roles: Roles, costs: Costs | None = None) -> 
     rounds = STRATEGIES[generation.strategy]
     if rounds is auto.rounds:
         rounds = partial(auto.rounds, costs=costs)
-    return events(progress, rounds(progress, roles), roles.target)
+    return events(progress, rounds(progress, backends), backends.target)
 
 
-Rounds = Callable[[Progress, Roles], AsyncGenerator[Step, None]]
-"""A strategy: the segments that follow, until the end. Raises: Lost, and what the target raises."""
+Rounds = Callable[[Progress, Backends], AsyncGenerator[Step, None]]
+"""A strategy: the segments that follow, until the end. Raises: BackendUnavailable, and what the target raises."""
 
 
-def _by_meaning(progress: Progress, roles: Roles, probes: str = "") -> AsyncGenerator[Step, None]:
-    return semantic.rounds(progress, roles, semantic.by_probes(roles.verifier, probes), by_target(roles.target))
+def _by_meaning(progress: Progress, backends: Backends, probes: str = "") -> AsyncGenerator[Step, None]:
+    return semantic.rounds(
+        progress, backends, semantic.by_probes(backends.verifier, probes), by_target(backends.target)
+    )
 
 
-def _hybrid(progress: Progress, roles: Roles) -> AsyncGenerator[Step, None]:
-    return semantic.rounds(progress, roles, semantic.by_probes(roles.verifier), token_level.with_draft(roles))
+def _hybrid(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
+    return semantic.rounds(progress, backends, semantic.by_probes(backends.verifier), token_level.with_draft(backends))
 
 
-def _at_random(progress: Progress, roles: Roles) -> AsyncGenerator[Step, None]:
+def _at_random(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
     judge = semantic.at_random(progress.generation.sampling.seed)
-    return semantic.rounds(progress, roles, judge, by_target(roles.target))
+    return semantic.rounds(progress, backends, judge, by_target(backends.target))
 
 
-def _spec_reason(progress: Progress, roles: Roles) -> AsyncGenerator[Step, None]:
-    return spec_reason.rounds(progress, roles, by_target(roles.target))
+def _spec_reason(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
+    return spec_reason.rounds(progress, backends, by_target(backends.target))
 
 
 STRATEGIES: dict[Strategy, Rounds] = {

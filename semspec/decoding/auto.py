@@ -10,35 +10,35 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
-from semspec.core import Forecast, SegmentRecord
+from semspec.decoding.backends import Backends
 from semspec.decoding.costs import Costs, is_losing
 from semspec.decoding.progress import Progress, Step
 from semspec.decoding.protocols import Target
 from semspec.decoding.rewriting import by_target
-from semspec.decoding.roles import Roles
 from semspec.decoding.semantic import Speculation, by_probes
 from semspec.decoding.single import write_on
 from semspec.errors import Unavailable
+from semspec.types import Forecast, SegmentRecord
 
 STRETCH = 4
 """How many segments the target writes alone before the next forecast."""
 
 
-async def rounds(progress: Progress, roles: Roles, costs: Costs | None = None) -> AsyncGenerator[Step, None]:
+async def rounds(progress: Progress, backends: Backends, costs: Costs | None = None) -> AsyncGenerator[Step, None]:
     """Rounds as `costs` forecasts them until the end, each of their records with the forecast it follows.
 
-    Raises: Lost, and what the target raises.
+    Raises: BackendUnavailable, and what the target raises.
     """
     costs = Costs() if costs is None else costs
     begun: Forecast | None = None
-    async with aclosing(Speculation(roles, by_probes(roles.verifier), by_target(roles.target))) as speculation:
+    async with aclosing(Speculation(backends, by_probes(backends.verifier), by_target(backends.target))) as speculation:
         while progress.finish_reason is None:
             forecast = costs.forecast(progress.generation.gamma)
             if forecast.gamma:
                 moves = _drafted(progress, speculation, costs, forecast, begun or forecast)
             else:
                 await speculation.aclose()
-                moves = _alone(progress, roles.target, costs, forecast)
+                moves = _alone(progress, backends.target, costs, forecast)
             begun = forecast
             async with aclosing(moves) as steps:
                 async for step in steps:
@@ -63,9 +63,9 @@ async def _alone(
     progress: Progress, target: Target, costs: Costs, forecast: Forecast
 ) -> AsyncGenerator[SegmentRecord, None]:
     """A stretch of the target's own segments; only one where its time is measured and drafting is no worse."""
-    order = progress.order("target", max_segments=STRETCH if is_losing(forecast) else 1)
+    params = progress.params("target", max_segments=STRETCH if is_losing(forecast) else 1)
     num_kept = 0
-    async with aclosing(write_on(progress, target, order, "write_ms")) as records:
+    async with aclosing(write_on(progress, target, params, "write_ms")) as records:
         async for record in records:
             costs.observe(record)
             num_kept += 1

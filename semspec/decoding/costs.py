@@ -5,12 +5,12 @@ Everything is learnt from the records of segments kept, in the loop's own waits,
 
 from dataclasses import dataclass, replace
 
-from semspec.core import Forecast, SegmentRecord
 from semspec.decoding.estimates import Line, Ratio
+from semspec.types import Forecast, SegmentRecord
 
-TRUSTED_ACCEPTANCE, TRUST = 0.8, 2.0
+PRIOR_ACCEPTANCE, PRIOR_PSEUDO_COUNT = 0.8, 2.0
 """What is believed of the draft before there is evidence, and how many judged segments outweigh that."""
-FIRST_PATIENCE, MAX_PATIENCE = 8, 256
+MIN_RETRY_SEGMENTS, MAX_RETRY_SEGMENTS = 8, 256
 """After how many segments the way not taken is tried again: at first, and at most."""
 LASTING = 16
 """How many drafted segments make a return to drafting a success."""
@@ -56,8 +56,8 @@ class Costs:
     """What segments took so far. It may outlive a generation, and serve several at once that run on one loop."""
 
     def __init__(self) -> None:
-        self._acceptance = Ratio(TRUSTED_ACCEPTANCE, TRUST)
-        self._drafting, self._reading = Line(leans_on="tokens"), Line(leans_on="calls")
+        self._acceptance = Ratio(PRIOR_ACCEPTANCE, PRIOR_PSEUDO_COUNT)
+        self._drafting, self._reading = Line(ridge="tokens"), Line(ridge="calls")
         self._hidden_ms, self._write_token_ms = Ratio(), Ratio()
         self._num_drafted_tokens, self._num_written_tokens = Ratio(), Ratio()
         self._turns = _Turns()
@@ -65,7 +65,7 @@ class Costs:
     def observe(self, record: SegmentRecord, num_drafted: int = 1, was_ahead: bool = False) -> None:
         """Learn from a segment kept: one of `num_drafted` in its round, whose drafting was ahead or not, or the
         target's own."""
-        self._fade()
+        self._decay()
         if record.accepted is not None:
             self._observe_draft(record, num_drafted, was_ahead)
         if not record.accepted:
@@ -112,12 +112,12 @@ class Costs:
         elif drafting := self._drafting.fit():
             self._hidden_ms.add(drafting[0] * call + drafting[1] * num_tokens - times.draft_ms, call)
 
-    def _fade(self) -> None:
+    def _decay(self) -> None:
         for estimate in (
             self._acceptance, self._drafting, self._reading, self._hidden_ms, self._write_token_ms,
             self._num_drafted_tokens, self._num_written_tokens,
         ):  # fmt: skip
-            estimate.fade()
+            estimate.decay()
 
 
 def is_losing(forecast: Forecast) -> bool:
@@ -134,11 +134,11 @@ class _Turns:
         self._is_alone = False
         self._num_segments = self._num_drafted = 0
         """Since the last turn."""
-        self._patience = 0
+        self._retry_after_segments = 0
         """How many segments this stretch without a draft has, or had."""
         self._num_unmeasured = 0
         """Segments since the target last wrote one."""
-        self._measuring_patience = FIRST_PATIENCE
+        self._measure_after_segments = MIN_RETRY_SEGMENTS
 
     def observe(self, accepted: bool | None) -> None:
         self._num_segments += 1
@@ -148,14 +148,14 @@ class _Turns:
     def next_drafts(self, loses: bool) -> bool:
         """Whether the next round drafts, if drafting is expected to be the slower way or not."""
         if self._is_alone:
-            if self._num_segments >= self._patience:
+            if self._num_segments >= self._retry_after_segments:
                 self._turn(False)
         elif loses and self._num_drafted:
             lasted = self._num_drafted >= LASTING
-            self._patience = FIRST_PATIENCE if lasted else _doubled(self._patience)
+            self._retry_after_segments = MIN_RETRY_SEGMENTS if lasted else _doubled(self._retry_after_segments)
             self._turn(True)
-        elif self._num_unmeasured >= self._measuring_patience:
-            self._num_unmeasured, self._measuring_patience = 0, _doubled(self._measuring_patience)
+        elif self._num_unmeasured >= self._measure_after_segments:
+            self._num_unmeasured, self._measure_after_segments = 0, _doubled(self._measure_after_segments)
             return False
         return not self._is_alone
 
@@ -164,4 +164,4 @@ class _Turns:
 
 
 def _doubled(patience: int) -> int:
-    return min(max(FIRST_PATIENCE, 2 * patience), MAX_PATIENCE)
+    return min(max(MIN_RETRY_SEGMENTS, 2 * patience), MAX_RETRY_SEGMENTS)

@@ -2,61 +2,61 @@
 
 from typing import Literal
 
-FADE = 0.97
+DECAY = 0.97
 """What a further observation leaves of the weight of those before it: about the last thirty count."""
-FAINT = 1e-9
+MIN_WEIGHT = 1e-9
 """Evidence of this weight fades no more, lest its products vanish; any new observation outweighs it."""
-LEANING = 0.001
-"""How much of a doubt is settled by belief rather than by data."""
+RIDGE = 0.001
+"""Relative ridge penalty of the least-squares fit."""
 
 
 class Ratio:
-    """The sum of some amounts by the sum of what they are counted in; before that, a belief worth `trust` counts."""
+    """A ratio of two running sums, with a prior value worth `pseudo_count` counts."""
 
-    def __init__(self, belief: float = 0.0, trust: float = 0.0) -> None:
-        self._belief, self._trust = belief, trust
+    def __init__(self, prior: float = 0.0, pseudo_count: float = 0.0) -> None:
+        self._prior, self._pseudo_count = prior, pseudo_count
         self._amount = self._count = 0.0
 
     @property
     def value(self) -> float | None:
         """None while there is nothing to go by."""
-        count = self._trust + self._count
-        return (self._trust * self._belief + self._amount) / count if count else None
+        count = self._pseudo_count + self._count
+        return (self._pseudo_count * self._prior + self._amount) / count if count else None
 
     def add(self, amount: float, count: float = 1.0) -> None:
         self._amount += amount
         self._count += count
 
-    def fade(self) -> None:
-        self._amount *= FADE
-        self._count *= FADE
+    def decay(self) -> None:
+        self._amount *= DECAY
+        self._count *= DECAY
 
 
 class Line:
     """Least squares of `ms = call_ms * calls + token_ms * tokens`, neither of them negative.
 
     Where the data cannot tell the two apart, as with calls that are all alike, the time is put down to what it
-    `leans_on`.
+    `ridge`.
     """
 
-    def __init__(self, leans_on: Literal["calls", "tokens"]) -> None:
-        self._doubt = (LEANING, 0.0) if leans_on == "tokens" else (0.0, LEANING)
+    def __init__(self, ridge: Literal["calls", "tokens"]) -> None:
+        self._ridge = (RIDGE, 0.0) if ridge == "tokens" else (0.0, RIDGE)
         self._sums = [0.0] * 5
 
     def add(self, calls: float, tokens: float, ms: float) -> None:
         products = (calls * calls, calls * tokens, tokens * tokens, calls * ms, tokens * ms)
         self._sums = [before + product for before, product in zip(self._sums, products, strict=True)]
 
-    def fade(self) -> None:
-        if self._sums[0] > FAINT:
-            self._sums = [before * FADE for before in self._sums]
+    def decay(self) -> None:
+        if self._sums[0] > MIN_WEIGHT:
+            self._sums = [before * DECAY for before in self._sums]
 
     def fit(self) -> tuple[float, float] | None:
         """(ms of a call, ms of a token); None while there is nothing to go by."""
         calls, mixed, tokens, calls_ms, tokens_ms = self._sums
         if not calls or not tokens:
             return None
-        calls_doubted, tokens_doubted = calls * (1 + self._doubt[0]), tokens * (1 + self._doubt[1])
+        calls_doubted, tokens_doubted = calls * (1 + self._ridge[0]), tokens * (1 + self._ridge[1])
         determinant = calls_doubted * tokens_doubted - mixed * mixed
         call_ms = (calls_ms * tokens_doubted - tokens_ms * mixed) / determinant
         token_ms = (tokens_ms * calls_doubted - calls_ms * mixed) / determinant

@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
-from semspec.core import Context, Event, Finished, FinishReason, WriteOrder, Written
 from semspec.decoding.progress import Progress, Step
 from semspec.decoding.protocols import Drafter, Target
 from semspec.decoding.single import write_on
@@ -18,10 +17,11 @@ from semspec.errors import (
     SemspecError,
     Unavailable,
 )
+from semspec.types import Context, Event, Finished, FinishReason, GeneratedSegment, GenerationParams
 
 T = TypeVar("T")
 
-LOST: dict[type[SemspecError], str] = {
+BACKEND_FAILURES: dict[type[SemspecError], str] = {
     Unavailable: "does not answer",
     DeadlineExceeded: "took too long",
     Overloaded: "is overloaded",
@@ -34,36 +34,38 @@ LOST: dict[type[SemspecError], str] = {
 log = logging.getLogger(__name__)
 
 
-class Lost(Exception):
+class BackendUnavailable(Exception):
     """A strategy cannot go on; the target can."""
 
 
-async def or_lost(role: str, work: Awaitable[T], errors: Sequence[type[SemspecError]] = tuple(LOST)) -> T:
-    """The result of `work`. Raises: Lost in place of `errors`."""
+async def or_backend_unavailable(
+    role: str, work: Awaitable[T], errors: Sequence[type[SemspecError]] = tuple(BACKEND_FAILURES)
+) -> T:
+    """The result of `work`. Raises: BackendUnavailable in place of `errors`."""
     try:
         return await work
     except tuple(errors) as error:
-        reason = next(words for kind, words in LOST.items() if isinstance(error, kind))
+        reason = next(words for kind, words in BACKEND_FAILURES.items() if isinstance(error, kind))
         log.warning("the %s %s: %s", role, reason, error.message)
-        raise Lost(f"the {role} {reason}") from error
+        raise BackendUnavailable(f"the {role} {reason}") from error
 
 
 async def in_window(work: Awaitable[T]) -> T:
-    """What the target makes of more than it would write itself. Raises: Lost where that does not fit its window."""
-    return await or_lost("target", work, [ContextTooLong])
+    """Await a call of the target on drafted text. Raises: BackendUnavailable when that does not fit its window."""
+    return await or_backend_unavailable("target", work, [ContextTooLong])
 
 
-async def write_all(drafter: Drafter, context: Context, order: WriteOrder) -> list[Written]:
-    """All that the draft writes by `order`."""
-    async with aclosing(drafter.write(context, order)) as stream:
+async def write_all(drafter: Drafter, context: Context, params: GenerationParams) -> list[GeneratedSegment]:
+    """All that the draft writes by `params`."""
+    async with aclosing(drafter.generate(context, params)) as stream:
         return [written async for written in stream]
 
 
-async def by_draft(work: Awaitable[list[Written]]) -> list[Written]:
-    """What the draft wrote. Raises: Lost also when that is nothing."""
-    drafted = await or_lost("draft", work)
+async def by_draft(work: Awaitable[list[GeneratedSegment]]) -> list[GeneratedSegment]:
+    """What the draft wrote. Raises: BackendUnavailable also when that is nothing."""
+    drafted = await or_backend_unavailable("draft", work)
     if not drafted:
-        raise Lost("the draft wrote nothing")
+        raise BackendUnavailable("the draft wrote nothing")
     return drafted
 
 
@@ -91,8 +93,8 @@ async def _or_alone(
             async for step in rounds:
                 progress = progress.past(step)
                 yield step
-    except Lost as lost:
-        order = progress.order("target", max_segments=0)
-        async with aclosing(write_on(progress, target, order, "write_ms", fallback=str(lost))) as rest:
+    except BackendUnavailable as lost:
+        params = progress.params("target", max_segments=0)
+        async with aclosing(write_on(progress, target, params, "write_ms", fallback=str(lost))) as rest:
             async for record in rest:
                 yield record

@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass, replace
 
-from semspec.core import (
+from semspec.types import (
     Context,
     Drafted,
     FinishReason,
     Generation,
+    GenerationParams,
     Segment,
     SegmentEnd,
     SegmentRecord,
-    WriteOrder,
     Writer,
     derive_seed,
 )
@@ -48,13 +48,13 @@ class Progress:
         """Behind `step`; drafted segments are no progress yet."""
         return self.after(step.segment) if isinstance(step, SegmentRecord) else self
 
-    def order(
+    def params(
         self, purpose: str, max_segments: int, want_states: bool = False, max_tokens: int | None = None
-    ) -> WriteOrder:
+    ) -> GenerationParams:
         """What to write next, with draws from the stream `purpose`; `max_tokens` within what is left."""
         generation = self.generation
         seed = derive_seed(generation.sampling.seed, purpose, self._stream(purpose))
-        return WriteOrder(
+        return GenerationParams(
             sampling=replace(generation.sampling, seed=seed),
             segmentation=generation.segmentation,
             max_segments=max_segments,

@@ -3,22 +3,22 @@
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
-from semspec.core import (
+from semspec.types import (
+    ChoiceScores,
     Context,
+    GeneratedSegment,
+    GenerationParams,
     Judgement,
     Message,
     ModelInfo,
     Piece,
     Proposal,
-    Reading,
-    Reply,
     Segment,
+    SegmentScore,
     States,
     Token,
-    Verified,
+    VerifiedTokens,
     VerifierInfo,
-    WriteOrder,
-    Written,
 )
 
 
@@ -29,17 +29,19 @@ class Drafter(Protocol):
         """What is served, for the handshake. Raises: Unavailable."""
         ...
 
-    def write(self, context: Context, order: WriteOrder) -> AsyncGenerator[Written, None]:
+    def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         """Yield segments as they are finished. Closing the generator stops the model between two tokens.
 
         Raises: ContextTooLong, Unavailable, DeadlineExceeded, Overloaded.
         """
         ...
 
-    async def propose(self, context: Context, open_ids: Sequence[int], order: WriteOrder, num_tokens: int) -> Proposal:
+    async def propose(
+        self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
+    ) -> Proposal:
         """Up to `num_tokens` tokens that follow `context` and the tokens of a segment begun, for a target to verify.
 
-        Of `order`, sampling and session count. The last token may be end-of-sequence.
+        Of `params`, sampling and session count. The last token may be end-of-sequence.
         Raises: ContextTooLong, Unavailable, DeadlineExceeded, Overloaded.
         """
         ...
@@ -59,7 +61,7 @@ class Target(Drafter, Protocol):
         """The tokens of a text, without special ones, with their places in it. Raises: Unavailable."""
         ...
 
-    async def read(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[Reading]:
+    async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
         """What the target feels at each of `segments`, which follow `context` and one another.
 
         Raises: ContextTooLong, Unavailable, DeadlineExceeded, Overloaded.
@@ -67,21 +69,21 @@ class Target(Drafter, Protocol):
         ...
 
     async def verify(
-        self, context: Context, open_ids: Sequence[int], proposal: Proposal, order: WriteOrder
-    ) -> Verified:
+        self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
+    ) -> VerifiedTokens:
         """Exact speculative sampling (Leviathan et al. 2023): keep token x of the proposal with probability
         min(1, p(x)/q(x)); at the first refusal draw from norm(max(0, p - q)), after none a bonus token from p.
 
-        The tokens kept are distributed as if the target had written them by `order`, whose budgets count from the end
+        The tokens kept are distributed as if the target had written them by `params`, whose budgets count from the end
         of `context`. An empty proposal is one token written.
         Raises: Mismatch when the drafter has another vocabulary; ContextTooLong, Unavailable, DeadlineExceeded,
         Overloaded.
         """
         ...
 
-    async def ask(
+    async def score_choices(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
-    ) -> Reply:
+    ) -> ChoiceScores:
         """Ask about `context` in a user's turn of its own, the assistant's answer begun with `prefill`: how probable is
         each of `options`, all of them single tokens, as its next token?
 
@@ -99,7 +101,7 @@ class Verifier(Protocol):
         ...
 
     async def judge(
-        self, draft_states: Sequence[States], readings: Sequence[Reading], probes: str = ""
+        self, draft_states: Sequence[States], readings: Sequence[SegmentScore], probes: str = ""
     ) -> list[Judgement]:
         """One judgement per segment, by the pair's own probes or those named `probes` in `VerifierInfo.alternatives`.
 

@@ -4,12 +4,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
-from semspec.core import SegmentRecord
 from semspec.decoding.progress import Progress
 from semspec.decoding.protocols import Target
 from semspec.decoding.single import write_on
 from semspec.decoding.timing import Stopwatch, engine_ms, total, waited
 from semspec.errors import Unavailable
+from semspec.types import SegmentRecord
 
 Rewrite = Callable[[Progress, SegmentRecord], Awaitable[SegmentRecord]]
 """(where the segment begins, record of the refused one) -> record of the target's own in its place."""
@@ -19,8 +19,8 @@ def by_target(target: Target) -> Rewrite:
     """Rewrite token by token."""
 
     async def rewrite(progress: Progress, refused: SegmentRecord) -> SegmentRecord:
-        order = progress.order("target", max_segments=1)
-        return await rewritten(refused, write_on(progress, target, order, "write_ms"))
+        params = progress.params("target", max_segments=1)
+        return await rewritten(refused, write_on(progress, target, params, "write_ms"))
 
     return rewrite
 

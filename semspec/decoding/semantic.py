@@ -9,34 +9,36 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from semspec.core import (
-    Acceptance,
-    Drafted,
-    Judgement,
-    Reading,
-    Segment,
-    SegmentRecord,
-    StageTimes,
-    States,
-    Written,
-    uniform,
-)
-from semspec.decoding.fallback import by_draft, in_window, or_lost, write_all
+from semspec.decoding.backends import Backends
+from semspec.decoding.fallback import by_draft, in_window, or_backend_unavailable, write_all
 from semspec.decoding.progress import Progress, Step
 from semspec.decoding.protocols import Drafter, Verifier
 from semspec.decoding.rewriting import Rewrite
-from semspec.decoding.roles import Roles
 from semspec.decoding.timing import Stopwatch, shared, total, waited
 from semspec.errors import Mismatch
+from semspec.types import (
+    Acceptance,
+    Drafted,
+    GeneratedSegment,
+    Judgement,
+    Segment,
+    SegmentRecord,
+    SegmentScore,
+    StageTimes,
+    States,
+    uniform,
+)
 
-Judge = Callable[[int, Sequence[Written], Sequence[Reading]], Awaitable[list[Judgement]]]
+Judge = Callable[[int, Sequence[GeneratedSegment], Sequence[SegmentScore]], Awaitable[list[Judgement]]]
 """(index of the first segment, drafted, their readings) -> one judgement a segment."""
 
 
 def by_probes(verifier: Verifier, probes: str = "") -> Judge:
     """Judge by the verifier's semantic probabilities, those of the pair's own probes or of the ones named."""
 
-    async def judge(index: int, drafted: Sequence[Written], readings: Sequence[Reading]) -> list[Judgement]:
+    async def judge(
+        index: int, drafted: Sequence[GeneratedSegment], readings: Sequence[SegmentScore]
+    ) -> list[Judgement]:
         return await verifier.judge([_states(written) for written in drafted], readings, probes)
 
     return judge
@@ -45,7 +47,9 @@ def by_probes(verifier: Verifier, probes: str = "") -> Judge:
 def at_random(seed: int) -> Judge:
     """The paper's Random baseline: the same rounds, with probabilities that know nothing."""
 
-    async def judge(index: int, drafted: Sequence[Written], readings: Sequence[Reading]) -> list[Judgement]:
+    async def judge(
+        index: int, drafted: Sequence[GeneratedSegment], readings: Sequence[SegmentScore]
+    ) -> list[Judgement]:
         positions = range(index, index + len(drafted))
         return [Judgement(uniform(seed, "random q", i), uniform(seed, "random p", i)) for i in positions]
 
@@ -60,9 +64,9 @@ def accepts(judgement: Judgement, acceptance: Acceptance, draw: float) -> bool:
     return draw * draft_probability < target_probability or draft_probability == 0
 
 
-async def rounds(progress: Progress, roles: Roles, judge: Judge, rewrite: Rewrite) -> AsyncGenerator[Step, None]:
-    """Rounds of drafting and verification until the end. Raises: Lost, and what the target raises."""
-    async with aclosing(Speculation(roles, judge, rewrite)) as speculation:
+async def rounds(progress: Progress, backends: Backends, judge: Judge, rewrite: Rewrite) -> AsyncGenerator[Step, None]:
+    """Rounds of drafting and verification until the end. Raises: BackendUnavailable, and what the target raises."""
+    async with aclosing(Speculation(backends, judge, rewrite)) as speculation:
         while progress.finish_reason is None:
             batch = await speculation.draft(progress, progress.generation.gamma)
             async with aclosing(speculation.verify(progress, batch)) as steps:
@@ -75,7 +79,7 @@ async def rounds(progress: Progress, roles: Roles, judge: Judge, rewrite: Rewrit
 class Batch:
     """Drafted segments on their way to the target."""
 
-    written: Sequence[Written]
+    written: Sequence[GeneratedSegment]
     times: StageTimes
     """How long the loop waited for them all."""
     was_ahead: bool
@@ -89,13 +93,13 @@ class Batch:
 class Speculation:
     """Rounds of a generation: drafting, then verifying, while the draft may be under way with the next ones."""
 
-    def __init__(self, roles: Roles, judge: Judge, rewrite: Rewrite) -> None:
-        self._target, self._judge, self._rewrite = roles.target, judge, rewrite
-        self._draft = _Draft(roles.drafter)
+    def __init__(self, backends: Backends, judge: Judge, rewrite: Rewrite) -> None:
+        self._target, self._judge, self._rewrite = backends.target, judge, rewrite
+        self._draft = _Draft(backends.drafter)
 
     async def draft(self, progress: Progress, gamma: int) -> Batch:
         """What the draft writes at `progress`: `gamma` segments, or as many as were asked for ahead. It goes on to the
-        next `gamma` at once, if the generation lets it. Raises: Lost."""
+        next `gamma` at once, if the generation lets it. Raises: BackendUnavailable."""
         clock, was_ahead = Stopwatch(), self._draft.is_ahead
         drafted = await by_draft(self._draft.segments(progress, gamma))
         draft_ms = clock.lap_ms()
@@ -109,7 +113,7 @@ class Speculation:
 
     async def verify(self, progress: Progress, batch: Batch) -> AsyncGenerator[Step, None]:
         """The segments kept of those in `batch`, the first refused one in the target's words; before them a look at
-        all, if the generation shows drafts. Raises: Lost, and what the target raises."""
+        all, if the generation shows drafts. Raises: BackendUnavailable, and what the target raises."""
         if progress.generation.show_drafts:
             yield Drafted(len(progress.segments), batch.segments)
         for proposal in await self._judged(progress, batch):
@@ -129,9 +133,11 @@ class Speculation:
     async def _judged(self, progress: Progress, batch: Batch) -> list[SegmentRecord]:
         """A record of each drafted segment with the verdict on it."""
         clock = Stopwatch()
-        readings = await in_window(self._target.read(progress.context, batch.segments, progress.generation.session))
+        readings = await in_window(self._target.score(progress.context, batch.segments, progress.generation.session))
         read_ms = clock.lap_ms()
-        judgements = await or_lost("verifier", self._judge(len(progress.segments), batch.written, readings))
+        judgements = await or_backend_unavailable(
+            "verifier", self._judge(len(progress.segments), batch.written, readings)
+        )
         times = total(
             batch.times,
             waited("read_ms", read_ms, max(reading.duration_ms for reading in readings)),
@@ -146,7 +152,7 @@ class _Draft:
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
-        self._task: asyncio.Task[list[Written]] | None = None
+        self._task: asyncio.Task[list[GeneratedSegment]] | None = None
 
     @property
     def is_ahead(self) -> bool:
@@ -156,7 +162,7 @@ class _Draft:
         """Write ahead from `progress`, which the loop hopes to reach; if it does not, it cancels."""
         self._task = asyncio.create_task(self._write(progress, gamma))
 
-    async def segments(self, progress: Progress, gamma: int) -> list[Written]:
+    async def segments(self, progress: Progress, gamma: int) -> list[GeneratedSegment]:
         """What the draft writes at `progress`, taken from the work under way if there is any."""
         if self._task is None:
             return await self._write(progress, gamma)
@@ -172,13 +178,13 @@ class _Draft:
             if not task.cancelled():
                 task.exception()  # seen and dropped: work ahead that failed is done again if needed
 
-    async def _write(self, progress: Progress, gamma: int) -> list[Written]:
-        order = progress.order("draft", gamma, want_states=True)
-        return await write_all(self._drafter, progress.context, order)
+    async def _write(self, progress: Progress, gamma: int) -> list[GeneratedSegment]:
+        params = progress.params("draft", gamma, want_states=True)
+        return await write_all(self._drafter, progress.context, params)
 
 
 def _verdict(
-    progress: Progress, offset: int, written: Written, judgement: Judgement, times: StageTimes
+    progress: Progress, offset: int, written: GeneratedSegment, judgement: Judgement, times: StageTimes
 ) -> SegmentRecord:
     index = len(progress.segments) + offset
     draw = uniform(progress.generation.sampling.seed, "accept", index)
@@ -186,7 +192,7 @@ def _verdict(
     return SegmentRecord(index, written.segment, accepted, judgement, draw, times=times, logprobs=written.logprobs)
 
 
-def _states(written: Written) -> States:
+def _states(written: GeneratedSegment) -> States:
     if written.states is None:
         raise Mismatch("the draft sent no states; serve it with an engine that pools them")
     return written.states

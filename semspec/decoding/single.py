@@ -3,29 +3,29 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from semspec.core import SegmentRecord, WriteOrder, Writer
+from semspec.decoding.backends import Backends
 from semspec.decoding.progress import Progress
 from semspec.decoding.protocols import Drafter
-from semspec.decoding.roles import Roles
 from semspec.decoding.timing import Stage, Stopwatch, waited
+from semspec.types import GenerationParams, SegmentRecord, Writer
 
 
-def rounds(progress: Progress, roles: Roles, writer: Writer) -> AsyncGenerator[SegmentRecord, None]:
+def rounds(progress: Progress, backends: Backends, writer: Writer) -> AsyncGenerator[SegmentRecord, None]:
     """Let `writer` write until the end, in one stream."""
-    order = progress.order(writer.value, max_segments=0)
+    params = progress.params(writer.value, max_segments=0)
     if writer is Writer.DRAFT:
-        return write_on(progress, roles.drafter, order, "draft_ms")
-    return write_on(progress, roles.target, order, "write_ms")
+        return write_on(progress, backends.drafter, params, "draft_ms")
+    return write_on(progress, backends.target, params, "write_ms")
 
 
 async def write_on(
-    progress: Progress, model: Drafter, order: WriteOrder, stage: Stage, fallback: str | None = None
+    progress: Progress, model: Drafter, params: GenerationParams, stage: Stage, fallback: str | None = None
 ) -> AsyncGenerator[SegmentRecord, None]:
-    """All segments `model` writes by `order` from `progress` on, each with the time it took."""
+    """All segments `model` writes by `params` from `progress` on, each with the time it took."""
     if progress.finish_reason is not None:
         return
     index, clock = len(progress.segments), Stopwatch()
-    async with aclosing(model.write(progress.context, order)) as stream:
+    async with aclosing(model.generate(progress.context, params)) as stream:
         async for written in stream:
             times = waited(stage, clock.lap_ms(), written.duration_ms)
             yield SegmentRecord(

@@ -11,13 +11,13 @@ ten are exact. Theirs also stops at the first boxed answer or repeated step, our
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
-from semspec.core import Drafted, Reply, ScoreMethod, SegmentRecord, StageTimes, Written
+from semspec.decoding.backends import Backends
 from semspec.decoding.fallback import by_draft, in_window, write_all
 from semspec.decoding.progress import Progress, Step
 from semspec.decoding.protocols import Drafter, Target
 from semspec.decoding.rewriting import Rewrite
-from semspec.decoding.roles import Roles
 from semspec.decoding.timing import Stopwatch, total, waited
+from semspec.types import ChoiceScores, Drafted, GeneratedSegment, ScoreMethod, SegmentRecord, StageTimes
 
 QUESTION = (
     "Evaluate the last reasoning step solely based on factual correctness and logical validity. Ignore style, "
@@ -28,39 +28,39 @@ PREFILL = "<think>I think the quality score is: "
 DIGITS = tuple("0123456789")
 
 
-async def rounds(progress: Progress, roles: Roles, rewrite: Rewrite) -> AsyncGenerator[Step, None]:
-    """One step after the other until the end. Raises: Lost, and what the target raises."""
+async def rounds(progress: Progress, backends: Backends, rewrite: Rewrite) -> AsyncGenerator[Step, None]:
+    """One step after the other until the end. Raises: BackendUnavailable, and what the target raises."""
     while progress.finish_reason is None:
-        written, drafted = await _draft(progress, roles.drafter)
+        written, drafted = await _draft(progress, backends.drafter)
         if progress.generation.show_drafts:
             yield Drafted(len(progress.segments), (written.segment,))
-        record = await _graded(progress, roles.target, written, drafted)
+        record = await _graded(progress, backends.target, written, drafted)
         if not record.accepted:
             record = await rewrite(progress, record)
         progress = progress.after(record.segment)
         yield record
 
 
-def score(reply: Reply, method: ScoreMethod) -> float:
+def score(reply: ChoiceScores, method: ScoreMethod) -> float:
     """The target's grade, 0 to 9; 0 where it has no digit in mind."""
     if method == "greedy":
         return float(reply.likeliest) if reply.likeliest in DIGITS else 0.0
     return _expectation(reply.probabilities)
 
 
-async def _draft(progress: Progress, drafter: Drafter) -> tuple[Written, StageTimes]:
+async def _draft(progress: Progress, drafter: Drafter) -> tuple[GeneratedSegment, StageTimes]:
     """The draft's next step and the wait for it."""
     clock = Stopwatch()
-    order = progress.order("draft", max_segments=1)
-    written = (await by_draft(write_all(drafter, progress.context, order)))[0]
+    params = progress.params("draft", max_segments=1)
+    written = (await by_draft(write_all(drafter, progress.context, params)))[0]
     return written, waited("draft_ms", clock.lap_ms(), written.duration_ms)
 
 
-async def _graded(progress: Progress, target: Target, written: Written, drafted: StageTimes) -> SegmentRecord:
+async def _graded(progress: Progress, target: Target, written: GeneratedSegment, drafted: StageTimes) -> SegmentRecord:
     """The drafted step with the target's verdict."""
     generation, clock = progress.generation, Stopwatch()
     context = progress.context.extended(written.segment)
-    reply = await in_window(target.ask(context, QUESTION, PREFILL, DIGITS, generation.session))
+    reply = await in_window(target.score_choices(context, QUESTION, PREFILL, DIGITS, generation.session))
     asked = waited("read_ms", clock.lap_ms(), reply.duration_ms)
     grade = score(reply, generation.scoring.method)
     record = SegmentRecord(len(progress.segments), written.segment, grade >= generation.scoring.threshold)

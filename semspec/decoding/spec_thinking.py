@@ -14,14 +14,14 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from semspec.core import Segment, SegmentEnd, SegmentRecord, StageTimes, Writer
-from semspec.decoding.fallback import by_draft, or_lost, write_all
+from semspec.decoding.backends import Backends
+from semspec.decoding.fallback import by_draft, or_backend_unavailable, write_all
 from semspec.decoding.progress import Progress
 from semspec.decoding.protocols import Drafter
-from semspec.decoding.roles import Roles
 from semspec.decoding.single import write_on
 from semspec.decoding.timing import Stopwatch, total, waited
 from semspec.errors import Unavailable
+from semspec.types import Segment, SegmentEnd, SegmentRecord, StageTimes, Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +73,15 @@ def _count(words: Sequence[str], text: str) -> int:
     return sum(text.lower().count(word) for word in words)
 
 
-async def rounds(progress: Progress, roles: Roles, rules: Rules = Rules()) -> AsyncGenerator[SegmentRecord, None]:
-    """One move after the other until the end. Raises: Lost, and what the target raises.
+async def rounds(progress: Progress, backends: Backends, rules: Rules = Rules()) -> AsyncGenerator[SegmentRecord, None]:
+    """One move after the other until the end. Raises: BackendUnavailable, and what the target raises.
 
     Every move follows from the segments kept so far, so that a generation resumed at any of them goes on as it would
     have. What the target wrote alone after a loss counts as one turn of it.
     """
     while progress.finish_reason is None:
         num_kept = len(progress.segments)
-        async with aclosing(_move(progress, roles, rules)) as records:
+        async with aclosing(_move(progress, backends, rules)) as records:
             async for record in records:
                 progress = progress.after(record.segment)
                 yield record
@@ -89,7 +89,7 @@ async def rounds(progress: Progress, roles: Roles, rules: Rules = Rules()) -> As
             raise Unavailable("the target ended its stream without a segment; retry")
 
 
-async def _move(progress: Progress, roles: Roles, rules: Rules) -> AsyncGenerator[SegmentRecord, None]:
+async def _move(progress: Progress, backends: Backends, rules: Rules) -> AsyncGenerator[SegmentRecord, None]:
     """What comes next: the rest of the target's turn, the injected sentence, a new turn, or the draft's paragraph."""
     history = _History(progress.segments, rules)
     num_owed, probed = history.num_owed_tokens, StageTimes()
@@ -97,13 +97,13 @@ async def _move(progress: Progress, roles: Roles, rules: Rules) -> AsyncGenerato
         if history.num_doubts >= rules.doubts(history.num_recaps):
             yield SegmentRecord(len(progress.segments), rules.recap(), accepted=None)
             return
-        text, probed = await _probe(progress, roles.drafter, rules)
+        text, probed = await _probe(progress, backends.drafter, rules)
         num_owed = rules.num_cue_tokens if rules.leaning(text) else 0
     if num_owed <= 0:
-        yield await _lead(progress, roles.drafter, rules, probed)
+        yield await _lead(progress, backends.drafter, rules, probed)
         return
-    order = progress.order("target", max_segments=0, max_tokens=num_owed)
-    async with aclosing(write_on(progress, roles.target, order, "write_ms")) as records:
+    params = progress.params("target", max_segments=0, max_tokens=num_owed)
+    async with aclosing(write_on(progress, backends.target, params, "write_ms")) as records:
         async for record in records:
             yield replace(record, times=total(probed, record.times))
             probed = StageTimes()
@@ -112,8 +112,8 @@ async def _move(progress: Progress, roles: Roles, rules: Rules) -> AsyncGenerato
 async def _probe(progress: Progress, drafter: Drafter, rules: Rules) -> tuple[str, StageTimes]:
     """How the draft might go on. As with the authors that is thrown away: if the draft leads on, it draws anew."""
     clock = Stopwatch()
-    order = replace(progress.order("probe", max_segments=0), max_tokens=rules.num_cue_tokens, num_logprobs=None)
-    probe = await or_lost("draft", write_all(drafter, progress.context, order))
+    params = replace(progress.params("probe", max_segments=0), max_tokens=rules.num_cue_tokens, num_logprobs=None)
+    probe = await or_backend_unavailable("draft", write_all(drafter, progress.context, params))
     times = waited("draft_ms", clock.lap_ms(), sum(written.duration_ms for written in probe))
     return "".join(written.segment.text for written in probe), times
 
@@ -121,8 +121,8 @@ async def _probe(progress: Progress, drafter: Drafter, rules: Rules) -> tuple[st
 async def _lead(progress: Progress, drafter: Drafter, rules: Rules, probed: StageTimes) -> SegmentRecord:
     """The draft's next paragraph."""
     clock = Stopwatch()
-    order = replace(progress.order("draft", max_segments=1), max_segment_tokens=rules.max_draft_tokens)
-    written = (await by_draft(write_all(drafter, progress.context, order)))[0]
+    params = replace(progress.params("draft", max_segments=1), max_segment_tokens=rules.max_draft_tokens)
+    written = (await by_draft(write_all(drafter, progress.context, params)))[0]
     times = total(probed, waited("draft_ms", clock.lap_ms(), written.duration_ms))
     return SegmentRecord(len(progress.segments), written.segment, accepted=None, times=times, logprobs=written.logprobs)
 

@@ -4,7 +4,7 @@ from dataclasses import astuple, replace
 from time import perf_counter
 from typing import Literal
 
-from semspec.core import StageTimes
+from semspec.types import StageTimes
 
 Stage = Literal["draft_ms", "read_ms", "judge_ms", "write_ms"]
 

@@ -8,34 +8,34 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from semspec.core import Proposal, Segment, SegmentRecord, StageTimes, Verified
-from semspec.decoding.fallback import Lost, or_lost
+from semspec.decoding.backends import Backends
+from semspec.decoding.fallback import BackendUnavailable, or_backend_unavailable
 from semspec.decoding.progress import Progress
 from semspec.decoding.protocols import Drafter
 from semspec.decoding.rewriting import Rewrite, rewritten
-from semspec.decoding.roles import Roles
 from semspec.decoding.timing import Stopwatch, total, waited
+from semspec.types import Proposal, Segment, SegmentRecord, StageTimes, VerifiedTokens
 
 NOTHING = Proposal((), (), "", 0.0)
 
 
 async def rounds(
-    progress: Progress, roles: Roles, max_segments: Literal[0, 1] = 0
+    progress: Progress, backends: Backends, max_segments: Literal[0, 1] = 0
 ) -> AsyncGenerator[SegmentRecord, None]:
     """Rounds of proposing and verifying, until one segment is whole or, with `max_segments` 0, until the end.
 
     A round does not stop at a segment's end, and its last token is drawn without a proposal. So a sampled generation
     that is resumed at a segment has other tokens than the undisturbed one, of the same distribution; a greedy one, or
-    one segment by itself, has the same. Raises: Lost, and what the target raises.
+    one segment by itself, has the same. Raises: BackendUnavailable, and what the target raises.
     """
     open_ids: tuple[int, ...] = ()
     tally = _Tally()
     while progress.finish_reason is None:
         clock = Stopwatch()
-        proposal = await _propose(progress, open_ids, roles.drafter)
+        proposal = await _propose(progress, open_ids, backends.drafter)
         tally = tally.proposed(proposal, clock.lap_ms())
-        order = progress.order("target", max_segments)
-        verified = await roles.target.verify(progress.context, open_ids, proposal, order)
+        params = progress.params("target", max_segments)
+        verified = await backends.target.verify(progress.context, open_ids, proposal, params)
         tally = tally.verified(verified, clock.lap_ms())
         for segment in verified.segments:
             yield tally.record(len(progress.segments), segment)
@@ -45,17 +45,17 @@ async def rounds(
         open_ids = verified.open_ids
 
 
-def with_draft(roles: Roles) -> Rewrite:
+def with_draft(backends: Backends) -> Rewrite:
     """Have the target write one segment with the draft's help."""
 
     async def rewrite(progress: Progress, refused: SegmentRecord) -> SegmentRecord:
-        return await rewritten(refused, rounds(progress, roles, max_segments=1))
+        return await rewritten(refused, rounds(progress, backends, max_segments=1))
 
     return rewrite
 
 
 async def _propose(progress: Progress, open_ids: Sequence[int], drafter: Drafter) -> Proposal:
-    """The draft's next tokens; none where the target's own fills the budget. Raises: Lost.
+    """The draft's next tokens; none where the target's own fills the budget. Raises: BackendUnavailable.
 
     Their draws are not those of drafted segments: a segment's refusal says something about the draws it was made of,
     and proposals that came from the same would be verified as if nothing were known of them.
@@ -63,10 +63,10 @@ async def _propose(progress: Progress, open_ids: Sequence[int], drafter: Drafter
     num_tokens = min(progress.generation.token_gamma, progress.tokens_left - len(open_ids) - 1)
     if num_tokens <= 0:
         return NOTHING
-    order = progress.order("propose", max_segments=0)
-    proposal = await or_lost("draft", drafter.propose(progress.context, open_ids, order, num_tokens))
+    params = progress.params("propose", max_segments=0)
+    proposal = await or_backend_unavailable("draft", drafter.propose(progress.context, open_ids, params, num_tokens))
     if not proposal.token_ids:
-        raise Lost("the draft proposed nothing")
+        raise BackendUnavailable("the draft proposed nothing")
     return proposal
 
 
@@ -82,7 +82,7 @@ class _Tally:
         times = total(self.times, waited("draft_ms", wall_ms, proposal.duration_ms))
         return _Tally(self.num_proposed + len(proposal.token_ids), self.num_accepted, times)
 
-    def verified(self, verified: Verified, wall_ms: float) -> "_Tally":
+    def verified(self, verified: VerifiedTokens, wall_ms: float) -> "_Tally":
         times = total(self.times, waited("read_ms", wall_ms, verified.duration_ms))
         return _Tally(self.num_proposed, self.num_accepted + verified.num_accepted, times)
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from semspec.core import Sampling, Segmentation, SegmentEnd
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.ending import end_after, ends_before
 from semspec.engine.sampling import draw_tokens
 from semspec.engine.surprisal import surprisal
+from semspec.types import SamplingParams, Segmentation, SegmentEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ContextBatch:
         self._logits = lm.forward(self._context, self._kv).logits[-1]
 
     def sample(
-        self, sampling: Sampling, seeds: Sequence[int], segmentation: Segmentation, max_tokens: int
+        self, sampling: SamplingParams, seeds: Sequence[int], segmentation: Segmentation, max_tokens: int
     ) -> list[Sampled]:
         """One next segment a seed, in the order of `seeds`: token for token what the engine writes with that seed."""
         rows: list[list[int]] = [[] for _ in seeds]

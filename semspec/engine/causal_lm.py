@@ -20,17 +20,17 @@ from transformers import (
 from transformers.utils import cached_file
 
 from semspec import __version__
-from semspec.core import Context, Message, ModelInfo, Piece, Segment, SegmentEnd, Token
-from semspec.engine.asking import can_be_asked
-from semspec.engine.decoder import Decoder, obstacle
+from semspec.engine.choice_scores import can_be_asked
+from semspec.engine.decoder import Decoder, unsupported_reason
 from semspec.engine.fingerprint import model_fingerprint, tokenizer_fingerprint
 from semspec.engine.kv import KV, BufferKV, DynamicKV
-from semspec.engine.state_tap import StateTap
+from semspec.engine.state_hooks import StateHooks
 from semspec.engine.tensor_parallel.leader import LeadingDecoder, lead
 from semspec.engine.tensor_parallel.share import checkpoint_folder
 from semspec.engine.tensor_parallel.split import ALONE, Split
 from semspec.engine.tokens import TokenBytes, tokenize
 from semspec.errors import InvalidRequest, Mismatch
+from semspec.types import Context, Message, ModelInfo, Piece, Segment, SegmentEnd, Token
 
 EngineName = Literal["auto", "transformers", "fast"]
 """What runs the forward of one sequence: transformers, our decoder ("fast"), or our decoder where it can."""
@@ -65,7 +65,7 @@ class CausalLM:
         self.tokenizer = tokenizer
         self.info = info
         self.eos_ids = _eos_ids(model, tokenizer)
-        self._tap = StateTap(model)
+        self._tap = StateHooks(model)
         self._leading = leading
         self._decoder = leading or _decoder(self.model, info, engine)
         self._token_texts: dict[int, str] = {}
@@ -276,7 +276,7 @@ def _decoder(model: PreTrainedModel, info: ModelInfo, engine: EngineName) -> Dec
     """Our decoder of `model`, if it is wanted and can be had. Raises: Mismatch if only wanted."""
     if engine == "transformers":
         return None
-    if reason := obstacle(model):
+    if reason := unsupported_reason(model):
         if engine == "fast":
             raise Mismatch(f"the fast engine cannot run {info.model}: {reason}; set the engine to auto or transformers")
         return None

@@ -26,7 +26,7 @@ Sum: TypeAlias = Callable[[Tensor], Tensor]
 """The sum of a tensor over all ranks, in its place."""
 
 
-def obstacle(model: PreTrainedModel) -> str | None:
+def unsupported_reason(model: PreTrainedModel) -> str | None:
     """Why the decoder cannot compute exactly what this model does; None if it can."""
     if type(model) not in (Qwen2ForCausalLM, LlamaForCausalLM):
         return f"{type(model).__name__} is neither Qwen2ForCausalLM nor LlamaForCausalLM"
@@ -103,8 +103,8 @@ class Decoder:
     """The forward of a Qwen2 or Llama model, sharing its weights. Not thread-safe."""
 
     def __init__(self, model: PreTrainedModel, window: int, sum_over_ranks: Sum | None = None) -> None:
-        """`model` has no `obstacle`; `window`: the most tokens a sequence is expected to have; `sum_over_ranks`: where
-        `model` is one rank's share of the heads and of the columns between them."""
+        """`model` has no `unsupported_reason`; `window`: the most tokens a sequence is expected to have;
+        `sum_over_ranks`: where `model` is one rank's share of the heads and of the columns between them."""
         config, inner, attention = model.config, model.model, model.model.layers[0].self_attn
         self._blocks = [_Block.of(layer) for layer in inner.layers]
         self._embedding: Tensor = inner.embed_tokens.weight

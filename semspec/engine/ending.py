@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from semspec.core import Segmentation, SegmentEnd
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.segmentation import RULES
+from semspec.types import Segmentation, SegmentEnd
 
 
 def end_after(

@@ -1,8 +1,8 @@
 """From a service's settings to its engine."""
 
-from semspec.core import Writer
 from semspec.engine.protocol import Engine
 from semspec.settings import ModelSettings
+from semspec.types import Writer
 
 
 def load_engine(settings: ModelSettings, writer: Writer) -> Engine:

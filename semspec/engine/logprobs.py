@@ -5,8 +5,8 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from semspec.core import TokenLogprob
 from semspec.engine.causal_lm import CausalLM
+from semspec.types import TokenLogprob
 
 
 def token_logprob(lm: CausalLM, logits: Tensor, token: int, num_alternatives: int) -> TokenLogprob:

@@ -5,18 +5,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from semspec.core import Sampling, uniform
+from semspec.types import SamplingParams, uniform
 
 LARGEST_DRAW = 1 - 2**-23
 """So that, multiplied by a total in fp32, a draw stays below the total: the token drawn is never one of weight 0."""
 
 
-def draw_token(logits: Tensor, sampling: Sampling, position: int) -> int:
+def draw_token(logits: Tensor, sampling: SamplingParams, position: int) -> int:
     """The token at `position` of a context; `logits`: `[vocab_size]`."""
     return draw_tokens(logits[None], sampling, [sampling.seed], position)[0]
 
 
-def draw_tokens(logits: Tensor, sampling: Sampling, seeds: Sequence[int], position: int) -> list[int]:
+def draw_tokens(logits: Tensor, sampling: SamplingParams, seeds: Sequence[int], position: int) -> list[int]:
     """One token a row at `position`, row i from the stream `seeds[i]`; `logits`: `[num_rows, vocab_size]`."""
     if sampling.temperature == 0:
         greedy: list[int] = logits.argmax(-1).tolist()
@@ -37,7 +37,7 @@ def pick(weights: Tensor, draws: Sequence[float]) -> list[int]:
     return picked
 
 
-def filtered(logits: Tensor, sampling: Sampling) -> Tensor:
+def filtered(logits: Tensor, sampling: SamplingParams) -> Tensor:
     """Probabilities at the temperature, those outside top-k and top-p set to 0, not renormalised:
     `[num_rows, vocab_size]`. Top-p keeps the smallest set of most probable tokens that reaches it."""
     probabilities = torch.softmax(logits.float() / sampling.temperature, -1)
@@ -53,7 +53,7 @@ def filtered(logits: Tensor, sampling: Sampling) -> Tensor:
     return probabilities.masked_fill_(probabilities < least, 0)
 
 
-def renormalised(logits: Tensor, sampling: Sampling) -> Tensor:
+def renormalised(logits: Tensor, sampling: SamplingParams) -> Tensor:
     """The distribution that `draw_tokens` draws from, fp32 `[num_rows, vocab_size]`: one token's if greedy."""
     if sampling.temperature == 0:
         nothing = torch.zeros_like(logits, dtype=torch.float32)

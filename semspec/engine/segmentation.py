@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Protocol
 
-from semspec.core import Segmentation
+from semspec.types import Segmentation
 
 ABBREVIATIONS = frozenset(
     (

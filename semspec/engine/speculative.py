@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semspec.core import Distribution, Proposal, Sampling, uniform
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.sampling import draw_token, filtered, pick, renormalised
 from semspec.errors import InvalidRequest, Mismatch
+from semspec.types import Distribution, Proposal, SamplingParams, uniform
 
 TOTAL_TOLERANCE = 1e-3
 """How far from 1 the rounded probabilities of a whole vocabulary may add up."""
@@ -59,7 +59,7 @@ def _flaw(token: int, distribution: Distribution) -> str | None:
     return None
 
 
-def draw_with_distribution(logits: Tensor, sampling: Sampling, position: int) -> tuple[int, Distribution]:
+def draw_with_distribution(logits: Tensor, sampling: SamplingParams, position: int) -> tuple[int, Distribution]:
     """The token at `position`, as `draw_token` draws it, and what it was drawn from; `logits`: `[vocab_size]`."""
     if sampling.temperature == 0:
         return int(logits.argmax()), sparse(renormalised(logits[None], sampling)[0])
@@ -96,7 +96,11 @@ def probability_of(token: int, distribution: Distribution) -> float:
 
 
 def verify_tokens(
-    logits: Tensor, drafted: Sequence[int], distributions: Sequence[Distribution], sampling: Sampling, position: int
+    logits: Tensor,
+    drafted: Sequence[int],
+    distributions: Sequence[Distribution],
+    sampling: SamplingParams,
+    position: int,
 ) -> list[int]:
     """The accepted ones of `drafted` and one token of the target's own, distributed as if it had drawn them all.
 

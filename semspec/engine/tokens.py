@@ -4,8 +4,8 @@ import re
 
 from transformers import PreTrainedTokenizerBase
 
-from semspec.core import Token
 from semspec.errors import Mismatch
+from semspec.types import Token
 
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _OTHERS = sorted({*range(0x100)} - {*_PRINTABLE})

@@ -10,27 +10,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from semspec.core import (
-    Context,
-    Distribution,
-    Message,
-    ModelInfo,
-    Piece,
-    Proposal,
-    Reading,
-    Reply,
-    Segment,
-    SegmentEnd,
-    Token,
-    TokenLogprob,
-    Verified,
-    WriteOrder,
-    Writer,
-    Written,
-)
-from semspec.engine.asking import option_ids, turn_after
 from semspec.engine.causal_lm import CausalLM, EngineName
-from semspec.engine.cutting import Cutter
+from semspec.engine.choice_scores import option_ids, turn_after
 from semspec.engine.ending import end_after, ends_before
 from semspec.engine.logprobs import token_logprob
 from semspec.engine.memory import within_memory
@@ -38,9 +19,28 @@ from semspec.engine.pooling import readings_of, states_of
 from semspec.engine.prefix_cache import Prefix, PrefixCache
 from semspec.engine.sampling import draw_token
 from semspec.engine.scheduler import Scheduler, Steps
+from semspec.engine.segmenter import Segmenter
 from semspec.engine.speculative import check_proposal, check_token_ids, draw_with_distribution, verify_tokens
 from semspec.engine.tensor_parallel.split import ALONE, Split
 from semspec.errors import ContextTooLong, InvalidRequest
+from semspec.types import (
+    ChoiceScores,
+    Context,
+    Distribution,
+    GeneratedSegment,
+    GenerationParams,
+    Message,
+    ModelInfo,
+    Piece,
+    Proposal,
+    Segment,
+    SegmentEnd,
+    SegmentScore,
+    Token,
+    TokenLogprob,
+    VerifiedTokens,
+    Writer,
+)
 
 T = TypeVar("T")
 
@@ -92,25 +92,27 @@ class TransformersEngine:
     async def tokenize(self, text: str) -> list[Token]:
         return self._lm.tokenize(text)
 
-    async def write(self, context: Context, order: WriteOrder) -> AsyncGenerator[Written, None]:
-        async for written in self._scheduler.stream(within_memory(self._write_steps(context, order), self._cache)):
+    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+        async for written in self._scheduler.stream(within_memory(self._generate_steps(context, params), self._cache)):
             yield written
 
-    async def read(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[Reading]:
-        return await self._result(self._read_steps(context, segments, session))
+    async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
+        return await self._result(self._score_steps(context, segments, session))
 
-    async def propose(self, context: Context, open_ids: Sequence[int], order: WriteOrder, num_tokens: int) -> Proposal:
-        return await self._result(self._propose_steps(context, open_ids, order, num_tokens))
+    async def propose(
+        self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
+    ) -> Proposal:
+        return await self._result(self._propose_steps(context, open_ids, params, num_tokens))
 
     async def verify(
-        self, context: Context, open_ids: Sequence[int], proposal: Proposal, order: WriteOrder
-    ) -> Verified:
-        return await self._result(self._verify_steps(context, open_ids, proposal, order))
+        self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
+    ) -> VerifiedTokens:
+        return await self._result(self._verify_steps(context, open_ids, proposal, params))
 
-    async def ask(
+    async def score_choices(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
-    ) -> Reply:
-        return await self._result(self._ask_steps(context, question, prefill, options, session))
+    ) -> ChoiceScores:
+        return await self._result(self._score_choices_steps(context, question, prefill, options, session))
 
     async def aclose(self) -> None:
         await self._scheduler.close()
@@ -170,26 +172,26 @@ class TransformersEngine:
         first = prefix.logits[len(tokens)][None]
         return torch.cat([first, self._feed(prefix, following, len(following))[0]]) if following else first
 
-    def _write_steps(self, context: Context, order: WriteOrder) -> Steps[Written]:
+    def _generate_steps(self, context: Context, params: GenerationParams) -> Steps[GeneratedSegment]:
         tokens = self._lm.context_ids(context)
         self._check_room(len(tokens), "context")
         start = perf_counter()
-        with self._prefix(tokens, order.session) as prefix:
+        with self._prefix(tokens, params.session) as prefix:
             yield from self._prefill(prefix, tokens)
-            budget = min(order.max_tokens, self._lm.info.max_context_tokens - len(tokens))
+            budget = min(params.max_tokens, self._lm.info.max_context_tokens - len(tokens))
             num_segments = 0
             while budget > 0:
-                capped = replace(order, max_segment_tokens=min(order.max_segment_tokens, budget))
+                capped = replace(params, max_segment_tokens=min(params.max_segment_tokens, budget))
                 written = yield from self._write_segment(prefix, capped)
                 budget -= len(written.segment.token_ids)
                 num_segments += 1
                 now = perf_counter()
                 yield replace(written, duration_ms=(now - start) * 1e3)
                 start = now
-                if written.segment.end is SegmentEnd.EOS or num_segments == order.max_segments:
+                if written.segment.end is SegmentEnd.EOS or num_segments == params.max_segments:
                     break
 
-    def _write_segment(self, prefix: Prefix, order: WriteOrder) -> Generator[None, None, Written]:
+    def _write_segment(self, prefix: Prefix, params: GenerationParams) -> Generator[None, None, GeneratedSegment]:
         """One segment after `prefix`; every token of it is fed, so that states and cache are whole."""
         context = list(prefix.tokens)
         tokens: list[int] = []
@@ -198,25 +200,25 @@ class TransformersEngine:
         end: SegmentEnd | None = None
         while end is None:
             logits = prefix.logits[len(prefix.tokens)]
-            token = draw_token(logits, order.sampling, len(prefix.tokens))
-            if ends_before(self._lm, order.segmentation, context, tokens, token):
+            token = draw_token(logits, params.sampling, len(prefix.tokens))
+            if ends_before(self._lm, params.segmentation, context, tokens, token):
                 end = SegmentEnd.BOUNDARY
                 break
-            if order.num_logprobs is not None:
-                logprobs.append(token_logprob(self._lm, logits, token, order.num_logprobs))
-            rows, states = self._feed(prefix, [token], want_states=order.want_states)
+            if params.num_logprobs is not None:
+                logprobs.append(token_logprob(self._lm, logits, token, params.num_logprobs))
+            rows, states = self._feed(prefix, [token], want_states=params.want_states)
             prefix.remember_logits(len(prefix.tokens), rows[-1])
             tokens.append(token)
-            if order.want_states:
+            if params.want_states:
                 pooled = states[:, 0].float() if pooled is None else pooled + states[:, 0]
             yield None
-            end = end_after(self._lm, order.segmentation, context, tokens, order.max_segment_tokens)
+            end = end_after(self._lm, params.segmentation, context, tokens, params.max_segment_tokens)
         text = self._lm.text_of(context, tokens)
         segment = Segment(text, tuple(tokens), self._lm.info.tokenizer, self._writer, end)
         pooled_states = None if pooled is None else states_of(pooled / len(tokens), self._lm.info.fingerprint)
-        return Written(segment, pooled_states, 0.0, None if order.num_logprobs is None else tuple(logprobs))
+        return GeneratedSegment(segment, pooled_states, 0.0, None if params.num_logprobs is None else tuple(logprobs))
 
-    def _read_steps(self, context: Context, segments: Sequence[Segment], session: str) -> Steps[list[Reading]]:
+    def _score_steps(self, context: Context, segments: Sequence[Segment], session: str) -> Steps[list[SegmentScore]]:
         tokens = self._lm.context_ids(context)
         read = [list(self._lm.read_ids(segment, is_first=False)) for segment in segments]
         if not read or not all(read):
@@ -234,13 +236,13 @@ class TransformersEngine:
             yield [replace(reading, duration_ms=duration_ms) for reading in readings]
 
     def _propose_steps(
-        self, context: Context, open_ids: Sequence[int], order: WriteOrder, num_tokens: int
+        self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
     ) -> Steps[Proposal]:
         check_token_ids(self._lm, open_ids, "open_token_ids")
         tokens = [*self._lm.context_ids(context), *open_ids]
         self._check_room(len(tokens), "context")
         start = perf_counter()
-        with self._prefix(tokens, order.session) as prefix:
+        with self._prefix(tokens, params.session) as prefix:
             yield from self._prefill(prefix, tokens)
             drafted: list[int] = []
             distributions: list[Distribution] = []
@@ -250,7 +252,7 @@ class TransformersEngine:
                     prefix.remember_logits(len(prefix.tokens), rows[-1])
                     yield None
                 position = len(prefix.tokens)
-                token, distribution = draw_with_distribution(prefix.logits[position], order.sampling, position)
+                token, distribution = draw_with_distribution(prefix.logits[position], params.sampling, position)
                 drafted.append(token)
                 distributions.append(distribution)
                 if token in self._lm.eos_ids:
@@ -259,32 +261,32 @@ class TransformersEngine:
             yield Proposal(tuple(drafted), tuple(distributions), self._lm.info.tokenizer, duration_ms)
 
     def _verify_steps(
-        self, context: Context, open_ids: Sequence[int], proposal: Proposal, order: WriteOrder
-    ) -> Steps[Verified]:
+        self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
+    ) -> Steps[VerifiedTokens]:
         check_token_ids(self._lm, open_ids, "open_token_ids")
         check_proposal(self._lm, proposal)
         context_ids = self._lm.context_ids(context)
         tokens = [*context_ids, *open_ids]
         self._check_room(len(tokens), "context")
-        cutter = Cutter(self._lm, self._writer, context_ids, open_ids, order)
-        if cutter.num_left < 1:
+        segmenter = Segmenter(self._lm, self._writer, context_ids, open_ids, params)
+        if segmenter.num_left < 1:
             raise InvalidRequest("open_token_ids: they already fill max_tokens", "open_token_ids")
-        drafted = proposal.token_ids[: cutter.num_left]
+        drafted = proposal.token_ids[: segmenter.num_left]
         start = perf_counter()
-        with self._prefix(tokens, order.session) as prefix:
+        with self._prefix(tokens, params.session) as prefix:
             rows = yield from self._feed_after(prefix, tokens, drafted)
             distributions = proposal.distributions[: len(drafted)]
-            chosen = verify_tokens(rows, drafted, distributions, order.sampling, len(tokens))
-            num_taken = next((index for index, token in enumerate(chosen) if not cutter.take(token)), len(chosen))
+            chosen = verify_tokens(rows, drafted, distributions, params.sampling, len(tokens))
+            num_taken = next((index for index, token in enumerate(chosen) if not segmenter.take(token)), len(chosen))
             num_accepted = min(num_taken, len(chosen) - 1)
             prefix.crop(len(tokens) + num_accepted)
             prefix.remember_logits(len(prefix.tokens), rows[num_accepted])
             duration_ms = (perf_counter() - start) * 1e3
-            yield Verified(tuple(cutter.segments), tuple(cutter.open_ids), num_accepted, duration_ms)
+            yield VerifiedTokens(tuple(segmenter.segments), tuple(segmenter.open_ids), num_accepted, duration_ms)
 
-    def _ask_steps(
+    def _score_choices_steps(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str
-    ) -> Steps[Reply]:
+    ) -> Steps[ChoiceScores]:
         tokens = self._lm.context_ids(context)
         turn = turn_after(self._lm.tokenizer, question, prefill)
         if tokens[-1] in self._lm.eos_ids and turn[0] in self._lm.eos_ids:  # the context has ended its turn itself
@@ -299,4 +301,4 @@ class TransformersEngine:
             probabilities = torch.softmax(rows[-1].float(), -1)
             likeliest = self._lm.token_text(int(probabilities.argmax()))
             duration_ms = (perf_counter() - start) * 1e3
-            yield Reply(tuple(probabilities[asked].tolist()), likeliest, duration_ms)
+            yield ChoiceScores(tuple(probabilities[asked].tolist()), likeliest, duration_ms)

@@ -6,8 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from semspec.core import SURPRISAL_FEATURES
 from semspec.errors import InvalidRequest
+from semspec.types import SURPRISAL_FEATURES
 
 FeatureSet = Literal["states", "states+surprisal", "surprisal"]
 LayerSet = Literal["all", "last"] | tuple[int, ...]

@@ -11,9 +11,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch import Tensor, nn
 
-from semspec.core import STATE_CONVENTION, SURPRISAL_FEATURES, Segmentation
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.features import FeatureSet, LayerSet, num_features
+from semspec.types import STATE_CONVENTION, SURPRISAL_FEATURES, Segmentation
 
 HIDDEN_SIZES = (256, 64)
 MAX_SHAPE = 10_000, 1_000_000

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from semspec.core import OperatingPoint
 from semspec.errors import Mismatch
 from semspec.probes.probe import ProbeCard
+from semspec.types import OperatingPoint
 
 
 def operating_points(card: ProbeCard) -> tuple[OperatingPoint, ...]:

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from semspec import __version__
-from semspec.core import Judgement, Reading, States, VerifierInfo
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.features import assemble, tensor_of
 from semspec.probes.probe import LEAST_PROBABILITY, Artifact, ProbeCard, load_probe
 from semspec.probes.strictness import operating_points
+from semspec.types import Judgement, SegmentScore, States, VerifierInfo
 
 
 class ProbePair:
@@ -39,7 +39,7 @@ class ProbePair:
         """Load two artifacts. Raises: Mismatch when they cannot serve together, with the remedy."""
         return cls(load_probe(draft_probe), load_probe(target_probe), device)
 
-    def judge(self, draft_states: Sequence[States], readings: Sequence[Reading]) -> list[Judgement]:
+    def judge(self, draft_states: Sequence[States], readings: Sequence[SegmentScore]) -> list[Judgement]:
         """One judgement per segment. Raises: Mismatch when the states are of other models."""
         draft_features = _features(self.draft.card, "draft", draft_states, None)
         surprisal = torch.tensor([reading.surprisal for reading in readings])
@@ -89,7 +89,7 @@ class ProbeVerifier:
         )
 
     async def judge(
-        self, draft_states: Sequence[States], readings: Sequence[Reading], probes: str = ""
+        self, draft_states: Sequence[States], readings: Sequence[SegmentScore], probes: str = ""
     ) -> list[Judgement]:
         if not draft_states or len(draft_states) != len(readings):
             raise InvalidRequest(

@@ -6,7 +6,6 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from semspec.core import Writer
 from semspec.engine.loading import load_engine
 from semspec.engine.protocol import Engine
 from semspec.errors import DeadlineExceeded, Mismatch, Overloaded, Unavailable
@@ -14,6 +13,7 @@ from semspec.remote.connecting import connect
 from semspec.remote.protocol import CompletionClient, Server
 from semspec.remote.writer import RemoteWriter
 from semspec.settings import ModelSettings
+from semspec.types import Writer
 
 if TYPE_CHECKING:
     from semspec.engine.transformers_engine import TransformersEngine

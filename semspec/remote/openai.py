@@ -4,9 +4,9 @@ from collections.abc import AsyncGenerator
 
 from openai import AsyncOpenAI, omit
 
-from semspec.core import SegmentEnd
 from semspec.remote.failures import paced, translated
 from semspec.remote.protocol import Completion, Delta, Server
+from semspec.types import SegmentEnd
 
 
 class OpenAIClient:

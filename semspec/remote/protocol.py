@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from semspec.core import Sampling, SegmentEnd
+from semspec.types import SamplingParams, SegmentEnd
 
 Api = Literal["tgi", "openai"]
 
@@ -32,7 +32,7 @@ class Completion:
     """A text to be continued."""
 
     prompt: str
-    sampling: Sampling
+    sampling: SamplingParams
     """Its seed is not sent: see `seed`."""
     max_tokens: int
     seed: int | None = None

@@ -5,9 +5,9 @@ from typing import Any
 
 from huggingface_hub import AsyncInferenceClient, get_async_session, hf_raise_for_status
 
-from semspec.core import Sampling, SegmentEnd
 from semspec.remote.failures import paced, translated
 from semspec.remote.protocol import Completion, Delta, Server
+from semspec.types import SamplingParams, SegmentEnd
 
 ENDS = {"eos_token": SegmentEnd.EOS, "stop_sequence": SegmentEnd.BOUNDARY, "length": SegmentEnd.LENGTH}
 
@@ -56,7 +56,7 @@ class TgiClient:
         """Nothing outlives its stream."""
 
 
-def _drawn(sampling: Sampling) -> dict[str, Any]:
+def _drawn(sampling: SamplingParams) -> dict[str, Any]:
     """Greedy says nothing of the filters: to TGI any of them means to sample."""
     if sampling.temperature == 0:
         return {"do_sample": False}

@@ -5,29 +5,29 @@ from contextlib import aclosing
 from dataclasses import replace
 from time import perf_counter
 
-from semspec.core import (
+from semspec.engine.protocol import Engine
+from semspec.errors import ContextTooLong, InvalidRequest, Unavailable
+from semspec.remote.protocol import Completion, CompletionClient
+from semspec.remote.segmenter import TokenizedSegmenter, Tokens
+from semspec.types import (
+    ChoiceScores,
     Context,
+    GeneratedSegment,
+    GenerationParams,
     Message,
     ModelInfo,
     Piece,
     Proposal,
-    Reading,
-    Reply,
     Segment,
     Segmentation,
     SegmentEnd,
+    SegmentScore,
     States,
     Token,
-    Verified,
-    WriteOrder,
+    VerifiedTokens,
     Writer,
-    Written,
     derive_seed,
 )
-from semspec.engine.protocol import Engine
-from semspec.errors import ContextTooLong, InvalidRequest, Unavailable
-from semspec.remote.cutting import SegmentCutter, Tokens
-from semspec.remote.protocol import Completion, CompletionClient
 
 MAX_SEED = 2**63
 """OpenAI's seeds are signed integers of 64 bits."""
@@ -43,30 +43,30 @@ class RemoteWriter:
     def __init__(self, engine: Engine, tokens: Tokens, client: CompletionClient, writer: Writer) -> None:
         self._engine, self._tokens, self._client, self._writer = engine, tokens, client, writer
 
-    async def write(self, context: Context, order: WriteOrder) -> AsyncGenerator[Written, None]:
-        if order.num_logprobs is not None:
+    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+        if params.num_logprobs is not None:
             raise InvalidRequest("logprobs: a server writes here that does not tell them; leave them out", "logprobs")
         start = perf_counter()
-        async with aclosing(self._segments(context, order)) as segments:
+        async with aclosing(self._segments(context, params)) as segments:
             async for segment in segments:
-                states = await self._states(context, segment, order.session) if order.want_states else None
+                states = await self._states(context, segment, params.session) if params.want_states else None
                 context = context.extended(segment)
                 now = perf_counter()
-                yield Written(segment, states, (now - start) * 1e3)
+                yield GeneratedSegment(segment, states, (now - start) * 1e3)
                 start = now
 
-    async def _segments(self, context: Context, order: WriteOrder) -> AsyncGenerator[Segment, None]:
-        cutter = SegmentCutter(self._tokens, self._writer, order, self._room(context))
+    async def _segments(self, context: Context, params: GenerationParams) -> AsyncGenerator[Segment, None]:
+        segmenter = TokenizedSegmenter(self._tokens, self._writer, params, self._room(context))
         prompt = self._tokens.without_bos("".join(piece.text for piece in context.pieces))
-        for stop_at in (_stop_at(order), None):  # a second time when the first stop was before a segment's first word
-            text = prompt + cutter.text
-            completion = Completion(text, order.sampling, cutter.num_left, _seed(order, text), stop_at)
+        for stop_at in (_stop_at(params), None):  # a second time when the first stop was before a segment's first word
+            text = prompt + segmenter.text
+            completion = Completion(text, params.sampling, segmenter.num_left, _seed(params, text), stop_at)
             end: SegmentEnd | None = None
             async with aclosing(self._client.stream(completion)) as deltas:
                 async for delta in deltas:
-                    for segment in cutter.take(delta):
+                    for segment in segmenter.take(delta):
                         yield segment
-                    if cutter.is_done:
+                    if segmenter.is_done:
                         return
                     end = delta.end
             if end is None:
@@ -82,7 +82,7 @@ class RemoteWriter:
         return window - num_tokens
 
     async def _states(self, context: Context, segment: Segment, session: str) -> States:
-        [reading] = await self._engine.read(context, [segment], session)
+        [reading] = await self._engine.score(context, [segment], session)
         return reading.states
 
     async def info(self) -> ModelInfo:
@@ -94,34 +94,36 @@ class RemoteWriter:
     async def tokenize(self, text: str) -> list[Token]:
         return await self._engine.tokenize(text)
 
-    async def read(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[Reading]:
-        return await self._engine.read(context, segments, session)
+    async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
+        return await self._engine.score(context, segments, session)
 
-    async def propose(self, context: Context, open_ids: Sequence[int], order: WriteOrder, num_tokens: int) -> Proposal:
-        return await self._engine.propose(context, open_ids, order, num_tokens)
+    async def propose(
+        self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
+    ) -> Proposal:
+        return await self._engine.propose(context, open_ids, params, num_tokens)
 
     async def verify(
-        self, context: Context, open_ids: Sequence[int], proposal: Proposal, order: WriteOrder
-    ) -> Verified:
-        return await self._engine.verify(context, open_ids, proposal, order)
+        self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
+    ) -> VerifiedTokens:
+        return await self._engine.verify(context, open_ids, proposal, params)
 
-    async def ask(
+    async def score_choices(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
-    ) -> Reply:
-        return await self._engine.ask(context, question, prefill, options, session)
+    ) -> ChoiceScores:
+        return await self._engine.score_choices(context, question, prefill, options, session)
 
     async def aclose(self) -> None:
         await self._client.aclose()
         await self._engine.aclose()
 
 
-def _seed(order: WriteOrder, text: str) -> int:
+def _seed(params: GenerationParams, text: str) -> int:
     """The same for the same request. The engine names its draws by their position; a server begins anew with each
     request, and would draw every segment of a generation with the same numbers."""
-    return derive_seed(order.sampling.seed, "remote", len(text)) % MAX_SEED
+    return derive_seed(params.sampling.seed, "remote", len(text)) % MAX_SEED
 
 
-def _stop_at(order: WriteOrder) -> str | None:
+def _stop_at(params: GenerationParams) -> str | None:
     """Of a single paragraph the end is a text; of other orders only who reads along knows it."""
-    is_paragraph = order.max_segments == 1 and order.segmentation is Segmentation.PARAGRAPH
+    is_paragraph = params.max_segments == 1 and params.segmentation is Segmentation.PARAGRAPH
     return "\n\n" if is_paragraph else None

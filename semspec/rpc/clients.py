@@ -14,23 +14,6 @@ from typing import TypeVar
 import grpc
 from grpc import aio
 
-from semspec.core import (
-    Context,
-    Judgement,
-    Message,
-    ModelInfo,
-    Piece,
-    Proposal,
-    Reading,
-    Reply,
-    Segment,
-    States,
-    Token,
-    Verified,
-    VerifierInfo,
-    WriteOrder,
-    Written,
-)
 from semspec.errors import (
     DeadlineExceeded,
     InternalError,
@@ -43,6 +26,23 @@ from semspec.rpc import convert
 from semspec.rpc.metadata import AUTHORIZATION, PARAMETER, call_metadata
 from semspec.rpc.spans import client_span
 from semspec.rpc.tls import Certificates, channel_credentials
+from semspec.types import (
+    ChoiceScores,
+    Context,
+    GeneratedSegment,
+    GenerationParams,
+    Judgement,
+    Message,
+    ModelInfo,
+    Piece,
+    Proposal,
+    Segment,
+    SegmentScore,
+    States,
+    Token,
+    VerifiedTokens,
+    VerifierInfo,
+)
 from semspec.v1 import (
     draft_pb2_grpc,
     target_pb2_grpc,
@@ -124,10 +124,10 @@ class RemoteDrafter(_Remote):
         with _untrusted_answer():
             return convert.model_info_from_wire(response)
 
-    async def write(self, context: Context, order: WriteOrder) -> AsyncGenerator[Written, None]:
-        """See `Drafter.write`. Also raises DeadlineExceeded when no segment arrives within `idle_timeout_s`."""
+    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+        """See `Drafter.generate`. Also raises DeadlineExceeded when no segment arrives within `idle_timeout_s`."""
         with _own_request():
-            request = convert.write_request_to_wire(context, order)
+            request = convert.write_request_to_wire(context, params)
         with client_span(self._stub.Write, request) as opened:
             with _rpc_errors(), opened.active():
                 call = self._stub.Write(request, metadata=self._metadata())
@@ -140,10 +140,12 @@ class RemoteDrafter(_Remote):
             finally:
                 call.cancel()
 
-    async def propose(self, context: Context, open_ids: Sequence[int], order: WriteOrder, num_tokens: int) -> Proposal:
+    async def propose(
+        self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
+    ) -> Proposal:
         """See `Drafter.propose`."""
         with _own_request():
-            request = convert.propose_request_to_wire(context, open_ids, order, num_tokens)
+            request = convert.propose_request_to_wire(context, open_ids, params, num_tokens)
         response = await self._call(self._stub.Propose, request)
         with _untrusted_answer():
             return convert.proposal_from_wire(response)
@@ -181,8 +183,8 @@ class RemoteTarget(RemoteDrafter):
         with _untrusted_answer():
             return convert.tokenize_response_from_wire(response)
 
-    async def read(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[Reading]:
-        """See `Target.read`."""
+    async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
+        """See `Target.score`."""
         with _own_request():
             request = convert.read_request_to_wire(context, segments, session)
         response = await self._call(self._target.Read, request)
@@ -190,19 +192,19 @@ class RemoteTarget(RemoteDrafter):
             return _one_each(convert.read_response_from_wire(response), segments)
 
     async def verify(
-        self, context: Context, open_ids: Sequence[int], proposal: Proposal, order: WriteOrder
-    ) -> Verified:
+        self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
+    ) -> VerifiedTokens:
         """See `Target.verify`."""
         with _own_request():
-            request = convert.verify_request_to_wire(context, open_ids, proposal, order)
+            request = convert.verify_request_to_wire(context, open_ids, proposal, params)
         response = await self._call(self._target.Verify, request)
         with _untrusted_answer():
             return convert.verify_response_from_wire(response, len(proposal.token_ids))
 
-    async def ask(
+    async def score_choices(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
-    ) -> Reply:
-        """See `Target.ask`."""
+    ) -> ChoiceScores:
+        """See `Target.score_choices`."""
         with _own_request():
             request = convert.ask_request_to_wire(context, question, prefill, options, session)
         response = await self._call(self._target.Ask, request)
@@ -224,7 +226,7 @@ class RemoteVerifier(_Remote):
             return convert.verifier_info_from_wire(response)
 
     async def judge(
-        self, draft_states: Sequence[States], readings: Sequence[Reading], probes: str = ""
+        self, draft_states: Sequence[States], readings: Sequence[SegmentScore], probes: str = ""
     ) -> list[Judgement]:
         """See `Verifier.judge`."""
         with _own_request():

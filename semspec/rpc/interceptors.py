@@ -12,9 +12,9 @@ import grpc
 from grpc import aio
 
 from semspec.errors import InternalError, SemspecError, Unauthenticated, represent
+from semspec.logging import request_id
 from semspec.rpc.metadata import AUTHORIZATION, MAX_REQUEST_ID_LENGTH, PARAMETER, REQUEST_ID
 from semspec.rpc.spans import server_span
-from semspec.telemetry import request_id
 from semspec.tracing import CARRIED
 
 OWN_METHODS = "/semspec."

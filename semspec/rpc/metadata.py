@@ -1,6 +1,6 @@
 """The metadata keys that travel beside a call."""
 
-from semspec.telemetry import request_id
+from semspec.logging import request_id
 from semspec.tracing import carried
 
 AUTHORIZATION = "authorization"

@@ -16,11 +16,11 @@ from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
 from semspec.errors import SemspecError, Unavailable
+from semspec.logging import configure_logging
 from semspec.rpc.interceptors import ErrorInterceptor, TokenInterceptor
 from semspec.rpc.memory import keep_freed_memory
 from semspec.rpc.tls import server_credentials
 from semspec.settings import ServiceSettings
-from semspec.telemetry import configure_logging
 
 EXIT_CANNOT_SERVE = 1
 """Exit code of a process whose settings are sound but whose model or port cannot be had."""

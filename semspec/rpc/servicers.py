@@ -38,15 +38,15 @@ class WritingServicer:
         self, request: types_pb2.WriteRequest, context: Context
     ) -> AsyncGenerator[types_pb2.WriteResponse, None]:
         """Segments as the engine finishes them; closing this generator closes the engine's."""
-        prefix, order = convert.write_request_from_wire(request)
-        async with aclosing(self._engine.get().write(prefix, order)) as segments:
+        prefix, params = convert.write_request_from_wire(request)
+        async with aclosing(self._engine.get().generate(prefix, params)) as segments:
             async for written in segments:
                 yield convert.written_to_wire(written)
 
     async def Propose(self, request: types_pb2.ProposeRequest, context: Context) -> types_pb2.Proposal:
         """Tokens with their distributions, for a target to verify."""
-        prefix, open_ids, order, num_tokens = convert.propose_request_from_wire(request)
-        return convert.proposal_to_wire(await self._engine.get().propose(prefix, open_ids, order, num_tokens))
+        prefix, open_ids, params, num_tokens = convert.propose_request_from_wire(request)
+        return convert.proposal_to_wire(await self._engine.get().propose(prefix, open_ids, params, num_tokens))
 
 
 class DraftServicer(WritingServicer, draft_pb2_grpc.DraftServicer):
@@ -69,17 +69,17 @@ class TargetServicer(WritingServicer, target_pb2_grpc.TargetServicer):
     async def Read(self, request: target_pb2.ReadRequest, context: Context) -> target_pb2.ReadResponse:
         """What the target feels at segments that follow a context."""
         prefix, segments, session = convert.read_request_from_wire(request)
-        return convert.read_response_to_wire(await self._engine.get().read(prefix, segments, session))
+        return convert.read_response_to_wire(await self._engine.get().score(prefix, segments, session))
 
     async def Verify(self, request: target_pb2.VerifyRequest, context: Context) -> target_pb2.VerifyResponse:
         """Exact speculative sampling of proposed tokens."""
-        prefix, open_ids, proposal, order = convert.verify_request_from_wire(request)
-        return convert.verify_response_to_wire(await self._engine.get().verify(prefix, open_ids, proposal, order))
+        prefix, open_ids, proposal, params = convert.verify_request_from_wire(request)
+        return convert.verify_response_to_wire(await self._engine.get().verify(prefix, open_ids, proposal, params))
 
     async def Ask(self, request: target_pb2.AskRequest, context: Context) -> target_pb2.AskResponse:
         """How probable each of some one-token answers to a question about the context is."""
         prefix, question, prefill, options, session = convert.ask_request_from_wire(request)
-        reply = await self._engine.get().ask(prefix, question, prefill, options, session)
+        reply = await self._engine.get().score_choices(prefix, question, prefill, options, session)
         return convert.ask_response_to_wire(reply)
 
 

@@ -1,4 +1,4 @@
-"""One child process, leashed to this one."""
+"""One child process, which the kernel ends when this process ends."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from semspec.stack import leash
+from semspec.stack import parent_death
 
 NUM_TAIL_LINES = 15
 
@@ -33,10 +33,10 @@ class Child:
     @classmethod
     async def start(cls, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> "Child":
         """Start `command` with `environment` added to ours."""
-        leashed = (sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command)
+        bound_command = (sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command)
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
-                *leashed,
+                *bound_command,
                 env={**os.environ, **environment},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,

@@ -259,7 +259,7 @@ class Reading(_message.Message):
     def states(self) -> _types_pb2.States: ...
     @_builtins.property
     def surprisal(self) -> _types_pb2.Tensor:
-        """[num_features], named and ordered as SURPRISAL_FEATURES in semspec/core.py"""
+        """[num_features], named and ordered as SURPRISAL_FEATURES in semspec/types.py"""
 
     def __init__(
         self,

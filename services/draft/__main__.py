@@ -2,13 +2,13 @@
 
 from functools import partial
 
-from semspec.core import Writer
 from semspec.engine.loading import load_engine
+from semspec.logging import configure_logging
 from semspec.rpc.server import run
 from semspec.rpc.servicers import draft_service
 from semspec.settings import load_settings
-from semspec.telemetry import configure_logging
 from semspec.tracing import exported_traces
+from semspec.types import Writer
 from services.draft.settings import DraftSettings
 
 

@@ -2,15 +2,15 @@
 
 from functools import partial
 
-from semspec.core import Writer
 from semspec.engine.loading import load_engine
 from semspec.engine.protocol import Engine
+from semspec.logging import configure_logging
 from semspec.remote.loading import load_remote_writer
 from semspec.rpc.server import run
 from semspec.rpc.servicers import target_service
 from semspec.settings import load_settings
-from semspec.telemetry import configure_logging
 from semspec.tracing import exported_traces
+from semspec.types import Writer
 from services.target.settings import TargetSettings
 
 

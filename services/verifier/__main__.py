@@ -4,10 +4,10 @@ import os
 from functools import partial
 
 from semspec.decoding.protocols import Verifier
+from semspec.logging import configure_logging
 from semspec.rpc.server import run
 from semspec.rpc.servicers import verifier_service
 from semspec.settings import load_settings
-from semspec.telemetry import configure_logging
 from semspec.tracing import exported_traces
 from services.verifier.settings import VerifierSettings
 

@@ -3,11 +3,11 @@
 import pytest
 
 from bench.configuration import parse
-from bench.roads.in_process import with_options
-from semspec.core import Acceptance, Context, Generation, Sampling, Scoring, Segmentation
+from bench.runners.in_process import with_options
 from semspec.errors import InvalidRequest
+from semspec.types import Acceptance, Context, Generation, SamplingParams, Scoring, Segmentation
 
-DEFAULTS = Generation(Context(()), Sampling(), acceptance=Acceptance("threshold", 0.1))
+DEFAULTS = Generation(Context(()), SamplingParams(), acceptance=Acceptance("threshold", 0.1))
 
 
 def test_a_bare_strategy_leaves_the_pair_its_defaults() -> None:

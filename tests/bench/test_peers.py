@@ -12,13 +12,13 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils.logging import warning_once
 
 from bench.configuration import parse
-from bench.roads.assisted import TransformersRoad, open_transformers
-from bench.roads.in_process import open_in_process
-from bench.roads.protocol import Ask, NotApplicable, RoadError
+from bench.runners.assisted import TransformersRoad, open_transformers
+from bench.runners.in_process import open_in_process
+from bench.runners.protocol import Ask, NotApplicable, RoadError
 from demo.problems import make_problem
-from semspec.core import Message
 from semspec.engine.causal_lm import load_tokenizer
 from semspec.stack.config import BUNDLED_PAIR
+from semspec.types import Message
 
 SHORT = 10_015_004
 """Problem with a short answer."""

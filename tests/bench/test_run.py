@@ -12,8 +12,8 @@ from bench import run as run_module
 from bench.cli import main
 from bench.configuration import parse
 from bench.record import read_records
-from bench.roads.protocol import RoadError
 from bench.run import Plan, Runner, default_folder, opened
+from bench.runners.protocol import RoadError
 from bench.summary import load_run
 from bench.tasks import load_task
 from semspec.errors import InvalidRequest

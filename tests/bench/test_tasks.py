@@ -12,8 +12,8 @@ from datasets.exceptions import DatasetNotFoundError
 
 from bench.tasks import TASKS, Question, Task, load_task
 from demo.problems import SPLITS, make_problem
-from semspec.core import Message
 from semspec.errors import InvalidRequest
+from semspec.types import Message
 
 MATH = [
     {"problem": "What is $1+1$?", "answer": "2", "solution": "It is $\\boxed{2}$.", "unique_id": "test/algebra/1.json"},

@@ -12,12 +12,12 @@ import pytest
 from transformers import AutoTokenizer
 
 from bench.configuration import parse
-from bench.roads.protocol import Ask, NotApplicable, RoadError
-from bench.roads.vllm import Site, VllmRoad, open_vllm, reason, write_tokenizer
+from bench.runners.protocol import Ask, NotApplicable, RoadError
+from bench.runners.vllm import Site, VllmRoad, open_vllm, reason, write_tokenizer
 from demo.problems import make_problem
-from semspec.core import Message
 from semspec.engine.causal_lm import load_tokenizer
 from semspec.stack.config import BUNDLED_PAIR
+from semspec.types import Message
 from tests.test_stack import is_running, left_alive
 
 STAND_IN = """#!{python}
@@ -197,7 +197,7 @@ async def test_server_that_dies_at_its_start_is_reported_with_its_last_words(tmp
 
 
 async def test_server_that_is_not_ready_in_time_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.roads.vllm.START_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("bench.runners.vllm.START_TIMEOUT_S", 0.5)
     async with opened(stand_in(tmp_path, at_start='print("capturing", flush=True); time.sleep(600)')) as road:
         with pytest.raises(RoadError, match=r"^vllm/target was not ready within 0.5 s: capturing"):
             await road.ask(asked("vllm/target"))

@@ -4,23 +4,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from semspec.core import (
+from semspec.decoding import Backends, Costs, decode
+from semspec.types import (
     Context,
     Drafted,
     Event,
     Forecast,
     Generation,
     Judgement,
-    Reading,
-    Sampling,
+    SamplingParams,
     Segment,
     SegmentRecord,
+    SegmentScore,
     StageTimes,
     States,
     Strategy,
     Writer,
 )
-from semspec.decoding import Costs, Roles, decode
 from tests.fakes import FakeModel, FakeVerifier
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
@@ -40,7 +40,7 @@ class ConstantVerifier(FakeVerifier):
         self._judgement = Judgement(draft_probability, target_probability)
 
     async def judge(
-        self, draft_states: Sequence[States], readings: Sequence[Reading], probes: str = ""
+        self, draft_states: Sequence[States], readings: Sequence[SegmentScore], probes: str = ""
     ) -> list[Judgement]:
         await super().judge(draft_states, readings, probes)
         return [self._judgement] * len(readings)
@@ -72,8 +72,8 @@ class Players:
     verifier: FakeVerifier
 
     @property
-    def roles(self) -> Roles:
-        return Roles(self.drafter, self.target, self.verifier)
+    def backends(self) -> Backends:
+        return Backends(self.drafter, self.target, self.verifier)
 
 
 def players(
@@ -91,7 +91,7 @@ def players(
 
 async def generation(**changes: object) -> Generation:
     piece = await FakeModel(Writer.TARGET).encode("Question?")
-    return replace(Generation(Context((piece,)), Sampling(seed=7)), **changes)  # type: ignore[arg-type]
+    return replace(Generation(Context((piece,)), SamplingParams(seed=7)), **changes)  # type: ignore[arg-type]
 
 
 def resumed(generation: Generation, segments: Sequence[Segment]) -> Generation:
@@ -100,7 +100,7 @@ def resumed(generation: Generation, segments: Sequence[Segment]) -> Generation:
 
 
 async def run(generation: Generation, players: Players, costs: Costs | None = None) -> list[Event]:
-    return [event async for event in decode(generation, players.roles, costs)]
+    return [event async for event in decode(generation, players.backends, costs)]
 
 
 def records(events: Sequence[Event]) -> list[SegmentRecord]:

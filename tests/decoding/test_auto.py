@@ -5,9 +5,18 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from semspec.core import Context, Drafted, Finished, FinishReason, SegmentRecord, WriteOrder, Writer, Written
 from semspec.decoding import Costs, decode
 from semspec.errors import Unavailable
+from semspec.types import (
+    Context,
+    Drafted,
+    Finished,
+    FinishReason,
+    GeneratedSegment,
+    GenerationParams,
+    SegmentRecord,
+    Writer,
+)
 from tests.decoding.support import (
     ConstantVerifier,
     Players,
@@ -26,8 +35,8 @@ ALL, NONE = ConstantVerifier(0.5, 0.9), ConstantVerifier(0.5, 0.0)
 
 
 class SlowWriter(FakeModel):
-    async def write(self, context: Context, order: WriteOrder) -> AsyncGenerator[Written, None]:
-        async for written in super().write(context, order):
+    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+        async for written in super().generate(context, params):
             await asyncio.sleep(0.02)
             yield written
 
@@ -35,16 +44,16 @@ class SlowWriter(FakeModel):
 class Mute(FakeModel):
     """Ends its stream at once."""
 
-    async def write(self, context: Context, order: WriteOrder) -> AsyncGenerator[Written, None]:
-        for written in list[Written]():
+    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+        for written in list[GeneratedSegment]():
             yield written
 
 
 @pytest.mark.parametrize("gammas", [(1,), (3,), (1, 3, 2), (4, 1)])
 @pytest.mark.parametrize("draft_ahead", [True, False])
 async def test_gamma_changes_nothing_but_time(gammas: tuple[int, ...], draft_ahead: bool) -> None:
-    order = await generation(strategy="auto", gamma=4, draft_ahead=draft_ahead)
-    events = await run(order, players(num_segments=12), ScriptedCosts(*gammas))
+    params = await generation(strategy="auto", gamma=4, draft_ahead=draft_ahead)
+    events = await run(params, players(num_segments=12), ScriptedCosts(*gammas))
     semantic = await run(await generation(), players(num_segments=12))
     assert segments(events) == segments(semantic)
     assert [(r.accepted, r.draw, r.rejected) for r in records(events)] == [
@@ -62,8 +71,8 @@ async def test_never_drafting_equals_the_target_alone() -> None:
 
 async def test_every_record_has_the_forecast_that_its_draft_was_begun_by() -> None:
     """What the draft had ahead was asked for a round before: with the number that was forecast then."""
-    order = await generation(strategy="auto", gamma=3, draft_ahead=True, show_drafts=True)
-    events = await run(order, players(ALL, num_segments=13), ScriptedCosts(3, 1, 2))
+    params = await generation(strategy="auto", gamma=3, draft_ahead=True, show_drafts=True)
+    events = await run(params, players(ALL, num_segments=13), ScriptedCosts(3, 1, 2))
     sizes = [len(batch.segments) for batch in shown(events)]
     assert sizes == [3, 3, 1, 2, 3, 1]
     gammas = [record.forecast.gamma for record in records(events) if record.forecast]
@@ -117,9 +126,9 @@ async def test_costs_outlive_a_generation() -> None:
 
 
 async def test_resumed_generation_goes_on_with_the_next_segment() -> None:
-    order = await generation(strategy="auto")
-    kept = segments(await run(order, players(), ScriptedCosts(1)))[:3]
-    rest = records(await run(resumed(order, kept), players()))
+    params = await generation(strategy="auto")
+    kept = segments(await run(params, players(), ScriptedCosts(1)))[:3]
+    rest = records(await run(resumed(params, kept), players()))
     assert [record.index for record in rest] == [3, 4, 5]
 
 
@@ -132,8 +141,8 @@ async def test_fallback_has_no_forecast_since_there_was_no_choice() -> None:
 
 async def test_drafts_in_flight_are_shown_and_stretches_are_not() -> None:
     events: list[object] = []
-    order = await generation(strategy="auto", show_drafts=True)
-    async for event in decode(order, players(ALL, num_segments=10).roles, ScriptedCosts(1, 0)):
+    params = await generation(strategy="auto", show_drafts=True)
+    async for event in decode(params, players(ALL, num_segments=10).backends, ScriptedCosts(1, 0)):
         events.append(type(event))
     assert events == [Drafted, SegmentRecord, *[SegmentRecord] * 4] * 2 + [Finished]
 

@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from semspec.core import Forecast
 from semspec.decoding.costs import Costs
 from semspec.decoding.estimates import Line, Ratio
+from semspec.types import Forecast
 from tests.decoding.world import World, live, play
 
 LOSING = World(acceptance=0.1, draft_token_ms=6.0)
@@ -135,16 +135,16 @@ def test_one_of_many_generations_at_once_measures_the_target() -> None:
 
 
 def test_line_tells_calls_from_tokens_where_the_data_do() -> None:
-    line = Line(leans_on="calls")
+    line = Line(ridge="calls")
     for tokens in (10, 20, 40, 10, 30, 20):
         line.add(1, tokens, 5 + 2 * tokens)
     fitted = line.fit()
     assert fitted is not None and fitted == pytest.approx((5, 2), rel=0.3)
 
 
-@pytest.mark.parametrize(("leans_on", "expected"), [("calls", (40, 0)), ("tokens", (0, 2))])
-def test_line_leans_on_belief_where_the_data_do_not_tell(leans_on: str, expected: tuple[float, float]) -> None:
-    line = Line(leans_on)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("ridge", "expected"), [("calls", (40, 0)), ("tokens", (0, 2))])
+def test_line_leans_on_belief_where_the_data_do_not_tell(ridge: str, expected: tuple[float, float]) -> None:
+    line = Line(ridge)  # type: ignore[arg-type]
     assert line.fit() is None
     for _ in range(3):
         line.add(1, 20, 40)
@@ -153,7 +153,7 @@ def test_line_leans_on_belief_where_the_data_do_not_tell(leans_on: str, expected
 
 @pytest.mark.parametrize("ms", [(50, 10), (1, 100)])
 def test_line_is_never_negative(ms: tuple[float, float]) -> None:
-    line = Line(leans_on="tokens")
+    line = Line(ridge="tokens")
     line.add(1, 10, ms[0])
     line.add(1, 20, ms[1])
     fitted = line.fit()
@@ -161,12 +161,12 @@ def test_line_is_never_negative(ms: tuple[float, float]) -> None:
 
 
 def test_evidence_that_faded_for_ages_is_still_a_number_and_yields_to_new() -> None:
-    line, ratio = Line(leans_on="tokens"), Ratio(0.5, 2)
+    line, ratio = Line(ridge="tokens"), Ratio(0.5, 2)
     line.add(1, 10, 100)
     ratio.add(1)
     for _ in range(100_000):
-        line.fade()
-        ratio.fade()
+        line.decay()
+        ratio.decay()
     assert line.fit() == pytest.approx((0, 10)) and ratio.value == pytest.approx(0.5)
     line.add(1, 10, 20)
     assert line.fit() == pytest.approx((0, 2), abs=1e-6)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from semspec.core import Event, Finished, FinishReason, Strategy, Writer
 from semspec.decoding import STRATEGIES as DISPATCHED
 from semspec.decoding import decode
 from semspec.errors import (
@@ -18,6 +17,7 @@ from semspec.errors import (
     SemspecError,
     Unavailable,
 )
+from semspec.types import Event, Finished, FinishReason, Strategy, Writer
 from tests.decoding.support import (
     BY_PROBES,
     CUES,
@@ -104,8 +104,8 @@ async def test_lost_verifier_is_not_noticed_where_nobody_asks_it(strategy: Strat
 async def losing(fakes: Players, player: Any, strategy: Strategy, error: SemspecError) -> list[Event]:
     """The events of a generation that loses `player` after its second segment."""
     events: list[Event] = []
-    order = await generation(strategy=strategy, draft_ahead=False)
-    async for event in decode(order, fakes.roles, ScriptedCosts(1)):
+    params = await generation(strategy=strategy, draft_ahead=False)
+    async for event in decode(params, fakes.backends, ScriptedCosts(1)):
         events.append(event)
         if len(events) == 2:
             player.errors.append(error)
@@ -158,7 +158,7 @@ async def test_missing_probes_are_the_requests_fault() -> None:
 @pytest.mark.parametrize("num_events", [1, 3])
 async def test_closing_a_generation_leaves_nothing_running(strategy: Strategy, num_events: int) -> None:
     fakes = players(delay_s=0.002, remarks=CUES)
-    async with aclosing(decode(await generation(strategy=strategy), fakes.roles)) as events:
+    async with aclosing(decode(await generation(strategy=strategy), fakes.backends)) as events:
         async for _ in events:
             num_events -= 1
             if num_events == 0:
@@ -183,7 +183,7 @@ async def test_cancelling_a_generation_leaves_nothing_running(strategy: Strategy
 @pytest.mark.parametrize("strategy", ["target", "draft"])
 async def test_closing_a_single_model_closes_its_stream(strategy: Strategy) -> None:
     fakes = players()
-    async with aclosing(decode(await generation(strategy=strategy), fakes.roles)) as events:
+    async with aclosing(decode(await generation(strategy=strategy), fakes.backends)) as events:
         async for _ in events:
             break
     assert (fakes.target if strategy == "target" else fakes.drafter).num_cancelled == 1
@@ -193,7 +193,7 @@ async def test_closing_a_single_model_closes_its_stream(strategy: Strategy) -> N
 async def test_closing_after_a_fallback_closes_the_targets_stream(strategy: Strategy) -> None:
     fakes = players()
     fakes.drafter.errors.append(Unavailable("gone"))
-    async with aclosing(decode(await generation(strategy=strategy), fakes.roles)) as events:
+    async with aclosing(decode(await generation(strategy=strategy), fakes.backends)) as events:
         async for _ in events:
             break
     assert fakes.target.num_cancelled == 1 and num_running() == 0
@@ -203,7 +203,7 @@ async def test_closing_after_a_fallback_closes_the_targets_stream(strategy: Stra
 async def test_target_writes_the_end_alone_where_a_step_to_read_does_not_fit(strategy: Strategy) -> None:
     fakes = players()
     events: list[Event] = []
-    async for event in decode(await generation(strategy=strategy, draft_ahead=False), fakes.roles):
+    async for event in decode(await generation(strategy=strategy, draft_ahead=False), fakes.backends):
         events.append(event)
         if len(events) == 1:
             fakes.target.errors.append(ContextTooLong("too long"))

@@ -6,9 +6,9 @@ from contextlib import aclosing
 
 import pytest
 
-from semspec.core import Context, Drafted, Event, Reading, Segment, SegmentRecord, Strategy, Writer
 from semspec.decoding import decode
 from semspec.errors import Unavailable
+from semspec.types import Context, Drafted, Event, Segment, SegmentRecord, SegmentScore, Strategy, Writer
 from tests.decoding.support import (
     BY_PROBES,
     CUES,
@@ -29,7 +29,7 @@ SHOWING: tuple[Strategy, ...] = (*BY_PROBES, "random", "auto", "spec-reason")
 class Pensive(FakeModel):
     """A target that never comes to an end of reading."""
 
-    async def read(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[Reading]:
+    async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -37,17 +37,19 @@ class Pensive(FakeModel):
 @pytest.mark.parametrize("strategy", SHOWING)
 @pytest.mark.parametrize("gamma", [1, 3])
 async def test_outcome_is_the_same_with_drafts_shown_and_without(strategy: Strategy, gamma: int) -> None:
-    order = {"strategy": strategy, "gamma": gamma}
-    with_drafts = await run(await generation(**order, show_drafts=True), players(num_segments=12), ScriptedCosts(gamma))
-    without = await run(await generation(**order), players(num_segments=12), ScriptedCosts(gamma))
+    params = {"strategy": strategy, "gamma": gamma}
+    with_drafts = await run(
+        await generation(**params, show_drafts=True), players(num_segments=12), ScriptedCosts(gamma)
+    )
+    without = await run(await generation(**params), players(num_segments=12), ScriptedCosts(gamma))
     assert shown(with_drafts) and not shown(without)
     assert outcome([event for event in with_drafts if not isinstance(event, Drafted)]) == outcome(without)
 
 
 @pytest.mark.parametrize("strategy", SHOWING)
 async def test_records_say_what_became_of_the_drafts_shown(strategy: Strategy) -> None:
-    order = await generation(strategy=strategy, gamma=3, show_drafts=True)
-    events = await run(order, players(num_segments=12), ScriptedCosts(3))
+    params = await generation(strategy=strategy, gamma=3, show_drafts=True)
+    events = await run(params, players(num_segments=12), ScriptedCosts(3))
     pending: list[Segment] = []
     for event in events:
         if isinstance(event, Drafted):
@@ -63,7 +65,7 @@ async def test_records_say_what_became_of_the_drafts_shown(strategy: Strategy) -
 async def test_drafts_are_told_of_before_the_target_has_read_them() -> None:
     fakes = players()
     fakes = Players(fakes.drafter, Pensive(Writer.TARGET), fakes.verifier)
-    async with aclosing(decode(await generation(gamma=2, show_drafts=True), fakes.roles)) as events:
+    async with aclosing(decode(await generation(gamma=2, show_drafts=True), fakes.backends)) as events:
         first = await asyncio.wait_for(anext(events), 10)
     assert isinstance(first, Drafted) and (first.index, len(first.segments)) == (0, 2)
     assert len(asyncio.all_tasks()) == 1, "closing at a draft shown stops the work ahead"
@@ -87,7 +89,7 @@ async def test_draft_shown_before_a_loss_is_void() -> None:
 async def test_time_spent_looking_at_drafts_is_nobodys_wait(strategy: Strategy) -> None:
     events: list[Event] = []
     fakes = players(num_segments=1)
-    async for event in decode(await generation(strategy=strategy, show_drafts=True), fakes.roles):
+    async for event in decode(await generation(strategy=strategy, show_drafts=True), fakes.backends):
         events.append(event)
         await asyncio.sleep(0.3 * isinstance(event, Drafted))
     [record] = records(events)

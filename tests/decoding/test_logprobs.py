@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from semspec.core import Context, SegmentRecord, Strategy, TokenLogprob, WriteOrder, Writer, Written
 from semspec.decoding.spec_thinking import Rules
 from semspec.errors import Unavailable
+from semspec.types import Context, GeneratedSegment, GenerationParams, SegmentRecord, Strategy, TokenLogprob, Writer
 from tests.decoding.support import CUES, HELPED, Players, ScriptedCosts, generation, records, run
 from tests.fakes import FakeModel, FakeVerifier
 
@@ -21,10 +21,10 @@ class Telling(FakeModel):
         super().__init__(writer, num_segments=12, remarks=CUES)
         self.asked: list[int | None] = []
 
-    async def write(self, context: Context, order: WriteOrder) -> AsyncGenerator[Written, None]:
-        self.asked.append(order.num_logprobs)
-        async for written in super().write(context, order):
-            if order.num_logprobs is None:
+    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+        self.asked.append(params.num_logprobs)
+        async for written in super().generate(context, params):
+            if params.num_logprobs is None:
                 yield written
                 continue
             ids, logprob = written.segment.token_ids, LOGPROBS[self.writer]
@@ -44,9 +44,9 @@ def assert_told(record: SegmentRecord) -> None:
 @pytest.mark.parametrize("strategy", ["semantic", "auto", "spec-reason", "random", "target", "draft"])
 @pytest.mark.parametrize("gamma", [1, 3])
 async def test_logprobs_are_those_of_the_kept_segments_writer(strategy: Strategy, gamma: int) -> None:
-    order = await generation(strategy=strategy, gamma=gamma, num_logprobs=2)
+    params = await generation(strategy=strategy, gamma=gamma, num_logprobs=2)
     fakes = telling()
-    kept = records(await run(order, fakes, ScriptedCosts(gamma, 0)))
+    kept = records(await run(params, fakes, ScriptedCosts(gamma, 0)))
     for record in kept:
         assert_told(record)
     if strategy in HELPED:
@@ -60,8 +60,8 @@ async def test_logprobs_are_not_told_unasked(strategy: Strategy) -> None:
 
 
 async def test_tokens_the_target_verified_have_none() -> None:
-    order = await generation(strategy="semantic+token-level", num_logprobs=0)
-    kept = records(await run(order, telling()))
+    params = await generation(strategy="semantic+token-level", num_logprobs=0)
+    kept = records(await run(params, telling()))
     assert {record.accepted for record in kept} == {True, False}
     for record in kept:
         assert_told(record) if record.accepted else None

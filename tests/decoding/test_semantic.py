@@ -2,8 +2,8 @@
 
 import pytest
 
-from semspec.core import Acceptance, Finished, FinishReason, Judgement, Sampling, Strategy, Writer
 from semspec.decoding.semantic import accepts
+from semspec.types import Acceptance, Finished, FinishReason, Judgement, SamplingParams, Strategy, Writer
 from tests.decoding.support import (
     BY_PROBES,
     PROPOSING,
@@ -114,7 +114,7 @@ async def test_sampled_acceptance_has_probability_min_1_ratio(ratio: float) -> N
     """Chi-square with one degree of freedom at fixed seeds, 0.1% level."""
     num_accepted = total = 0
     for seed in range(60):
-        first = await generation(sampling=Sampling(seed=seed), draft_ahead=False)
+        first = await generation(sampling=SamplingParams(seed=seed), draft_ahead=False)
         for record in records(await run(first, players(ConstantVerifier(0.5, 0.5 * ratio), num_segments=20))):
             num_accepted += record.accepted is True
             total += 1

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from semspec.core import (
+from semspec.decoding.spec_reason import DIGITS, PREFILL, QUESTION, score
+from semspec.types import (
+    ChoiceScores,
     Context,
     Finished,
     FinishReason,
-    Reply,
     ScoreMethod,
     Scoring,
     Writer,
 )
-from semspec.decoding.spec_reason import DIGITS, PREFILL, QUESTION, score
 from tests.decoding.support import Players, generation, players, records, run, segments
 from tests.fakes import FakeModel
 
@@ -27,13 +27,13 @@ class Grader(FakeModel):
         self.asked: list[str] = []
         """The text of each context it was asked about."""
 
-    async def ask(
+    async def score_choices(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
-    ) -> Reply:
+    ) -> ChoiceScores:
         assert (question, prefill, options) == (QUESTION, PREFILL, DIGITS)
         self.asked.append("".join(piece.text for piece in context.pieces))
         grade = self.grades.pop(0)
-        return Reply(tuple(float(digit == grade) for digit in DIGITS), grade, 1.0)
+        return ChoiceScores(tuple(float(digit == grade) for digit in DIGITS), grade, 1.0)
 
 
 def graded(grades: str) -> Players:
@@ -105,5 +105,5 @@ async def test_asking_is_timed_as_reading() -> None:
 def test_score_as_the_authors_read_it(
     likeliest: str, probabilities: dict[int, float], method: ScoreMethod, expected: float
 ) -> None:
-    reply = Reply(tuple(probabilities.get(digit, 0.0) for digit in range(10)), likeliest, 1.0)
+    reply = ChoiceScores(tuple(probabilities.get(digit, 0.0) for digit in range(10)), likeliest, 1.0)
     assert score(reply, method) == pytest.approx(expected)

@@ -6,22 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from semspec.core import (
-    Context,
-    Finished,
-    FinishReason,
-    Piece,
-    Segment,
-    SegmentEnd,
-    SegmentRecord,
-    WriteOrder,
-    Writer,
-    Written,
-)
 from semspec.decoding.progress import Progress
 from semspec.decoding.spec_thinking import Rules, rounds
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.rpc.convert.pieces import piece_from_wire, put_piece
+from semspec.types import (
+    Context,
+    Finished,
+    FinishReason,
+    GeneratedSegment,
+    GenerationParams,
+    Piece,
+    Segment,
+    SegmentEnd,
+    SegmentRecord,
+    Writer,
+)
 from semspec.v1 import types_pb2
 from tests.decoding.support import CUES, Players, generation, players, records, resumed, run, segments
 from tests.fakes import TOKENIZER, FakeModel, FakeVerifier
@@ -38,15 +38,15 @@ class Scripted(FakeModel):
     def __init__(self, writer: Writer, *script: str) -> None:
         super().__init__(writer)
         self.script = list(script)
-        self.orders: list[WriteOrder] = []
+        self.orders: list[GenerationParams] = []
 
-    async def write(self, context: Context, order: WriteOrder) -> AsyncGenerator[Written, None]:
-        self.orders.append(order)
+    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+        self.orders.append(params)
         text = self.script.pop(0)
         end = SegmentEnd.BOUNDARY if text.endswith("\n\n") else SegmentEnd.LENGTH
         if text.endswith(EOS):
             text, end = text.removesuffix(EOS), SegmentEnd.EOS
-        yield Written(segment(self.writer, text[: order.max_tokens], end), None, 1.0)
+        yield GeneratedSegment(segment(self.writer, text[: params.max_tokens], end), None, 1.0)
 
 
 def segment(writer: Writer, text: str, end: SegmentEnd) -> Segment:
@@ -98,7 +98,7 @@ async def test_moves_follow_the_cue_words() -> None:
         ("target", more),
         ("draft", " Done."),
     ]
-    assert [order.max_tokens for order in target.orders] == [20, 20, 20, 125]
+    assert [params.max_tokens for params in target.orders] == [20, 20, 20, 125]
     assert [drafter.orders[i].max_tokens for i in (1, 3, 5, 7)] == [20] * 4
     assert all(r.accepted is None and r.rejected is None for r in played)
 
@@ -106,7 +106,7 @@ async def test_moves_follow_the_cue_words() -> None:
 async def test_probe_and_draft_have_streams_of_their_own() -> None:
     """As the authors draw anew where the draft leads on."""
     _, drafter, _ = await play(["One.\n\n", "The next one is two.", "Two." + EOS], [])
-    lead, probe, again = (order.sampling.seed for order in drafter.orders)
+    lead, probe, again = (params.sampling.seed for params in drafter.orders)
     assert lead == again != probe
     assert drafter.orders[0].max_segment_tokens == 1024 and drafter.orders[0].max_segments == 1
 
@@ -129,7 +129,7 @@ async def test_target_recapitulates_after_so_many_doubts(num_recaps: int, num_do
         ("Let me check whether there are some wrong steps:", len(kept)),
         ("y" * num_tokens, len(kept) + 1),
     ]
-    assert [order.max_tokens for order in target.orders] == [num_tokens]
+    assert [params.max_tokens for params in target.orders] == [num_tokens]
     one_less = [*earlier, *doubts[2:], paragraph()]
     played, _, _ = await play(["Nothing more to say.", " End." + EOS], [], one_less)
     assert [r.segment.text for r in played] == [" End."]
@@ -161,7 +161,7 @@ async def test_turn_is_judged_by_its_own_words_not_by_the_probes() -> None:
 )
 async def test_turn_broken_off_is_finished(kept: list[Segment], num_tokens: int) -> None:
     _, _, target = await play([" End." + EOS], ["z" * num_tokens], [paragraph(), *kept])
-    assert [order.max_tokens for order in target.orders] == [num_tokens]
+    assert [params.max_tokens for params in target.orders] == [num_tokens]
 
 
 async def test_eos_of_the_target_ends_the_generation() -> None:
@@ -171,7 +171,7 @@ async def test_eos_of_the_target_ends_the_generation() -> None:
 
 async def test_turn_is_cut_to_the_budget() -> None:
     played, _, target = await play(["One.\n\n", "Wait, is it not two?"], [DOUBT], max_tokens=13)
-    assert [order.max_tokens for order in target.orders] == [7] and played[-1].segment.text == DOUBT[:7]
+    assert [params.max_tokens for params in target.orders] == [7] and played[-1].segment.text == DOUBT[:7]
 
 
 async def test_probes_are_timed_as_drafting() -> None:
@@ -190,7 +190,7 @@ async def test_resumed_at_any_segment_with_recaps_equals_undisturbed() -> None:
 
     async def after(kept: Sequence[Segment]) -> list[Segment]:
         progress = Progress(first, first.context.extended(*kept))
-        async with aclosing(rounds(progress, players(num_segments=40, remarks=CUES).roles, rules)) as stream:
+        async with aclosing(rounds(progress, players(num_segments=40, remarks=CUES).backends, rules)) as stream:
             return [record.segment async for record in stream]
 
     whole = await after([])
@@ -229,9 +229,9 @@ async def test_injected_sentence_is_tokenized_by_its_reader(checkpoints: dict[st
     try:
         prompt = await engine.encode("Tom has pens: 25.\n\n")
         sentence = await engine.encode(RULES.recap_text)
-        order = WriteOrder((await generation()).sampling, max_tokens=12)
+        params = GenerationParams((await generation()).sampling, max_tokens=12)
         written = [
-            [piece.segment async for piece in engine.write(Context((prompt, piece)), order)]
+            [piece.segment async for piece in engine.generate(Context((prompt, piece)), params)]
             for piece in (RULES.recap(), Piece(sentence.text, sentence.token_ids, sentence.tokenizer))
         ]
         assert written[0] == written[1] and written[0]

@@ -9,13 +9,20 @@ from typing import Any
 
 import pytest
 
-from semspec.core import (
+from semspec.decoding import Backends, Verifier, decode
+from semspec.engine.protocol import Engine
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.rpc.clients import ClientOptions, RemoteDrafter, RemoteTarget, RemoteVerifier
+from semspec.rpc.server import Service, ServiceServer
+from semspec.rpc.servicers import draft_service, target_service, verifier_service
+from semspec.settings import ServiceSettings
+from semspec.types import (
     Acceptance,
     Context,
     Finished,
     FinishReason,
     Generation,
-    Sampling,
+    SamplingParams,
     Scoring,
     Segmentation,
     SegmentRecord,
@@ -23,13 +30,6 @@ from semspec.core import (
     Strategy,
     Writer,
 )
-from semspec.decoding import Roles, Verifier, decode
-from semspec.engine.protocol import Engine
-from semspec.engine.transformers_engine import TransformersEngine
-from semspec.rpc.clients import ClientOptions, RemoteDrafter, RemoteTarget, RemoteVerifier
-from semspec.rpc.server import Service, ServiceServer
-from semspec.rpc.servicers import draft_service, target_service, verifier_service
-from semspec.settings import ServiceSettings
 from tests.checkpoints import random_probes
 from tests.decoding.support import STRATEGIES
 from tests.fakes import FakeModel, FakeVerifier
@@ -40,7 +40,7 @@ TURNS = "{% for message in messages %}{{ message['content'] + '\n\n' }}{% endfor
 
 
 @asynccontextmanager
-async def behind_sockets(draft: Engine, target: Engine, verifier: Verifier) -> AsyncIterator[Roles]:
+async def behind_sockets(draft: Engine, target: Engine, verifier: Verifier) -> AsyncIterator[Backends]:
     """The same roles, each behind a server of its own."""
     async with AsyncExitStack() as stack:
 
@@ -60,7 +60,7 @@ async def behind_sockets(draft: Engine, target: Engine, verifier: Verifier) -> A
         )
         for client in clients:
             stack.push_async_callback(client.aclose)
-        yield Roles(*clients)
+        yield Backends(*clients)
 
 
 Players = tuple[Engine, Engine, Verifier]
@@ -89,9 +89,9 @@ async def engines(checkpoints: dict[str, Path], folder: Path, window: int | None
     await target.aclose()
 
 
-async def trace(generation: Generation, roles: Roles) -> list[SegmentRecord]:
+async def trace(generation: Generation, backends: Backends) -> list[SegmentRecord]:
     """The records, without times."""
-    events = [event async for event in decode(generation, roles)]
+    events = [event async for event in decode(generation, backends)]
     return [replace(event, times=StageTimes()) for event in events if isinstance(event, SegmentRecord)]
 
 
@@ -126,17 +126,17 @@ CASES: list[tuple[Strategy, dict[str, Any]]] = [
 
 
 async def test_same_trace_in_process_and_over_grpc(players: Players) -> None:
-    roles = Roles(*players)
-    context = Context((await roles.target.encode(PROMPT),))
+    backends = Backends(*players)
+    context = Context((await backends.target.encode(PROMPT),))
     verdicts, num_proposed, num_accepted, scores = set(), 0, 0, set()
     async with behind_sockets(*players) as remote:
         assert await remote.target.encode(PROMPT) == context.pieces[0]
-        assert await remote.target.info() == await roles.target.info()
-        assert await remote.verifier.info() == await roles.verifier.info()
+        assert await remote.target.info() == await backends.target.info()
+        assert await remote.verifier.info() == await backends.verifier.info()
         for seed, (strategy, options) in enumerate(CASES):
-            sampling = Sampling(1.0, 0.97, 0, seed)
+            sampling = SamplingParams(1.0, 0.97, 0, seed)
             generation = Generation(context, sampling, 150, strategy, session=f"s{seed}", **options)
-            local = await trace(generation, roles)
+            local = await trace(generation, backends)
             assert_same(local, await trace(generation, remote))
             verdicts |= {record.accepted for record in local}
             num_proposed += sum(record.num_proposed_tokens for record in local)
@@ -148,33 +148,33 @@ async def test_same_trace_in_process_and_over_grpc(players: Players) -> None:
 
 
 async def test_greedy_rejecting_loop_equals_the_target_alone(players: Players) -> None:
-    roles = Roles(*players)
-    context = Context((await roles.target.encode(PROMPT),))
+    backends = Backends(*players)
+    context = Context((await backends.target.encode(PROMPT),))
     never = Acceptance("threshold", 1e9)
-    greedy = Generation(context, Sampling(temperature=0.0), 120, "semantic", acceptance=never)
-    alone = await trace(replace(greedy, strategy="target"), roles)
-    assert [r.segment for r in await trace(greedy, roles)] == [r.segment for r in alone]
+    greedy = Generation(context, SamplingParams(temperature=0.0), 120, "semantic", acceptance=never)
+    alone = await trace(replace(greedy, strategy="target"), backends)
+    assert [r.segment for r in await trace(greedy, backends)] == [r.segment for r in alone]
 
 
 @pytest.mark.parametrize("token_gamma", [1, 4])
 async def test_greedy_token_level_speculation_equals_the_target_alone(players: Players, token_gamma: int) -> None:
-    roles = Roles(*players)
-    context = Context((await roles.target.encode(PROMPT),))
-    greedy = Generation(context, Sampling(temperature=0.0), 120, "token-level", token_gamma=token_gamma)
-    if isinstance(roles.target, FakeModel):
-        roles.target.agreement = 0.0  # their draws do not know of temperatures
-    alone = await trace(replace(greedy, strategy="target"), roles)
-    assert [r.segment for r in await trace(greedy, roles)] == [r.segment for r in alone]
+    backends = Backends(*players)
+    context = Context((await backends.target.encode(PROMPT),))
+    greedy = Generation(context, SamplingParams(temperature=0.0), 120, "token-level", token_gamma=token_gamma)
+    if isinstance(backends.target, FakeModel):
+        backends.target.agreement = 0.0  # their draws do not know of temperatures
+    alone = await trace(replace(greedy, strategy="target"), backends)
+    assert [r.segment for r in await trace(greedy, backends)] == [r.segment for r in alone]
 
 
 async def test_full_window_ends_every_strategy_by_length(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     """Also those that have the target read or answer more than it writes."""
     async with engines(checkpoints, tmp_path, window=70) as players:
-        roles = Roles(*players)
-        prompt = await roles.target.encode(PROMPT)
+        backends = Backends(*players)
+        prompt = await backends.target.encode(PROMPT)
         for strategy in STRATEGIES:
-            generation = Generation(Context((prompt,)), Sampling(temperature=0.0), 1000, strategy)
-            events = [event async for event in decode(generation, roles)]
+            generation = Generation(Context((prompt,)), SamplingParams(temperature=0.0), 1000, strategy)
+            events = [event async for event in decode(generation, backends)]
             assert events[-1] == Finished(FinishReason.LENGTH), strategy
             kept = [event.segment for event in events if isinstance(event, SegmentRecord)]
             assert len(prompt.token_ids) + sum(len(segment.token_ids) for segment in kept) == 70, strategy

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from semspec.core import Context, Finished, FinishReason, Proposal, Verified, WriteOrder, Writer
 from semspec.decoding import decode
 from semspec.errors import Unavailable
+from semspec.types import Context, Finished, FinishReason, GenerationParams, Proposal, VerifiedTokens, Writer
 from tests.decoding.support import Players, generation, players, records, resumed, run, segments, texts
 from tests.fakes import TOKENIZER, FakeModel
 
@@ -17,14 +17,14 @@ class Attentive(FakeModel):
     def __init__(self) -> None:
         super().__init__(Writer.TARGET)
         self.agreement = 0.0
-        self.calls: list[tuple[int, int, WriteOrder]] = []
+        self.calls: list[tuple[int, int, GenerationParams]] = []
         """Of each call: tokens open, tokens proposed, order."""
 
     async def verify(
-        self, context: Context, open_ids: Sequence[int], proposal: Proposal, order: WriteOrder
-    ) -> Verified:
-        self.calls.append((len(open_ids), len(proposal.token_ids), order))
-        return await super().verify(context, open_ids, proposal, order)
+        self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
+    ) -> VerifiedTokens:
+        self.calls.append((len(open_ids), len(proposal.token_ids), params))
+        return await super().verify(context, open_ids, proposal, params)
 
 
 @pytest.mark.parametrize("token_gamma", [1, 2, 3, 4, 7, 30])
@@ -76,8 +76,8 @@ async def test_open_tokens_go_with_each_call_and_budgets_count_from_the_last_who
     fakes = Players(fakes.drafter, target, fakes.verifier)
     events = await run(await generation(strategy="token-level", max_tokens=40), fakes)
     first, second = (len(segment.token_ids) for segment in segments(events)[:2])
-    assert [num_open + 40 - order.max_tokens for num_open, _, order in target.calls] == list(range(40))
-    assert {order.max_tokens for _, _, order in target.calls} == {40, 40 - first, 40 - first - second}
+    assert [num_open + 40 - params.max_tokens for num_open, _, params in target.calls] == list(range(40))
+    assert {params.max_tokens for _, _, params in target.calls} == {40, 40 - first, 40 - first - second}
     assert [num_proposed for _, num_proposed, _ in target.calls[-6:]] == [4, 4, 3, 2, 1, 0]
 
 
@@ -86,7 +86,7 @@ async def test_a_lost_drafter_costs_the_tokens_of_the_open_segment_only() -> Non
     alone = segments(await run(await generation(strategy="target"), players()))
     fakes.drafter.errors = []
     events = []
-    async for event in decode(await generation(strategy="token-level", token_gamma=1), fakes.roles):
+    async for event in decode(await generation(strategy="token-level", token_gamma=1), fakes.backends):
         events.append(event)
         if len(events) == 2:
             fakes.drafter.errors.append(Unavailable("gone"))
@@ -97,7 +97,7 @@ async def test_a_lost_drafter_costs_the_tokens_of_the_open_segment_only() -> Non
 async def test_a_drafter_that_proposes_nothing_is_lost() -> None:
     class Speechless(FakeModel):
         async def propose(
-            self, context: Context, open_ids: Sequence[int], order: WriteOrder, num_tokens: int
+            self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
         ) -> Proposal:
             return Proposal((), (), TOKENIZER, 0.0)
 

@@ -2,7 +2,7 @@
 
 import json
 
-from semspec.trace import record_json
+from semspec.records import record_json
 from tests.decoding.support import generation, players, records, run
 
 

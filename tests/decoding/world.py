@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from random import Random
 
-from semspec.core import Forecast, Segment, SegmentEnd, SegmentRecord, StageTimes, Writer
 from semspec.decoding.costs import Costs, Stages
+from semspec.types import Forecast, Segment, SegmentEnd, SegmentRecord, StageTimes, Writer
 
 
 @dataclass(frozen=True, slots=True)

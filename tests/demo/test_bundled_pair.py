@@ -8,8 +8,8 @@ import pytest
 import pytest_asyncio
 
 from bench.configuration import parse
-from bench.roads.in_process import InProcessRoad, open_in_process
-from bench.roads.protocol import Ask, Outcome
+from bench.runners.in_process import InProcessRoad, open_in_process
+from bench.runners.protocol import Ask, Outcome
 from bench.tasks import Question, load_task
 from semspec.engine.fingerprint import model_fingerprint
 from semspec.stack import BUNDLED_PAIR

@@ -14,9 +14,9 @@ from demo.problems import SPLITS
 from demo.train_nli import COURSE, WINDOW, Examples, build_nli_tokenizer
 from demo.wording import TARGET_AUTHOR, read
 from semspec.engine.causal_lm import load_tokenizer
-from training.meaning.entailment import EntailmentConfig, EntailmentEquivalence
-from training.meaning.equivalence import Alternatives
-from training.meaning.nli import NliConfig, NliModel, PairFormat
+from training.clustering.entailment import EntailmentConfig, EntailmentEquivalence
+from training.clustering.equivalence import Alternatives
+from training.clustering.nli import NliConfig, NliModel, PairFormat
 
 MODEL = Path("demo/nli")
 CHANGE = Proposition("change", (2, "Tom", "pens", "+", 4, 25, 29))

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from semspec.core import Writer
 from semspec.engine.transformers_engine import TransformersEngine
+from semspec.types import Writer
 
 
 @pytest.fixture(params=["qwen2", "llama"])

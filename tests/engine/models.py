@@ -6,8 +6,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from demo.tokenizer import build_tokenizer
-from semspec.core import ModelInfo
 from semspec.engine.causal_lm import CausalLM, EngineName
+from semspec.types import ModelInfo
 from tests.checkpoints import SIZES
 
 WINDOW = 600

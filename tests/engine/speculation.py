@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from semspec.core import Context, Distribution, Proposal, Segment, SegmentEnd, WriteOrder, derive_seed, uniform
 from semspec.engine import speculative
 from semspec.engine.causal_lm import Forward
 from semspec.engine.prefix_cache import Prefix
 from semspec.engine.transformers_engine import TransformersEngine
+from semspec.types import Context, Distribution, GenerationParams, Proposal, Segment, SegmentEnd, derive_seed, uniform
 from tests.engine.test_equivalence import written
 
 
@@ -22,7 +22,7 @@ def own_stream(seed: int) -> int:
 
 
 async def speculated(
-    drafter: TransformersEngine, target: TransformersEngine, context: Context, what: WriteOrder, gamma: int
+    drafter: TransformersEngine, target: TransformersEngine, context: Context, what: GenerationParams, gamma: int
 ) -> tuple[list[Segment], int]:
     """Segments written in rounds of drafting and verifying until `what` is fulfilled; how many tokens were accepted."""
     segments: list[Segment] = []
@@ -40,18 +40,18 @@ async def speculated(
 
 
 async def propose(
-    drafter: TransformersEngine, context: Context, open_ids: tuple[int, ...], what: WriteOrder, gamma: int
+    drafter: TransformersEngine, context: Context, open_ids: tuple[int, ...], what: GenerationParams, gamma: int
 ) -> Proposal:
     return await drafter.propose(context, open_ids, what, gamma) if gamma else Proposal((), (), "", 0.0)
 
 
-def is_fulfilled(segments: list[Segment], what: WriteOrder) -> bool:
+def is_fulfilled(segments: list[Segment], what: GenerationParams) -> bool:
     num_tokens = sum(len(segment.token_ids) for segment in segments)
     has_ended = bool(segments) and segments[-1].end is SegmentEnd.EOS
     return has_ended or num_tokens == what.max_tokens or len(segments) == (what.max_segments or -1)
 
 
-async def segments_of(engine: TransformersEngine, context: Context, what: WriteOrder) -> list[Segment]:
+async def segments_of(engine: TransformersEngine, context: Context, what: GenerationParams) -> list[Segment]:
     return [one.segment for one in await written(engine, context, what)]
 
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from semspec.core import Context, Message, Segment, SegmentEnd, Writer
-from semspec.engine.asking import can_be_asked, turn_after
 from semspec.engine.causal_lm import CausalLM, load_tokenizer
+from semspec.engine.choice_scores import can_be_asked, turn_after
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
+from semspec.types import Context, Message, Segment, SegmentEnd, Writer
 from tests.engine.speculation import only_prefix, spied
-from tests.engine.test_equivalence import PROMPT, order, written
+from tests.engine.test_equivalence import PROMPT, params, written
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -109,7 +109,7 @@ async def reasoned(engine: TransformersEngine) -> Context:
 async def test_probabilities_are_those_of_the_whole_sequence(engine: TransformersEngine, checkpoint: Path) -> None:
     """The context token by token, what a template would have stripped included, then the turn."""
     context = await reasoned(engine)
-    reply = await engine.ask(context, QUESTION, PREFILL, DIGITS)
+    reply = await engine.score_choices(context, QUESTION, PREFILL, DIGITS)
     lm = CausalLM.load(str(checkpoint), None, "cpu", "float32")
     tokens = lm.context_ids(context) + turn_after(lm.tokenizer, QUESTION, PREFILL)
     expected = torch.softmax(lm.forward(tokens, lm.new_kv()).logits[-1], -1)
@@ -124,7 +124,7 @@ async def test_context_that_has_ended_its_turn_is_not_ended_twice(engine: Transf
     lm = CausalLM.load(str(checkpoint), None, "cpu", "float32")
     [eos] = lm.eos_ids
     last = Segment("", (eos,), lm.info.tokenizer, Writer.DRAFT, SegmentEnd.EOS)
-    ended = await engine.ask(context.extended(last), QUESTION, PREFILL, DIGITS)
+    ended = await engine.score_choices(context.extended(last), QUESTION, PREFILL, DIGITS)
     turn = turn_after(lm.tokenizer, QUESTION, PREFILL)
     tokens = [*lm.context_ids(context), eos, *(turn[1:] if turn[0] == eos else turn)]
     expected = torch.softmax(lm.forward(tokens, lm.new_kv()).logits[-1], -1)
@@ -135,17 +135,17 @@ async def test_asking_leaves_the_context_in_the_cache_and_nothing_else(
     engine: TransformersEngine, uncached: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = await reasoned(engine)
-    first = await engine.ask(context, QUESTION, PREFILL, DIGITS, "s")
+    first = await engine.score_choices(context, QUESTION, PREFILL, DIGITS, "s")
     assert (await only_prefix(engine)).tokens == engine._lm.context_ids(context)
     sizes = spied(engine, monkeypatch)
-    again = await engine.ask(context, QUESTION, PREFILL, DIGITS, "s")
+    again = await engine.score_choices(context, QUESTION, PREFILL, DIGITS, "s")
     assert sizes == [len(turn_after(engine._lm.tokenizer, QUESTION, PREFILL))]
     sizes.clear()
-    [mine] = await written(engine, context, order(session="s", max_tokens=5))
+    [mine] = await written(engine, context, params(session="s", max_tokens=5))
     assert sizes == [1] * len(mine.segment.token_ids)
-    [fresh] = await written(uncached, context, order(max_tokens=5))
+    [fresh] = await written(uncached, context, params(max_tokens=5))
     assert mine.segment == fresh.segment
-    recomputed = await uncached.ask(context, QUESTION, PREFILL, DIGITS)
+    recomputed = await uncached.score_choices(context, QUESTION, PREFILL, DIGITS)
     for reply in (first, again):
         assert reply.probabilities == pytest.approx(recomputed.probabilities, rel=1e-4)
 
@@ -155,38 +155,38 @@ async def test_asking_between_steps_feeds_a_step_once(
 ) -> None:
     whole = await reasoned(engine)
     before = Context(whole.pieces[:-1])
-    await engine.ask(before, QUESTION, PREFILL, DIGITS, "s")
+    await engine.score_choices(before, QUESTION, PREFILL, DIGITS, "s")
     sizes = spied(engine, monkeypatch)
-    reply = await engine.ask(whole, QUESTION, PREFILL, DIGITS, "s")
+    reply = await engine.score_choices(whole, QUESTION, PREFILL, DIGITS, "s")
     num_asked = len(turn_after(engine._lm.tokenizer, QUESTION, PREFILL))
     assert sizes == [len(whole.pieces[-1].token_ids) + num_asked]
     assert reply.probabilities == pytest.approx(
-        (await uncached.ask(whole, QUESTION, PREFILL, DIGITS)).probabilities, rel=1e-4
+        (await uncached.score_choices(whole, QUESTION, PREFILL, DIGITS)).probabilities, rel=1e-4
     )
     sizes.clear()
-    [rewritten] = await written(engine, before, order(session="s", max_tokens=5))  # the step was refused
+    [rewritten] = await written(engine, before, params(session="s", max_tokens=5))  # the step was refused
     assert sizes == [1] * len(rewritten.segment.token_ids)
-    assert rewritten.segment == (await written(uncached, before, order(max_tokens=5)))[0].segment
+    assert rewritten.segment == (await written(uncached, before, params(max_tokens=5)))[0].segment
 
 
 async def test_handshake_says_who_can_be_asked(engine: TransformersEngine, silent: TransformersEngine) -> None:
     assert (await engine.info()).can_be_asked
     assert not (await silent.info()).can_be_asked
     with pytest.raises(Mismatch, match="drops earlier turns"):
-        await silent.ask(await reasoned(silent), QUESTION, PREFILL, DIGITS)
+        await silent.score_choices(await reasoned(silent), QUESTION, PREFILL, DIGITS)
 
 
 @pytest.mark.parametrize("option", ["12", "", "sesquipedalian"])
 async def test_option_that_is_not_one_token_is_refused_by_name(engine: TransformersEngine, option: str) -> None:
     context = Context((await engine.encode([Message("user", QUESTION)]),))
     with pytest.raises(InvalidRequest) as refusal:
-        await engine.ask(context, QUESTION, PREFILL, ["7", option])
+        await engine.score_choices(context, QUESTION, PREFILL, ["7", option])
     assert refusal.value.parameter == "options[1]"
     with pytest.raises(InvalidRequest, match="options"):
-        await engine.ask(context, QUESTION, PREFILL, [])
+        await engine.score_choices(context, QUESTION, PREFILL, [])
 
 
 async def test_question_that_does_not_fit_is_refused(engine: TransformersEngine) -> None:
     context = Context((await engine.encode("Tom has pens. " * 118),))
     with pytest.raises(ContextTooLong, match="600"):
-        await engine.ask(context, QUESTION * 60, PREFILL, DIGITS)
+        await engine.score_choices(context, QUESTION * 60, PREFILL, DIGITS)

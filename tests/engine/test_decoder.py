@@ -7,18 +7,18 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, MistralConfig, MistralForCausalLM, PreTrainedModel
 
-from semspec.core import Context, Sampling, Segment, SegmentEnd, Writer
 from semspec.engine.causal_lm import CausalLM, EngineName, Forward
 from semspec.engine.kv import KV, BufferKV
 from semspec.engine.loading import load_engine
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch
 from semspec.stack import BUNDLED_PAIR
+from semspec.types import Context, SamplingParams, Segment, SegmentEnd, Writer
 from services.target.settings import TargetSettings
 from tests.checkpoints import SIZES
 from tests.engine import models
 from tests.engine.models import lm_of, random_ids, random_model
-from tests.engine.test_equivalence import assert_same, order, prompt, tensor, written
+from tests.engine.test_equivalence import assert_same, params, prompt, tensor, written
 
 STRETCHES = (37, 1, 1, 20, 1, 260, 5)
 """Tokens fed at a time: a prompt, single tokens, segments, and past the first buffer's end."""
@@ -195,7 +195,7 @@ async def test_engines_write_and_read_the_same(checkpoint: Path) -> None:
     )
     context = await prompt(fast)
     for seed in range(4):
-        what = order(sampling=Sampling(1.0, 0.95, 0, seed), max_segments=3, want_states=True)
+        what = params(sampling=SamplingParams(1.0, 0.95, 0, seed), max_segments=3, want_states=True)
         pairs = zip(await written(fast, context, what), await written(reference, context, what), strict=True)
         for mine, theirs in pairs:
             assert mine.segment == theirs.segment
@@ -210,7 +210,7 @@ async def test_engines_write_and_read_the_same(checkpoint: Path) -> None:
 async def assert_same_reading(
     fast: TransformersEngine, reference: TransformersEngine, context: Context, segment: Segment
 ) -> None:
-    [mine], [theirs] = await fast.read(context, [segment]), await reference.read(context, [segment])
+    [mine], [theirs] = await fast.score(context, [segment]), await reference.score(context, [segment])
     assert_same(tensor(mine.states), tensor(theirs.states))
     assert mine.surprisal == pytest.approx(theirs.surprisal, rel=1e-3, abs=1e-4)
 

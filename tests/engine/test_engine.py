@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from semspec.core import Context, Message, Sampling, SegmentEnd, WriteOrder, Writer
 from semspec.engine.causal_lm import Forward
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch, Overloaded, Unavailable
-from tests.engine.test_equivalence import order, prompt, written
+from semspec.types import Context, GenerationParams, Message, SamplingParams, SegmentEnd, Writer
+from tests.engine.test_equivalence import params, prompt, written
 
 
 def before_each_forward(engine: TransformersEngine, call: Callable[[int], None]) -> None:
@@ -39,28 +39,28 @@ async def test_rounds_of_a_session_feed_only_new_tokens(
     engine: TransformersEngine, uncached: TransformersEngine
 ) -> None:
     context = await prompt(engine)
-    [drafted] = await written(uncached, context, order(sampling=Sampling(1.0, 1.0, 0, seed=5)))
-    await engine.read(context, [drafted.segment], "s")
+    [drafted] = await written(uncached, context, params(sampling=SamplingParams(1.0, 1.0, 0, seed=5)))
+    await engine.score(context, [drafted.segment], "s")
     sizes = count_forwards(engine)
-    [rewritten] = await written(engine, context, order(session="s"))  # the drafted one was rejected
+    [rewritten] = await written(engine, context, params(session="s"))  # the drafted one was rejected
     assert sizes == [1] * len(rewritten.segment.token_ids)
     sizes.clear()
-    [reading] = await engine.read(context.extended(rewritten.segment), [drafted.segment], "s")
+    [reading] = await engine.score(context.extended(rewritten.segment), [drafted.segment], "s")
     assert sizes == [reading.num_tokens]
     sizes.clear()
     accepted = context.extended(rewritten.segment, drafted.segment)
-    await engine.read(accepted, [drafted.segment, drafted.segment], "s")
+    await engine.score(accepted, [drafted.segment, drafted.segment], "s")
     assert sizes == [2 * reading.num_tokens]
 
 
 async def test_sessions_share_a_prefix_without_taking_it_from_each_other(engine: TransformersEngine) -> None:
     context = await prompt(engine)
-    [first] = await written(engine, context, order(session="a"))
+    [first] = await written(engine, context, params(session="a"))
     sizes = count_forwards(engine)
-    await written(engine, context, order(sampling=Sampling(1.0, 1.0, 0, 99), session="b"))
+    await written(engine, context, params(sampling=SamplingParams(1.0, 1.0, 0, 99), session="b"))
     assert max(sizes) == 1
     sizes.clear()
-    await written(engine, context.extended(first.segment), order(session="a", max_tokens=1))
+    await written(engine, context.extended(first.segment), params(session="a", max_tokens=1))
     assert sizes == [1]
 
 
@@ -68,7 +68,7 @@ async def test_cache_stays_within_its_budget(checkpoint: Path) -> None:
     engine = TransformersEngine.load(str(checkpoint), writer=Writer.TARGET, device="cpu", cache_bytes=200_000)
     for index in range(12):
         context = Context((await engine.encode(f"Day {index % 9}: Tom sells {index % 7} pens."),))
-        await written(engine, context, order())
+        await written(engine, context, params())
         assert engine._cache.num_bytes <= 200_000
     entries = [prefix for prefix, _ in engine._cache._entries.values()]
     assert 0 < len(entries) < 12
@@ -83,7 +83,7 @@ async def test_call_that_finds_no_memory_is_refused_and_the_next_one_served(
 ) -> None:
     engine = TransformersEngine.load(str(checkpoint), writer=Writer.TARGET, device="cpu")
     context = Context((await engine.encode("Day 1: Tom sells 3 pens."),))
-    before = await written(engine, context, order())
+    before = await written(engine, context, params())
     assert len(engine._cache) > 0
     forward, sizes = engine._lm.forward, list[int]()
 
@@ -94,10 +94,10 @@ async def test_call_that_finds_no_memory_is_refused_and_the_next_one_served(
     monkeypatch.setattr(engine._lm, "forward", no_memory)
     other = Context((await engine.encode("Day 2: Tom buys 4 pens."),))
     with pytest.raises(Overloaded, match="no memory left"):
-        await written(engine, other, order())
+        await written(engine, other, params())
     assert sizes == [1] and len(engine._cache) == 0
     monkeypatch.setattr(engine._lm, "forward", forward)
-    assert [one.segment for one in await written(engine, context, order())] == [one.segment for one in before]
+    assert [one.segment for one in await written(engine, context, params())] == [one.segment for one in before]
     await engine.aclose()
 
 
@@ -107,7 +107,7 @@ async def test_short_call_does_not_wait_for_a_long_one(engine: TransformersEngin
 
     async def call(name: str, num_tokens: int) -> None:
         await written(
-            engine, context, order(sampling=Sampling(0), max_tokens=num_tokens, max_segment_tokens=num_tokens)
+            engine, context, params(sampling=SamplingParams(0), max_tokens=num_tokens, max_segment_tokens=num_tokens)
         )
         finished.append(name)
 
@@ -135,7 +135,7 @@ async def test_event_loop_runs_on_during_a_forward(engine: TransformersEngine) -
 
     before_each_forward(engine, wait)
     ticking = asyncio.create_task(tick())
-    await written(engine, await prompt(engine), order(max_tokens=2))
+    await written(engine, await prompt(engine), params(max_tokens=2))
     ticking.cancel()
     assert min(during) >= 5
 
@@ -143,11 +143,13 @@ async def test_event_loop_runs_on_during_a_forward(engine: TransformersEngine) -
 async def test_closing_a_stream_stops_the_model_between_two_tokens(engine: TransformersEngine) -> None:
     context = await prompt(engine)
     sizes = count_forwards(engine)
-    async with aclosing(engine.write(context, order(max_segments=0, max_tokens=400, max_segment_tokens=5))) as stream:
+    async with aclosing(
+        engine.generate(context, params(max_segments=0, max_tokens=400, max_segment_tokens=5))
+    ) as stream:
         async for _ in stream:
             break
     seen = len(sizes)
-    await written(engine, context, order(max_tokens=1))  # a turn of the engine's thread
+    await written(engine, context, params(max_tokens=1))  # a turn of the engine's thread
     await asyncio.sleep(0.1)
     settled = len(sizes)
     await asyncio.sleep(0.1)
@@ -158,7 +160,7 @@ async def test_concurrent_calls_get_what_they_would_get_alone(
     engine: TransformersEngine, uncached: TransformersEngine
 ) -> None:
     context = await prompt(engine)
-    orders = [order(sampling=Sampling(1.0, 0.9, 0, seed), max_segments=3) for seed in range(6)]
+    orders = [params(sampling=SamplingParams(1.0, 0.9, 0, seed), max_segments=3) for seed in range(6)]
     together = await asyncio.gather(*(written(engine, context, what) for what in orders))
     for what, mine in zip(orders, together, strict=True):
         assert [w.segment for w in mine] == [w.segment for w in await written(uncached, context, what)]
@@ -167,7 +169,7 @@ async def test_concurrent_calls_get_what_they_would_get_alone(
 async def test_window_ends_a_segment_and_refuses_a_full_context(engine: TransformersEngine) -> None:
     context = Context((await engine.encode("Tom has pens. " * 118),))
     num_tokens = len(context.pieces[0].token_ids)
-    stream = await written(engine, context, order(max_segments=0, max_tokens=500, sampling=Sampling(0)))
+    stream = await written(engine, context, params(max_segments=0, max_tokens=500, sampling=SamplingParams(0)))
     assert num_tokens + sum(len(w.segment.token_ids) for w in stream) <= 600
     assert stream[-1].segment.end in (SegmentEnd.LENGTH, SegmentEnd.EOS)
     with pytest.raises(ContextTooLong, match="600"):
@@ -180,14 +182,14 @@ async def test_bad_prompts_are_refused_by_name(engine: TransformersEngine) -> No
     with pytest.raises(InvalidRequest, match="messages"):
         await engine.encode([Message("user", "")])
     with pytest.raises(InvalidRequest, match="context"):
-        await written(engine, Context(()), WriteOrder(Sampling()))
+        await written(engine, Context(()), GenerationParams(SamplingParams()))
 
 
 async def test_closed_engine_refuses(checkpoint: Path) -> None:
     engine = TransformersEngine.load(str(checkpoint), writer=Writer.TARGET, device="cpu")
     await engine.aclose()
     with pytest.raises(Unavailable):
-        await written(engine, await prompt(engine), order())
+        await written(engine, await prompt(engine), params())
 
 
 def test_missing_checkpoint_says_what_to_give(tmp_path: Path) -> None:

@@ -8,36 +8,36 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from semspec.core import (
+from semspec.engine.batch import ContextBatch
+from semspec.engine.causal_lm import CausalLM
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.types import (
     Context,
+    GeneratedSegment,
+    GenerationParams,
     Piece,
-    Sampling,
+    SamplingParams,
     Segment,
     Segmentation,
     SegmentEnd,
     States,
-    WriteOrder,
     Writer,
-    Written,
 )
-from semspec.engine.batch import ContextBatch
-from semspec.engine.causal_lm import CausalLM
-from semspec.engine.transformers_engine import TransformersEngine
 
 PROMPT = "Tom has pens: 25. Day 1: Tom sells 6 pens. How many pens does Tom have now?\n\n<think>\n\n"
-HOT = Sampling(temperature=1.0, top_p=1.0, seed=11)
+HOT = SamplingParams(temperature=1.0, top_p=1.0, seed=11)
 
 
-def order(**fields: object) -> WriteOrder:
-    return WriteOrder(**({"sampling": HOT, "max_tokens": 120, "max_segment_tokens": 40} | fields))  # type: ignore[arg-type]
+def params(**fields: object) -> GenerationParams:
+    return GenerationParams(**({"sampling": HOT, "max_tokens": 120, "max_segment_tokens": 40} | fields))  # type: ignore[arg-type]
 
 
 async def prompt(engine: TransformersEngine) -> Context:
     return Context((await engine.encode(PROMPT),))
 
 
-async def written(engine: TransformersEngine, context: Context, what: WriteOrder) -> list[Written]:
-    return [one async for one in engine.write(context, what)]
+async def written(engine: TransformersEngine, context: Context, what: GenerationParams) -> list[GeneratedSegment]:
+    return [one async for one in engine.generate(context, what)]
 
 
 def tensor(states: States | None) -> Tensor:
@@ -56,8 +56,8 @@ async def test_cached_equals_recomputed_after_any_accepts_and_rejects(
     rng = random.Random(seed)
     context = await prompt(engine)
     for step in range(12):
-        what = order(
-            sampling=Sampling(1.0, 0.95, 0, seed=100 * seed + step),
+        what = params(
+            sampling=SamplingParams(1.0, 0.95, 0, seed=100 * seed + step),
             want_states=True,
             session=rng.choice(["", "a", "b"]),
         )
@@ -65,8 +65,8 @@ async def test_cached_equals_recomputed_after_any_accepts_and_rejects(
         [fresh] = await written(uncached, context, what)
         assert mine.segment == fresh.segment
         assert_same(tensor(mine.states), tensor(fresh.states))
-        [read] = await engine.read(context, [mine.segment], what.session)
-        [read_fresh] = await uncached.read(context, [mine.segment])
+        [read] = await engine.score(context, [mine.segment], what.session)
+        [read_fresh] = await uncached.score(context, [mine.segment])
         assert_same(tensor(read.states), tensor(read_fresh.states))
         assert read.surprisal == pytest.approx(read_fresh.surprisal, rel=1e-3, abs=1e-4)
         if mine.segment.end is not SegmentEnd.EOS and rng.random() < 0.6:
@@ -79,8 +79,8 @@ async def test_states_of_writing_equal_states_of_reading(
     engine: TransformersEngine, uncached: TransformersEngine
 ) -> None:
     context = await prompt(engine)
-    for one in await written(engine, context, order(max_segments=0, want_states=True)):
-        [reading] = await uncached.read(context, [one.segment])
+    for one in await written(engine, context, params(max_segments=0, want_states=True)):
+        [reading] = await uncached.score(context, [one.segment])
         assert_same(tensor(one.states), tensor(reading.states))
         assert reading.num_tokens == len(one.segment.token_ids)
         context = context.extended(one.segment)
@@ -90,10 +90,10 @@ async def test_reading_several_segments_at_once_equals_one_by_one(
     engine: TransformersEngine, uncached: TransformersEngine
 ) -> None:
     context = await prompt(engine)
-    segments = [one.segment for one in await written(engine, context, order(max_segments=0))]
-    together = await engine.read(context, segments)
+    segments = [one.segment for one in await written(engine, context, params(max_segments=0))]
+    together = await engine.score(context, segments)
     for segment, reading in zip(segments, together, strict=True):
-        [alone] = await uncached.read(context, [segment])
+        [alone] = await uncached.score(context, [segment])
         assert_same(tensor(reading.states), tensor(alone.states))
         assert reading.surprisal == pytest.approx(alone.surprisal, rel=1e-3, abs=1e-4)
         context = context.extended(segment)
@@ -107,19 +107,19 @@ async def test_one_stream_of_segments_equals_one_call_a_segment(
         single: list[Segment] = []
         budget = 120
         while budget > 0 and not (single and single[-1].end is SegmentEnd.EOS):
-            what = order(segmentation=segmentation, max_tokens=budget)
+            what = params(segmentation=segmentation, max_tokens=budget)
             [one] = await written(uncached, context, what)
             single.append(one.segment)
             budget -= len(one.segment.token_ids)
             context = context.extended(one.segment)
-        stream = await written(engine, start, order(segmentation=segmentation, max_segments=0))
+        stream = await written(engine, start, params(segmentation=segmentation, max_segments=0))
         assert [one.segment for one in stream] == single
 
 
 async def test_segmentation_never_changes_the_text(engine: TransformersEngine) -> None:
     texts = set()
     for segmentation in Segmentation:
-        stream = await written(engine, await prompt(engine), order(segmentation=segmentation, max_segments=0))
+        stream = await written(engine, await prompt(engine), params(segmentation=segmentation, max_segments=0))
         texts.add(tuple(token for one in stream for token in one.segment.token_ids))
     assert len(texts) == 1
 
@@ -134,14 +134,17 @@ async def test_batch_equals_one_by_one(
     rows = batch.sample(HOT, seeds, segmentation, max_tokens=40)
     read = batch.read([row.token_ids for row in rows])
     for index, seed in enumerate(seeds):
-        what = order(
-            sampling=Sampling(1.0, 1.0, 0, seed), segmentation=segmentation, max_segment_tokens=40, want_states=True
+        what = params(
+            sampling=SamplingParams(1.0, 1.0, 0, seed),
+            segmentation=segmentation,
+            max_segment_tokens=40,
+            want_states=True,
         )
         [alone] = await written(engine, context, what)
         assert list(alone.segment.token_ids) == rows[index].token_ids
         assert alone.segment.end == rows[index].end
         assert_same(read.states[index], tensor(alone.states))
-        [reading] = await engine.read(context, [alone.segment])
+        [reading] = await engine.score(context, [alone.segment])
         assert reading.surprisal == pytest.approx(tuple(read.surprisal[index].tolist()), rel=1e-3, abs=1e-4)
     assert len({row.end for row in rows}) > 1
 
@@ -151,7 +154,7 @@ async def test_greedy_equals_generate(engine: TransformersEngine, checkpoint: Pa
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     ids = torch.tensor([context.pieces[0].token_ids])
     generated = model.generate(ids, max_new_tokens=60, do_sample=False, pad_token_id=0)[0, ids.shape[1] :].tolist()
-    greedy = order(sampling=Sampling(temperature=0), max_segments=0, max_tokens=60, max_segment_tokens=17)
+    greedy = params(sampling=SamplingParams(temperature=0), max_segments=0, max_tokens=60, max_segment_tokens=17)
     assert [token for one in await written(engine, context, greedy) for token in one.segment.token_ids] == generated
 
 
@@ -159,7 +162,7 @@ async def test_states_are_embedding_and_block_outputs_before_the_final_norm(
     engine: TransformersEngine, checkpoint: Path
 ) -> None:
     context = await prompt(engine)
-    [one] = await written(engine, context, order(want_states=True))
+    [one] = await written(engine, context, params(want_states=True))
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     ids = torch.tensor([[*context.pieces[0].token_ids, *one.segment.token_ids]])
     caught: list[Tensor] = []
@@ -175,8 +178,8 @@ async def test_states_are_embedding_and_block_outputs_before_the_final_norm(
 async def test_bf16_states_agree_with_fp32(engine: TransformersEngine, checkpoint: Path) -> None:
     half = TransformersEngine.load(str(checkpoint), writer=Writer.TARGET, device="cpu", dtype="bfloat16")
     context = await prompt(engine)
-    [one] = await written(engine, context, order(want_states=True))
-    [reading] = await half.read(context, [one.segment])
+    [one] = await written(engine, context, params(want_states=True))
+    [reading] = await half.score(context, [one.segment])
     assert_same(tensor(reading.states), tensor(one.states), tolerance=2e-2)
     await half.aclose()
 
@@ -187,7 +190,7 @@ async def test_reader_with_another_tokenizer_takes_the_text(engine: Transformers
     ids = (await engine.encode(text)).token_ids
     own = Segment(text, ids, context.pieces[0].tokenizer, Writer.DRAFT, SegmentEnd.BOUNDARY)
     foreign = Segment(text, (1, 2, 3), "another", Writer.DRAFT, SegmentEnd.BOUNDARY)
-    [read], [translated] = await engine.read(context, [own]), await engine.read(context, [foreign])
+    [read], [translated] = await engine.score(context, [own]), await engine.score(context, [foreign])
     assert read.num_tokens == translated.num_tokens == len(ids)
     assert_same(tensor(read.states), tensor(translated.states))
     foreign_prompt = Context((Piece(PROMPT, (9, 9), "another"),))
@@ -195,4 +198,4 @@ async def test_reader_with_another_tokenizer_takes_the_text(engine: Transformers
 
 
 async def segments(engine: TransformersEngine, context: Context) -> list[Segment]:
-    return [one.segment for one in await written(engine, context, order())]
+    return [one.segment for one in await written(engine, context, params())]

@@ -12,7 +12,6 @@ from tokenizers import models as token_models
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from semspec.core import Context, Sampling, Segmentation, SegmentEnd, TokenLogprob, Writer, Written
 from semspec.engine.causal_lm import CausalLM, EngineName
 from semspec.engine.logprobs import token_logprob
 from semspec.engine.tokens import BYTE_OF, TokenBytes, tokenize
@@ -21,8 +20,9 @@ from semspec.errors import Mismatch
 from semspec.rpc.clients import RemoteTarget
 from semspec.rpc.servicers import target_service
 from semspec.stack import BUNDLED_PAIR
+from semspec.types import Context, GeneratedSegment, SamplingParams, Segmentation, SegmentEnd, TokenLogprob, Writer
 from tests.engine.models import lm_of, random_model
-from tests.engine.test_equivalence import order, prompt, written
+from tests.engine.test_equivalence import params, prompt, written
 from tests.rpc.fakes import serving
 
 MULTILINGUAL = "Já 你好, 𝛑 ≈ 3.14 — naïve\n\n\u200d👩\u200d👧 <think>é</think>"
@@ -104,7 +104,7 @@ async def test_bytes_of_written_tokens_are_the_text_where_characters_are_spread_
     texts = []
     for seed in range(8):
         context = Context((await spread.encode("the pens: "),))
-        [one] = await written(spread, context, order(sampling=Sampling(1.0, 1.0, 0, seed), num_logprobs=0))
+        [one] = await written(spread, context, params(sampling=SamplingParams(1.0, 1.0, 0, seed), num_logprobs=0))
         assert spelt(one.logprobs).decode(errors="replace") == one.segment.text
         texts.append(one.segment.text)
     assert any(ord(character) > 0x7F and character != "\ufffd" for text in texts for character in text)
@@ -114,7 +114,9 @@ async def test_bytes_of_written_tokens_are_the_text_where_characters_are_spread_
 async def test_bytes_of_written_tokens_are_the_text_of_the_bundled_pair(role: str) -> None:
     engine = TransformersEngine.load(str(BUNDLED_PAIR / role), writer=Writer.TARGET, device="cpu")
     for segmentation in Segmentation:
-        what = order(segmentation=segmentation, max_segments=0, max_tokens=400, sampling=Sampling(), num_logprobs=2)
+        what = params(
+            segmentation=segmentation, max_segments=0, max_tokens=400, sampling=SamplingParams(), num_logprobs=2
+        )
         stream = await written(engine, await prompt(engine), what)
         for one in stream:
             assert spelt(one.logprobs) == one.segment.text.encode()
@@ -124,7 +126,7 @@ async def test_bytes_of_written_tokens_are_the_text_of_the_bundled_pair(role: st
     await engine.aclose()
 
 
-def by_plain_forward(checkpoint: Path, context: Context, one: Written) -> Tensor:
+def by_plain_forward(checkpoint: Path, context: Context, one: GeneratedSegment) -> Tensor:
     """`[num_tokens, vocab_size]`: what transformers says of each place of the segment."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     own = len(one.segment.token_ids)
@@ -133,14 +135,14 @@ def by_plain_forward(checkpoint: Path, context: Context, one: Written) -> Tensor
         return torch.log_softmax(model(ids).logits[0, -own - 1 : -1], -1)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(0), Sampling(0.6, 0.5, 3, 5)])
+@pytest.mark.parametrize("sampling", [SamplingParams(0), SamplingParams(0.6, 0.5, 3, 5)])
 @pytest.mark.parametrize("name", ["fast", "transformers"])
 async def test_logprobs_are_those_of_a_plain_forward_whatever_the_sampling(
-    checkpoint: Path, name: EngineName, sampling: Sampling
+    checkpoint: Path, name: EngineName, sampling: SamplingParams
 ) -> None:
     engine = TransformersEngine.load(str(checkpoint), writer=Writer.TARGET, device="cpu", engine=name)
     context = await prompt(engine)
-    what = order(sampling=sampling, segmentation=Segmentation.SENTENCE, num_logprobs=4)
+    what = params(sampling=sampling, segmentation=Segmentation.SENTENCE, num_logprobs=4)
     [one] = await written(engine, context, what)
     rows = by_plain_forward(checkpoint, context, one)
     assert one.logprobs is not None
@@ -156,15 +158,15 @@ async def test_logprobs_are_those_of_a_plain_forward_whatever_the_sampling(
 
 async def test_asking_for_logprobs_changes_nothing_else(uncached: TransformersEngine) -> None:
     context = await prompt(uncached)
-    asked = await written(uncached, context, order(max_segments=0, num_logprobs=0, want_states=True))
-    plain = await written(uncached, context, order(max_segments=0, want_states=True))
+    asked = await written(uncached, context, params(max_segments=0, num_logprobs=0, want_states=True))
+    plain = await written(uncached, context, params(max_segments=0, want_states=True))
     assert [one.logprobs for one in plain] == [None] * len(plain)
     assert all(told.alternatives == () for one in asked for told in one.logprobs or ())
     assert [replace(one, duration_ms=0, logprobs=None) for one in asked] == [replace(x, duration_ms=0) for x in plain]
 
 
 async def test_cached_logprobs_equal_recomputed(engine: TransformersEngine, uncached: TransformersEngine) -> None:
-    context, what = await prompt(engine), order(num_logprobs=1, session="s")
+    context, what = await prompt(engine), params(num_logprobs=1, session="s")
     await written(engine, context, what)
     [[mine], [fresh]] = await written(engine, context, what), await written(uncached, context, what)
     assert mine.logprobs is not None and fresh.logprobs is not None
@@ -175,9 +177,9 @@ async def test_cached_logprobs_equal_recomputed(engine: TransformersEngine, unca
 async def test_logprobs_and_tokens_over_the_wire_equal_those_in_process(uncached: TransformersEngine) -> None:
     async with serving(target_service(lambda: uncached)) as server:
         remote = RemoteTarget(server.address)
-        context, what = await prompt(uncached), order(max_segments=2, num_logprobs=3)
+        context, what = await prompt(uncached), params(max_segments=2, num_logprobs=3)
         local = await written(uncached, context, what)
-        over_the_wire = [one async for one in remote.write(context, what)]
+        over_the_wire = [one async for one in remote.generate(context, what)]
         assert [one.logprobs for one in over_the_wire] == [one.logprobs for one in local]
         assert all(one.logprobs for one in local)
         assert await remote.tokenize("Tom has 12 pens.") == await uncached.tokenize("Tom has 12 pens.")

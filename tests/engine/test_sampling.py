@@ -4,17 +4,23 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from semspec.core import Sampling
 from semspec.engine.sampling import draw_token, draw_tokens, filtered, pick
+from semspec.types import SamplingParams
 
 LOGITS = torch.tensor([1.0, 3.0, 0.0, 2.0, 2.5, -1.0, 0.5, 1.5])
 
 
 @pytest.mark.parametrize(
     "sampling",
-    [Sampling(1.0, 1.0), Sampling(0.6, 0.95), Sampling(1.3, 0.8), Sampling(0.9, 1.0, 3), Sampling(1.0, 0.7, 4)],
+    [
+        SamplingParams(1.0, 1.0),
+        SamplingParams(0.6, 0.95),
+        SamplingParams(1.3, 0.8),
+        SamplingParams(0.9, 1.0, 3),
+        SamplingParams(1.0, 0.7, 4),
+    ],
 )
-def test_frequencies_follow_the_filtered_distribution(sampling: Sampling) -> None:
+def test_frequencies_follow_the_filtered_distribution(sampling: SamplingParams) -> None:
     """Chi-square at fixed seeds, 0.1% level."""
     expected = filtered(LOGITS[None], sampling)[0]
     expected = expected / expected.sum()
@@ -28,18 +34,18 @@ def test_frequencies_follow_the_filtered_distribution(sampling: Sampling) -> Non
 
 def test_filters_keep_what_they_say() -> None:
     kept = [
-        (filtered(LOGITS[None], Sampling(1.0, top_p, top_k)) > 0).sum().item()
+        (filtered(LOGITS[None], SamplingParams(1.0, top_p, top_k)) > 0).sum().item()
         for top_p, top_k in ((1, 0), (1, 3), (0.4, 0))
     ]
     assert kept == [8, 3, 1]
     probabilities = torch.softmax(LOGITS, -1).sort(descending=True).values
     for num_kept in range(1, 8):
         top_p = float(probabilities[:num_kept].sum()) - 1e-4
-        assert (filtered(LOGITS[None], Sampling(1.0, top_p)) > 0).sum().item() == num_kept
+        assert (filtered(LOGITS[None], SamplingParams(1.0, top_p)) > 0).sum().item() == num_kept
 
 
 def test_zero_temperature_is_greedy() -> None:
-    assert draw_token(LOGITS, Sampling(0.0, 0.1, 1, seed=3), position=9) == 1
+    assert draw_token(LOGITS, SamplingParams(0.0, 0.1, 1, seed=3), position=9) == 1
 
 
 def test_largest_draw_finds_no_token_of_weight_zero() -> None:
@@ -50,13 +56,13 @@ def test_largest_draw_finds_no_token_of_weight_zero() -> None:
 def test_near_ties_do_not_tremble() -> None:
     flat = torch.zeros(500)
     noisy = flat + 1e-6 * torch.randn(500, generator=torch.Generator().manual_seed(0))
-    sampling = Sampling(1.0, 1.0)
+    sampling = SamplingParams(1.0, 1.0)
     same = [draw_tokens(row[None].expand(400, -1), sampling, range(400), 0) for row in (flat, noisy)]
     assert sum(a == b for a, b in zip(*same, strict=True)) >= 399
 
 
 def test_rows_do_not_depend_on_their_neighbours() -> None:
     rows = torch.stack([LOGITS, LOGITS.flip(0), LOGITS * 2])
-    sampling = Sampling(0.8, 0.9)
+    sampling = SamplingParams(0.8, 0.9)
     together = draw_tokens(rows, sampling, [1, 2, 3], 4)
     assert together == [draw_tokens(rows[i : i + 1], sampling, [i + 1], 4)[0] for i in range(3)]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from semspec.core import Segmentation
 from semspec.engine.segmentation import RULES
+from semspec.types import Segmentation
 
 PARAGRAPH, SENTENCE = RULES[Segmentation.PARAGRAPH], RULES[Segmentation.SENTENCE]
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from semspec.core import Distribution, Sampling
 from semspec.engine import speculative
 from semspec.engine.sampling import renormalised
 from semspec.engine.speculative import dense, draw_with_distribution, sparse, verify_tokens
+from semspec.types import Distribution, SamplingParams
 from tests.engine.speculation import always_accepting, own_stream
 
 NUM_SEEDS = 1000
@@ -30,7 +30,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def two_tokens(seed: int, gamma: int, sampling: Sampling, stream: Stream = own_stream) -> tuple[int, int]:
+def two_tokens(seed: int, gamma: int, sampling: SamplingParams, stream: Stream = own_stream) -> tuple[int, int]:
     """The first two tokens that rounds of drafting and verifying make of the hand-made models, after token 0."""
     kept = [0]
     while len(kept) < 3:
@@ -46,7 +46,7 @@ def two_tokens(seed: int, gamma: int, sampling: Sampling, stream: Stream = own_s
     return kept[1], kept[2]
 
 
-def p_value(gamma: int, sampling: Sampling, stream: Stream = own_stream) -> float:
+def p_value(gamma: int, sampling: SamplingParams, stream: Stream = own_stream) -> float:
     """Of the first two tokens, jointly, under the target's own distribution; 0 if it never writes one of them."""
     table = renormalised(TARGET_LOGITS, sampling).double()
     expected = (table[0][:, None] * table).flatten()
@@ -64,35 +64,35 @@ def p_value(gamma: int, sampling: Sampling, stream: Stream = own_stream) -> floa
 @pytest.mark.parametrize(
     ("gamma", "sampling"),
     [
-        (1, Sampling(1.0, 1.0)),
-        (2, Sampling(1.0, 1.0)),
-        (3, Sampling(1.0, 1.0)),
-        (1, Sampling(0.8, 0.9)),
-        (2, Sampling(0.8, 0.9)),
-        (2, Sampling(1.2, 1.0, 3)),
+        (1, SamplingParams(1.0, 1.0)),
+        (2, SamplingParams(1.0, 1.0)),
+        (3, SamplingParams(1.0, 1.0)),
+        (1, SamplingParams(0.8, 0.9)),
+        (2, SamplingParams(0.8, 0.9)),
+        (2, SamplingParams(1.2, 1.0, 3)),
     ],
 )
-def test_tokens_keep_the_targets_distribution(gamma: int, sampling: Sampling) -> None:
+def test_tokens_keep_the_targets_distribution(gamma: int, sampling: SamplingParams) -> None:
     """Chi-square at fixed seeds, 0.1% level."""
     assert p_value(gamma, sampling) > 0.001
 
 
 def test_skipping_the_rule_would_be_noticed() -> None:
     with always_accepting():
-        assert p_value(2, Sampling(1.0, 1.0)) < 1e-6
+        assert p_value(2, SamplingParams(1.0, 1.0)) < 1e-6
 
 
 def test_ignoring_the_drafts_probability_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculative, "probability_of", lambda token, distribution: 1.0)
-    assert p_value(2, Sampling(1.0, 1.0)) < 1e-6
+    assert p_value(2, SamplingParams(1.0, 1.0)) < 1e-6
 
 
 def test_drafting_from_the_targets_stream_would_be_noticed() -> None:
-    assert p_value(2, Sampling(1.0, 1.0), stream=lambda seed: seed) < 1e-6
+    assert p_value(2, SamplingParams(1.0, 1.0), stream=lambda seed: seed) < 1e-6
 
 
 def test_equal_models_accept_everything() -> None:
-    sampling = Sampling(0.7, 0.9, seed=3)
+    sampling = SamplingParams(0.7, 0.9, seed=3)
     distribution = sparse(renormalised(TARGET_LOGITS[:1], sampling)[0])
     drafted = [int(np.frombuffer(distribution.token_ids, "<u4")[0])]
     for position in range(50):
@@ -102,14 +102,14 @@ def test_equal_models_accept_everything() -> None:
 
 def test_refusal_by_a_rounding_error_falls_back_on_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculative, "uniform", lambda seed, name, at: 1 - 2**-50 if name == "token-accept" else 0.0)
-    target = renormalised(TARGET_LOGITS[:1], Sampling(1.0, 1.0))[0]
+    target = renormalised(TARGET_LOGITS[:1], SamplingParams(1.0, 1.0))[0]
     a_little_more = sparse(target * (1 + 2**-20))
-    chosen = verify_tokens(TARGET_LOGITS[[0, 1]], [1], [a_little_more], Sampling(1.0, 1.0), 0)
+    chosen = verify_tokens(TARGET_LOGITS[[0, 1]], [1], [a_little_more], SamplingParams(1.0, 1.0), 0)
     assert chosen == [0], "the first of the vocabulary"
 
 
 def test_sparse_distribution_holds_what_the_filters_leave() -> None:
-    probabilities = renormalised(TARGET_LOGITS[2:3], Sampling(1.0, 0.8))[0]
+    probabilities = renormalised(TARGET_LOGITS[2:3], SamplingParams(1.0, 0.8))[0]
     distribution = sparse(probabilities)
     assert len(distribution.token_ids) == len(distribution.probabilities) == 8
     assert torch.equal(dense(distribution, 4), probabilities)

@@ -11,7 +11,6 @@ from safetensors import safe_open
 from torch import nn
 from transformers import DynamicCache
 
-from semspec.core import Writer
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.decoder import Decoder
 from semspec.engine.kv import BufferKV
@@ -22,6 +21,7 @@ from semspec.engine.tensor_parallel.split import Split
 from semspec.engine.tensor_parallel.worker import follow
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch
+from semspec.types import Writer
 from tests.engine import test_decoder, test_equivalence, test_token_level
 from tests.engine.models import TOKENIZER, WINDOW, random_ids, random_model
 from tests.engine.test_decoder import STRETCHES, assert_equal, feed

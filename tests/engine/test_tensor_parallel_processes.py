@@ -15,19 +15,19 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from semspec.core import Context, Piece, Writer
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.loading import load_engine
 from semspec.engine.tensor_parallel.split import Split
 from semspec.errors import Mismatch, Unavailable
 from semspec.rpc.clients import RemoteTarget
+from semspec.types import Context, Piece, Writer
 from services.target.settings import TargetSettings
 from tests.engine.models import TOKENIZER, random_model
-from tests.engine.test_equivalence import PROMPT, order
+from tests.engine.test_equivalence import PROMPT, params
 
 SETTING = "SEMSPEC_TARGET_TENSOR_PARALLEL"
 GENEROUS_S = 120.0
-LONG = order(max_segments=0, max_tokens=500, max_segment_tokens=5)
+LONG = params(max_segments=0, max_tokens=500, max_segment_tokens=5)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ class Service:
         """A stream of which the first segment has come."""
         target = RemoteTarget(f"127.0.0.1:{self._port_file.read_text().strip()}")
         prompt = Context((Piece(PROMPT, tuple(TOKENIZER.encode(PROMPT)), (await target.info()).tokenizer),))
-        async with aclosing(target.write(prompt, LONG)) as stream:
+        async with aclosing(target.generate(prompt, LONG)) as stream:
             await anext(stream)
             yield stream
         await target.aclose()

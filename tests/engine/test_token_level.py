@@ -12,24 +12,24 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from demo.problems import SPLITS, make_problem
-from semspec.core import (
-    Context,
-    Distribution,
-    Message,
-    Proposal,
-    Sampling,
-    Segmentation,
-    SegmentEnd,
-    WriteOrder,
-    Writer,
-)
-from semspec.engine.cutting import Cutter
 from semspec.engine.sampling import renormalised
 from semspec.engine.segmentation import cut
+from semspec.engine.segmenter import Segmenter
 from semspec.engine.speculative import dense
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
 from semspec.stack import BUNDLED_PAIR
+from semspec.types import (
+    Context,
+    Distribution,
+    GenerationParams,
+    Message,
+    Proposal,
+    SamplingParams,
+    Segmentation,
+    SegmentEnd,
+    Writer,
+)
 from tests.engine.speculation import (
     always_accepting,
     certainly,
@@ -38,7 +38,7 @@ from tests.engine.speculation import (
     speculated,
     spied,
 )
-from tests.engine.test_equivalence import HOT, order, prompt, written
+from tests.engine.test_equivalence import HOT, params, prompt, written
 
 
 @pytest.fixture
@@ -63,16 +63,18 @@ async def test_engines_keep_the_targets_distribution(
     context = await prompt(engine)
     counts: Counter[tuple[int, ...]] = Counter()
     for seed in range(250):
-        what = order(sampling=Sampling(1.5, 1.0, 3, seed), max_tokens=2, session="s")
+        what = params(sampling=SamplingParams(1.5, 1.0, 3, seed), max_tokens=2, session="s")
         segments, _ = await speculated(drafter, engine, context, what, gamma)
         counts[tuple(token for segment in segments for token in segment.token_ids)] += 1
-    expected = pairs(engine, context.pieces[0].token_ids, Sampling(1.5, 1.0, 3))
+    expected = pairs(engine, context.pieces[0].token_ids, SamplingParams(1.5, 1.0, 3))
     assert counts.keys() <= expected.keys()
     observed = [counts[pair] for pair in expected]
     assert chisquare(observed, [250 * probability for probability in expected.values()]).pvalue > 0.001
 
 
-def pairs(engine: TransformersEngine, context: tuple[int, ...], sampling: Sampling) -> dict[tuple[int, ...], float]:
+def pairs(
+    engine: TransformersEngine, context: tuple[int, ...], sampling: SamplingParams
+) -> dict[tuple[int, ...], float]:
     """Probability of each pair of tokens the engine's model may write after `context`."""
 
     def following(tokens: tuple[int, ...]) -> Tensor:
@@ -89,12 +91,12 @@ def pairs(engine: TransformersEngine, context: tuple[int, ...], sampling: Sampli
 
 
 @pytest.mark.parametrize("segmentation", Segmentation)
-@pytest.mark.parametrize("sampling", [HOT, Sampling(0.6, 0.95, 0, 5), Sampling(0)])
+@pytest.mark.parametrize("sampling", [HOT, SamplingParams(0.6, 0.95, 0, 5), SamplingParams(0)])
 async def test_verifying_nothing_writes_what_write_writes(
-    engine: TransformersEngine, uncached: TransformersEngine, segmentation: Segmentation, sampling: Sampling
+    engine: TransformersEngine, uncached: TransformersEngine, segmentation: Segmentation, sampling: SamplingParams
 ) -> None:
     context = await prompt(engine)
-    what = order(sampling=sampling, segmentation=segmentation, max_segments=0, max_tokens=50, max_segment_tokens=15)
+    what = params(sampling=sampling, segmentation=segmentation, max_segments=0, max_tokens=50, max_segment_tokens=15)
     segments, _ = await speculated(engine, engine, context, replace(what, session="s"), gamma=0)
     assert segments == await segments_of(uncached, context, what)
 
@@ -105,7 +107,9 @@ async def test_greedy_rounds_write_what_write_writes(
     engine: TransformersEngine, drafter: TransformersEngine, segmentation: Segmentation, gamma: int
 ) -> None:
     context = await prompt(engine)
-    what = order(sampling=Sampling(0), segmentation=segmentation, max_segments=0, max_tokens=60, max_segment_tokens=17)
+    what = params(
+        sampling=SamplingParams(0), segmentation=segmentation, max_segments=0, max_tokens=60, max_segment_tokens=17
+    )
     expected = await segments_of(engine, context, what)
     for helper in (drafter, engine):
         segments, num_accepted = await speculated(helper, engine, context, replace(what, session="s"), gamma)
@@ -116,9 +120,9 @@ async def test_greedy_rounds_write_what_write_writes(
 TEXT = " Tom sells 6 pens. 25 - 6 = 19.\n\nTom has 19 pens. How many pens does Tom have now?\n\n"
 
 
-def cutter(engine: TransformersEngine, open_ids: Sequence[int], **fields: object) -> Cutter:
+def segmenter(engine: TransformersEngine, open_ids: Sequence[int], **fields: object) -> Segmenter:
     context = engine._lm.tokenizer.encode("Tom has pens: 25.")
-    return Cutter(engine._lm, Writer.TARGET, context, open_ids, order(**({"max_segments": 0} | fields)))
+    return Segmenter(engine._lm, Writer.TARGET, context, open_ids, params(**({"max_segments": 0} | fields)))
 
 
 @pytest.mark.parametrize("segmentation", Segmentation)
@@ -127,7 +131,7 @@ def test_segments_are_cut_wherever_the_proposal_begins(engine: TransformersEngin
     expected = list(cut(TEXT, segmentation))
     num_first = len(engine._lm.tokenizer.encode(expected[0]))
     for start in range(num_first):
-        cutting = cutter(engine, tokens[:start], segmentation=segmentation)
+        cutting = segmenter(engine, tokens[:start], segmentation=segmentation)
         assert all(cutting.take(token) for token in tokens[start:])
         texts = [segment.text for segment in cutting.segments]
         assert [*texts, engine._lm.text_of([], cutting.open_ids)][: len(expected)] == expected
@@ -145,7 +149,7 @@ def test_segments_are_cut_wherever_the_proposal_begins(engine: TransformersEngin
 def test_what_follows_the_end_of_an_order_is_dropped(
     engine: TransformersEngine, fields: dict[str, object], num_taken: int, end: SegmentEnd
 ) -> None:
-    cutting = cutter(engine, (), segmentation=Segmentation.SENTENCE, **fields)
+    cutting = segmenter(engine, (), segmentation=Segmentation.SENTENCE, **fields)
     taken = [cutting.take(token) for token in engine._lm.tokenizer.encode(TEXT)]
     assert taken == [True] * num_taken + [False] * (len(taken) - num_taken)
     assert cutting.segments[-1].end is end and cutting.open_ids == []
@@ -157,7 +161,9 @@ async def test_budgets_are_kept_to_the_token(
     context = await prompt(engine)
     for max_tokens in range(1, 9):
         for max_segments in (0, 1):
-            what = order(sampling=Sampling(0), max_tokens=max_tokens, max_segment_tokens=5, max_segments=max_segments)
+            what = params(
+                sampling=SamplingParams(0), max_tokens=max_tokens, max_segment_tokens=5, max_segments=max_segments
+            )
             for helper in (drafter, engine):
                 segments, _ = await speculated(helper, engine, context, what, gamma=4)
                 assert segments == await segments_of(uncached, context, what)
@@ -166,7 +172,7 @@ async def test_budgets_are_kept_to_the_token(
 async def test_end_of_sequence_inside_a_proposal_ends_all(engine: TransformersEngine) -> None:
     context = await prompt(engine)
     eos = min(engine._lm.eos_ids)
-    what = order(max_segments=0)
+    what = params(max_segments=0)
     with always_accepting():
         verified = await engine.verify(context, (5,), certainly(engine, (6, eos, 7)), what)
     [segment] = verified.segments
@@ -177,12 +183,12 @@ async def test_end_of_sequence_inside_a_proposal_ends_all(engine: TransformersEn
     )
 
 
-@pytest.mark.parametrize("sampling", [HOT, Sampling(0)])
+@pytest.mark.parametrize("sampling", [HOT, SamplingParams(0)])
 async def test_proposal_is_what_the_drafter_would_write(
-    engine: TransformersEngine, uncached: TransformersEngine, sampling: Sampling
+    engine: TransformersEngine, uncached: TransformersEngine, sampling: SamplingParams
 ) -> None:
     context = await prompt(engine)
-    what = order(sampling=sampling, max_segments=0, max_tokens=12)
+    what = params(sampling=sampling, max_segments=0, max_tokens=12)
     expected = [token for one in await written(uncached, context, what) for token in one.segment.token_ids]
     proposal = await engine.propose(context, (), what, 12)
     assert list(proposal.token_ids) == expected
@@ -199,18 +205,18 @@ async def test_proposal_is_what_the_drafter_would_write(
 async def test_proposal_ends_with_end_of_sequence_and_with_the_window(engine: TransformersEngine) -> None:
     context = Context((await engine.encode("Tom has pens. " * 118),))
     num_tokens = len(context.pieces[0].token_ids)
-    proposal = await engine.propose(context, (), order(sampling=Sampling(0)), 500)
+    proposal = await engine.propose(context, (), params(sampling=SamplingParams(0)), 500)
     assert num_tokens + len(proposal.token_ids) <= 600
     assert len(proposal.token_ids) == 600 - num_tokens or proposal.token_ids[-1] in engine._lm.eos_ids
-    full = await engine.propose(context, (5,) * (599 - num_tokens), order(), 4)
+    full = await engine.propose(context, (5,) * (599 - num_tokens), params(), 4)
     assert len(full.token_ids) == 1
     with pytest.raises(ContextTooLong, match="600"):
-        await engine.propose(context, (5,) * (600 - num_tokens), order(), 4)
+        await engine.propose(context, (5,) * (600 - num_tokens), params(), 4)
     eos = min(engine._lm.eos_ids)
     with pytest.MonkeyPatch.context() as patch:
         certain = (eos, certainly(engine, (eos,)).distributions[0])
         patch.setattr("semspec.engine.transformers_engine.draw_with_distribution", lambda *_: certain)
-        assert (await engine.propose(context, (), order(), 4)).token_ids == (eos,)
+        assert (await engine.propose(context, (), params(), 4)).token_ids == (eos,)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -221,8 +227,8 @@ async def test_cached_verification_equals_recomputed(
     context = await prompt(engine)
     open_ids: tuple[int, ...] = ()
     for step in range(12):
-        what = order(
-            sampling=Sampling(1.0, 0.95, 0, 20 * seed + step),
+        what = params(
+            sampling=SamplingParams(1.0, 0.95, 0, 20 * seed + step),
             segmentation=Segmentation.SENTENCE,
             max_segments=step % 2,
             max_segment_tokens=6,
@@ -243,7 +249,7 @@ async def test_rounds_feed_only_new_tokens(
     engine: TransformersEngine, drafter: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = await prompt(engine)
-    what = order(max_segments=0, max_segment_tokens=100, session="s")
+    what = params(max_segments=0, max_segment_tokens=100, session="s")
     proposal = await drafter.propose(context, (), what, 4)
     first = await engine.verify(context, (), proposal, what)
     open_ids = (*(token for segment in first.segments for token in segment.token_ids), *first.open_ids)
@@ -257,7 +263,7 @@ async def test_rounds_feed_only_new_tokens(
 async def test_another_tokenizer_does_not_match(engine: TransformersEngine) -> None:
     proposal = replace(certainly(engine, (5,)), tokenizer="another")
     with pytest.raises(Mismatch, match="choose a strategy"):
-        await engine.verify(await prompt(engine), (), proposal, order())
+        await engine.verify(await prompt(engine), (), proposal, params())
 
 
 NOT_A_NUMBER = struct.pack("<f", float("nan"))
@@ -281,7 +287,7 @@ async def test_malformed_proposal_is_refused_by_field(
 ) -> None:
     proposal = replace(certainly(engine, token_ids), distributions=(distribution,))
     with pytest.raises(InvalidRequest) as refusal:
-        await engine.verify(await prompt(engine), (), proposal, order())
+        await engine.verify(await prompt(engine), (), proposal, params())
     assert refusal.value.parameter == field
     assert field in refusal.value.message
 
@@ -289,9 +295,9 @@ async def test_malformed_proposal_is_refused_by_field(
 async def test_open_tokens_that_leave_no_room_are_refused(engine: TransformersEngine) -> None:
     context, nothing = await prompt(engine), Proposal((), (), "", 0.0)
     for call in (
-        engine.verify(context, (10**6,), nothing, order()),
-        engine.verify(context, (5,) * 3, nothing, order(max_tokens=3)),
-        engine.propose(context, (10**6,), order(), 1),
+        engine.verify(context, (10**6,), nothing, params()),
+        engine.verify(context, (5,) * 3, nothing, params(max_tokens=3)),
+        engine.propose(context, (10**6,), params(), 1),
     ):
         with pytest.raises(InvalidRequest) as refusal:
             await call
@@ -301,7 +307,7 @@ async def test_open_tokens_that_leave_no_room_are_refused(engine: TransformersEn
 async def test_bundled_pair_writes_greedily_what_its_target_writes() -> None:
     draft = TransformersEngine.load(str(BUNDLED_PAIR / "draft"), writer=Writer.DRAFT, device="cpu")
     target = TransformersEngine.load(str(BUNDLED_PAIR / "target"), writer=Writer.TARGET, device="cpu")
-    what = WriteOrder(Sampling(0), max_segments=0, max_tokens=120, session="s")
+    what = GenerationParams(SamplingParams(0), max_segments=0, max_tokens=120, session="s")
     num_tokens = num_rounds_saved = 0
     for seed in SPLITS["tune"][200:203]:
         context = Context((await target.encode([Message("user", make_problem(seed).question)]),))

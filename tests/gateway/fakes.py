@@ -6,33 +6,33 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from semspec.core import (
+from semspec.decoding import Backends
+from semspec.errors import ContextTooLong, InvalidRequest, Unavailable
+from semspec.types import (
     STATE_CONVENTION,
     SURPRISAL_FEATURES,
+    ChoiceScores,
     Context,
     Distribution,
+    GeneratedSegment,
+    GenerationParams,
     Judgement,
     Message,
     ModelInfo,
     Piece,
     Proposal,
-    Reading,
-    Reply,
     Segment,
     Segmentation,
     SegmentEnd,
+    SegmentScore,
     States,
     Token,
     TokenLogprob,
-    Verified,
+    VerifiedTokens,
     VerifierInfo,
-    WriteOrder,
     Writer,
-    Written,
     uniform,
 )
-from semspec.decoding import Roles
-from semspec.errors import ContextTooLong, InvalidRequest, Unavailable
 
 TOKENIZER = "characters"
 NUM_SEGMENTS = 6
@@ -81,16 +81,16 @@ class FakeModel:
         self.prompts.append(text)
         return Piece(text, tuple(map(ord, text)), TOKENIZER)
 
-    async def write(self, context: Context, order: WriteOrder) -> AsyncGenerator[Written, None]:
+    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         self.num_writing += 1
         try:
-            first, room = len(context.pieces) - 1, order.max_tokens
-            last = min(NUM_SEGMENTS, first + order.max_segments) if order.max_segments else NUM_SEGMENTS
+            first, room = len(context.pieces) - 1, params.max_tokens
+            last = min(NUM_SEGMENTS, first + params.max_segments) if params.max_segments else NUM_SEGMENTS
             for index in range(first, last):
                 await self._hurdles(index)
-                segment = self._segment(index, order, room)
+                segment = self._segment(index, params, room)
                 room -= len(segment.token_ids)
-                yield Written(segment, self._states(), 1.0, self._logprobs(segment, order))
+                yield GeneratedSegment(segment, self._states(), 1.0, self._logprobs(segment, params))
                 if segment.end is not SegmentEnd.BOUNDARY:
                     return
         finally:
@@ -99,15 +99,17 @@ class FakeModel:
     async def tokenize(self, text: str) -> list[Token]:
         return [Token(ord(character), character, i, i + 1) for i, character in enumerate(text)]
 
-    async def read(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[Reading]:
+    async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
         self._answer()
         nothing = (0.0,) * (len(SURPRISAL_FEATURES) - 1)
         return [
-            Reading(self._states(), (float(index), *nothing), len(segment.token_ids), 1.0)
+            SegmentScore(self._states(), (float(index), *nothing), len(segment.token_ids), 1.0)
             for index, segment in enumerate(segments, len(context.pieces) - 1)
         ]
 
-    async def propose(self, context: Context, open_ids: Sequence[int], order: WriteOrder, num_tokens: int) -> Proposal:
+    async def propose(
+        self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
+    ) -> Proposal:
         """What the target begins its segments with, so that some tokens are kept and some are not."""
         self._answer()
         text = f"{Writer.TARGET} {len(context.pieces) - 1} says nothing."[len(open_ids) :] or "?"
@@ -116,12 +118,12 @@ class FakeModel:
         return Proposal(token_ids, tuple(certain), TOKENIZER, 0.0)
 
     async def verify(
-        self, context: Context, open_ids: Sequence[int], proposal: Proposal, order: WriteOrder
-    ) -> Verified:
+        self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
+    ) -> VerifiedTokens:
         """Keeps what it would have written itself, and adds a token."""
         self._answer()
-        whole = [self._segment(i, order, WINDOW) for i in range(len(context.pieces) - 1, NUM_SEGMENTS)]
-        own = [token for segment in whole for token in segment.token_ids][: order.max_tokens]
+        whole = [self._segment(i, params, WINDOW) for i in range(len(context.pieces) - 1, NUM_SEGMENTS)]
+        own = [token for segment in whole for token in segment.token_ids][: params.max_tokens]
         wanted = own[len(open_ids) :]
         pairs = zip(proposal.token_ids, wanted, strict=False)
         kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -129,24 +131,24 @@ class FakeModel:
         while whole and len(written) >= len(whole[0].token_ids):
             segments.append(whole.pop(0))
             written = written[len(segments[-1].token_ids) :]
-            if len(segments) == order.max_segments:
-                return Verified(tuple(segments), (), kept, 1.0)
+            if len(segments) == params.max_segments:
+                return VerifiedTokens(tuple(segments), (), kept, 1.0)
         if written and len(open_ids) + kept + 1 >= len(own):  # the budget
             text = "".join(map(chr, written))
             segments.append(Segment(text, tuple(written), TOKENIZER, self.writer, SegmentEnd.LENGTH))
             written = []
-        return Verified(tuple(segments), tuple(written), kept, 1.0)
+        return VerifiedTokens(tuple(segments), tuple(written), kept, 1.0)
 
-    async def ask(
+    async def score_choices(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
-    ) -> Reply:
+    ) -> ChoiceScores:
         """The likeliest digit says how many segments there are."""
         self._answer()
         likeliest = str(len(context.pieces) - 1)
-        return Reply(tuple(float(option == likeliest) for option in options), likeliest, 1.0)
+        return ChoiceScores(tuple(float(option == likeliest) for option in options), likeliest, 1.0)
 
-    def _segment(self, index: int, order: WriteOrder, room: int) -> Segment:
-        word = int(uniform(order.sampling.seed, "token", index) * 1e6)
+    def _segment(self, index: int, params: GenerationParams, room: int) -> Segment:
+        word = int(uniform(params.sampling.seed, "token", index) * 1e6)
         text = f"{self.writer} {index} says {word}."
         end = SegmentEnd.EOS if index == NUM_SEGMENTS - 1 else SegmentEnd.BOUNDARY
         text += "" if end is SegmentEnd.EOS else "\n\n"
@@ -154,11 +156,11 @@ class FakeModel:
             text, end = text[:room], SegmentEnd.LENGTH
         return Segment(text, tuple(map(ord, text)), TOKENIZER, self.writer, end)
 
-    def _logprobs(self, segment: Segment, order: WriteOrder) -> tuple[TokenLogprob, ...] | None:
-        if order.num_logprobs is None:
+    def _logprobs(self, segment: Segment, params: GenerationParams) -> tuple[TokenLogprob, ...] | None:
+        if params.num_logprobs is None:
             return None
         tokens = [TokenLogprob(token, chr(token).encode(), -0.5) for token in segment.token_ids]
-        return tuple(replace(token, alternatives=(token,) * order.num_logprobs) for token in tokens)
+        return tuple(replace(token, alternatives=(token,) * params.num_logprobs) for token in tokens)
 
     def _states(self) -> States:
         return States(bytes(16), (2, 2), self.model_info.fingerprint)
@@ -202,7 +204,7 @@ class FakeVerifier:
         return self.verifier_info
 
     async def judge(
-        self, draft_states: Sequence[States], readings: Sequence[Reading], probes: str = ""
+        self, draft_states: Sequence[States], readings: Sequence[SegmentScore], probes: str = ""
     ) -> list[Judgement]:
         self.asked_for.append(probes)
         if self.lost is not None:
@@ -224,8 +226,8 @@ class Fakes:
         return cls(FakeModel(Writer.DRAFT), FakeModel(Writer.TARGET), FakeVerifier())
 
     @property
-    def roles(self) -> Roles:
-        return Roles(self.drafter, self.target, self.verifier)
+    def backends(self) -> Backends:
+        return Backends(self.drafter, self.target, self.verifier)
 
     @property
     def num_writing(self) -> int:

@@ -150,7 +150,7 @@ def make_settings(**fields: Any) -> GatewaySettings:
 
 def make_readiness(fakes: Fakes) -> Readiness:
     settings = make_settings(redis_url="redis://127.0.0.1:1/0")  # nobody listens there
-    return Readiness(fakes.roles, settings, make_store(settings), Metrics())
+    return Readiness(fakes.backends, settings, make_store(settings), Metrics())
 
 
 def make_store(settings: GatewaySettings) -> Store:
@@ -159,7 +159,7 @@ def make_store(settings: GatewaySettings) -> Store:
 
 @asynccontextmanager
 async def running_gateway(settings: GatewaySettings, fakes: Fakes, ready: bool = True) -> AsyncIterator[Gateway]:
-    app = create_app(settings, fakes.roles, make_store(settings))
+    app = create_app(settings, fakes.backends, make_store(settings))
     config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5)
     server = _Server(config)
     listener = socket.socket(proto=socket.IPPROTO_TCP)  # else asyncio leaves Nagle's algorithm on

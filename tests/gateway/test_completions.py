@@ -9,8 +9,8 @@ import pytest
 from openai.types.chat import ChatCompletionChunk
 
 from gateway.generations.served import STRATEGIES
-from semspec.core import derive_seed
 from semspec.errors import Unavailable
+from semspec.types import derive_seed
 from tests.gateway.fakes import NUM_SEGMENTS, Fakes
 from tests.gateway.support import Gateway, GatewayFactory
 

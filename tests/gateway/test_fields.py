@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from semspec.core import OperatingPoint
+from semspec.types import OperatingPoint
 from tests.gateway.fakes import NUM_SEGMENTS, FakeModel, Fakes
 from tests.gateway.support import Gateway, GatewayFactory
 from tests.gateway.test_completions import MESSAGES, extra, stream_chat, text_of

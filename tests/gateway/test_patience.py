@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from gateway.generations.served import STRATEGIES
-from semspec.core import Strategy, Writer
 from semspec.errors import Overloaded, SemspecError, Unavailable
+from semspec.types import Strategy, Writer
 from tests.gateway.fakes import FakeModel, Fakes, FakeVerifier
 from tests.gateway.support import GENEROUS_S, Gateway, GatewayFactory, eventually
 from tests.gateway.test_resume import only_running

@@ -7,8 +7,8 @@ import pytest
 
 from gateway.generations.served import STRATEGIES, Served
 from gateway.readiness import describe, mismatch
-from semspec.core import Segmentation, Strategy
 from semspec.errors import Mismatch, Unavailable
+from semspec.types import Segmentation, Strategy
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import GatewayFactory, eventually, make_readiness, make_settings
 
@@ -174,7 +174,7 @@ async def test_strategy_the_pair_cannot_do_is_refused_with_the_reason(
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_whole_pair_can_do_every_strategy(strategy: Strategy) -> None:
-    assert served(Fakes.make()).obstacle(strategy) is None
+    assert served(Fakes.make()).unsupported_reason(strategy) is None
     assert mismatch(served(Fakes.make()), make_settings(default_strategy=strategy)) is None
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.generations.served import STRATEGIES
 from gateway.storage.journal import Journal
-from semspec.core import Strategy
+from semspec.types import Strategy
 from tests.gateway.fakes import NUM_SEGMENTS, Fakes
 from tests.gateway.support import Gateway, GatewayFactory, RedisServer, eventually
 

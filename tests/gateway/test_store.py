@@ -9,9 +9,9 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.storage.store import FIRST_FENCE, Store
-from semspec.core import Message
 from semspec.errors import Cancelled, Conflict, NotFound, Unavailable
 from semspec.stack.redis import servers
+from semspec.types import Message
 from tests.gateway.support import make_settings, redis_server
 
 TTL_S = 1000

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.generations.strictness import Expected, Setting, at_strictness
-from semspec.core import Acceptance, OperatingPoint
 from semspec.errors import InvalidRequest
 from semspec.stack import BUNDLED_PAIR
+from semspec.types import Acceptance, OperatingPoint
 
 SAMPLE = OperatingPoint(None, 0.83, 0.9, 0.004, 2.6)
 CURVE = (

@@ -1,7 +1,7 @@
 """Segments as streams of tokens."""
 
 from gateway.http.formats.tokens import TokenStream
-from semspec.core import Segment, SegmentEnd, SegmentRecord, TokenLogprob, Writer
+from semspec.types import Segment, SegmentEnd, SegmentRecord, TokenLogprob, Writer
 
 
 def record(*data: bytes, end: SegmentEnd = SegmentEnd.BOUNDARY) -> SegmentRecord:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.generations.transcript import Delta, Splitter, Transcript
+from gateway.generations.output_text import Delta, ReasoningParser, StopChecker
 
 LETTERS = st.text("ab</think>\n ", max_size=30)
 
@@ -16,42 +16,42 @@ def cut(text: str, places: list[int]) -> list[str]:
     return [text[start:end] for start, end in pairwise(edges)]
 
 
-def read(transcript: Transcript, parts: list[str]) -> Delta:
+def read(stop_checker: StopChecker, parts: list[str]) -> Delta:
     shown = Delta()
     for part in parts:
-        shown += transcript.add(part)
-    shown += transcript.close()
-    assert shown == transcript.seen
+        shown += stop_checker.add(part)
+    shown += stop_checker.close()
+    assert shown == stop_checker.seen
     return shown
 
 
 @given(LETTERS, st.lists(st.integers(0, 30)), st.lists(st.text("ab<", min_size=1, max_size=4), max_size=3))
 def test_parts_show_what_the_whole_shows(text: str, places: list[int], stops: list[str]) -> None:
     for prompt in ("", "<think>\n"):
-        whole, parts = (Transcript(stops, splitter=Splitter.after(prompt)) for _ in range(2))
+        whole, parts = (StopChecker(stops, reasoning_parser=ReasoningParser.after(prompt)) for _ in range(2))
         assert read(parts, cut(text, places)) == read(whole, [text])
         assert parts.stop == whole.stop
 
 
 @given(LETTERS, st.lists(st.text("ab<", min_size=1, max_size=4), min_size=1, max_size=3))
 def test_text_ends_at_the_first_stop(text: str, stops: list[str]) -> None:
-    transcript = Transcript(stops)
-    content = read(transcript, [text]).content
+    stop_checker = StopChecker(stops)
+    content = read(stop_checker, [text]).content
     places = [text.find(stop) for stop in stops if stop in text]
     assert content == (text[: min(places)] if places else text)
-    assert (transcript.stop is not None) == bool(places)
+    assert (stop_checker.stop is not None) == bool(places)
     if places:
-        assert text.startswith(transcript.stop or "", min(places))
+        assert text.startswith(stop_checker.stop or "", min(places))
 
 
 def test_nothing_follows_a_stop() -> None:
-    transcript = Transcript(["STOP"])
-    assert transcript.add("a ST") == Delta(content="a ")
-    assert transcript.add("OP b") == Delta() and transcript.add("c") == Delta() == transcript.close()
+    stop_checker = StopChecker(["STOP"])
+    assert stop_checker.add("a ST") == Delta(content="a ")
+    assert stop_checker.add("OP b") == Delta() and stop_checker.add("c") == Delta() == stop_checker.close()
 
 
 def test_stop_may_stay_in_the_text() -> None:
-    assert read(Transcript(["."], keep_stop=True), ["one.two"]).content == "one."
+    assert read(StopChecker(["."], keep_stop=True), ["one.two"]).content == "one."
 
 
 @pytest.mark.parametrize(
@@ -68,4 +68,4 @@ def test_stop_may_stay_in_the_text() -> None:
     ],
 )
 def test_reasoning_ends_at_its_mark(prompt: str, text: str, reasoning: str, content: str) -> None:
-    assert read(Transcript(splitter=Splitter.after(prompt)), list(text)) == Delta(reasoning, content)
+    assert read(StopChecker(reasoning_parser=ReasoningParser.after(prompt)), list(text)) == Delta(reasoning, content)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from semspec.core import SURPRISAL_FEATURES, Reading, Segmentation, States
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.features import FeatureSet, LayerSet, assemble, num_features
 from semspec.probes.probe import LEAST_PROBABILITY, Probe, ProbeCard, interpolate, load_probe, save_probe
 from semspec.probes.verifier import ProbeVerifier
+from semspec.types import SURPRISAL_FEATURES, Segmentation, SegmentScore, States
 
 SHAPE = (3, 4)
 SENTENCES = (Segmentation.SENTENCE,)
@@ -36,8 +36,8 @@ def states(fingerprint: str, value: float = 0.5, shape: tuple[int, int] = SHAPE)
     return States(struct.pack("<f", value) * (shape[0] * shape[1]), shape, fingerprint)
 
 
-def reading(fingerprint: str, value: float = 0.5) -> Reading:
-    return Reading(states(fingerprint, value), (0.1,) * len(SURPRISAL_FEATURES), 5, 1.0)
+def reading(fingerprint: str, value: float = 0.5) -> SegmentScore:
+    return SegmentScore(states(fingerprint, value), (0.1,) * len(SURPRISAL_FEATURES), 5, 1.0)
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from semspec.core import OperatingPoint
 from semspec.errors import Mismatch
 from semspec.probes.strictness import operating_points
 from semspec.probes.verifier import ProbeVerifier
 from semspec.stack import BUNDLED_PAIR
+from semspec.types import OperatingPoint
 from tests.probes.test_probe import card, save
 
 

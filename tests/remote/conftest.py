@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from semspec.core import Context, Sampling, WriteOrder, Writer, Written
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.stack import BUNDLED_PAIR
+from semspec.types import Context, GeneratedSegment, GenerationParams, SamplingParams, Writer
 from tests.remote.support import PROMPT, Local, collected
 
 
@@ -26,7 +26,7 @@ def context(local: Local) -> Context:
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def written(local: Local, context: Context) -> list[Written]:
+async def written(local: Local, context: Context) -> list[GeneratedSegment]:
     """What the engine itself writes, to the end."""
-    order = WriteOrder(Sampling(0.0), max_segments=0, max_tokens=300, want_states=True)
-    return await collected(local.engine.write(context, order))
+    params = GenerationParams(SamplingParams(0.0), max_segments=0, max_tokens=300, want_states=True)
+    return await collected(local.engine.generate(context, params))

@@ -4,20 +4,20 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
-from semspec.core import Sampling, Segment, WriteOrder, Writer, Written
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.remote.connecting import connect
 from semspec.remote.protocol import Api, Server
 from semspec.remote.writer import RemoteWriter
+from semspec.types import GeneratedSegment, GenerationParams, SamplingParams, Segment, Writer
 from tests.remote.servers import NAME, Script, serving
 
 PROMPT = (
     "Sara has books: 38. Day 1: Sara buys 9 books. Day 2: Sara reads. Day 3: Sara loses 6 books. "
     "How many books does Sara have now?\n\n<think>\n\n"
 )
-PARAGRAPH = WriteOrder(Sampling(0.6, 0.9, 5, seed=2**64 - 1))
-TO_THE_END = WriteOrder(Sampling(0.0), max_segments=0, max_tokens=300)
+PARAGRAPH = GenerationParams(SamplingParams(0.6, 0.9, 5, seed=2**64 - 1))
+TO_THE_END = GenerationParams(SamplingParams(0.0), max_segments=0, max_tokens=300)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Local:
     lm: CausalLM
     engine: TransformersEngine
 
-    def pieces(self, written: list[Written]) -> list[str]:
+    def pieces(self, written: list[GeneratedSegment]) -> list[str]:
         """What a server that runs the model streams: one token a piece."""
         ids = [token for one in written for token in one.segment.token_ids]
         return [self.lm.token_text(token) for token in ids if token not in self.lm.eos_ids]
@@ -43,10 +43,10 @@ class Local:
                 await client.aclose()
 
 
-async def collected(stream: AsyncGenerator[Written, None]) -> list[Written]:
+async def collected(stream: AsyncGenerator[GeneratedSegment, None]) -> list[GeneratedSegment]:
     async with aclosing(stream) as segments:
         return [written async for written in segments]
 
 
-def segments(written: list[Written]) -> list[Segment]:
+def segments(written: list[GeneratedSegment]) -> list[Segment]:
     return [one.segment for one in written]

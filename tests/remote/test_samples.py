@@ -5,9 +5,9 @@ from typing import get_args
 
 import pytest
 
-from semspec.core import Context, Sampling, Segment, SegmentEnd, Writer
 from semspec.errors import Unavailable
 from semspec.remote.protocol import Api
+from semspec.types import Context, SamplingParams, Segment, SegmentEnd, Writer
 from tests.remote.servers import Script, serving
 from tests.remote.support import Local
 from training.config import ServerSampler
@@ -21,8 +21,8 @@ STEP = "On day 1, Sara gets 9 extra books."
 async def sampled(local: Local, context: Context, api: Api, script: Script, seeds: list[int]) -> list[Segment]:
     async with serving(api, script) as url:
         config = ServerSampler(backend=api, base_url=url, model="m", concurrency=2, max_retries=0)
-        writer = ServerWriter(config, Writer.DRAFT, WritingRecipe(Sampling(0.8)), local.lm)
-        return await asyncio.to_thread(writer.write, context, seeds)
+        writer = ServerWriter(config, Writer.DRAFT, WritingRecipe(SamplingParams(0.8)), local.lm)
+        return await asyncio.to_thread(writer.generate, context, seeds)
 
 
 async def test_each_seed_is_a_request_that_is_left_at_the_boundary(local: Local, context: Context, api: Api) -> None:

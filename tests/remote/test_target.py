@@ -13,8 +13,7 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from semspec.core import Context, Writer, Written
-from semspec.decoding import Roles
+from semspec.decoding import Backends
 from semspec.engine.protocol import Engine
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch, Unavailable
@@ -22,6 +21,7 @@ from semspec.probes.verifier import ProbeVerifier
 from semspec.remote.protocol import Api
 from semspec.settings import load_settings
 from semspec.stack import BUNDLED_PAIR
+from semspec.types import Context, GeneratedSegment, Writer
 from services.target.__main__ import load
 from services.target.settings import TargetSettings
 from tests.gateway.fakes import Fakes
@@ -85,7 +85,7 @@ async def test_server_that_is_away_is_named_by_each_call(context: Context, api: 
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
         async with target(writer_url=url, writer_api=api, writer_model="m") as engine:
             with pytest.raises(Unavailable, match=rf"{url} does not write segments: .*SEMSPEC_TARGET_WRITER_URL"):
-                await collected(engine.write(context, PARAGRAPH))
+                await collected(engine.generate(context, PARAGRAPH))
             assert (await engine.info()).fingerprint and [one.text for one in await engine.tokenize("On day 1")]
 
 
@@ -93,7 +93,7 @@ async def test_server_that_is_away_is_named_by_each_call(context: Context, api: 
 class Pair:
     """The models of a gateway, in its own process."""
 
-    roles: Roles
+    backends: Backends
 
 
 @asynccontextmanager
@@ -102,7 +102,7 @@ async def gateway(local: Local, folder: Path) -> AsyncIterator[str]:
     draft = TransformersEngine.load(str(BUNDLED_PAIR / "draft"), writer=Writer.DRAFT, device="cpu")
     probes = BUNDLED_PAIR / "probes"
     verifier = ProbeVerifier.load(probes / "draft.safetensors", probes / "target.safetensors")
-    pair = Pair(Roles(draft, local.engine, verifier))
+    pair = Pair(Backends(draft, local.engine, verifier))
     with redis_server(folder) as redis:
         settings = make_settings(redis_url=redis.url, default_strategy="target", auth="none")
         async with running_gateway(settings, cast(Fakes, pair)) as running:
@@ -112,7 +112,7 @@ async def gateway(local: Local, folder: Path) -> AsyncIterator[str]:
 
 @pytest.mark.parametrize("api", get_args(Api))
 async def test_greedy_text_of_a_real_server_is_the_engines_own(
-    local: Local, context: Context, written: list[Written], tmp_path: Path, api: Api
+    local: Local, context: Context, written: list[GeneratedSegment], tmp_path: Path, api: Api
 ) -> None:
     own = segments(written)
     async with gateway(local, tmp_path) as url, httpx.AsyncClient() as http:
@@ -120,8 +120,8 @@ async def test_greedy_text_of_a_real_server_is_the_engines_own(
             pytest.skip("the gateway does not speak TGI's API")
         url = url if api == "tgi" else f"{url}/v1"
         async with target(writer_url=url, writer_api=api, writer_model="semspec-demo:target") as engine:
-            served = segments(await collected(engine.write(context, TO_THE_END)))
+            served = segments(await collected(engine.generate(context, TO_THE_END)))
             after = context.extended(*own[:1])
-            [second] = segments(await collected(engine.write(after, replace(TO_THE_END, max_segments=1))))
+            [second] = segments(await collected(engine.generate(after, replace(TO_THE_END, max_segments=1))))
     assert served == own
     assert second == own[1]

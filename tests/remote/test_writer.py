@@ -8,11 +8,11 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from semspec.core import Context, Sampling, Segmentation, SegmentEnd, WriteOrder, Written
 from semspec.decoding.protocols import Target
 from semspec.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Mismatch, Overloaded, Unavailable
 from semspec.remote.connecting import connect
 from semspec.remote.protocol import Api, Completion, Server
+from semspec.types import Context, GeneratedSegment, GenerationParams, SamplingParams, Segmentation, SegmentEnd
 from tests.remote.servers import NAME, Json, Script, serving
 from tests.remote.support import PARAGRAPH, PROMPT, TO_THE_END, Local, collected, segments
 
@@ -24,12 +24,12 @@ STEP = "On day 1, Sara gets 9 extra books, hence the number comes to 38 + 9 = 47
 
 @every_api
 async def test_segments_and_states_are_those_of_the_engine(
-    local: Local, context: Context, written: list[Written], api: Api
+    local: Local, context: Context, written: list[GeneratedSegment], api: Api
 ) -> None:
     script = Script(local.pieces(written))
     async with local.written_by(api, script) as remote:
         target: Target = remote
-        served = await collected(target.write(context, replace(TO_THE_END, want_states=True)))
+        served = await collected(target.generate(context, replace(TO_THE_END, want_states=True)))
     assert segments(served) == segments(written)
     assert len(written) > 2 and written[-1].segment.end is SegmentEnd.EOS
     for one, other in zip(served, written, strict=True):
@@ -41,29 +41,29 @@ async def test_segments_and_states_are_those_of_the_engine(
 @every_api
 @pytest.mark.parametrize("size", [1, 5, 10_000])
 async def test_segments_do_not_depend_on_how_the_text_is_streamed(
-    local: Local, context: Context, written: list[Written], api: Api, size: int
+    local: Local, context: Context, written: list[GeneratedSegment], api: Api, size: int
 ) -> None:
     text = "".join(local.pieces(written))
     script = Script([text[start : start + size] for start in range(0, len(text), size)])
     async with local.written_by(api, script) as remote:
-        served = await collected(remote.write(context, TO_THE_END))
+        served = await collected(remote.generate(context, TO_THE_END))
     assert segments(served) == segments(written)
 
 
 async def test_sentences_end_as_the_engine_ends_them(local: Local, context: Context) -> None:
-    order = replace(TO_THE_END, segmentation=Segmentation.SENTENCE)
-    own = await collected(local.engine.write(context, order))
+    params = replace(TO_THE_END, segmentation=Segmentation.SENTENCE)
+    own = await collected(local.engine.generate(context, params))
     async with local.written_by("tgi", Script(local.pieces(own))) as remote:
-        assert segments(await collected(remote.write(context, order))) == segments(own)
+        assert segments(await collected(remote.generate(context, params))) == segments(own)
 
 
 @every_api
 async def test_one_paragraph_is_asked_for_with_what_draws_it(
-    local: Local, context: Context, written: list[Written], api: Api
+    local: Local, context: Context, written: list[GeneratedSegment], api: Api
 ) -> None:
     script = Script(local.pieces(written), stalls=api == "openai")
     async with local.written_by(api, script) as remote:
-        served = await collected(remote.write(context, PARAGRAPH))
+        served = await collected(remote.generate(context, PARAGRAPH))
         if api == "openai":  # which is not told where to stop
             await asyncio.wait_for(script.hung_up.wait(), 5)
     assert segments(served) == segments(written)[:1]
@@ -78,13 +78,13 @@ async def test_one_paragraph_is_asked_for_with_what_draws_it(
 
 
 async def test_request_has_a_seed_of_its_own_that_repeats(
-    local: Local, context: Context, written: list[Written]
+    local: Local, context: Context, written: list[GeneratedSegment]
 ) -> None:
     script = Script([STEP])
     async with local.written_by("tgi", script) as remote:
         for one in (context, context.extended(*segments(written)[:1]), context):
-            await collected(remote.write(one, PARAGRAPH))
-        await collected(remote.write(context, replace(PARAGRAPH, sampling=Sampling(0.6, seed=1))))
+            await collected(remote.generate(one, PARAGRAPH))
+        await collected(remote.generate(context, replace(PARAGRAPH, sampling=SamplingParams(0.6, seed=1))))
     first, second, again, other = (body["parameters"]["seed"] for body in script.seen)
     assert first == again and len({first, second, other}) == 3
     assert all(0 <= seed < 2**63 for seed in (first, second, other))
@@ -98,7 +98,7 @@ async def test_token_of_the_hub_is_kept_from_the_server(
     script = Script([STEP])
     async with serving(api, script) as url, aclosing(connect(Server(api, url, NAME))) as client:
         assert await client.served() == [NAME]
-        async with aclosing(client.stream(Completion(PROMPT, Sampling(), 9))) as deltas:
+        async with aclosing(client.stream(Completion(PROMPT, SamplingParams(), 9))) as deltas:
             assert (await anext(deltas)).text == STEP
     assert len(script.headers) == 2 and "hf_of_someone" not in "".join(script.headers)
 
@@ -106,20 +106,20 @@ async def test_token_of_the_hub_is_kept_from_the_server(
 async def test_greedy_tgi_is_not_told_of_filters(local: Local, context: Context) -> None:
     script = Script([STEP])
     async with local.written_by("tgi", script) as remote:
-        await collected(remote.write(context, WriteOrder(Sampling(0.0, 0.9, 5))))
+        await collected(remote.generate(context, GenerationParams(SamplingParams(0.0, 0.9, 5))))
     assert script.seen[0]["parameters"].keys().isdisjoint({"temperature", "top_p", "top_k"})
 
 
 async def test_stop_that_is_kept_back_is_put_back(local: Local, context: Context) -> None:
     async with local.written_by("tgi", Script([STEP, "\n\n", "On"], keeps_stop=False)) as remote:
-        [served] = await collected(remote.write(context, PARAGRAPH))
+        [served] = await collected(remote.generate(context, PARAGRAPH))
     assert (served.segment.text, served.segment.end) == (f"{STEP}\n\n", SegmentEnd.BOUNDARY)
 
 
 async def test_stop_before_the_first_word_does_not_end_a_paragraph(local: Local, context: Context) -> None:
     script = Script(["\n\n", STEP, "\n\n", "On"])
     async with local.written_by("tgi", script) as remote:
-        [served] = await collected(remote.write(context, PARAGRAPH))
+        [served] = await collected(remote.generate(context, PARAGRAPH))
     assert (served.segment.text, served.segment.end) == (f"\n\n{STEP}\n\n", SegmentEnd.BOUNDARY)
     assert [body["inputs"] for body in script.seen] == [PROMPT, f"{PROMPT}\n\n"]
 
@@ -127,7 +127,7 @@ async def test_stop_before_the_first_word_does_not_end_a_paragraph(local: Local,
 @every_api
 async def test_end_without_a_word_is_a_segment(local: Local, context: Context, api: Api) -> None:
     async with local.written_by(api, Script([])) as remote:
-        [served] = await collected(remote.write(context, PARAGRAPH))
+        [served] = await collected(remote.generate(context, PARAGRAPH))
     assert (served.segment.text, served.segment.token_ids) == ("", (min(local.lm.eos_ids),))
     assert served.segment.end is SegmentEnd.EOS
 
@@ -136,7 +136,7 @@ async def test_end_without_a_word_is_a_segment(local: Local, context: Context, a
 async def test_budget_ends_a_segment(local: Local, context: Context, api: Api) -> None:
     script = Script([STEP[:40]], end="length")
     async with local.written_by(api, script) as remote:
-        [served] = await collected(remote.write(context, replace(PARAGRAPH, max_tokens=20)))
+        [served] = await collected(remote.generate(context, replace(PARAGRAPH, max_tokens=20)))
     assert (served.segment.text, served.segment.end) == (STEP[:40], SegmentEnd.LENGTH)
     body = script.seen[0]
     assert (body["parameters"]["max_new_tokens"] if api == "tgi" else body["max_tokens"]) == 20
@@ -145,9 +145,9 @@ async def test_budget_ends_a_segment(local: Local, context: Context, api: Api) -
 @pytest.mark.parametrize("size", [3, 10_000])
 async def test_segment_without_a_boundary_is_cut_between_tokens(local: Local, context: Context, size: int) -> None:
     pieces = [STEP[start : start + size] for start in range(0, len(STEP), size)]
-    order = replace(TO_THE_END, max_segment_tokens=6)
+    params = replace(TO_THE_END, max_segment_tokens=6)
     async with local.written_by("tgi", Script([*pieces, "\n\n"])) as remote:
-        served = segments(await collected(remote.write(context, order)))
+        served = segments(await collected(remote.generate(context, params)))
     assert "".join(one.text for one in served) == f"{STEP}\n\n"
     assert [len(one.token_ids) for one in served[:3]] == [6, 6, 6]
     assert {one.end for one in served[:3]} == {SegmentEnd.LENGTH} and served[-1].end is SegmentEnd.EOS
@@ -157,7 +157,7 @@ async def test_segment_without_a_boundary_is_cut_between_tokens(local: Local, co
 
 async def test_tokens_beyond_the_budget_are_left_out(local: Local, context: Context) -> None:
     async with local.written_by("tgi", Script([STEP, "\n\n"])) as remote:
-        served = segments(await collected(remote.write(context, replace(TO_THE_END, max_tokens=8))))
+        served = segments(await collected(remote.generate(context, replace(TO_THE_END, max_tokens=8))))
     assert sum(len(one.token_ids) for one in served) == 8
     assert served[-1].end is SegmentEnd.LENGTH
 
@@ -166,7 +166,7 @@ async def test_tokens_beyond_the_budget_are_left_out(local: Local, context: Cont
 async def test_leaving_hangs_up(local: Local, context: Context, api: Api) -> None:
     script = Script([STEP, "\n\n", STEP], stalls=True)
     async with local.written_by(api, script) as remote:
-        async with aclosing(remote.write(context, TO_THE_END)) as stream:
+        async with aclosing(remote.generate(context, TO_THE_END)) as stream:
             assert (await anext(stream)).segment.text == f"{STEP}\n\n"
             assert not script.hung_up.is_set()
         await asyncio.wait_for(script.hung_up.wait(), 5)
@@ -176,7 +176,7 @@ async def test_leaving_hangs_up(local: Local, context: Context, api: Api) -> Non
 async def test_cancelled_wait_hangs_up(local: Local, context: Context, api: Api) -> None:
     script = Script([STEP], stalls=True)
     async with local.written_by(api, script) as remote:
-        task = asyncio.create_task(collected(remote.write(context, TO_THE_END)))
+        task = asyncio.create_task(collected(remote.generate(context, TO_THE_END)))
         while not script.seen:
             await asyncio.sleep(0.01)
         task.cancel()
@@ -190,7 +190,7 @@ async def test_stalled_stream_is_given_up_despite_signs_of_life(local: Local, co
     script = Script([STEP], stalls=True)
     async with local.written_by(api, script, timeout_s=0.5) as remote:
         with pytest.raises(DeadlineExceeded, match=r"nothing came for 0\.5 s; check this and that"):
-            await collected(remote.write(context, TO_THE_END))
+            await collected(remote.generate(context, TO_THE_END))
         await asyncio.wait_for(script.hung_up.wait(), 5)
 
 
@@ -217,7 +217,7 @@ async def test_refusal_is_told_in_the_servers_words(
         refusal = {"error": "these words"} | ({"error_type": error_type} if known else {})
     async with local.written_by(api, Script([], refusal=(status, refusal))) as remote:
         with pytest.raises(error, match=r"does not write segments: .*these words.*; (check this|retry later)"):
-            await collected(remote.write(context, PARAGRAPH))
+            await collected(remote.generate(context, PARAGRAPH))
 
 
 @every_api
@@ -227,7 +227,7 @@ async def test_error_within_a_stream_comes_after_its_segments(local: Local, cont
     received = []
     async with local.written_by(api, Script([STEP, "\n\n"], late_error=told)) as remote:
         with pytest.raises(Unavailable, match="out of memory"):
-            async for one in remote.write(context, TO_THE_END):
+            async for one in remote.generate(context, TO_THE_END):
                 received.append(one.segment.text)
     assert received == [f"{STEP}\n\n"]
 
@@ -236,7 +236,7 @@ async def test_error_within_a_stream_comes_after_its_segments(local: Local, cont
 async def test_stream_that_breaks_off_is_no_end(local: Local, context: Context, api: Api) -> None:
     async with local.written_by(api, Script([STEP], end=None)) as remote:
         with pytest.raises(Unavailable, match="broke off"):
-            await collected(remote.write(context, TO_THE_END))
+            await collected(remote.generate(context, TO_THE_END))
 
 
 async def test_orders_it_cannot_fulfil_are_refused_before_the_server_is_asked(local: Local, context: Context) -> None:
@@ -244,7 +244,7 @@ async def test_orders_it_cannot_fulfil_are_refused_before_the_server_is_asked(lo
     long = Context((replace(context.pieces[0], token_ids=(9,) * local.lm.info.max_context_tokens),))
     async with local.written_by("tgi", script) as remote:
         with pytest.raises(InvalidRequest, match="leave them out") as caught:
-            await collected(remote.write(context, replace(PARAGRAPH, num_logprobs=0)))
+            await collected(remote.generate(context, replace(PARAGRAPH, num_logprobs=0)))
         with pytest.raises(ContextTooLong, match="shorten the context"):
-            await collected(remote.write(long, PARAGRAPH))
+            await collected(remote.generate(long, PARAGRAPH))
     assert caught.value.parameter == "logprobs" and script.seen == []

@@ -7,34 +7,34 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from semspec.core import (
+from semspec.errors import InvalidRequest
+from semspec.rpc.server import Service, ServiceServer
+from semspec.settings import ServiceSettings
+from semspec.types import (
     STATE_CONVENTION,
     SURPRISAL_FEATURES,
+    ChoiceScores,
     Context,
     Distribution,
+    GeneratedSegment,
+    GenerationParams,
     Judgement,
     Message,
     ModelInfo,
     Piece,
     Proposal,
-    Reading,
-    Reply,
-    Sampling,
+    SamplingParams,
     Segment,
     Segmentation,
     SegmentEnd,
+    SegmentScore,
     States,
     Token,
     TokenLogprob,
-    Verified,
+    VerifiedTokens,
     VerifierInfo,
-    WriteOrder,
     Writer,
-    Written,
 )
-from semspec.errors import InvalidRequest
-from semspec.rpc.server import Service, ServiceServer
-from semspec.settings import ServiceSettings
 
 B = TypeVar("B")
 
@@ -43,7 +43,7 @@ SURPRISAL = tuple(float(i) / 4 for i in range(len(SURPRISAL_FEATURES)))
 CONTEXT = Context((Piece("How many?", (1, 2, 3), "tokens-1"),))
 SEGMENT = Segment("Two.\n\n", (4, 5), "tokens-1", Writer.DRAFT, SegmentEnd.BOUNDARY)
 LOGPROBS = (TokenLogprob(4, b"Two", -0.1, (TokenLogprob(4, b"Two", -0.1),)), TokenLogprob(5, b".\n\n", -1e-300))
-ORDER = WriteOrder(Sampling(seed=2**64 - 1), max_segments=3, want_states=True)
+ORDER = GenerationParams(SamplingParams(seed=2**64 - 1), max_segments=3, want_states=True)
 HALVES = Distribution(struct.pack("<2I", 5, 2**32 - 1), struct.pack("<2f", 0.5, 0.5))
 PROPOSAL = Proposal((5, 2**32 - 1), (HALVES, HALVES), "tokens-1", 0.5)
 
@@ -64,18 +64,18 @@ class FakeEngine:
         self._fail()
         return ModelInfo("fake", "weights-1", "tokens-1", 2, 2, 4096, build="test")
 
-    async def write(self, context: Context, order: WriteOrder) -> AsyncGenerator[Written, None]:
+    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         self._fail()
         try:
-            for index in range(order.max_segments):
+            for index in range(params.max_segments):
                 for _ in range(self.num_steps_per_segment):
                     self.num_steps += 1
                     await asyncio.sleep(self.step_s)
                     self._fail()
-                text = f"{len(context.pieces)}:{index}:{order.sampling.temperature}\n\n"
+                text = f"{len(context.pieces)}:{index}:{params.sampling.temperature}\n\n"
                 segment = Segment(text, (7, index), "tokens-1", Writer.DRAFT, SegmentEnd.BOUNDARY)
-                logprobs = None if order.num_logprobs is None else LOGPROBS
-                yield Written(segment, STATES if order.want_states else None, 1.5, logprobs)
+                logprobs = None if params.num_logprobs is None else LOGPROBS
+                yield GeneratedSegment(segment, STATES if params.want_states else None, 1.5, logprobs)
         finally:
             self.closed.set()
 
@@ -89,37 +89,39 @@ class FakeEngine:
         self._fail()
         return [Token(ord(character), character, place, place + 1) for place, character in enumerate(text)]
 
-    async def read(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[Reading]:
+    async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
         self._fail()
         await asyncio.sleep(self.step_s)
-        return [Reading(STATES, SURPRISAL, len(segment.token_ids), 2.5) for segment in segments]
+        return [SegmentScore(STATES, SURPRISAL, len(segment.token_ids), 2.5) for segment in segments]
 
-    async def propose(self, context: Context, open_ids: Sequence[int], order: WriteOrder, num_tokens: int) -> Proposal:
+    async def propose(
+        self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
+    ) -> Proposal:
         """`num_tokens` times the last open token."""
         self._fail()
         await asyncio.sleep(self.step_s)
-        token = open_ids[-1] if open_ids else len(order.session)
+        token = open_ids[-1] if open_ids else len(params.session)
         one = Distribution(struct.pack("<I", token), struct.pack("<f", 1.0))
         return Proposal((token,) * num_tokens, (one,) * num_tokens, "tokens-1", 0.5)
 
     async def verify(
-        self, context: Context, open_ids: Sequence[int], proposal: Proposal, order: WriteOrder
-    ) -> Verified:
+        self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
+    ) -> VerifiedTokens:
         """Keeps every proposed token but the last, and ends a segment after the first."""
         self._fail()
         await asyncio.sleep(self.step_s)
         kept = (*open_ids, *proposal.token_ids[:-1])
-        text = f"{order.segmentation} {order.max_tokens} {order.max_segment_tokens} {order.max_segments}"
+        text = f"{params.segmentation} {params.max_tokens} {params.max_segment_tokens} {params.max_segments}"
         segment = Segment(text, kept[:1], "tokens-1", Writer.TARGET, SegmentEnd.BOUNDARY)
-        return Verified((segment,), kept[1:], max(len(proposal.token_ids) - 1, 0), 0.25)
+        return VerifiedTokens((segment,), kept[1:], max(len(proposal.token_ids) - 1, 0), 0.25)
 
-    async def ask(
+    async def score_choices(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
-    ) -> Reply:
+    ) -> ChoiceScores:
         """Equal shares, and all it was asked."""
         self._fail()
         await asyncio.sleep(self.step_s)
-        return Reply((1 / len(options),) * len(options), f"{question}|{prefill}|{session}", 0.75)
+        return ChoiceScores((1 / len(options),) * len(options), f"{question}|{prefill}|{session}", 0.75)
 
     async def aclose(self) -> None:
         self.freed = True
@@ -140,7 +142,7 @@ class FakeVerifier:
         return VerifierInfo("weights-1", "weights-2", STATE_CONVENTION, segmentations, *digests, "test", ("other",))
 
     async def judge(
-        self, draft_states: Sequence[States], readings: Sequence[Reading], probes: str = ""
+        self, draft_states: Sequence[States], readings: Sequence[SegmentScore], probes: str = ""
     ) -> list[Judgement]:
         if probes not in ("", "other"):
             raise InvalidRequest(f"no probes {probes!r}", "probes")

@@ -6,13 +6,23 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
-from semspec.core import Context, ModelInfo, Piece, Reading, Sampling, Segment, WriteOrder, Writer, Written
 from semspec.engine.protocol import Engine
 from semspec.rpc.pool import PooledTarget, PoolOptions
 from semspec.rpc.pool.choice import weight
 from semspec.rpc.server import Service, ServiceServer
 from semspec.rpc.servicers import target_service
 from semspec.settings import ServiceSettings
+from semspec.types import (
+    Context,
+    GeneratedSegment,
+    GenerationParams,
+    ModelInfo,
+    Piece,
+    SamplingParams,
+    Segment,
+    SegmentScore,
+    Writer,
+)
 from tests.fakes import FakeModel
 from tests.rpc.fakes import FakeEngine, serving
 
@@ -21,7 +31,7 @@ GENEROUS_S = 60.0
 IMPATIENT = PoolOptions(resolve_s=0.05, health_interval_s=0.05, health_timeout_s=1.0)
 LENIENT = replace(IMPATIENT, health_timeout_s=GENEROUS_S)
 PROMPT = Context((Piece("How many?", tuple(b"How many?"), "bytes"),))
-NOVEL = WriteOrder(Sampling(seed=7), max_segments=0, session="s")
+NOVEL = GenerationParams(SamplingParams(seed=7), max_segments=0, session="s")
 """Six segments by `FakeModel`."""
 
 
@@ -48,7 +58,7 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def collected(stream: AsyncGenerator[Written, None]) -> list[Segment]:
+async def collected(stream: AsyncGenerator[GeneratedSegment, None]) -> list[Segment]:
     async with aclosing(stream) as segments:
         return [written.segment async for written in segments]
 
@@ -74,11 +84,11 @@ class Counting(FakeEngine):
     def _fail(self) -> None:
         pass
 
-    async def read(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[Reading]:
+    async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
         self.num_read += 1
         if self.error:
             raise self.error
-        return await super().read(context, segments, session)
+        return await super().score(context, segments, session)
 
 
 class Newcomer(FakeModel):

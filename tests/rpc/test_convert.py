@@ -8,29 +8,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semspec.core import (
+from semspec.errors import InvalidRequest, Mismatch
+from semspec.rpc import convert
+from semspec.types import (
     SURPRISAL_FEATURES,
     Context,
+    GeneratedSegment,
+    GenerationParams,
     Judgement,
     Message,
     ModelInfo,
     OperatingPoint,
     Piece,
-    Reading,
-    Sampling,
+    SamplingParams,
     Segment,
     Segmentation,
     SegmentEnd,
+    SegmentScore,
     States,
     Token,
     TokenLogprob,
     VerifierInfo,
-    WriteOrder,
     Writer,
-    Written,
 )
-from semspec.errors import InvalidRequest, Mismatch
-from semspec.rpc import convert
 from semspec.v1 import target_pb2, types_pb2, verifier_pb2
 from tests.rpc.fakes import CONTEXT, LOGPROBS, ORDER, SEGMENT, STATES, SURPRISAL
 
@@ -39,7 +39,7 @@ POINTS = (
     OperatingPoint(0.5, 0.8, None, 0.0, None),
     OperatingPoint(None, 0.7, 0.9, None, 0.0),
 )
-READING = Reading(STATES, SURPRISAL, 5, 0.0)
+READING = SegmentScore(STATES, SURPRISAL, 5, 0.0)
 
 uint32 = st.integers(0, 2**32 - 1)
 single = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -51,14 +51,14 @@ segments = st.builds(
 )
 contexts = st.builds(Context, st.lists(prompts | segments, min_size=1).map(tuple))
 samplings = st.builds(
-    Sampling,
+    SamplingParams,
     st.floats(0, 1e9),
     st.floats(0, 1, exclude_min=True),
     uint32,
     st.integers(0, 2**64 - 1),
 )
 orders = st.builds(
-    WriteOrder,
+    GenerationParams,
     samplings,
     st.sampled_from(Segmentation),
     uint32,
@@ -81,13 +81,13 @@ token_logprobs = st.builds(TokenLogprob, uint32, st.binary(), log_probabilities,
 
 
 @given(contexts, orders)
-def test_write_request_survives_the_wire(context: Context, order: WriteOrder) -> None:
-    sent = convert.write_request_to_wire(context, order).SerializeToString()
-    assert convert.write_request_from_wire(types_pb2.WriteRequest.FromString(sent)) == (context, order)
+def test_write_request_survives_the_wire(context: Context, params: GenerationParams) -> None:
+    sent = convert.write_request_to_wire(context, params).SerializeToString()
+    assert convert.write_request_from_wire(types_pb2.WriteRequest.FromString(sent)) == (context, params)
 
 
-@given(st.builds(Written, segments, st.none() | states, single), st.data())
-def test_written_survives_the_wire(written: Written, data: st.DataObject) -> None:
+@given(st.builds(GeneratedSegment, segments, st.none() | states, single), st.data())
+def test_written_survives_the_wire(written: GeneratedSegment, data: st.DataObject) -> None:
     num_tokens = len(written.segment.token_ids)
     if num_tokens:  # a segment that a model wrote always has some
         logprobs = st.lists(token_logprobs, min_size=num_tokens, max_size=num_tokens).map(tuple)
@@ -102,14 +102,14 @@ def test_read_request_survives_the_wire(context: Context, read: list[Segment], s
     assert convert.read_request_from_wire(target_pb2.ReadRequest.FromString(sent)) == (context, read, session)
 
 
-@given(st.lists(st.builds(Reading, states, surprisals, uint32, st.just(2.5))))
-def test_readings_survive_the_wire(readings: list[Reading]) -> None:
+@given(st.lists(st.builds(SegmentScore, states, surprisals, uint32, st.just(2.5))))
+def test_readings_survive_the_wire(readings: list[SegmentScore]) -> None:
     sent = convert.read_response_to_wire(readings).SerializeToString()
     assert convert.read_response_from_wire(target_pb2.ReadResponse.FromString(sent)) == readings
 
 
-@given(st.lists(st.tuples(states, st.builds(Reading, states, surprisals, uint32, st.just(0.0))), min_size=1), text)
-def test_judge_request_survives_the_wire(pairs: list[tuple[States, Reading]], probes: str) -> None:
+@given(st.lists(st.tuples(states, st.builds(SegmentScore, states, surprisals, uint32, st.just(0.0))), min_size=1), text)
+def test_judge_request_survives_the_wire(pairs: list[tuple[States, SegmentScore]], probes: str) -> None:
     drafted, readings = [one for one, _ in pairs], [other for _, other in pairs]
     sent = convert.judge_request_to_wire(drafted, readings, probes).SerializeToString()
     assert convert.judge_request_from_wire(verifier_pb2.JudgeRequest.FromString(sent)) == (drafted, readings, probes)
@@ -268,7 +268,7 @@ def test_judgement_that_is_no_probability_is_refused(value: float) -> None:
 def test_logprobs_that_cannot_be_are_refused_by_field(
     spoil: Callable[[types_pb2.WriteResponse], object], field: str
 ) -> None:
-    message = convert.written_to_wire(Written(SEGMENT, None, 1.0, LOGPROBS))
+    message = convert.written_to_wire(GeneratedSegment(SEGMENT, None, 1.0, LOGPROBS))
     spoil(message)
     with pytest.raises(InvalidRequest) as refusal:
         convert.written_from_wire(message)

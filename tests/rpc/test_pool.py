@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from semspec.core import Reading, Writer
 from semspec.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded, SemspecError, Unavailable
 from semspec.rpc.clients import ClientOptions
 from semspec.rpc.pool import PooledDrafter, PooledTarget, PooledVerifier, replica
 from semspec.rpc.pool.choice import weight
 from semspec.rpc.servicers import draft_service, target_service, verifier_service
+from semspec.types import SegmentScore, Writer
 from tests.chaos.proxy import PASSING, Link, listening
 from tests.fakes import FakeModel
 from tests.rpc.fakes import CONTEXT, ORDER, PROPOSAL, SEGMENT, STATES, SURPRISAL, FakeEngine, FakeVerifier, serving
@@ -38,11 +38,13 @@ async def test_pool_of_one_answers_as_the_engine_does() -> None:
         assert await target.info() == await engine.info()
         assert await target.encode("plain") == await engine.encode("plain")
         assert await target.tokenize("abc") == await engine.tokenize("abc")
-        assert await target.read(CONTEXT, [SEGMENT], "s") == await engine.read(CONTEXT, [SEGMENT], "s")
+        assert await target.score(CONTEXT, [SEGMENT], "s") == await engine.score(CONTEXT, [SEGMENT], "s")
         assert await target.propose(CONTEXT, [5], ORDER, 2) == await engine.propose(CONTEXT, [5], ORDER, 2)
         assert await target.verify(CONTEXT, [5], PROPOSAL, ORDER) == await engine.verify(CONTEXT, [5], PROPOSAL, ORDER)
-        assert await target.ask(CONTEXT, "?", "", ["1", "2"]) == await engine.ask(CONTEXT, "?", "", ["1", "2"])
-        assert await collected(target.write(CONTEXT, ORDER)) == await collected(engine.write(CONTEXT, ORDER))
+        assert await target.score_choices(CONTEXT, "?", "", ["1", "2"]) == await engine.score_choices(
+            CONTEXT, "?", "", ["1", "2"]
+        )
+        assert await collected(target.generate(CONTEXT, ORDER)) == await collected(engine.generate(CONTEXT, ORDER))
 
 
 async def test_drafts_and_verifiers_are_pooled_alike() -> None:
@@ -55,7 +57,7 @@ async def test_drafts_and_verifiers_are_pooled_alike() -> None:
     ):
         assert await drafter.info() == await engine.info()
         assert await verifier.info() == await local.info()
-        readings = [Reading(STATES, SURPRISAL, 3, 0.0)]
+        readings = [SegmentScore(STATES, SURPRISAL, 3, 0.0)]
         assert await verifier.judge([STATES], readings) == await local.judge([STATES], readings)
         await until(lambda: drafter.num_replicas == verifier.num_replicas == 1)
 
@@ -65,9 +67,9 @@ async def test_session_stays_at_its_replica_and_all_are_used() -> None:
     async with targets(*engines) as (target, servers):
         session = session_at(*servers)
         for _ in range(10):
-            await target.read(CONTEXT, [SEGMENT], session)
+            await target.score(CONTEXT, [SEGMENT], session)
         assert [engine.num_read for engine in engines] == [10, 0]
-        await target.read(CONTEXT, [SEGMENT], session_at(*servers[::-1]))
+        await target.score(CONTEXT, [SEGMENT], session_at(*servers[::-1]))
         assert [engine.num_read for engine in engines] == [10, 1]
 
 
@@ -75,7 +77,7 @@ async def test_busy_replica_gives_calls_of_its_sessions_away() -> None:
     engines = [Counting(step_s=0.3), Counting(step_s=0.3)]
     async with targets(*engines) as (target, servers):
         session = session_at(*servers)
-        await asyncio.gather(*(target.read(CONTEXT, [SEGMENT], session) for _ in range(8)))
+        await asyncio.gather(*(target.score(CONTEXT, [SEGMENT], session) for _ in range(8)))
     assert engines[0].num_read >= engines[1].num_read >= 2
 
 
@@ -84,7 +86,7 @@ async def test_call_goes_elsewhere_after(error: SemspecError) -> None:
     failing, sound = Counting(error), Counting()
     async with targets(failing, sound) as (target, servers):
         session = session_at(*servers)
-        assert await target.read(CONTEXT, [SEGMENT], session) == await sound.read(CONTEXT, [SEGMENT])
+        assert await target.score(CONTEXT, [SEGMENT], session) == await sound.score(CONTEXT, [SEGMENT])
         assert failing.num_read >= 1
 
 
@@ -93,12 +95,12 @@ async def test_overloaded_replica_is_spared_for_a_while() -> None:
     async with targets(busy, sound) as (target, servers):
         session = session_at(*servers)
         for _ in range(3):
-            await target.read(CONTEXT, [SEGMENT], session)
+            await target.score(CONTEXT, [SEGMENT], session)
         assert (busy.num_read, sound.num_read) == (1, 3)
         busy.error = None
         async with asyncio.timeout(GENEROUS_S):
             while busy.num_read < 2:
-                await target.read(CONTEXT, [SEGMENT], session)
+                await target.score(CONTEXT, [SEGMENT], session)
                 await asyncio.sleep(0.05)
 
 
@@ -107,7 +109,7 @@ async def test_nobody_else_is_asked_after(error: SemspecError) -> None:
     failing, other = Counting(error), Counting()
     async with targets(failing, other) as (target, servers):
         with pytest.raises(type(error)):
-            await target.read(CONTEXT, [SEGMENT], session_at(*servers))
+            await target.score(CONTEXT, [SEGMENT], session_at(*servers))
     assert (failing.num_read, other.num_read) == (1, 0)
 
 
@@ -117,7 +119,7 @@ async def test_each_replica_is_asked_once_and_the_last_error_is_told() -> None:
         session = session_at(servers[0], *servers[1:])
         last = min(range(3), key=lambda index: weight(session, servers[index].address))
         with pytest.raises(Overloaded, match=f"replica {last}"):
-            await target.read(CONTEXT, [SEGMENT], session)
+            await target.score(CONTEXT, [SEGMENT], session)
     assert [engine.num_read for engine in engines] == [1, 1, 1]
 
 
@@ -126,11 +128,11 @@ async def test_killed_replica_is_replaced_at_once_and_found_again() -> None:
     async with targets(engine, other) as (target, (first, second)):
         session = session_at(first, second)
         await first.abandon()
-        await target.read(CONTEXT, [SEGMENT], session)
+        await target.score(CONTEXT, [SEGMENT], session)
         await until(lambda: target.num_replicas == 1)
         async with serving(service_of(engine), service_settings(port=first.port)):
             await until(lambda: target.num_replicas == 2)
-            await target.read(CONTEXT, [SEGMENT], session)
+            await target.score(CONTEXT, [SEGMENT], session)
     assert (engine.num_read, other.num_read) == (1, 1)
 
 
@@ -145,15 +147,15 @@ async def test_call_for_one_model_finds_a_replica_back_before_the_next_health_ch
         pinned = target.of(await target.info())
         await server.abandon()
         with pytest.raises(Unavailable):
-            await pinned.read(CONTEXT, [SEGMENT])
+            await pinned.score(CONTEXT, [SEGMENT])
         await until(lambda: target.num_replicas == 0)
         async with serving(service_of(successor), service_settings(port=server.port)):
             await _connected(target)
             if is_same:
-                await pinned.read(CONTEXT, [SEGMENT])
+                await pinned.score(CONTEXT, [SEGMENT])
             else:
                 with pytest.raises(Unavailable, match="no replica"):
-                    await pinned.read(CONTEXT, [SEGMENT])
+                    await pinned.score(CONTEXT, [SEGMENT])
     assert engine.num_read == is_same
 
 
@@ -180,7 +182,7 @@ async def test_frozen_replica_costs_no_more_than_the_health_timeout() -> None:
     ):
         await until(lambda: target.num_replicas == 2)
         session = session_at(link, second)
-        call = asyncio.create_task(target.read(CONTEXT, [SEGMENT], session))
+        call = asyncio.create_task(target.score(CONTEXT, [SEGMENT], session))
         await until(lambda: slow.num_read == 1)
         link.set(Link(is_silent=True))
         async with asyncio.timeout(25):
@@ -199,7 +201,7 @@ async def test_calls_to_the_only_replica_are_cut_off_while_it_is_frozen() -> Non
         aclosing(PooledTarget(link.address, IMPATIENT)) as target,
     ):
         await until(lambda: target.num_replicas == 1)
-        call = asyncio.create_task(target.read(CONTEXT, [SEGMENT], "s"))
+        call = asyncio.create_task(target.score(CONTEXT, [SEGMENT], "s"))
         await until(lambda: engine.num_read == 1)
         link.set(Link(is_silent=True))
         with pytest.raises(Unavailable, match="fallen silent"):
@@ -215,7 +217,7 @@ async def test_calls_to_the_only_replica_are_cut_off_while_it_is_frozen() -> Non
 async def test_busy_service_is_not_taken_for_a_frozen_one() -> None:
     options = replace(IMPATIENT, health_timeout_s=0.5)
     async with targets(FakeEngine(step_s=2.0), options=options) as (target, _):
-        await target.read(CONTEXT, [SEGMENT], "s")
+        await target.score(CONTEXT, [SEGMENT], "s")
 
 
 async def test_replica_of_another_model_is_not_used_while_there_are_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -229,13 +231,13 @@ async def test_replica_of_another_model_is_not_used_while_there_are_others(caplo
         newer.may_tell.set()
         await until(lambda: f"{second.address} serves another model" in caplog.text)
         for index in range(10):
-            await target.read(PROMPT, [SEGMENT], str(index))
+            await target.score(PROMPT, [SEGMENT], str(index))
         assert (target.num_replicas, older.num_read, newer.num_read) == (1, 10, 0)
         await first.abandon()
         async with asyncio.timeout(GENEROUS_S):
             while not newer.num_read:
                 with suppress(Unavailable):
-                    await target.read(PROMPT, [SEGMENT], "s")
+                    await target.score(PROMPT, [SEGMENT], "s")
         assert (await target.info()).fingerprint == "weights-2"
 
 
@@ -252,7 +254,7 @@ async def test_wrong_token_is_refused_by_name() -> None:
 
 async def test_closed_pool_is_unavailable() -> None:
     async with targets(Counting(step_s=30), Counting(step_s=30)) as (target, _):
-        running = asyncio.create_task(target.read(CONTEXT, [SEGMENT], "s"))
+        running = asyncio.create_task(target.score(CONTEXT, [SEGMENT], "s"))
         await target.info()
         await target.aclose()
         with pytest.raises(Unavailable):
@@ -260,7 +262,7 @@ async def test_closed_pool_is_unavailable() -> None:
         with pytest.raises(Unavailable):
             await target.encode("x")
         with pytest.raises(Unavailable):
-            await collected(target.write(CONTEXT, ORDER))
+            await collected(target.generate(CONTEXT, ORDER))
 
 
 def test_what_is_no_address_list_is_refused() -> None:

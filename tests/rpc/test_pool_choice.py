@@ -19,7 +19,7 @@ loads = st.lists(st.integers(0, 40), min_size=1, max_size=9)
 
 
 @dataclass
-class Place:
+class Endpoint:
     """A replica as the choice sees it."""
 
     address: str
@@ -28,15 +28,15 @@ class Place:
     is_overloaded: bool = False
 
 
-def places(count: int) -> list[Place]:
-    return [Place(f"10.0.0.{i}:50052") for i in range(1, count + 1)]
+def places(count: int) -> list[Endpoint]:
+    return [Endpoint(f"10.0.0.{i}:50052") for i in range(1, count + 1)]
 
 
 @given(addresses, st.text(min_size=1), st.data())
 def test_replica_that_goes_moves_only_its_own_sessions(addresses: list[str], session: str, data: st.DataObject) -> None:
-    before = [Place(address) for address in addresses]
+    before = [Endpoint(address) for address in addresses]
     gone = data.draw(st.sampled_from(addresses))
-    after = [place for place in before if place.address != gone]
+    after = [endpoint for endpoint in before if endpoint.address != gone]
     chosen = best(before, session).address
     assert chosen == gone or best(after, session).address == chosen
 
@@ -54,7 +54,7 @@ def test_replica_that_comes_takes_its_share_and_nothing_else_moves(count: int) -
 @pytest.mark.parametrize("count", [2, 5, 16])
 def test_sessions_are_spread_evenly(count: int) -> None:
     shares = Counter(best(places(count), session).address for session in SESSIONS)
-    assert chisquare([shares[place.address] for place in places(count)]).pvalue > 0.001
+    assert chisquare([shares[endpoint.address] for endpoint in places(count)]).pvalue > 0.001
 
 
 @given(loads, st.lists(st.integers(0, 99).map(str), min_size=1, max_size=60))
@@ -76,7 +76,7 @@ def test_somebody_has_room(loads: list[int]) -> None:
 
 def test_session_spills_over_to_the_next_in_its_order_and_comes_back() -> None:
     replicas = places(3)
-    first, second, _ = sorted(replicas, key=lambda place: -weight("s", place.address))
+    first, second, _ = sorted(replicas, key=lambda endpoint: -weight("s", endpoint.address))
     assert best(replicas, "s") is first
     first.num_in_flight = capacity([1, 0, 0]) + 1
     assert best(replicas, "s") is second
@@ -96,7 +96,7 @@ def test_calls_without_a_session_go_where_the_fewest_are() -> None:
 
 def test_healthier_replicas_are_taken_however_busy_they_are() -> None:
     serving, unknown, away = replicas = places(3)
-    serving.num_in_flight, unknown.health, away.health = 99, Health.UNKNOWN, Health.AWAY
+    serving.num_in_flight, unknown.health, away.health = 99, Health.UNKNOWN, Health.NOT_SERVING
     for session in ("", *SESSIONS[:50]):
         assert best(replicas, session) is serving
         assert best(replicas[1:], session) is unknown

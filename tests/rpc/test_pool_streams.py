@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from semspec.core import Context, Segment, WriteOrder, Writer, Written
 from semspec.errors import Unavailable
 from semspec.rpc.pool import PooledTarget
+from semspec.types import Context, GeneratedSegment, GenerationParams, Segment, Writer
 from tests.chaos.proxy import Link, listening
 from tests.fakes import FakeModel
 from tests.rpc.fakes import CONTEXT, ORDER, SEGMENT, FakeEngine, serving
@@ -30,16 +30,16 @@ from tests.rpc.pools import (
 )
 
 
-@pytest.mark.parametrize("order", [NOVEL, replace(NOVEL, max_segments=4), replace(NOVEL, max_tokens=70)])
+@pytest.mark.parametrize("params", [NOVEL, replace(NOVEL, max_segments=4), replace(NOVEL, max_tokens=70)])
 @pytest.mark.parametrize("num_before", [0, 1, 3])
-async def test_broken_stream_goes_on_elsewhere_with_the_same_text(order: WriteOrder, num_before: int) -> None:
+async def test_broken_stream_goes_on_elsewhere_with_the_same_text(params: GenerationParams, num_before: int) -> None:
     models = [FakeModel(Writer.TARGET, delay_s=0.02), FakeModel(Writer.TARGET, delay_s=0.02)]
-    whole = await collected(FakeModel(Writer.TARGET).write(PROMPT, order))
+    whole = await collected(FakeModel(Writer.TARGET).generate(PROMPT, params))
     async with targets(*models) as (target, (first, second)):
         segments = list[Segment]()
         if num_before == 0:
             models[0].errors = [Unavailable("no")]
-        async with aclosing(target.write(PROMPT, replace(order, session=session_at(first, second)))) as stream:
+        async with aclosing(target.generate(PROMPT, replace(params, session=session_at(first, second)))) as stream:
             async for written in stream:
                 segments.append(written.segment)
                 if len(segments) == num_before:
@@ -52,16 +52,16 @@ async def test_stream_may_break_as_often_as_there_is_progress() -> None:
     num_calls = 0
 
     class Breaking(FakeModel):
-        async def write(self, context: Context, order: WriteOrder) -> AsyncGenerator[Written, None]:
+        async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
             nonlocal num_calls
             num_calls += 1
-            async with aclosing(super().write(context, order)) as stream:
+            async with aclosing(super().generate(context, params)) as stream:
                 yield await anext(stream)
             raise Unavailable("broken")
 
-    whole = await collected(FakeModel(Writer.TARGET).write(PROMPT, NOVEL))
+    whole = await collected(FakeModel(Writer.TARGET).generate(PROMPT, NOVEL))
     async with targets(Breaking(Writer.TARGET, delay_s=0.02), Breaking(Writer.TARGET, delay_s=0.02)) as (target, _):
-        assert await collected(target.write(PROMPT, NOVEL)) == whole
+        assert await collected(target.generate(PROMPT, NOVEL)) == whole
     assert num_calls == len(whole)
 
 
@@ -69,7 +69,7 @@ async def test_stream_that_nobody_goes_on_with_ends_with_the_error() -> None:
     async with targets(FakeModel(Writer.TARGET, delay_s=0.02)) as (target, (server,)):
         received = list[Segment]()
         with pytest.raises(Unavailable):
-            async for written in target.write(PROMPT, NOVEL):
+            async for written in target.generate(PROMPT, NOVEL):
                 received.append(written.segment)
                 if len(received) == 2:
                     await server.abandon()
@@ -87,7 +87,7 @@ async def test_stream_does_not_go_on_with_another_model() -> None:
         await until(lambda: target.num_replicas == 1)
         other.may_tell.set()
         with pytest.raises(Unavailable):
-            async for _ in target.write(PROMPT, replace(NOVEL, session=session_at(server, stranger))):
+            async for _ in target.generate(PROMPT, replace(NOVEL, session=session_at(server, stranger))):
                 first.errors = [Unavailable("away")]
                 await server.abandon()
     assert (first.num_written > 0, other.num_written) == (True, 0)
@@ -95,7 +95,7 @@ async def test_stream_does_not_go_on_with_another_model() -> None:
 
 async def test_stream_of_a_frozen_replica_goes_on_elsewhere() -> None:
     models = [FakeModel(Writer.TARGET, delay_s=0.05), FakeModel(Writer.TARGET, delay_s=0.05)]
-    whole = await collected(FakeModel(Writer.TARGET).write(PROMPT, NOVEL))
+    whole = await collected(FakeModel(Writer.TARGET).generate(PROMPT, NOVEL))
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(serving(service_of(model))) for model in models]
         links = [await stack.enter_async_context(listening(server.address)) for server in servers]
@@ -103,7 +103,7 @@ async def test_stream_of_a_frozen_replica_goes_on_elsewhere() -> None:
         target = await stack.enter_async_context(aclosing(PooledTarget(addresses, IMPATIENT)))
         await until(lambda: target.num_replicas == 2)
         segments = list[Segment]()
-        async for written in target.write(PROMPT, NOVEL):
+        async for written in target.generate(PROMPT, NOVEL):
             segments.append(written.segment)
             if len(segments) == 2:
                 links[0 if models[0].num_written else 1].set(Link(is_silent=True))
@@ -113,7 +113,7 @@ async def test_stream_of_a_frozen_replica_goes_on_elsewhere() -> None:
 async def test_cancelling_leaves_nothing_behind() -> None:
     engine = FakeEngine(step_s=30)
     async with targets(engine) as (target, _):
-        calls = [collected(target.write(CONTEXT, ORDER)), target.read(CONTEXT, [SEGMENT])]
+        calls = [collected(target.generate(CONTEXT, ORDER)), target.score(CONTEXT, [SEGMENT])]
         tasks = [asyncio.create_task(call) for call in calls]
         await until(lambda: engine.num_steps == 1 and target.num_in_flight == 2)
         for task in tasks:
@@ -127,7 +127,7 @@ async def test_cancelling_leaves_nothing_behind() -> None:
 async def test_closing_the_stream_stops_the_engine() -> None:
     engine = FakeEngine(step_s=0.01)
     async with targets(engine) as (target, _):
-        async with aclosing(target.write(CONTEXT, replace(ORDER, max_segments=10_000))) as segments:
+        async with aclosing(target.generate(CONTEXT, replace(ORDER, max_segments=10_000))) as segments:
             await anext(segments)
             assert target.num_in_flight == 1
         assert target.num_in_flight == 0
@@ -137,14 +137,14 @@ async def test_closing_the_stream_stops_the_engine() -> None:
 async def test_draining_replica_ends_its_stream_and_gets_no_new_call() -> None:
     engines = [FakeModel(Writer.TARGET, delay_s=0.2), FakeModel(Writer.TARGET)]
     patient = service_settings(settle_s=1.0, grace_s=GENEROUS_S)
-    whole = await collected(FakeModel(Writer.TARGET).write(PROMPT, NOVEL))
+    whole = await collected(FakeModel(Writer.TARGET).generate(PROMPT, NOVEL))
     async with targets(*engines, service=patient) as (target, (first, second)):
         session = session_at(first, second)
-        async with aclosing(target.write(PROMPT, replace(NOVEL, session=session))) as stream:
+        async with aclosing(target.generate(PROMPT, replace(NOVEL, session=session))) as stream:
             segments = [(await anext(stream)).segment]
             stopping = asyncio.create_task(first.stop())
             await until(lambda: target.num_replicas == 1)
-            await target.read(PROMPT, [SEGMENT], session)
+            await target.score(PROMPT, [SEGMENT], session)
             segments += [written.segment async for written in stream]
         await stopping
     assert segments == whole
@@ -171,11 +171,11 @@ async def test_replicas_come_and_go_with_their_name() -> None:
         target = await stack.enter_async_context(aclosing(PooledTarget(f"target:{port}", LENIENT, lookup)))
         await until(lambda: target.num_replicas == 2)
         session = session_at(*servers[:2])
-        async with aclosing(target.write(PROMPT, replace(NOVEL, session=session))) as stream:
+        async with aclosing(target.generate(PROMPT, replace(NOVEL, session=session))) as stream:
             segments = [(await anext(stream)).segment]
             found, num_looks = ["127.0.0.2", "127.0.0.3"], 0
             await until(lambda: num_looks > 1 and target.num_replicas == 2)
-            await target.read(PROMPT, [SEGMENT], session)
+            await target.score(PROMPT, [SEGMENT], session)
             segments += [written.segment async for written in stream]
     assert len(segments) == engines[0].num_written == 6
     assert (engines[0].num_read, engines[1].num_read + engines[2].num_read) == (0, 1)

@@ -47,7 +47,7 @@ async def test_replicas_prove_the_name_they_were_found_under(authority: Authorit
             aclosing(PooledTarget(first.address, options)) as unnamed,
         ):
             await until(lambda: target.num_replicas == 2)
-            assert len(await target.read(CONTEXT, [SEGMENT], "s")) == 1
+            assert len(await target.score(CONTEXT, [SEGMENT], "s")) == 1
             with pytest.raises(Unavailable):
                 await unnamed.info()
 

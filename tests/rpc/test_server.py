@@ -70,7 +70,7 @@ async def test_drain_says_not_serving_and_lets_running_calls_end() -> None:
     await server.start()
     await server.load()
     client = RemoteDrafter(server.address)
-    stream = client.write(CONTEXT, replace(ORDER, max_segments=6))
+    stream = client.generate(CONTEXT, replace(ORDER, max_segments=6))
     await anext(stream)
     async with probing(server.address) as health:
         stopping = asyncio.create_task(server.stop())
@@ -86,7 +86,7 @@ async def test_call_that_outlives_the_grace_is_ended() -> None:
     engine = FakeEngine(step_s=0.05)
     async with serving(draft_service(lambda: engine), settings(grace_s=0.1)) as server:
         client = RemoteDrafter(server.address)
-        stream = client.write(CONTEXT, replace(ORDER, max_segments=10_000))
+        stream = client.generate(CONTEXT, replace(ORDER, max_segments=10_000))
         await anext(stream)
     with pytest.raises(Unavailable):
         async for _ in stream:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from semspec.core import Context, Judgement, Message, Piece, Reading, Segment, States, WriteOrder, Written
 from semspec.decoding.protocols import Drafter, Target, Verifier
 from semspec.errors import (
     TABLE,
@@ -22,10 +21,21 @@ from semspec.errors import (
     from_grpc_status,
     represent,
 )
+from semspec.logging import request_id
 from semspec.rpc.clients import ClientOptions, RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.rpc.servicers import draft_service, target_service, verifier_service
 from semspec.settings import ServiceSettings
-from semspec.telemetry import request_id
+from semspec.types import (
+    Context,
+    GeneratedSegment,
+    GenerationParams,
+    Judgement,
+    Message,
+    Piece,
+    Segment,
+    SegmentScore,
+    States,
+)
 from tests.rpc.fakes import CONTEXT, ORDER, SEGMENT, STATES, SURPRISAL, FakeEngine, FakeVerifier, serving, settings
 
 NONCE = "0123456789abcdef"
@@ -66,7 +76,7 @@ async def verifying(verifier: FakeVerifier) -> AsyncIterator[RemoteVerifier]:
             await client.aclose()
 
 
-async def collected(stream: AsyncGenerator[Written, None]) -> list[Written]:
+async def collected(stream: AsyncGenerator[GeneratedSegment, None]) -> list[GeneratedSegment]:
     async with aclosing(stream) as segments:
         return [written async for written in segments]
 
@@ -76,8 +86,10 @@ async def test_remote_drafter_answers_as_the_engine_does() -> None:
     async with drafting(engine) as client:
         drafter: Drafter = client
         assert await drafter.info() == await engine.info()
-        for order in (ORDER, replace(ORDER, num_logprobs=0)):
-            assert await collected(drafter.write(CONTEXT, order)) == await collected(engine.write(CONTEXT, order))
+        for params in (ORDER, replace(ORDER, num_logprobs=0)):
+            assert await collected(drafter.generate(CONTEXT, params)) == await collected(
+                engine.generate(CONTEXT, params)
+            )
 
 
 async def test_remote_target_answers_as_the_engine_does() -> None:
@@ -91,13 +103,13 @@ async def test_remote_target_answers_as_the_engine_does() -> None:
         for text in ("¿Cuántos?", ""):
             assert await target.tokenize(text) == await engine.tokenize(text)
         segments = [SEGMENT, replace(SEGMENT, token_ids=(1,))]
-        assert await target.read(CONTEXT, segments, "s") == await engine.read(CONTEXT, segments, "s")
-        assert await collected(target.write(CONTEXT, ORDER)) == await collected(engine.write(CONTEXT, ORDER))
+        assert await target.score(CONTEXT, segments, "s") == await engine.score(CONTEXT, segments, "s")
+        assert await collected(target.generate(CONTEXT, ORDER)) == await collected(engine.generate(CONTEXT, ORDER))
 
 
 async def test_remote_verifier_answers_as_the_verifier_does() -> None:
     local = FakeVerifier()
-    readings = [Reading(STATES, SURPRISAL, count, 0.0) for count in (1, 2)]
+    readings = [SegmentScore(STATES, SURPRISAL, count, 0.0) for count in (1, 2)]
     async with verifying(local) as client:
         verifier: Verifier = client
         assert await verifier.info() == await local.info()
@@ -127,7 +139,7 @@ def test_status_stands_for_one_error_only(error_class: type[SemspecError]) -> No
 async def test_error_of_a_unary_call_arrives_as_raised(error_class: type[SemspecError]) -> None:
     async with targeting(FakeEngine(error_class("what went wrong: ü", "messages[0]"))) as target:
         with pytest.raises(SemspecError) as caught:
-            await target.read(CONTEXT, [SEGMENT])
+            await target.score(CONTEXT, [SEGMENT])
     assert type(caught.value) is error_class
     assert (caught.value.message, caught.value.parameter) == ("what went wrong: ü", "messages[0]")
 
@@ -136,22 +148,22 @@ async def test_error_of_a_unary_call_arrives_as_raised(error_class: type[Semspec
 async def test_error_of_a_stream_arrives_as_raised(error_class: type[SemspecError]) -> None:
     async with drafting(FakeEngine(error_class("what went wrong"))) as drafter:
         with pytest.raises(SemspecError) as caught:
-            await collected(drafter.write(CONTEXT, ORDER))
+            await collected(drafter.generate(CONTEXT, ORDER))
     assert type(caught.value) is error_class
     assert (caught.value.message, caught.value.parameter) == ("what went wrong", None)
 
 
 async def test_error_after_segments_comes_after_them() -> None:
     class Breaking(FakeEngine):
-        async def write(self, context: Context, order: WriteOrder) -> AsyncGenerator[Written, None]:
+        async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
             for _ in range(3):
-                yield Written(SEGMENT, None, 1.0)
+                yield GeneratedSegment(SEGMENT, None, 1.0)
             raise ContextTooLong("full")
 
     received = []
     async with drafting(Breaking()) as drafter:
         with pytest.raises(ContextTooLong, match="full"):
-            async for written in drafter.write(CONTEXT, ORDER):
+            async for written in drafter.generate(CONTEXT, ORDER):
                 received.append(written)
                 await asyncio.sleep(0.02)
     assert len(received) == 3
@@ -168,7 +180,7 @@ async def test_unknown_exception_is_internal_and_kept_to_the_log(call: str, capl
     request_id.set("request-7")
     async with targeting(FakeEngine(RuntimeError(f"secret {NONCE}"))) as target:
         with pytest.raises(InternalError) as caught:
-            await (target.encode("x") if call == "encode" else collected(target.write(CONTEXT, ORDER)))
+            await (target.encode("x") if call == "encode" else collected(target.generate(CONTEXT, ORDER)))
     assert NONCE not in str(caught.value)
     assert NONCE in caplog.text
 
@@ -177,21 +189,21 @@ async def test_request_id_reaches_the_engine() -> None:
     seen = []
 
     class Listening(FakeEngine):
-        async def read(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[Reading]:
+        async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
             seen.append(request_id.get())
-            return await super().read(context, segments, session)
+            return await super().score(context, segments, session)
 
     async with targeting(Listening()) as target:
         for identifier in ("request-8", "", "ungültig"):
             request_id.set(identifier)
-            await target.read(CONTEXT, [SEGMENT])
+            await target.score(CONTEXT, [SEGMENT])
     assert seen == ["request-8", "", ""]
 
 
 async def test_closing_the_stream_stops_the_engine() -> None:
     engine = FakeEngine(step_s=0.01)
     async with drafting(engine) as drafter:
-        async with aclosing(drafter.write(CONTEXT, replace(ORDER, max_segments=10_000))) as segments:
+        async with aclosing(drafter.generate(CONTEXT, replace(ORDER, max_segments=10_000))) as segments:
             await anext(segments)
         before = engine.num_steps
         await asyncio.wait_for(engine.closed.wait(), 2)
@@ -201,7 +213,7 @@ async def test_closing_the_stream_stops_the_engine() -> None:
 async def test_cancelling_the_task_stops_the_engine_between_two_tokens() -> None:
     engine = FakeEngine(step_s=0.01, num_steps_per_segment=10_000)
     async with drafting(engine) as drafter:
-        task = asyncio.create_task(collected(drafter.write(CONTEXT, ORDER)))
+        task = asyncio.create_task(collected(drafter.generate(CONTEXT, ORDER)))
         while engine.num_steps < 3:
             await asyncio.sleep(0.005)
         task.cancel()
@@ -216,16 +228,16 @@ async def test_cancelling_while_the_caller_does_not_read_stops_the_engine(caplog
     engine = FakeEngine()
 
     class Flooding(FakeEngine):
-        async def write(self, context: Context, order: WriteOrder) -> AsyncGenerator[Written, None]:
+        async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
             try:
                 while True:
                     engine.num_steps += 1
-                    yield Written(replace(SEGMENT, text="x" * 100_000), None, 1.0)
+                    yield GeneratedSegment(replace(SEGMENT, text="x" * 100_000), None, 1.0)
             finally:
                 engine.closed.set()
 
     async with drafting(Flooding()) as drafter:
-        stream = drafter.write(CONTEXT, ORDER)
+        stream = drafter.generate(CONTEXT, ORDER)
         await anext(stream)
         await asyncio.sleep(0.3)
         stalled = engine.num_steps
@@ -241,20 +253,20 @@ async def test_write_waits_no_longer_than_its_idle_timeout() -> None:
     engine = FakeEngine(step_s=30)
     async with drafting(engine, options=ClientOptions(idle_timeout_s=0.1)) as drafter:
         with pytest.raises(DeadlineExceeded, match=r"no segment within 0\.1 s"):
-            await collected(drafter.write(CONTEXT, ORDER))
+            await collected(drafter.generate(CONTEXT, ORDER))
         await asyncio.wait_for(engine.closed.wait(), 2)
 
 
 async def test_write_may_take_longer_in_all_than_its_idle_timeout() -> None:
     engine = FakeEngine(step_s=0.15)
     async with drafting(engine, options=ClientOptions(idle_timeout_s=0.4)) as drafter:
-        assert len(await collected(drafter.write(CONTEXT, replace(ORDER, max_segments=4)))) == 4
+        assert len(await collected(drafter.generate(CONTEXT, replace(ORDER, max_segments=4)))) == 4
 
 
 async def test_unary_call_has_a_deadline() -> None:
     async with targeting(FakeEngine(step_s=30), options=ClientOptions(call_timeout_s=0.1)) as target:
         with pytest.raises(DeadlineExceeded):
-            await target.read(CONTEXT, [SEGMENT])
+            await target.score(CONTEXT, [SEGMENT])
 
 
 @pytest.mark.parametrize("token", [None, "wrong", NONCE + "0"])
@@ -263,15 +275,15 @@ async def test_wrong_token_is_refused_everywhere(token: str | None) -> None:
         with pytest.raises(Unavailable, match="refuses this caller: the bearer token"):
             await target.info()
         with pytest.raises(Unavailable, match="refuses this caller: the bearer token"):
-            await target.read(CONTEXT, [SEGMENT])
+            await target.score(CONTEXT, [SEGMENT])
         with pytest.raises(Unavailable, match="refuses this caller: the bearer token"):
-            await collected(target.write(CONTEXT, ORDER))
+            await collected(target.generate(CONTEXT, ORDER))
 
 
 async def test_right_token_is_admitted() -> None:
     async with targeting(FakeEngine(), settings(token=NONCE), ClientOptions(token=NONCE)) as target:
         assert (await target.info()).model == "fake"
-        assert len(await collected(target.write(CONTEXT, ORDER))) == 3
+        assert len(await collected(target.generate(CONTEXT, ORDER))) == 3
 
 
 async def test_request_over_the_limit_says_so() -> None:
@@ -284,27 +296,27 @@ async def test_answer_over_the_limit_says_so() -> None:
     async with targeting(FakeEngine(), options=ClientOptions(max_message_bytes=4096)) as target:
         many = [SEGMENT] * 60
         with pytest.raises(InvalidRequest, match=r"larger than max.*max_message_bytes"):
-            await target.read(CONTEXT, many)
+            await target.score(CONTEXT, many)
 
 
-@pytest.mark.parametrize("order", [replace(ORDER, max_tokens=-1), replace(ORDER, session="\ud800")])
-async def test_what_protobuf_cannot_hold_is_the_callers_mistake(order: WriteOrder) -> None:
+@pytest.mark.parametrize("params", [replace(ORDER, max_tokens=-1), replace(ORDER, session="\ud800")])
+async def test_what_protobuf_cannot_hold_is_the_callers_mistake(params: GenerationParams) -> None:
     async with drafting(FakeEngine()) as drafter:
         with pytest.raises(InvalidRequest):
-            await collected(drafter.write(CONTEXT, order))
+            await collected(drafter.generate(CONTEXT, params))
 
 
 async def test_malformed_answer_is_the_services_defect() -> None:
     class Confused(FakeVerifier):
         async def judge(
-            self, draft_states: Sequence[States], readings: Sequence[Reading], probes: str = ""
+            self, draft_states: Sequence[States], readings: Sequence[SegmentScore], probes: str = ""
         ) -> list[Judgement]:
             return [Judgement(2.0, 0.5)] if readings[0].num_tokens else []
 
     async with verifying(Confused()) as verifier:
         for num_tokens in (0, 1):
             with pytest.raises(InternalError, match="malformed answer"):
-                await verifier.judge([STATES], [Reading(STATES, SURPRISAL, num_tokens, 0.0)])
+                await verifier.judge([STATES], [SegmentScore(STATES, SURPRISAL, num_tokens, 0.0)])
 
 
 async def test_absent_service_is_unavailable() -> None:
@@ -314,13 +326,13 @@ async def test_absent_service_is_unavailable() -> None:
     with pytest.raises(Unavailable):
         await client.info()
     with pytest.raises(Unavailable):
-        await collected(client.write(CONTEXT, ORDER))
+        await collected(client.generate(CONTEXT, ORDER))
     await client.aclose()
 
 
 async def test_closed_client_is_unavailable() -> None:
     async with targeting(FakeEngine(step_s=30)) as target:
-        running = asyncio.create_task(target.read(CONTEXT, [SEGMENT]))
+        running = asyncio.create_task(target.score(CONTEXT, [SEGMENT]))
         await target.info()
         await target.aclose()
         with pytest.raises(Unavailable, match="closed"):
@@ -328,7 +340,7 @@ async def test_closed_client_is_unavailable() -> None:
         with pytest.raises(Unavailable, match="closed"):
             await target.encode("x")
         with pytest.raises(Unavailable, match="closed"):
-            await collected(target.write(CONTEXT, ORDER))
+            await collected(target.generate(CONTEXT, ORDER))
 
 
 async def test_unavailable_unary_calls_are_retried_and_streams_are_not() -> None:
@@ -346,4 +358,4 @@ async def test_unavailable_unary_calls_are_retried_and_streams_are_not() -> None
         assert engine.calls == 2
         engine.calls = 0
         with pytest.raises(Unavailable, match="starting"):
-            await collected(target.write(CONTEXT, ORDER))
+            await collected(target.generate(CONTEXT, ORDER))

@@ -65,7 +65,7 @@ async def test_calls_and_health_go_over_tls(authority: Authority) -> None:
     async with serving(draft_service(FakeEngine), secured(authority.issue("draft"))) as server:
         async with calling(server.address, certificates) as client:
             assert (await client.info()).model == "fake"
-            assert len([written async for written in client.write(CONTEXT, ORDER)]) == 3
+            assert len([written async for written in client.generate(CONTEXT, ORDER)]) == 3
         await asyncio.to_thread(check_health, server.address, DRAFT, 20, certificates)
 
 
@@ -82,7 +82,7 @@ async def test_service_that_cannot_prove_itself_is_not_called(mistake: str, auth
         with pytest.raises(Unavailable):
             await client.info()
         with pytest.raises(Unavailable):
-            await anext(client.write(CONTEXT, ORDER))
+            await anext(client.generate(CONTEXT, ORDER))
     assert engine.num_steps == 0
 
 

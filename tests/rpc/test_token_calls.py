@@ -11,24 +11,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semspec.core import (
-    Context,
-    Distribution,
-    Proposal,
-    Reply,
-    Sampling,
-    Segment,
-    SegmentEnd,
-    Verified,
-    WriteOrder,
-    Writer,
-)
 from semspec.engine.protocol import Engine
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InternalError, InvalidRequest, Mismatch, Unavailable
 from semspec.rpc import convert
 from semspec.rpc.clients import ClientOptions, RemoteDrafter, RemoteTarget
 from semspec.rpc.servicers import draft_service, target_service
+from semspec.types import (
+    ChoiceScores,
+    Context,
+    Distribution,
+    GenerationParams,
+    Proposal,
+    SamplingParams,
+    Segment,
+    SegmentEnd,
+    VerifiedTokens,
+    Writer,
+)
 from semspec.v1 import target_pb2, types_pb2
 from tests.engine.test_asking import CHATML
 from tests.engine.test_equivalence import PROMPT
@@ -51,11 +51,11 @@ proposals = st.lists(st.tuples(uint32, distributions)).flatmap(
 
 @given(contexts, token_ids, orders, st.integers(1, 2**32 - 1))
 def test_propose_request_survives_the_wire(
-    context: Context, open_ids: tuple[int, ...], order: WriteOrder, num_tokens: int
+    context: Context, open_ids: tuple[int, ...], params: GenerationParams, num_tokens: int
 ) -> None:
-    sent = convert.propose_request_to_wire(context, open_ids, order, num_tokens).SerializeToString()
+    sent = convert.propose_request_to_wire(context, open_ids, params, num_tokens).SerializeToString()
     received = convert.propose_request_from_wire(types_pb2.ProposeRequest.FromString(sent))
-    assert received == (context, open_ids, WriteOrder(order.sampling, session=order.session), num_tokens)
+    assert received == (context, open_ids, GenerationParams(params.sampling, session=params.session), num_tokens)
 
 
 @given(proposals)
@@ -66,15 +66,15 @@ def test_proposal_survives_the_wire(proposal: Proposal) -> None:
 
 @given(contexts, token_ids, proposals, orders)
 def test_verify_request_survives_the_wire(
-    context: Context, open_ids: tuple[int, ...], proposal: Proposal, order: WriteOrder
+    context: Context, open_ids: tuple[int, ...], proposal: Proposal, params: GenerationParams
 ) -> None:
-    sent = convert.verify_request_to_wire(context, open_ids, proposal, order).SerializeToString()
+    sent = convert.verify_request_to_wire(context, open_ids, proposal, params).SerializeToString()
     received = convert.verify_request_from_wire(target_pb2.VerifyRequest.FromString(sent))
-    assert received == (context, open_ids, proposal, replace(order, want_states=False, num_logprobs=None))
+    assert received == (context, open_ids, proposal, replace(params, want_states=False, num_logprobs=None))
 
 
-@given(st.builds(Verified, st.lists(segments).map(tuple), token_ids, uint32, single))
-def test_verified_survives_the_wire(verified: Verified) -> None:
+@given(st.builds(VerifiedTokens, st.lists(segments).map(tuple), token_ids, uint32, single))
+def test_verified_survives_the_wire(verified: VerifiedTokens) -> None:
     sent = convert.verify_response_to_wire(verified).SerializeToString()
     received = convert.verify_response_from_wire(target_pb2.VerifyResponse.FromString(sent), verified.num_accepted)
     assert received == verified
@@ -89,8 +89,8 @@ def test_ask_request_survives_the_wire(
     assert received == (context, question, prefill, options, session)
 
 
-@given(st.builds(Reply, st.lists(probabilities).map(tuple), text, single))
-def test_reply_survives_the_wire_to_the_last_bit(reply: Reply) -> None:
+@given(st.builds(ChoiceScores, st.lists(probabilities).map(tuple), text, single))
+def test_reply_survives_the_wire_to_the_last_bit(reply: ChoiceScores) -> None:
     sent = convert.ask_response_to_wire(reply).SerializeToString()
     assert convert.ask_response_from_wire(target_pb2.AskResponse.FromString(sent), len(reply.probabilities)) == reply
 
@@ -180,7 +180,7 @@ async def test_remote_calls_answer_as_the_engine_does() -> None:
             verified = await target.verify(CONTEXT, OPEN_IDS, proposal, ORDER)
             assert verified == await engine.verify(CONTEXT, OPEN_IDS, proposal, ORDER)
         asked = (CONTEXT, "Is it so?", "<think>It is ", ["so", "not", "maybe"], "s")
-        assert await target.ask(*asked) == await engine.ask(*asked)
+        assert await target.score_choices(*asked) == await engine.score_choices(*asked)
 
 
 @pytest.mark.parametrize("call", ["propose", "verify", "ask", "tokenize"])
@@ -202,7 +202,7 @@ async def test_calls_are_retried_while_the_service_is_away(call: str) -> None:
         elif call == "tokenize":
             await target.tokenize("Is it so?")
         else:
-            await target.ask(CONTEXT, "Is it so?", "", ["so"])
+            await target.score_choices(CONTEXT, "Is it so?", "", ["so"])
     assert engine.calls == 2
 
 
@@ -211,17 +211,17 @@ async def test_malformed_answers_are_the_services_defect() -> None:
         async def propose(self, *_: object) -> Proposal:
             return Proposal((1, 2), (HALVES,), "tokens-1", 0.0)
 
-        async def verify(self, *_: object) -> Verified:
-            return Verified((SEGMENT,), (), 3, 0.0)
+        async def verify(self, *_: object) -> VerifiedTokens:
+            return VerifiedTokens((SEGMENT,), (), 3, 0.0)
 
-        async def ask(self, *_: object) -> Reply:
-            return Reply((0.5, 0.5), "so", 0.0)
+        async def score_choices(self, *_: object) -> ChoiceScores:
+            return ChoiceScores((0.5, 0.5), "so", 0.0)
 
     async with served(Confused(), Confused()) as (drafter, target):
         for answer in (
             drafter.propose(CONTEXT, (), ORDER, 2),
             target.verify(CONTEXT, (), PROPOSAL, ORDER),
-            target.ask(CONTEXT, "Is it so?", "", ["so"]),
+            target.score_choices(CONTEXT, "Is it so?", "", ["so"]),
         ):
             with pytest.raises(InternalError, match="malformed answer"):
                 await answer
@@ -249,13 +249,18 @@ async def test_rounds_over_the_wire_equal_rounds_in_process(checkpoints: dict[st
     async with loaded(checkpoints) as (draft, target), served(draft, target) as (drafter, remote):
         context = Context((await remote.encode(PROMPT),))
         open_ids: tuple[int, ...] = ()
-        for sampling in (Sampling(0.6, 0.95, 0, 1), Sampling(1.0, 1.0, 0, 2), Sampling(0), Sampling(0.9, 1.0, 5, 3)):
-            order = WriteOrder(sampling, max_segments=0, max_segment_tokens=4)
-            proposal = await drafter.propose(context, open_ids, order, 4)
-            local = await draft.propose(context, open_ids, order, 4)
+        for sampling in (
+            SamplingParams(0.6, 0.95, 0, 1),
+            SamplingParams(1.0, 1.0, 0, 2),
+            SamplingParams(0),
+            SamplingParams(0.9, 1.0, 5, 3),
+        ):
+            params = GenerationParams(sampling, max_segments=0, max_segment_tokens=4)
+            proposal = await drafter.propose(context, open_ids, params, 4)
+            local = await draft.propose(context, open_ids, params, 4)
             assert replace(proposal, duration_ms=0) == replace(local, duration_ms=0)
-            verified = await remote.verify(context, open_ids, proposal, order)
-            same = await target.verify(context, open_ids, local, order)
+            verified = await remote.verify(context, open_ids, proposal, params)
+            same = await target.verify(context, open_ids, local, params)
             assert replace(verified, duration_ms=0) == replace(same, duration_ms=0)
             assert verified.duration_ms > 0
             if verified.segments and verified.segments[-1].end is SegmentEnd.EOS:
@@ -271,8 +276,8 @@ async def test_asking_over_the_wire_equals_asking_in_process(checkpoints: dict[s
     async with loaded({**checkpoints, "qwen2": folder}) as (draft, target), served(draft, target) as (_, remote):
         assert (await remote.info()).can_be_asked
         asked = (Context((await remote.encode(PROMPT),)), "How many?", "<think>It is ", ["1", "7"])
-        await target.ask(*asked)  # so that both of the following find the context fed
-        reply, same = await remote.ask(*asked), await target.ask(*asked)
+        await target.score_choices(*asked)  # so that both of the following find the context fed
+        reply, same = await remote.score_choices(*asked), await target.score_choices(*asked)
     assert replace(reply, duration_ms=0) == replace(same, duration_ms=0)
     assert reply.duration_ms > 0
 
@@ -281,14 +286,14 @@ async def test_refusals_of_the_engine_arrive_as_raised(checkpoints: dict[str, Pa
     one = Distribution(struct.pack("<I", 5), struct.pack("<f", 1.0))
     async with loaded(checkpoints) as (draft, target), served(draft, target) as (drafter, remote):
         context = Context((await remote.encode(PROMPT),))
-        order = WriteOrder(Sampling())
+        params = GenerationParams(SamplingParams())
         with pytest.raises(Mismatch, match="different tokenizers"):
-            await remote.verify(context, (), Proposal((5,), (one,), "another", 0.0), order)
+            await remote.verify(context, (), Proposal((5,), (one,), "another", 0.0), params)
         tokenizer = (await remote.info()).tokenizer
         with pytest.raises(InvalidRequest) as refusal:
-            await remote.verify(context, (), Proposal((6,), (one,), tokenizer, 0.0), order)
+            await remote.verify(context, (), Proposal((6,), (one,), tokenizer, 0.0), params)
         assert refusal.value.parameter == "proposal.distributions[0]"
         with pytest.raises(ContextTooLong):
-            await drafter.propose(context, (5,) * 600, order, 1)
+            await drafter.propose(context, (5,) * 600, params, 1)
         with pytest.raises(Mismatch, match="drops earlier turns"):
-            await remote.ask(context, "How many?", "", ["7"])
+            await remote.score_choices(context, "How many?", "", ["7"])

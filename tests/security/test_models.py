@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from semspec.core import Message
 from semspec.engine.causal_lm import CausalLM
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import load_probe
 from semspec.stack import BUNDLED_PAIR
+from semspec.types import Message
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("semspec", "services", "gateway", "training", "bench", "demo")

@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from gateway.http import schemas, schemas_tgi
 from gateway.keys import Keys
 from semspec.keys import entry, new_key
-from semspec.telemetry import JsonFormatter, KeyValueFormatter
+from semspec.logging import JsonFormatter, KeyValueFormatter
 from tests.gateway.support import Gateway, GatewayFactory
 
 BODY = {"model": "semspec-demo", "messages": [{"role": "user", "content": "How many?"}]}
@@ -161,7 +161,7 @@ async def test_patterns_of_the_api_are_matched_in_linear_time() -> None:
 
 def test_no_text_of_a_model_stalls_the_search_for_the_end_of_a_sentence() -> None:
     finishes(
-        "from semspec.core import Segmentation\n"
+        "from semspec.types import Segmentation\n"
         "from semspec.engine.segmentation import RULES\n"
         "for run in ('x', '\\n', '1', ' '):\n"
         "    RULES[Segmentation.SENTENCE].ends_before('\\n' + run * 200_000 + ' b a.', ' ')\n"

@@ -15,12 +15,12 @@ import pytest
 from google.protobuf.message import Message as Wire
 from grpc import aio
 
-from semspec.core import Context, Message, Reading, States, Writer
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.rpc import convert
 from semspec.rpc.clients import ClientOptions, RemoteTarget
 from semspec.rpc.server import Service, serve
 from semspec.rpc.servicers import draft_service, target_service, verifier_service
+from semspec.types import Context, Message, SegmentScore, States, Writer
 from semspec.v1 import draft_pb2, target_pb2, types_pb2, verifier_pb2
 from tests.checkpoints import random_probes
 from tests.rpc.fakes import ORDER, PROPOSAL, SEGMENT, FakeEngine, FakeVerifier, serving, settings
@@ -133,7 +133,7 @@ async def sound_messages(address: str) -> dict[str, Wire]:
     prompt = await client.encode([Message("user", "Tom has pens: 25.")])
     await client.aclose()
     context = Context((prompt,))
-    reading = Reading(States(bytes(4 * 4 * 32), (4, 32), "m"), (0.5,) * 7, 2, 0.0)
+    reading = SegmentScore(States(bytes(4 * 4 * 32), (4, 32), "m"), (0.5,) * 7, 2, 0.0)
     messages: list[Wire] = [
         convert.write_request_to_wire(context, SHORT),
         convert.propose_request_to_wire(context, (1,), SHORT, 2),

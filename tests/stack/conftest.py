@@ -11,10 +11,10 @@ import pytest_asyncio
 from safetensors.torch import load_file, save_file
 
 from demo.tokenizer import build_tokenizer
-from semspec.core import Writer
-from semspec.decoding import Roles
+from semspec.decoding import Backends
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.stack import Stack, StackConfig
+from semspec.types import Writer
 from tests.checkpoints import random_probes
 from tests.stack.support import GENEROUS_S, Pair, Running, Victim
 
@@ -51,7 +51,7 @@ async def pair(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFa
     draft = TransformersEngine.load(str(paths["draft"]), writer=Writer.DRAFT, device="cpu")
     target = TransformersEngine.load(str(paths["target"]), writer=Writer.TARGET, device="cpu")
     verifier = await random_probes(draft, target, folder / "probes")
-    yield Pair(paths["draft"], paths["target"], folder / "probes", Roles(draft, target, verifier))
+    yield Pair(paths["draft"], paths["target"], folder / "probes", Backends(draft, target, verifier))
     await draft.aclose()
     await target.aclose()
 

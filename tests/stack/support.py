@@ -14,7 +14,7 @@ import psutil
 from redis.asyncio import Redis
 
 from semspec.client import Event, read_events
-from semspec.decoding import Roles
+from semspec.decoding import Backends
 from semspec.stack import Stack
 from semspec.stack.child import Child
 from semspec.stack.config import Command
@@ -44,7 +44,7 @@ class Pair:
     draft: Path
     target: Path
     probes: Path
-    roles: Roles
+    backends: Backends
 
     def probe(self, role: str) -> Path:
         return self.probes / f"{role}.safetensors"

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from semspec.core import Context, Sampling, Segmentation, SegmentEnd, Writer, derive_seed
 from semspec.engine.causal_lm import CausalLM
 from semspec.errors import Unavailable
+from semspec.types import Context, SamplingParams, Segmentation, SegmentEnd, Writer, derive_seed
 from tests.stack.support import QUESTION, Pair, Running
 from training.config import ServerSampler
 from training.data.writers import EngineWriter, ModelDesk, ServerWriter, WritingRecipe
@@ -21,7 +21,7 @@ SEEDS = [3, 14, 159, 2653]
 async def test_served_segments_are_those_of_the_engine(
     running: Running, pair: Pair, segmentation: Segmentation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = WritingRecipe(Sampling(0.8, 0.9), segmentation, max_segment_tokens=30)
+    recipe = WritingRecipe(SamplingParams(0.8, 0.9), segmentation, max_segment_tokens=30)
     [model] = [
         one["id"] for one in (await running.http.get("/v1/models")).json()["data"] if one["id"].endswith(":target")
     ]
@@ -31,8 +31,8 @@ async def test_served_segments_are_those_of_the_engine(
     lm = CausalLM.load(str(pair.target), None, "cpu", "float32")
     context = Context((lm.encode(QUESTION),))
     streams = [derive_seed(seed, "target", 0) for seed in SEEDS]  # as the loop names its target's draws
-    local = EngineWriter(ModelDesk(lm, 3), Writer.TARGET, recipe).write(context, streams)
-    served = await asyncio.to_thread(ServerWriter(config, Writer.TARGET, recipe, lm).write, context, SEEDS)
+    local = EngineWriter(ModelDesk(lm, 3), Writer.TARGET, recipe).generate(context, streams)
+    served = await asyncio.to_thread(ServerWriter(config, Writer.TARGET, recipe, lm).generate, context, SEEDS)
     assert [one.end for one in served] == [one.end for one in local]
     assert [one.text for one in served] == [one.text for one in local]
     assert segmentation is not Segmentation.PARAGRAPH or SegmentEnd.BOUNDARY in {one.end for one in served}
@@ -40,9 +40,9 @@ async def test_served_segments_are_those_of_the_engine(
 
 
 async def test_server_that_is_not_there_is_named(pair: Pair) -> None:
-    recipe = WritingRecipe(Sampling())
+    recipe = WritingRecipe(SamplingParams())
     config = ServerSampler(backend="openai", base_url="http://127.0.0.1:9/v1", model="x", max_retries=0)
     lm = CausalLM.load(str(pair.target), None, "cpu", "float32")
     writer = ServerWriter(config, Writer.TARGET, recipe, lm)
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9/v1 does not write segments: .* check sampler\.base_url"):
-        await asyncio.to_thread(writer.write, Context(()), [1])
+        await asyncio.to_thread(writer.generate, Context(()), [1])

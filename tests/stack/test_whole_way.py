@@ -5,9 +5,18 @@ import sys
 
 import pytest
 
-from semspec.core import Acceptance, Context, Generation, Message, Sampling, Segmentation, SegmentRecord, Strategy
 from semspec.decoding import decode
-from semspec.trace import record_json
+from semspec.records import record_json
+from semspec.types import (
+    Acceptance,
+    Context,
+    Generation,
+    Message,
+    SamplingParams,
+    Segmentation,
+    SegmentRecord,
+    Strategy,
+)
 from tests.stack.support import (
     QUESTION,
     Json,
@@ -45,7 +54,7 @@ CASES: list[tuple[Strategy, int, Segmentation, Acceptance]] = [
 
 async def in_process(generation: Generation, pair: Pair) -> list[Json]:
     """The loop's records without any service, as JSON."""
-    events = [event async for event in decode(generation, pair.roles)]
+    events = [event async for event in decode(generation, pair.backends)]
     return [dict(record_json(event)) for event in events if isinstance(event, SegmentRecord)]
 
 
@@ -74,9 +83,9 @@ def _without(record: Json, names: tuple[str, ...]) -> Json:
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_answer_over_rest_equals_the_loop_in_process(running: Running, pair: Pair, seed: int) -> None:
     verdicts, num_segments = set(), 0
-    prompt = await pair.roles.target.encode([Message("user", QUESTION)])
+    prompt = await pair.backends.target.encode([Message("user", QUESTION)])
     for strategy, gamma, segmentation, acceptance in CASES:
-        sampling = Sampling(1.0, 0.97, 0, seed)
+        sampling = SamplingParams(1.0, 0.97, 0, seed)
         generation = Generation(
             Context((prompt,)),
             sampling,

@@ -1,6 +1,6 @@
 """Records of a trace: one of each way to decide on drafted tokens."""
 
-from semspec.core import Segment, SegmentEnd, SegmentRecord, StageTimes, Writer
+from semspec.types import Segment, SegmentEnd, SegmentRecord, StageTimes, Writer
 
 
 def segment(writer: Writer, num_tokens: int) -> Segment:

@@ -50,8 +50,8 @@ async def test_call_leaves_a_span_on_either_side_below_the_active_one(collector:
         async with target(FakeEngine()) as client:
             with span("request", "server", carried=REMOTE) as opened, opened.active():
                 await client.info()
-                await client.read(CONTEXT, [SEGMENT, SEGMENT])
-                assert [written async for written in client.write(CONTEXT, ORDER)]
+                await client.score(CONTEXT, [SEGMENT, SEGMENT])
+                assert [written async for written in client.generate(CONTEXT, ORDER)]
     [request] = named(collector.spans, "request")
     assert REMOTE["traceparent"] == f"00-{request.trace_id}-{request.parent_id}-01"
     for name, num_segments in (("semspec.v1.Target/Read", 2), ("semspec.v1.Target/Write", ORDER.max_segments)):
@@ -66,7 +66,7 @@ async def test_error_is_recorded_by_its_code_and_without_its_words(collector: Co
     with exported_traces("semspec-test"):
         async with target(FakeEngine(error=ContextTooLong("the words of a prompt"))) as client:
             with pytest.raises(ContextTooLong):
-                await client.read(CONTEXT, [SEGMENT])
+                await client.score(CONTEXT, [SEGMENT])
     for side in both_sides(collector.spans, "semspec.v1.Target/Read"):
         assert side.has_failed and side.attributes["error.type"] == "context_length_exceeded"
         assert side.attributes["rpc.response.status_code"] == "OUT_OF_RANGE"
@@ -77,7 +77,7 @@ async def test_cancelled_stream_is_recorded_as_such_with_what_it_had_written(col
     with exported_traces("semspec-test"):
         engine = FakeEngine(step_s=0.01)
         async with target(engine) as client:
-            async with aclosing(client.write(CONTEXT, ORDER)) as segments:
+            async with aclosing(client.generate(CONTEXT, ORDER)) as segments:
                 await anext(segments)
             await engine.closed.wait()
     for side in both_sides(collector.spans, "semspec.v1.Target/Write"):

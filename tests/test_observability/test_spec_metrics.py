@@ -7,7 +7,7 @@ import pytest
 
 from gateway.generations.spec_metrics import speculative_decoding
 from gateway.metrics import Metrics
-from semspec.core import SegmentRecord
+from semspec.types import SegmentRecord
 from tests.test_observability.records import ACCEPTED, ALONE, HYBRID, PROPOSED, REWRITTEN
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from semspec.core import OperatingPoint
+from semspec.types import OperatingPoint
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import API_KEY, bearer
 

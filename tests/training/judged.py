@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.data.labels import Labels
-from training.judging.verification import Predicted
+from training.evaluation.verification import Predicted
 
 SPLITS = ("train", "validation", "calibration", "test")
 

@@ -10,8 +10,8 @@ from demo.documents import END, write_document
 from demo.problems import SPLITS
 from demo.tokenizer import CHAT_TEMPLATE
 from demo.wording import TARGET_AUTHOR, vocabulary_texts
+from training.clustering.equivalence import Alternatives
 from training.config import PipelineConfig
-from training.meaning.equivalence import Alternatives
 
 
 class ByLength:

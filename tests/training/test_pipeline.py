@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import yaml
 
-from semspec.core import Context, Message, Sampling, WriteOrder, Writer
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.probes.verifier import ProbeVerifier
+from semspec.types import Context, GenerationParams, Message, SamplingParams, Writer
 from tests.training import support
 from training.cli import main
 from training.config import PipelineConfig, load_config
@@ -53,15 +53,15 @@ async def test_delivered_probes_serve_the_pair(run: Path, models: tuple[Path, Pa
     assert info.draft_model == (await draft.info()).fingerprint
     assert info.target_model == (await target.info()).fingerprint
     context = Context((await target.encode([Message("user", "Tom has pens: 25. How many?")]),))
-    order = WriteOrder(Sampling(1.0, 1.0, seed=3), max_segment_tokens=12, want_states=True)
-    [written] = [one async for one in draft.write(context, order)]
+    order = GenerationParams(SamplingParams(1.0, 1.0, seed=3), max_segment_tokens=12, want_states=True)
+    [written] = [one async for one in draft.generate(context, order)]
     assert written.states is not None
-    [judgement] = await verifier.judge([written.states], await target.read(context, [written.segment]))
+    [judgement] = await verifier.judge([written.states], await target.score(context, [written.segment]))
     assert 0 < judgement.draft_probability <= 1 and 0 <= judgement.target_probability <= 1
     folder = run / "out" / "alternatives"
     whole = ProbeVerifier.load(run / "out" / "draft.safetensors", run / "out" / "target.safetensors", folder)
     assert (await whole.info()).alternatives == ("last-hidden", "surprisal")
-    readings = await target.read(context, [written.segment])
+    readings = await target.score(context, [written.segment])
     judged = [await whole.judge([written.states], readings, name) for name in ("", "last-hidden", "surprisal")]
     assert judged[0] == [judgement] and len({one.target_probability for [one] in judged}) == 3
     cards = [json.loads((folder / name / "target.json").read_text()) for name in ("last-hidden", "surprisal")]

@@ -10,10 +10,10 @@ import pytest
 
 from tests.training.judged import guessed, made_up
 from training.data.labels import Labels
-from training.judging.evaluate import Cost, Evidence, Report, evaluate
-from training.judging.pictures import pictures
-from training.judging.report import KINDS, Example, example_rows, page, write_report
-from training.judging.states_picture import StatesPicture, embedded
+from training.evaluation.evaluate import Cost, Evidence, Report, evaluate
+from training.evaluation.pictures import pictures
+from training.evaluation.report import KINDS, Example, example_rows, page, write_report
+from training.evaluation.states_picture import StatesPicture, embedded
 
 PNG = b"\x89PNG\r\n\x1a\n"
 HOSTILE = "<script>alert('x')</script> & \"quotes\"\n\n"

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from semspec.core import Segment, Segmentation, SegmentEnd, Writer
 from semspec.engine.segmentation import cut
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch, Unavailable
+from semspec.types import Segment, Segmentation, SegmentEnd, Writer
 from tests.training import support
 from training.config import ContextsConfig, PipelineConfig
 from training.data.contexts import choose_depths
@@ -91,13 +91,13 @@ async def test_states_on_disk_are_those_the_engines_serve(made: Pipeline, models
     assert len(drafted) == len(tensors["draft_states"]) and 2 * len(drafted) == len(rows)
     for index in range(0, len(rows), 3):
         segment = segment_of(rows[index], engines)
-        [reading] = await engines[Writer.TARGET].read(contexts[rows[index]["context"]].context, [segment])
+        [reading] = await engines[Writer.TARGET].score(contexts[rows[index]["context"]].context, [segment])
         check(reading.states.data, tensors["target_states"][index])
         assert reading.surprisal == pytest.approx(tensors["surprisal"][index].tolist(), rel=1e-3, abs=1e-3)
         assert reading.num_tokens == rows[index]["num_tokens"]
     for index in range(0, len(drafted), 3):
         segment = segment_of(drafted[index], engines)
-        [reading] = await engines[Writer.DRAFT].read(contexts[drafted[index]["context"]].context, [segment])
+        [reading] = await engines[Writer.DRAFT].score(contexts[drafted[index]["context"]].context, [segment])
         check(reading.states.data, tensors["draft_states"][index])
     for engine in engines.values():
         await engine.aclose()

@@ -11,8 +11,8 @@ from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.features import FeatureSet, LayerSet, assemble
 from tests.training.samples import NUM_LAYERS, Watched, write_samples
 from training.data.labels import Labels
-from training.fitting.recipe import Role
-from training.fitting.states import BATCHES_AHEAD, FeatureSource, StateStore
+from training.trainer.recipe import Role
+from training.trainer.states import BATCHES_AHEAD, FeatureSource, StateStore
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ import pytest
 from demo.documents import write_document
 from demo.problems import SPLITS
 from demo.wording import DRAFT_AUTHOR
-from semspec.core import Context, Sampling, Segmentation, SegmentEnd, Writer
 from semspec.engine.batch import ContextBatch
 from semspec.engine.causal_lm import CausalLM
 from semspec.errors import InvalidRequest
 from semspec.stack import BUNDLED_PAIR
+from semspec.types import Context, SamplingParams, Segmentation, SegmentEnd, Writer
 from training.config import ServerSampler
 from training.data.writers import EngineWriter, ModelDesk, ServerWriter, WritingRecipe
 
@@ -42,7 +42,7 @@ def tgi(lm: CausalLM, seen: list[dict[str, Any]]) -> Iterator[str]:
 
         def _events(self, prompt: str, parameters: dict[str, Any]) -> Iterator[dict[str, Any]]:
             context = lm.encode(prompt).token_ids
-            sampling = Sampling(parameters["temperature"], parameters["top_p"], seed=parameters["seed"])
+            sampling = SamplingParams(parameters["temperature"], parameters["top_p"], seed=parameters["seed"])
             tokens, limit = list[int](), parameters["max_new_tokens"]
             while len(tokens) < limit and not (tokens and tokens[-1] in lm.eos_ids):
                 batch = ContextBatch(lm, [*context, *tokens])
@@ -81,11 +81,11 @@ def test_tgi_segments_are_those_of_the_engine(num_steps: int, max_tokens: int, e
         f"{step}\n\n" for step in document.segments[: num_steps or -len(document.segments)]
     )
     context, seen = Context((lm.encode(text),)), list[dict[str, Any]]()
-    recipe = WritingRecipe(Sampling(1.0, 0.9), max_segment_tokens=max_tokens)
-    local = EngineWriter(ModelDesk(lm, 3), Writer.DRAFT, recipe).write(context, SEEDS)
+    recipe = WritingRecipe(SamplingParams(1.0, 0.9), max_segment_tokens=max_tokens)
+    local = EngineWriter(ModelDesk(lm, 3), Writer.DRAFT, recipe).generate(context, SEEDS)
     with tgi(lm, seen) as address:
         writer = ServerWriter(ServerSampler(backend="tgi", base_url=address), Writer.DRAFT, recipe, lm)
-        served = writer.write(context, SEEDS)
+        served = writer.generate(context, SEEDS)
     assert [(one.text, one.end) for one in served] == [(one.text, one.end) for one in local]
     assert SegmentEnd(end) in {one.end for one in served}
     for one, other in zip(served, local, strict=True):
@@ -101,6 +101,6 @@ def test_missing_key_is_told_before_the_first_request(monkeypatch: pytest.Monkey
         ServerWriter(
             config,
             Writer.DRAFT,
-            WritingRecipe(Sampling()),
+            WritingRecipe(SamplingParams()),
             CausalLM.load(str(BUNDLED_PAIR / "draft"), None, "cpu", "float32"),
         )

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from semspec.core import Context, Message, Piece, Segment, Segmentation, SegmentEnd, Writer, derive_seed
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.segmentation import cut
 from semspec.errors import InvalidRequest
+from semspec.types import Context, Message, Piece, Segment, Segmentation, SegmentEnd, Writer, derive_seed
 from training.config import ContextsConfig, PromptConfig
 from training.data.questions import Question
 from training.data.writers import SegmentWriter
@@ -53,7 +53,7 @@ def mixed_trace(
     for index in range(limit):
         writer = Writer.DRAFT if rng.random() < draft_share else Writer.TARGET
         draw = derive_seed(seed, f"trace {question.id}", index)
-        [segment] = writers[writer].write(Context(tuple(pieces)), [draw])
+        [segment] = writers[writer].generate(Context(tuple(pieces)), [draw])
         if segment.end is not SegmentEnd.BOUNDARY:
             break
         pieces.append(segment)

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from semspec.core import Writer
 from semspec.errors import InvalidRequest
+from semspec.types import Writer
 from training.data.questions import Question
 from training.files import Row, replacing
 

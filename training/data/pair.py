@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from semspec.core import ModelInfo, Segmentation, Writer
 from semspec.engine.causal_lm import CausalLM
+from semspec.types import ModelInfo, Segmentation, Writer
 from training.config import ModelConfig, PipelineConfig, ServerSampler
 from training.data.sample import Sampler, states_dtype
 from training.data.writers import EngineWriter, ModelDesk, SegmentWriter, ServerWriter, WritingRecipe

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from semspec.core import Context, Segment, Writer, derive_seed
 from semspec.errors import InvalidRequest
+from semspec.types import Context, Segment, Writer, derive_seed
 from training.data.contexts import ProbeContext
 from training.data.writers import ModelDesk, SegmentWriter
 from training.files import Row
@@ -44,7 +44,7 @@ class Sampler:
     def _written(self, context: ProbeContext, writer: Writer) -> list[Segment]:
         base = derive_seed(self._seed, f"sample {writer} {context.question.id}", context.depth)
         seeds = [derive_seed(base, "sample", index) for index in range(self._num_samples)]
-        return self._writers[writer].write(context.context, seeds)
+        return self._writers[writer].generate(context.context, seeds)
 
     def _ids(self, reader: Writer, segments: Sequence[Segment]) -> list[list[int]]:
         """Segments in the reader's tokens; of one without a word, which a server may send, end-of-sequence."""

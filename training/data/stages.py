@@ -6,14 +6,14 @@ from typing import Any, Protocol
 
 from sklearn.metrics import adjusted_rand_score
 
-from semspec.core import Context
+from semspec.types import Context
+from training.clustering.equivalence import Alternatives, Equivalence
 from training.config import PipelineConfig
 from training.data.contexts import ProbeContext, choose_depths, contexts_of, given_trace, mixed_trace, prompt, trace_row
 from training.data.pair import Pair
 from training.data.questions import Question, question_row, resolve
 from training.data.sample import stacked
 from training.files import Row, StageFolder, digest_of, read_rows, write_rows, write_tensors
-from training.meaning.equivalence import Alternatives, Equivalence
 
 Advance = Callable[[int], None]
 """Tells the progress bar that so many contexts (questions, in the first stage) are done."""

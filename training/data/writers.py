@@ -7,13 +7,13 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
-from semspec.core import Context, Sampling, Segment, Segmentation, SegmentEnd, Writer
 from semspec.engine.batch import ContextBatch
 from semspec.engine.causal_lm import CausalLM
 from semspec.errors import InvalidRequest, Unavailable
 from semspec.remote.connecting import connect
-from semspec.remote.cutting import TextCutter
 from semspec.remote.protocol import Completion, CompletionClient, Server
+from semspec.remote.segmenter import TextSegmenter
+from semspec.types import Context, SamplingParams, Segment, Segmentation, SegmentEnd, Writer
 from training.config import ServerSampler
 
 
@@ -21,7 +21,7 @@ from training.config import ServerSampler
 class WritingRecipe:
     """How segments are sampled, those of a trace and those at a context alike."""
 
-    sampling: Sampling
+    sampling: SamplingParams
     segmentation: Segmentation = Segmentation.PARAGRAPH
     max_segment_tokens: int = 512
 
@@ -29,7 +29,7 @@ class WritingRecipe:
 class SegmentWriter(Protocol):
     """Writes next segments."""
 
-    def write(self, context: Context, seeds: Sequence[int]) -> list[Segment]:
+    def generate(self, context: Context, seeds: Sequence[int]) -> list[Segment]:
         """One next segment a seed, in the order of `seeds`."""
         ...
 
@@ -40,7 +40,7 @@ class EngineWriter:
     def __init__(self, desk: "ModelDesk", writer: Writer, recipe: WritingRecipe) -> None:
         self._desk, self._writer, self._recipe = desk, writer, recipe
 
-    def write(self, context: Context, seeds: Sequence[int]) -> list[Segment]:
+    def generate(self, context: Context, seeds: Sequence[int]) -> list[Segment]:
         batch, recipe, lm = self._desk.at(context), self._recipe, self._desk.lm
         segments: list[Segment] = []
         for start in range(0, len(seeds), self._desk.rows_at_once):
@@ -85,7 +85,7 @@ class ServerWriter:
             remedy="check sampler.base_url, model and key, then run the same command again",
         )
 
-    def write(self, context: Context, seeds: Sequence[int]) -> list[Segment]:
+    def generate(self, context: Context, seeds: Sequence[int]) -> list[Segment]:
         """Raises: Unavailable, DeadlineExceeded, Overloaded, Mismatch when the server does not write."""
         prompt = self._lm.without_bos("".join(piece.text for piece in context.pieces))
         limit, sampling = self._recipe.max_segment_tokens, self._recipe.sampling
@@ -103,14 +103,14 @@ class ServerWriter:
         return [task.result() for task in tasks]
 
     async def _segment(self, client: CompletionClient, completion: Completion, room: asyncio.Semaphore) -> Segment:
-        cutter = TextCutter(self._recipe.segmentation)
+        segmenter = TextSegmenter(self._recipe.segmentation)
         async with room, aclosing(client.stream(completion)) as deltas:
             async for delta in deltas:
-                cutter.open += delta.text
-                if (whole := cutter.take_whole()) is not None:
+                segmenter.open += delta.text
+                if (whole := segmenter.take_whole()) is not None:
                     return Segment(whole, (), "", self._writer, SegmentEnd.BOUNDARY)
                 if delta.end:
-                    return Segment(cutter.open, (), "", self._writer, delta.end)
+                    return Segment(segmenter.open, (), "", self._writer, delta.end)
         raise Unavailable(f"{self._config.base_url} broke off without an end; run the same command again")
 
 

@@ -8,9 +8,9 @@ from pydantic import JsonValue
 
 from gateway.generations.choice import Ended, Kept
 from gateway.generations.summary import Summary
-from semspec.core import Drafted
 from semspec.errors import SemspecError
-from semspec.trace import Json
+from semspec.records import Json
+from semspec.types import Drafted
 
 
 @dataclass(frozen=True, slots=True)

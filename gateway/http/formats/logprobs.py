@@ -5,8 +5,8 @@ from itertools import accumulate
 
 from pydantic import JsonValue
 
-from semspec.core import TokenLogprob
-from semspec.trace import Json
+from semspec.records import Json
+from semspec.types import TokenLogprob
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob] | None) -> JsonValue:

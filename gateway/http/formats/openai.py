@@ -7,15 +7,15 @@ from pydantic import JsonValue
 
 from gateway.generations.call import Call
 from gateway.generations.choice import Ended, Kept
+from gateway.generations.output_text import Delta
 from gateway.generations.statistics import statistics, usage
 from gateway.generations.summary import Summary
-from gateway.generations.transcript import Delta
 from gateway.http.errors import error_body
 from gateway.http.formats.format import Envelope
 from gateway.http.formats.logprobs import chat_logprobs, completion_logprobs
-from semspec.core import Drafted, FinishReason, TokenLogprob
 from semspec.errors import SemspecError
-from semspec.trace import Json, record_json
+from semspec.records import Json, record_json
+from semspec.types import Drafted, FinishReason, TokenLogprob
 
 
 class _OpenAIFormat(ABC):

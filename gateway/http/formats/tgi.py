@@ -11,9 +11,9 @@ from gateway.generations.summary import Summary
 from gateway.http.errors import tgi_error_body
 from gateway.http.formats.format import Envelope
 from gateway.http.formats.tokens import SegmentStream, ShownToken, TokenStream
-from semspec.core import Drafted, FinishReason, TokenLogprob
 from semspec.errors import SemspecError
-from semspec.trace import Json
+from semspec.records import Json
+from semspec.types import Drafted, FinishReason, TokenLogprob
 
 
 class TgiFormat:
@@ -40,7 +40,7 @@ class TgiFormat:
 
     def closing(self, index: int, ended: Ended, summaries: Sequence[Summary]) -> list[Json]:
         (summary,) = summaries  # TGI knows no choices
-        tokens = self._tokens.close(ended.delta.content, summary.transcript.stop is not None)
+        tokens = self._tokens.close(ended.delta.content, summary.stop_checker.stop is not None)
         chunks = [self._chunk(token) for token in tokens]
         chunks[-1] |= {
             "generated_text": self._text(summary),
@@ -104,12 +104,12 @@ def _shown(call: Call, summary: Summary) -> list[ShownToken]:
         size = len(record.segment.text)
         tokens += stream.add(record, rest[:size])
         rest = rest[size:]
-    last = stream.close("", summary.transcript.stop is not None)
+    last = stream.close("", summary.stop_checker.stop is not None)
     return tokens + (last if isinstance(stream, TokenStream) else [])
 
 
 def _reason(summary: Summary) -> str:
-    if summary.transcript.stop is not None:
+    if summary.stop_checker.stop is not None:
         return "stop_sequence"
     return "length" if summary.finish_reason is FinishReason.LENGTH else "eos_token"
 

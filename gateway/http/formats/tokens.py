@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from semspec.core import SegmentRecord, TokenLogprob
+from semspec.types import SegmentRecord, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

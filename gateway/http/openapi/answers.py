@@ -4,7 +4,7 @@ from typing import Literal
 
 from gateway.http.openapi.described import Described
 from gateway.http.openapi.statistics import AnswerMetrics, SegmentTrace, Statistics
-from semspec.core import FinishReason
+from semspec.types import FinishReason
 
 
 class TokenCounts(Described):

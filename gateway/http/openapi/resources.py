@@ -5,7 +5,7 @@ from typing import Literal
 from gateway.http.openapi.answers import TokenCounts
 from gateway.http.openapi.described import Described
 from gateway.http.openapi.statistics import Parameters, SegmentTrace
-from semspec.core import FinishReason
+from semspec.types import FinishReason
 
 
 class ErrorDetail(Described):

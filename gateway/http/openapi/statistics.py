@@ -1,8 +1,8 @@
 """A segment's record, and the numbers that come with an answer."""
 
 from gateway.http.openapi.described import Described
-from semspec.core import AcceptanceRule, ScoreMethod, Segmentation, SegmentEnd, Strategy, Writer
-from semspec.trace import Verdict
+from semspec.records import Verdict
+from semspec.types import AcceptanceRule, ScoreMethod, Segmentation, SegmentEnd, Strategy, Writer
 
 
 class SegmentText(Described):

@@ -14,7 +14,7 @@ from gateway.http.auth import OwnerOf
 from gateway.http.openapi.responses import EVENTS, GENERATION, TRACE
 from gateway.parts import PartsOf
 from semspec.errors import NotFound
-from semspec.trace import Json
+from semspec.records import Json
 
 router = APIRouter(prefix="/v1/generations", tags=["generations"])
 

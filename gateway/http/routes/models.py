@@ -7,7 +7,7 @@ from gateway.http.calls import model_names
 from gateway.http.openapi.responses import MODEL, MODELS
 from gateway.parts import Parts, PartsOf
 from semspec.errors import NotFound
-from semspec.trace import Json
+from semspec.records import Json
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 

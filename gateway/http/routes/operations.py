@@ -9,7 +9,7 @@ from gateway.http.openapi.responses import HEALTH, METRICS, READY
 from gateway.parts import PartsOf
 from gateway.readiness import describe
 from semspec.errors import SemspecError
-from semspec.trace import Json
+from semspec.records import Json
 
 router = APIRouter(tags=["operations"])
 

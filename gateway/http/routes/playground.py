@@ -12,9 +12,9 @@ from fastapi.responses import Response
 from gateway.http.openapi.responses import SERVICES
 from gateway.parts import Parts, PartsOf
 from gateway.storage.store import Store
-from semspec.core import ModelInfo, VerifierInfo
 from semspec.errors import NotFound, SemspecError, Unavailable
-from semspec.trace import Json
+from semspec.records import Json
+from semspec.types import ModelInfo, VerifierInfo
 
 router = APIRouter(tags=["operations"])
 
@@ -71,11 +71,11 @@ async def static(name: str) -> Response:
 @router.get("/v1/services", responses=SERVICES)
 async def services(parts: PartsOf) -> Json:
     """Who answers now, asked one by one."""
-    roles = parts.roles
+    backends = parts.backends
     asked = {
-        "draft": _model(roles.drafter.info()),
-        "target": _model(roles.target.info()),
-        "verifier": _probes(roles.verifier.info()),
+        "draft": _model(backends.drafter.info()),
+        "target": _model(backends.target.info()),
+        "verifier": _probes(backends.verifier.info()),
         "redis": _redis(parts.store),
     }
     answers = await asyncio.gather(*(_lamp(name, answer, parts) for name, answer in asked.items()))

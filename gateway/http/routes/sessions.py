@@ -10,7 +10,7 @@ from gateway.http.openapi.responses import FORGOTTEN, SESSION
 from gateway.http.schemas import SESSION_NAME
 from gateway.parts import PartsOf
 from semspec.errors import Conflict, NotFound
-from semspec.trace import Json
+from semspec.records import Json
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 

@@ -14,7 +14,7 @@ from gateway.parts import Parts, PartsOf
 from gateway.settings import MAX_STOPS
 from semspec import __version__
 from semspec.errors import DeadlineExceeded
-from semspec.trace import Json
+from semspec.records import Json
 
 router = APIRouter(tags=["tgi"])
 
@@ -46,7 +46,7 @@ async def tokenize(body: TokenizeRequest, parts: PartsOf) -> list[JsonValue]:
     """The target's tokens of a text, with their places in it."""
     try:
         async with asyncio.timeout(parts.settings.encode_deadline_s):
-            tokens = await parts.roles.target.tokenize(body.inputs)
+            tokens = await parts.backends.target.tokenize(body.inputs)
     except TimeoutError:
         parts.readiness.suspect()
         raise DeadlineExceeded("the target took too long to tokenize the text; retry") from None

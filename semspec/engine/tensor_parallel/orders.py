@@ -41,9 +41,9 @@ class Forget:
 Order: TypeAlias = Forward | Copy | Forget
 
 
-def encoded(order: Order) -> bytes:
+def encoded(params: Order) -> bytes:
     """An order as it travels."""
-    match order:
+    match params:
         case Forward(sequence, start, tokens):
             words = [_Kind.FORWARD, sequence, start, *tokens]
         case Copy(sequence, twin, num_tokens):

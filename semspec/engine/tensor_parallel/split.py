@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from semspec.engine.decoder import obstacle
+from semspec.engine.decoder import unsupported_reason
 from semspec.errors import Mismatch
 
 
@@ -43,7 +43,7 @@ class Split:
 
     def check(self, model: PreTrainedModel, name: str) -> None:
         """Raises: Mismatch when `model`, whose weights need not be there, cannot be split so."""
-        if reason := "its weights are quantised" if _is_quantised(model) else obstacle(model):
+        if reason := "its weights are quantised" if _is_quantised(model) else unsupported_reason(model):
             raise Mismatch(f"{name} cannot be split: {reason}; set {self.setting} to 1")
         num_kv_heads, num_columns = model.config.num_key_value_heads, model.config.intermediate_size
         allowed = [n for n in range(1, num_kv_heads + 1) if num_kv_heads % n == num_columns % n == 0]

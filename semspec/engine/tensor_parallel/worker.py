@@ -46,8 +46,8 @@ def main() -> None:
 def follow(decoder: Decoder, orders: Iterable[Order]) -> None:
     """Carry out `orders`."""
     sequences: defaultdict[int, BufferKV] = defaultdict(decoder.new_kv)
-    for order in orders:
-        match order:
+    for params in orders:
+        match params:
             case Forward(sequence, start, tokens):
                 kv = sequences[sequence]
                 kv.crop(start)

@@ -92,12 +92,12 @@ class Workers:
         """Free a sequence's keys and values with the next order. From any thread: finalizers run where they like."""
         self._forgotten.append(sequence)
 
-    def give(self, order: Order) -> None:
-        """Have `order` carried out by all, after those before it."""
+    def give(self, params: Order) -> None:
+        """Have `params` carried out by all, after those before it."""
         orders: list[Order] = []
         while self._forgotten:
             orders.append(Forget(self._forgotten.popleft()))
-        message = b"".join(map(encoded, [*orders, order]))
+        message = b"".join(map(encoded, [*orders, params]))
         for process in self._processes:
             stream = _pipe(process.stdin)
             stream.write(message)
@@ -139,7 +139,7 @@ class Workers:
 
 
 def _started(assignment: Assignment) -> "subprocess.Popen[bytes]":
-    """A worker whose leash is its input: the kernel closes that pipe however this process ends. (The parent-death
+    """A worker that ends with its input: the kernel closes that pipe however this process ends. (The parent-death
     signal is bound to the thread that starts a process, and a loader's thread need not last.)"""
     return subprocess.Popen(
         [sys.executable, "-m", "semspec.engine.tensor_parallel.worker", json.dumps(asdict(assignment))],

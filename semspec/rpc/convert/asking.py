@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from semspec.core import Context, Reply
 from semspec.rpc.convert.checks import check_filled, invalid
 from semspec.rpc.convert.pieces import context_from_wire, put_piece
+from semspec.types import ChoiceScores, Context
 from semspec.v1 import target_pb2
 
 
@@ -27,18 +27,18 @@ def ask_request_from_wire(message: target_pb2.AskRequest) -> tuple[Context, str,
     return context, message.question, message.prefill, list(message.options), message.session
 
 
-def ask_response_to_wire(reply: Reply) -> target_pb2.AskResponse:
+def ask_response_to_wire(reply: ChoiceScores) -> target_pb2.AskResponse:
     """What the target would say first."""
     return target_pb2.AskResponse(
         probabilities=reply.probabilities, likeliest=reply.likeliest, duration_ms=reply.duration_ms
     )
 
 
-def ask_response_from_wire(message: target_pb2.AskResponse, num_options: int) -> Reply:
+def ask_response_from_wire(message: target_pb2.AskResponse, num_options: int) -> ChoiceScores:
     """What the target would say first, with a probability for each of `num_options` options."""
     if len(message.probabilities) != num_options:
         raise invalid("probabilities", f"{len(message.probabilities)}, but {num_options} options")
     for i, probability in enumerate(message.probabilities):
         if not 0 <= probability <= 1:
             raise invalid(f"probabilities[{i}]", f"must be in [0, 1], not {probability}")
-    return Reply(tuple(message.probabilities), message.likeliest, message.duration_ms)
+    return ChoiceScores(tuple(message.probabilities), message.likeliest, message.duration_ms)

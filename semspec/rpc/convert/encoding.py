@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from semspec.core import Message, Piece
 from semspec.rpc.convert.checks import check_filled, invalid
 from semspec.rpc.convert.pieces import piece_from_wire, put_piece
+from semspec.types import Message, Piece
 from semspec.v1 import target_pb2
 
 _ROLES = ("system", "user", "assistant")

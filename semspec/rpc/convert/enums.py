@@ -1,9 +1,9 @@
-"""The wire's numbers for the words of `semspec.core`."""
+"""The wire's numbers for the words of `semspec.types`."""
 
 from collections.abc import Sequence
 
-from semspec.core import Segmentation, SegmentEnd, Writer
 from semspec.rpc.convert.checks import known
+from semspec.types import Segmentation, SegmentEnd, Writer
 from semspec.v1 import types_pb2
 
 WRITERS_TO_WIRE = {

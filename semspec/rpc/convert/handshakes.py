@@ -1,8 +1,8 @@
 """`Info`: what each service says of itself."""
 
-from semspec.core import ModelInfo, OperatingPoint, VerifierInfo
 from semspec.rpc.convert.checks import invalid, probability
 from semspec.rpc.convert.enums import SEGMENTATIONS_TO_WIRE, segmentations_from_wire
+from semspec.types import ModelInfo, OperatingPoint, VerifierInfo
 from semspec.v1 import types_pb2, verifier_pb2
 
 

@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
-from semspec.core import Judgement, Reading, States
 from semspec.rpc.convert.checks import check_filled, invalid, probability
 from semspec.rpc.convert.reading import put_reading, reading_from_wire
 from semspec.rpc.convert.states import put_states, states_from_wire
+from semspec.types import Judgement, SegmentScore, States
 from semspec.v1 import verifier_pb2
 
 
 def judge_request_to_wire(
-    draft_states: Sequence[States], readings: Sequence[Reading], probes: str = ""
+    draft_states: Sequence[States], readings: Sequence[SegmentScore], probes: str = ""
 ) -> verifier_pb2.JudgeRequest:
     """Both models' views of the same segments, and which probes are to judge them."""
     message = verifier_pb2.JudgeRequest(probes=probes)
@@ -21,7 +21,7 @@ def judge_request_to_wire(
     return message
 
 
-def judge_request_from_wire(message: verifier_pb2.JudgeRequest) -> tuple[list[States], list[Reading], str]:
+def judge_request_from_wire(message: verifier_pb2.JudgeRequest) -> tuple[list[States], list[SegmentScore], str]:
     """Both models' views of the same segments, as many of the one as of the other and at least one, and which probes
     are to judge them."""
     check_filled(message.draft_states, "draft_states")

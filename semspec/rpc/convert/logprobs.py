@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from semspec.core import TokenLogprob
 from semspec.rpc.convert.checks import invalid
+from semspec.types import TokenLogprob
 from semspec.v1 import types_pb2
 
 

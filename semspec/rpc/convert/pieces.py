@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from semspec.core import Context, Piece, Segment, Writer
 from semspec.rpc.convert.checks import check_filled, invalid, known
 from semspec.rpc.convert.enums import ENDS_FROM_WIRE, ENDS_TO_WIRE, WRITERS_FROM_WIRE, WRITERS_TO_WIRE
+from semspec.types import Context, Piece, Segment, Writer
 from semspec.v1 import types_pb2
 
 

@@ -2,24 +2,24 @@
 
 from collections.abc import Sequence
 
-from semspec.core import Context, Distribution, Proposal, WriteOrder
 from semspec.rpc.convert.checks import check_positive, invalid
 from semspec.rpc.convert.pieces import context_from_wire, put_piece
 from semspec.rpc.convert.writing import sampling_from_wire, sampling_to_wire
+from semspec.types import Context, Distribution, GenerationParams, Proposal
 from semspec.v1 import types_pb2
 
 _ENTRY_BYTES = 4
 
 
 def propose_request_to_wire(
-    context: Context, open_ids: Sequence[int], order: WriteOrder, num_tokens: int
+    context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
 ) -> types_pb2.ProposeRequest:
-    """What the drafter is asked; of `order`, sampling and session are sent."""
+    """What the drafter is asked; of `params`, sampling and session are sent."""
     message = types_pb2.ProposeRequest(
         open_token_ids=open_ids,
-        sampling=sampling_to_wire(order.sampling),
+        sampling=sampling_to_wire(params.sampling),
         num_tokens=num_tokens,
-        session=order.session,
+        session=params.session,
     )
     for piece in context.pieces:
         put_piece(message.context.add(), piece)
@@ -28,11 +28,11 @@ def propose_request_to_wire(
 
 def propose_request_from_wire(
     message: types_pb2.ProposeRequest,
-) -> tuple[Context, tuple[int, ...], WriteOrder, int]:
+) -> tuple[Context, tuple[int, ...], GenerationParams, int]:
     """Context, open tokens, order and number of tokens of a `Propose` call."""
     check_positive(message.num_tokens, "num_tokens")
-    order = WriteOrder(sampling_from_wire(message.sampling), session=message.session)
-    return context_from_wire(message.context), tuple(message.open_token_ids), order, message.num_tokens
+    params = GenerationParams(sampling_from_wire(message.sampling), session=message.session)
+    return context_from_wire(message.context), tuple(message.open_token_ids), params, message.num_tokens
 
 
 def proposal_to_wire(proposal: Proposal) -> types_pb2.Proposal:

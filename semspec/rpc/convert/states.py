@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from semspec.core import STATE_CONVENTION, States
 from semspec.errors import Mismatch
 from semspec.rpc.convert.checks import invalid
+from semspec.types import STATE_CONVENTION, States
 from semspec.v1 import types_pb2
 
 _FLOAT_BYTES = 4

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from semspec.core import Token
 from semspec.rpc.convert.checks import invalid
+from semspec.types import Token
 from semspec.v1 import target_pb2
 
 

@@ -2,40 +2,40 @@
 
 import math
 
-from semspec.core import Context, Sampling, WriteOrder, Written
 from semspec.rpc.convert.checks import check_positive, invalid, known
 from semspec.rpc.convert.enums import SEGMENTATIONS_FROM_WIRE, SEGMENTATIONS_TO_WIRE
 from semspec.rpc.convert.logprobs import logprobs_from_wire, put_logprobs
 from semspec.rpc.convert.pieces import context_from_wire, put_piece, segment_from_wire
 from semspec.rpc.convert.states import put_states, states_from_wire
+from semspec.types import Context, GeneratedSegment, GenerationParams, SamplingParams
 from semspec.v1 import types_pb2
 
 MAX_LOGPROBS = 20
 """Most alternatives told at a token, as in OpenAI's interface."""
 
 
-def write_request_to_wire(context: Context, order: WriteOrder) -> types_pb2.WriteRequest:
+def write_request_to_wire(context: Context, params: GenerationParams) -> types_pb2.WriteRequest:
     """What the writing services are asked."""
     message = types_pb2.WriteRequest(
-        sampling=sampling_to_wire(order.sampling),
-        segmentation=SEGMENTATIONS_TO_WIRE[order.segmentation],
-        max_segments=order.max_segments,
-        max_tokens=order.max_tokens,
-        max_segment_tokens=order.max_segment_tokens,
-        want_states=order.want_states,
-        num_logprobs=order.num_logprobs,
-        session=order.session,
+        sampling=sampling_to_wire(params.sampling),
+        segmentation=SEGMENTATIONS_TO_WIRE[params.segmentation],
+        max_segments=params.max_segments,
+        max_tokens=params.max_tokens,
+        max_segment_tokens=params.max_segment_tokens,
+        want_states=params.want_states,
+        num_logprobs=params.num_logprobs,
+        session=params.session,
     )
     for piece in context.pieces:
         put_piece(message.context.add(), piece)
     return message
 
 
-def write_request_from_wire(message: types_pb2.WriteRequest) -> tuple[Context, WriteOrder]:
+def write_request_from_wire(message: types_pb2.WriteRequest) -> tuple[Context, GenerationParams]:
     """The context and the order of a `Write` call."""
     check_positive(message.max_tokens, "max_tokens")
     check_positive(message.max_segment_tokens, "max_segment_tokens")
-    order = WriteOrder(
+    params = GenerationParams(
         sampling=sampling_from_wire(message.sampling),
         segmentation=known(SEGMENTATIONS_FROM_WIRE, message.segmentation, "segmentation"),
         max_segments=message.max_segments,
@@ -45,7 +45,7 @@ def write_request_from_wire(message: types_pb2.WriteRequest) -> tuple[Context, W
         num_logprobs=_num_logprobs(message),
         session=message.session,
     )
-    return context_from_wire(message.context), order
+    return context_from_wire(message.context), params
 
 
 def _num_logprobs(message: types_pb2.WriteRequest) -> int | None:
@@ -56,23 +56,23 @@ def _num_logprobs(message: types_pb2.WriteRequest) -> int | None:
     return message.num_logprobs
 
 
-def sampling_to_wire(sampling: Sampling) -> types_pb2.Sampling:
+def sampling_to_wire(sampling: SamplingParams) -> types_pb2.Sampling:
     """Sampling parameters."""
     return types_pb2.Sampling(
         temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, seed=sampling.seed
     )
 
 
-def sampling_from_wire(message: types_pb2.Sampling) -> Sampling:
+def sampling_from_wire(message: types_pb2.Sampling) -> SamplingParams:
     """Sampling parameters, each in its range."""
     if not (math.isfinite(message.temperature) and message.temperature >= 0):
         raise invalid("sampling.temperature", f"must be at least 0, not {message.temperature}")
     if not 0 < message.top_p <= 1:
         raise invalid("sampling.top_p", f"must be above 0 and at most 1, not {message.top_p}")
-    return Sampling(message.temperature, message.top_p, message.top_k, message.seed)
+    return SamplingParams(message.temperature, message.top_p, message.top_k, message.seed)
 
 
-def written_to_wire(written: Written) -> types_pb2.WriteResponse:
+def written_to_wire(written: GeneratedSegment) -> types_pb2.WriteResponse:
     """One message of a `Write` stream."""
     message = types_pb2.WriteResponse(duration_ms=written.duration_ms)
     put_piece(message.segment, written.segment)
@@ -83,8 +83,8 @@ def written_to_wire(written: Written) -> types_pb2.WriteResponse:
     return message
 
 
-def written_from_wire(message: types_pb2.WriteResponse) -> Written:
+def written_from_wire(message: types_pb2.WriteResponse) -> GeneratedSegment:
     """One message of a `Write` stream."""
     states = states_from_wire(message.states, "states") if message.HasField("states") else None
     segment = segment_from_wire(message.segment, "segment")
-    return Written(segment, states, message.duration_ms, logprobs_from_wire(message))
+    return GeneratedSegment(segment, states, message.duration_ms, logprobs_from_wire(message))

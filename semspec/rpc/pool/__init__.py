@@ -4,7 +4,7 @@ places.py finds the replicas, replica.py watches over one, choice.py picks one f
 roles.py speaks for them.
 """
 
+from semspec.rpc.pool.backends import PooledDrafter, PooledRole, PooledTarget, PooledVerifier
 from semspec.rpc.pool.options import PoolOptions
-from semspec.rpc.pool.roles import PooledDrafter, PooledRole, PooledTarget, PooledVerifier
 
 __all__ = ["PoolOptions", "PooledDrafter", "PooledRole", "PooledTarget", "PooledVerifier"]

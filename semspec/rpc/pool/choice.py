@@ -23,9 +23,9 @@ class Health(IntEnum):
     SERVING = 0
     UNKNOWN = 1
     """Not asked yet, or a call has failed since."""
-    AWAY = 2
+    NOT_SERVING = 2
     """Loading, draining, or not there: it answers at once, though hardly with what was wanted."""
-    SILENT = 3
+    UNREACHABLE = 3
     """It does not answer. No call is given to it, and none is left waiting for it."""
 
 

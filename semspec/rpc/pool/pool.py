@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 from semspec.errors import Overloaded, SemspecError, Unavailable
 from semspec.rpc.pool.choice import Health, best
 from semspec.rpc.pool.options import PoolOptions
-from semspec.rpc.pool.places import Directory, Lookup, look_up
-from semspec.rpc.pool.replica import Client, Kind, Replica
+from semspec.rpc.pool.replica import Client, Replica, ServiceSpec
+from semspec.rpc.pool.resolver import Lookup, Resolver, look_up
 
 C = TypeVar("C", bound=Client)
 R = TypeVar("R")
@@ -28,14 +28,14 @@ class Pool(Generic[C]):
     Raises: InvalidRequest when `addresses` is no address list.
     """
 
-    def __init__(self, kind: Kind[C], addresses: str, options: PoolOptions, lookup: Lookup = look_up) -> None:
-        self._kind, self._addresses, self._options = kind, addresses, options
-        self._directory = Directory(addresses, lookup)
+    def __init__(self, spec: ServiceSpec[C], addresses: str, options: PoolOptions, lookup: Lookup = look_up) -> None:
+        self._spec, self._addresses, self._options = spec, addresses, options
+        self._resolver = Resolver(addresses, lookup)
         self._members: dict[str, Replica[C]] = {}
         self._leaving: dict[str, Replica[C]] = {}
         """Those no longer to be found: they end their calls, then they are closed."""
         self._model: object = None
-        self._strangers: set[str] = set()
+        self._mismatched: set[str] = set()
         self._has_looked = asyncio.Event()
         self._looking = asyncio.create_task(self._keep_looking())
 
@@ -73,7 +73,7 @@ class Pool(Generic[C]):
         """
         await self._has_looked.wait()
         if not (candidates := self._candidates(tried, model)):
-            away = [one for one in self._members.values() if one.health is Health.AWAY and one not in tried]
+            away = [one for one in self._members.values() if one.health is Health.NOT_SERVING and one not in tried]
             await asyncio.gather(*(replica.look() for replica in away))  # it may be back already
             candidates = self._candidates(tried, model)
         if candidates:
@@ -91,7 +91,7 @@ class Pool(Generic[C]):
         return [
             replica
             for replica in self._usable()
-            if replica not in tried and replica.health is not Health.SILENT and replica.may_serve(model)
+            if replica not in tried and replica.health is not Health.UNREACHABLE and replica.may_serve(model)
         ]
 
     def _usable(self) -> list[Replica[C]]:
@@ -105,12 +105,12 @@ class Pool(Generic[C]):
     async def _keep_looking(self) -> None:
         while True:
             try:
-                self._adopt(await self._directory.look())
-                await self._part_with_idle()
+                self._adopt(await self._resolver.look())
+                await self._close_idle()
             except SemspecError as error:  # certificates that cannot be read; they may be there next time
-                _log.error("cannot call %s: %s", self._kind.service, error.message)
+                _log.error("cannot call %s: %s", self._spec.service, error.message)
             self._has_looked.set()
-            self._report_strangers()
+            self._report_mismatched()
             await asyncio.sleep(self._options.resolve_s)
 
     def _adopt(self, found: Mapping[str, str]) -> None:
@@ -124,16 +124,16 @@ class Pool(Generic[C]):
 
     def _connect(self, address: str, name: str) -> Replica[C]:
         options = replace(self._options.client, server_name=name or self._options.client.server_name)
-        return Replica(address, lambda: self._kind.connect(address, options), self._kind, self._options)
+        return Replica(address, lambda: self._spec.connect(address, options), self._spec, self._options)
 
-    async def _part_with_idle(self) -> None:
+    async def _close_idle(self) -> None:
         for address, replica in list(self._leaving.items()):
             if not replica.num_in_flight:
                 await replica.aclose()
                 del self._leaving[address]
 
-    def _report_strangers(self) -> None:
-        strangers = self._members.keys() - {replica.address for replica in self._usable()}
-        for address in strangers - self._strangers:
-            _log.warning("%s at %s serves another model than the others; not used", self._kind.service, address)
-        self._strangers = strangers
+    def _report_mismatched(self) -> None:
+        mismatched = self._members.keys() - {replica.address for replica in self._usable()}
+        for address in mismatched - self._mismatched:
+            _log.warning("%s at %s serves another model than the others; not used", self._spec.service, address)
+        self._mismatched = mismatched

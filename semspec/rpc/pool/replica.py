@@ -40,7 +40,7 @@ C = TypeVar("C", bound=Client)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[C]):
+class ServiceSpec(Generic[C]):
     """What the replicas of a service have in common."""
 
     service: str
@@ -53,13 +53,13 @@ class Kind(Generic[C]):
 class Replica(Generic[C]):
     """A client that knows whether it is worth calling. Construct within the running loop, end with `aclose`."""
 
-    def __init__(self, address: str, connect: Callable[[], C], kind: Kind[C], options: PoolOptions) -> None:
+    def __init__(self, address: str, connect: Callable[[], C], spec: ServiceSpec[C], options: PoolOptions) -> None:
         self.address, self.client = address, connect()
         self.health = Health.UNKNOWN
         self.model: object = None
-        """What it serves, by `Kind.identify`, or served before it failed or fell silent; None while that is unknown."""
+        """Last known result of `ServiceSpec.identify`; None before the first answer."""
         self.num_in_flight = 0
-        self._connect, self._kind, self._options = connect, kind, options
+        self._connect, self._spec, self._options = connect, spec, options
         self._opened_at = asyncio.get_running_loop().time()
         self._spared_until = 0.0
         self._was_serving = True
@@ -88,7 +88,7 @@ class Replica(Generic[C]):
     @asynccontextmanager
     async def cut_off(self) -> AsyncIterator[None]:
         """Wait inside for the replica, as long as it shows signs of life. Raises: Unavailable when it does not."""
-        if self.health is Health.SILENT:
+        if self.health is Health.UNREACHABLE:
             raise self._silence()
         try:
             async with asyncio.timeout(None) as cut:
@@ -130,25 +130,25 @@ class Replica(Generic[C]):
         for _ in range(NUM_QUESTIONS):
             try:
                 async with asyncio.timeout(self._options.health_timeout_s / NUM_QUESTIONS):
-                    answer = await stub.Check(health_pb2.HealthCheckRequest(service=self._kind.service))
+                    answer = await stub.Check(health_pb2.HealthCheckRequest(service=self._spec.service))
                     if answer.status != health_pb2.HealthCheckResponse.SERVING:
-                        return Health.AWAY, None
-                    return Health.SERVING, await self._kind.identify(self.client)
+                        return Health.NOT_SERVING, None
+                    return Health.SERVING, await self._spec.identify(self.client)
             except (aio.AioRpcError, aio.UsageError, SemspecError):
-                return Health.AWAY, None
+                return Health.NOT_SERVING, None
             except TimeoutError:
                 continue
-        return Health.SILENT, None
+        return Health.UNREACHABLE, None
 
     def _learn(self, health: Health, model: object) -> None:
         self.health = health
-        if health is not Health.SILENT:
+        if health is not Health.UNREACHABLE:
             self.model = model
         if (health is Health.SERVING) != self._was_serving:
             self._was_serving = not self._was_serving
             level = logging.INFO if self._was_serving else logging.WARNING
-            _log.log(level, "%s at %s is %s", self._kind.service, self.address, health.name.lower())
-        while health is Health.SILENT and self._waiting:
+            _log.log(level, "%s at %s is %s", self._spec.service, self.address, health.name.lower())
+        while health is Health.UNREACHABLE and self._waiting:
             self._waiting.pop().reschedule(0)
 
     async def _reopen(self) -> None:
@@ -161,7 +161,7 @@ class Replica(Generic[C]):
         try:
             self.client = self._connect()
         except SemspecError as error:
-            _log.error("cannot call %s at %s: %s", self._kind.service, self.address, error.message)
+            _log.error("cannot call %s at %s: %s", self._spec.service, self.address, error.message)
 
     async def _pause(self) -> None:
         interval_s = self._options.health_interval_s

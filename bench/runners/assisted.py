@@ -1,0 +1,220 @@
+"""Through transformers' own `generate`: the target alone, assisted by the draft, or by look-up in the prompt."""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from bench.runners.protocol import Ask, NotApplicable, Outcome, RoadError
+from semspec.engine.causal_lm import load_tokenizer
+from semspec.engine.fingerprint import tokenizer_fingerprint
+from semspec.types import Message
+
+NUM_LOOKUP_TOKENS = 10
+"""What transformers' documentation gives as an example; there is no default."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """A checkpoint as `generate` wants it."""
+
+    network: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    fingerprint: str
+    """Of the tokenizer."""
+    eos_ids: tuple[int, ...]
+
+    @classmethod
+    def load(cls, folder: Path) -> "_Model":
+        """fp32 on the CPU, bf16 on a GPU. Raises: RoadError."""
+        device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
+        try:
+            tokenizer = load_tokenizer(str(folder))
+            network = AutoModelForCausalLM.from_pretrained(
+                str(folder), dtype=dtype, use_safetensors=True, trust_remote_code=False
+            )
+        except (OSError, ValueError) as error:
+            raise RoadError(f"transformers cannot load {folder}: {_one_line(error)}; give another --pair") from error
+        eos_ids = _eos_ids(network, tokenizer)
+        pad_id = eos_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        # In place of the checkpoint's own, whose sampling settings would fill in what an ask leaves open.
+        network.generation_config = GenerationConfig(eos_token_id=list(eos_ids), pad_token_id=pad_id)
+        network = network.to(device).eval().requires_grad_(False)
+        return cls(network, tokenizer, tokenizer_fingerprint(tokenizer), eos_ids)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.network.config.get_text_config().vocab_size)
+
+    @property
+    def num_window_tokens(self) -> int:
+        return int(getattr(self.network.config.get_text_config(), "max_position_embeddings", None) or 1 << 20)
+
+    def pad_to(self, vocab_size: int) -> None:
+        """Make room for `vocab_size` tokens. Rows past the tokenizer's vocabulary are padding, and its size a habit."""
+        known = min(self.vocab_size, vocab_size)
+        self.network.resize_token_embeddings(vocab_size, mean_resizing=False)
+        for rows in (self.network.get_input_embeddings(), self.network.get_output_embeddings()):
+            rows.weight.data[known:] = 0
+        self.network.requires_grad_(False)
+
+    def encode(self, messages: tuple[Message, ...]) -> list[int]:
+        """Raises: RoadError."""
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # templates raise what they like
+            raise RoadError(f"the target's chat template refuses the question: {_one_line(error)}") from error
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+class TransformersRoad:
+    """See `bench.runners.protocol.Road`. Models are loaded when they are first needed."""
+
+    def __init__(self, pair: Path) -> None:
+        self._pair = pair
+        self._target: _Model | None = None
+        self._drafts: dict[bool, _Model] = {}
+        """By whether they sample: transformers then prunes the head of a draft with another tokenizer, for good."""
+
+    async def ask(self, ask: Ask) -> Outcome:
+        is_given_up = Event()
+        try:
+            return await asyncio.to_thread(self._ask, ask, is_given_up)
+        finally:
+            is_given_up.set()  # a thread cannot be cancelled: it looks after every step
+
+    def processes(self) -> Mapping[str, int]:
+        return {"transformers": os.getpid()}
+
+    def _ask(self, ask: Ask, is_given_up: Event) -> Outcome:
+        self._target = target = self._target or _Model.load(self._pair / "target")
+        options = self._method_options(ask, target)
+        start = perf_counter()
+        prompt = target.encode(ask.messages)
+        if len(prompt) + ask.max_tokens > target.num_window_tokens:
+            raise RoadError(
+                f"{len(prompt)} tokens of prompt and {ask.max_tokens} of answer exceed the target's window of "
+                f"{target.num_window_tokens}; give a lower --max-tokens"
+            )
+        torch.manual_seed(ask.seed)
+        ids = _generate(target, prompt, ask, options | {"stopping_criteria": [_given_up(is_given_up)]})
+        return Outcome(
+            text=target.decode(ids),
+            finish_reason="stop" if ids[-1] in target.eos_ids else "length",
+            latency_s=perf_counter() - start,
+            num_prompt_tokens=len(prompt),
+            num_tokens=len(ids),
+        )
+
+    def _method_options(self, ask: Ask, target: _Model) -> dict[str, Any]:
+        """What the method adds to `generate`."""
+        tokens = ask.configuration.knobs.get("tokens")
+        match ask.configuration.method:
+            case "lookup":
+                return {"prompt_lookup_num_tokens": NUM_LOOKUP_TOKENS if tokens is None else tokens}
+            case "assisted":
+                return _assistance(target, self._draft(ask.temperature > 0), tokens)
+            case _:
+                return {}
+
+    def _draft(self, is_sampled: bool) -> _Model:
+        if is_sampled not in self._drafts:
+            self._drafts[is_sampled] = _Model.load(self._pair / "draft")
+        return self._drafts[is_sampled]
+
+
+@asynccontextmanager
+async def open_transformers(pair: Path) -> AsyncIterator[TransformersRoad]:
+    """The pair in this process, for as long as the block lasts."""
+    log = logging.getLogger("transformers.generation.utils")
+    log.addFilter(_is_not_about_itself)
+    try:
+        yield TransformersRoad(pair)
+    finally:
+        log.removeFilter(_is_not_about_itself)
+
+
+def _is_not_about_itself(record: logging.LogRecord) -> bool:
+    """`generate` warns of how it calls itself for the assistant, which no caller can change."""
+    return not record.getMessage().startswith("Passing `generation_config` together with")
+
+
+def _assistance(target: _Model, draft: _Model, tokens: int | None) -> dict[str, Any]:
+    """The draft as assistant, to propose up to `tokens` at a time, or what transformers thinks best.
+
+    Raises: NotApplicable, when the vocabularies differ in a way transformers does not see.
+    """
+    schedule = {} if tokens is None else {"num_assistant_tokens": tokens, "num_assistant_tokens_schedule": "constant"}
+    # Anew for each ask: what one label sets must not reach the next.
+    known = {name: getattr(draft.network.generation_config, name) for name in ("eos_token_id", "pad_token_id")}
+    draft.network.generation_config = GenerationConfig(**known, **schedule)
+    if target.fingerprint == draft.fingerprint:
+        if target.vocab_size != draft.vocab_size:
+            draft.pad_to(target.vocab_size)
+        return {"assistant_model": draft.network}
+    if target.vocab_size == draft.vocab_size:
+        raise NotApplicable(
+            f"draft and target have different tokenizers but the same vocabulary size, {target.vocab_size}: "
+            "transformers takes such a draft's token ids for the target's"
+        )
+    return {
+        "assistant_model": draft.network,
+        "tokenizer": target.tokenizer,
+        "assistant_tokenizer": draft.tokenizer,
+    }
+
+
+def _generate(target: _Model, prompt: list[int], ask: Ask, options: dict[str, Any]) -> list[int]:
+    """The answer's tokens, end-of-sequence included. Raises: RoadError, NotApplicable."""
+    ids = torch.tensor([prompt], device=target.network.device)
+    sampling: dict[str, Any] = {"do_sample": False}
+    if ask.temperature > 0:
+        sampling = {"do_sample": True, "temperature": ask.temperature, "top_p": ask.top_p, "top_k": 0}
+    method = ask.configuration.method
+    try:
+        output = target.network.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=ask.max_tokens, **sampling, **options
+        )
+    except Exception as error:  # it raises what it likes
+        broken = NotApplicable if method == "assisted" else RoadError
+        raise broken(f"transformers cannot do {method} with this pair: {_one_line(error)}") from error
+    answer: list[int] = output[0, len(prompt) :].tolist()
+    return answer
+
+
+def _given_up(event: Event) -> Any:
+    """A stopping criterion, in the form `generate` takes."""
+
+    def criterion(ids: Tensor, scores: object, **kwargs: object) -> Tensor:
+        return torch.full((ids.shape[0],), event.is_set(), device=ids.device)
+
+    return criterion
+
+
+def _eos_ids(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """As our engine: the checkpoint's generation_config, else its tokenizer. Raises: RoadError."""
+    configured = network.generation_config.eos_token_id
+    if configured is None:
+        configured = tokenizer.eos_token_id
+    if configured is None:
+        raise RoadError("the model names no end-of-sequence token; set eos_token_id in generation_config.json")
+    return tuple(configured) if isinstance(configured, list) else (configured,)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -1,0 +1,97 @@
+"""Over REST, as any client: through our own stack, or a gateway that runs elsewhere."""
+
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import httpx
+
+from bench.runners.protocol import Ask, NotApplicable, Outcome, RoadError
+from demo.client import ChatClient
+from semspec.stack import Stack, StackConfig
+
+API_KEY = "SEMSPEC_API_KEY"
+"""Environment variable with the key of a gateway that wants one."""
+
+
+class GatewayRoad:
+    """See `bench.runners.protocol.Road`."""
+
+    def __init__(self, chat: ChatClient, processes: Mapping[str, int]) -> None:
+        self._chat, self._processes = chat, processes
+
+    async def ask(self, ask: Ask) -> Outcome:
+        fields = {
+            "temperature": ask.temperature,
+            "top_p": ask.top_p,
+            "max_tokens": ask.max_tokens,
+            "seed": ask.seed,
+            "semspec": {**ask.configuration.options, "trace": True},
+        }
+        messages = [{"role": message.role, "content": message.content} for message in ask.messages]
+        with road_errors():
+            completion = await self._chat.complete(messages, fields)
+        body = completion.body
+        return Outcome(
+            text="".join(record["text"] for record in body["semspec"]["trace"]),
+            finish_reason=body["choices"][0]["finish_reason"],
+            latency_s=completion.latency_s,
+            num_prompt_tokens=body["usage"]["prompt_tokens"],
+            num_tokens=body["usage"]["completion_tokens"],
+            trace=body["semspec"]["trace"],
+        )
+
+    def processes(self) -> Mapping[str, int]:
+        return self._processes
+
+
+@asynccontextmanager
+async def open_stack(pair: Path) -> AsyncIterator[GatewayRoad]:
+    """The whole stack with `pair`, for as long as the block lasts. Raises: StackError."""
+    async with Stack(StackConfig.of_pair(pair)) as stack, _http(stack.base_url, stack.api_key) as http:
+        processes = {name: child.pid for name, child in stack.processes.items()}
+        yield GatewayRoad(await ChatClient.connect(http), processes)
+
+
+@asynccontextmanager
+async def open_gateway(base_url: str) -> AsyncIterator[GatewayRoad]:
+    """A gateway that runs. Raises: RoadError."""
+    async with _http(base_url, os.environ.get(API_KEY)) as http:
+        with road_errors():
+            chat = await ChatClient.connect(http)
+        yield GatewayRoad(chat, {})
+
+
+@contextmanager
+def road_errors() -> Iterator[None]:
+    """One line for whatever HTTP may raise."""
+    try:
+        yield
+    except httpx.HTTPStatusError as error:
+        raise _refusal(error) from error
+    except httpx.TransportError as error:
+        url = error.request.url.copy_with(path="/")
+        reason = str(error) or type(error).__name__
+        raise RoadError(
+            f"the gateway at {url} does not answer ({reason}); start it, or give another --gateway"
+        ) from error
+
+
+def _refusal(error: httpx.HTTPStatusError) -> RoadError:
+    """A strategy the pair cannot do is one thing, anything else another."""
+    try:
+        detail = error.response.json()["error"]
+        message, parameter = str(detail["message"]), str(detail["param"])
+    except (ValueError, KeyError, TypeError):
+        message, parameter = error.response.text.strip()[:300], ""
+    if error.response.status_code == httpx.codes.BAD_REQUEST and parameter.startswith("semspec."):
+        return NotApplicable(message)
+    return RoadError(f"the gateway answers {error.response.status_code}: {message}")
+
+
+def _http(base_url: str, key: str | None) -> httpx.AsyncClient:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return httpx.AsyncClient(
+        base_url=base_url, headers=headers, timeout=httpx.Timeout(3600, connect=10), trust_env=False
+    )

@@ -1,0 +1,105 @@
+"""Straight into the loop in this process: the same engines and probes without wire or web."""
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from bench.configuration import Configuration
+from bench.runners.protocol import Ask, NotApplicable, Outcome, RoadError
+from semspec.decoding import Backends, Costs, decode
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.errors import InvalidRequest, Mismatch, SemspecError
+from semspec.probes.verifier import ProbeVerifier
+from semspec.records import record_json
+from semspec.stack import StackConfig
+from semspec.types import (
+    Acceptance,
+    Context,
+    Finished,
+    Generation,
+    SamplingParams,
+    Segmentation,
+    SegmentRecord,
+    Writer,
+)
+
+
+class InProcessRoad:
+    """See `bench.runners.protocol.Road`."""
+
+    def __init__(self, backends: Backends, defaults: Generation) -> None:
+        self._backends, self._defaults = backends, defaults
+        self._costs: dict[str, Costs] = {}
+        """What `auto` has learnt so far, by label: other knobs have other costs."""
+
+    async def ask(self, ask: Ask) -> Outcome:
+        try:
+            return await self._ask(ask)
+        except (Mismatch, InvalidRequest) as error:
+            raise NotApplicable(error.message) from error
+        except SemspecError as error:
+            raise RoadError(error.message) from error
+
+    def processes(self) -> Mapping[str, int]:
+        return {"in-process": os.getpid()}
+
+    async def _ask(self, ask: Ask) -> Outcome:
+        start = perf_counter()
+        prompt = await self._backends.target.encode(ask.messages)
+        generation = replace(
+            with_options(self._defaults, ask.configuration),
+            context=Context((prompt,)),
+            sampling=SamplingParams(ask.temperature, ask.top_p, 0, ask.seed),
+            max_tokens=ask.max_tokens,
+            session=f"bench-{ask.seed}-{ask.configuration.label}",
+        )
+        costs = self._costs.setdefault(ask.configuration.label, Costs())
+        events = [event async for event in decode(generation, self._backends, costs)]
+        latency_s = perf_counter() - start
+        records = [event for event in events if isinstance(event, SegmentRecord)]
+        [finished] = [event for event in events if isinstance(event, Finished)]
+        return Outcome(
+            text="".join(record.segment.text for record in records),
+            finish_reason=finished.reason.value,
+            latency_s=latency_s,
+            num_prompt_tokens=len(prompt.token_ids),
+            num_tokens=sum(len(record.segment.token_ids) for record in records),
+            trace=[record_json(record) for record in records],
+        )
+
+
+def with_options(defaults: Generation, configuration: Configuration) -> Generation:
+    """`defaults` with what the configuration's label names."""
+    options: dict[str, Any] = dict(configuration.options)
+    if "segmentation" in options:
+        options["segmentation"] = Segmentation(options["segmentation"])
+    if "acceptance" in options:
+        options["acceptance"] = replace(defaults.acceptance, **options["acceptance"])
+    if "scoring" in options:
+        options["scoring"] = replace(defaults.scoring, **options["scoring"])
+    return replace(defaults, **options)
+
+
+@asynccontextmanager
+async def open_in_process(pair: Path) -> AsyncIterator[InProcessRoad]:
+    """Both engines in this process, a thread each. Raises: Mismatch."""
+    config = StackConfig.of_pair(pair)
+    verifier = ProbeVerifier.load(config.draft_probe, config.target_probe, config.alternatives)
+    draft = TransformersEngine.load(str(pair / "draft"), writer=Writer.DRAFT)
+    target = TransformersEngine.load(str(pair / "target"), writer=Writer.TARGET)
+    try:
+        yield InProcessRoad(Backends(draft, target, verifier), _served_defaults(config.read_serving()))
+    finally:
+        await draft.aclose()
+        await target.aclose()
+
+
+def _served_defaults(serving: Mapping[str, Any]) -> Generation:
+    """The rule the pair is served with, as the gateway takes it."""
+    usual = Acceptance()
+    acceptance = Acceptance(serving.get("acceptance_rule", usual.rule), serving.get("threshold", usual.threshold))
+    return Generation(Context(()), SamplingParams(), gamma=serving.get("gamma", 1), acceptance=acceptance)

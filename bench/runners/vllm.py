@@ -1,0 +1,299 @@
+"""Through vLLM's OpenAI server, from an environment of its own: the target alone, with its draft model, or n-grams."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import httpx
+import psutil
+from transformers import AutoConfig
+
+from bench.configuration import Configuration
+from bench.runners.protocol import Ask, NotApplicable, Outcome, RoadError
+from semspec.engine.causal_lm import load_tokenizer
+from semspec.stack.child import Child, StackError
+
+MODEL = "pair"
+"""As requests name it."""
+START_TIMEOUT_S = 900.0
+"""Of one server: loading a large model and capturing its graphs takes minutes."""
+STOP_GRACE_S = 15.0
+POLL_S = 0.2
+NUM_SPECULATIVE_TOKENS = 4
+NUM_CACHED_WINDOWS = 2
+"""Contexts of full length to keep keys and values of: vLLM otherwise takes nearly all of a GPU for the first server."""
+
+_FACTS = "from importlib.metadata import version; version('vllm'); import torch; print(int(torch.cuda.is_available()))"
+_ERROR = re.compile(r"^(?:.*\bERROR\b.*?\] )?([\w.]*(?:Error|Exception): .*)$", re.MULTILINE)
+_REFUSED_VALUE = re.compile(r"^ *Value error, (.*?)(?: \[type=.*)?$", re.MULTILINE)
+"""How pydantic, which checks vLLM's settings, gives the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where servers run, and for what."""
+
+    pair: Path
+    python: Path
+    """Interpreter of the environment with vLLM."""
+    has_gpu: bool
+    folder: Path
+    """Logs, and the tokenizer."""
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.folder / "tokenizer"
+
+    def command(self, configuration: Configuration, port: int) -> list[str]:
+        """The server's command line."""
+        target, networks = self.pair / "target", [self.pair / "target"]
+        num_tokens = _config(target).max_position_embeddings
+        options = ["--served-model-name", MODEL, "--tokenizer", str(self.tokenizer)]
+        options += ["--host", "127.0.0.1", "--port", str(port)]
+        options += ["--generation-config", "vllm", "--max-model-len", str(num_tokens)]
+        if configuration.method != "target":
+            options += ["--speculative-config", json.dumps(self._speculation(configuration))]
+        if configuration.method == "draft_model":
+            networks.append(self.pair / "draft")
+        num_bytes = sum(_kv_bytes(network, num_tokens, 2 if self.has_gpu else 4) for network in networks)
+        options += ["--kv-cache-memory-bytes", str(NUM_CACHED_WINDOWS * num_bytes)]
+        # With that size given, the share only has to be free when the server starts.
+        device = ["bfloat16", "--gpu-memory-utilization", "0.05"] if self.has_gpu else ["float32", "--enforce-eager"]
+        start = [str(self.python), "-I", "-m", "vllm.entrypoints.cli.main", "serve", str(target)]
+        return [*start, *options, "--dtype", *device]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        path = f"{self.python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        return {"PATH": path, "VLLM_NO_USAGE_STATS": "1"}
+
+    def _speculation(self, configuration: Configuration) -> dict[str, Any]:
+        tokens = configuration.knobs.get("tokens", NUM_SPECULATIVE_TOKENS)
+        speculation: dict[str, Any] = {"method": configuration.method, "num_speculative_tokens": tokens}
+        if configuration.method == "draft_model":
+            speculation["model"] = str(self.pair / "draft")
+        return speculation
+
+
+class ServerBroke(RoadError):
+    """A server did not start, or failed at a question; the message has the reason it gave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A vLLM server."""
+
+    child: Child
+    http: httpx.AsyncClient
+
+    async def ask(self, ask: Ask, takes_seed: bool) -> Outcome:
+        """Raises: ServerBroke; RoadError, when it refuses the question."""
+        start = perf_counter()
+        try:
+            response = await self.http.post("/v1/chat/completions", json=_body(ask, takes_seed))
+        except httpx.TransportError as error:
+            raise self.broke("broke off") from error
+        latency_s = perf_counter() - start
+        if response.is_server_error:
+            raise self.broke(f"answers {response.status_code}")
+        if response.is_error:
+            raise RoadError(f"{self.child.name} refuses the question: {_message(response)}")
+        body = response.json()
+        [choice] = body["choices"]
+        return Outcome(
+            text=choice["message"]["content"] or "",
+            finish_reason=choice["finish_reason"],
+            latency_s=latency_s,
+            num_prompt_tokens=body["usage"]["prompt_tokens"],
+            num_tokens=body["usage"]["completion_tokens"],
+        )
+
+    async def until_healthy(self) -> None:
+        """Raises: ServerBroke, when it ends instead or takes too long."""
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while not await self._is_healthy():
+                    self.child.check_alive()
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise self.broke(f"was not ready within {START_TIMEOUT_S:g} s") from None
+        except StackError as error:
+            raise self.broke("ended at its start") from error
+
+    async def _is_healthy(self) -> bool:
+        try:
+            return (await self.http.get("/health")).is_success
+        except httpx.TransportError:
+            return False
+
+    def broke(self, how: str) -> ServerBroke:
+        """The error to raise, with the reason in its log; the log's end is a note."""
+        error = ServerBroke(f"{self.child.name} {how}: {reason(self.child.log.read_text(errors='replace'))}")
+        error.add_note(self.child.log_tail())
+        return error
+
+
+class VllmRoad:
+    """See `bench.runners.protocol.Road`. A server a label, started at its first ask."""
+
+    def __init__(self, site: Site, stack: AsyncExitStack) -> None:
+        self._site, self._stack = site, stack
+        self._servers: dict[str, Server] = {}
+        self._proven: set[str] = set()
+        """Labels that have answered once: what breaks later is no fault of the method."""
+
+    async def ask(self, ask: Ask) -> Outcome:
+        label = ask.configuration.label
+        try:
+            if label not in self._servers:
+                self._servers[label] = await self._stack.enter_async_context(_served(self._site, ask.configuration))
+            outcome = await self._servers[label].ask(ask, self._site.has_gpu)
+        except ServerBroke as error:
+            if ask.configuration.method == "target" or label in self._proven:
+                raise
+            raise NotApplicable(str(error)) from error
+        self._proven.add(label)
+        return outcome
+
+    def processes(self) -> Mapping[str, int]:
+        """The servers, and those they started."""
+        found: dict[str, int] = {}
+        for label, server in self._servers.items():
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(server.child.pid)
+                found[label] = process.pid
+                found |= {f"{label} {child.name()}": child.pid for child in process.children(recursive=True)}
+        return found
+
+
+@asynccontextmanager
+async def open_vllm(pair: Path, python: Path) -> AsyncIterator[VllmRoad]:
+    """vLLM servers for `pair`, run by the interpreter `python`; all are gone after the block. Raises: RoadError."""
+    python = python.absolute()  # not resolved: an environment's interpreter is a link
+    has_gpu = await _has_gpu(python)
+    with tempfile.TemporaryDirectory(prefix="semspec-vllm-") as folder:
+        site = Site(pair, python, has_gpu, Path(folder))
+        write_tokenizer(pair / "target", site.tokenizer)
+        async with AsyncExitStack() as stack:
+            yield VllmRoad(site, stack)
+
+
+def write_tokenizer(model: Path, folder: Path) -> None:
+    """The tokenizer of `model` as its tokenizer.json says, in a folder that does not say which model it is for.
+
+    By the model's type, transformers (in vLLM) would choose a class that, for Qwen2, ignores the file.
+    Raises: RoadError.
+    """
+    try:
+        load_tokenizer(str(model)).save_pretrained(folder, save_jinja_files=False)
+    except (OSError, ValueError) as error:
+        raise RoadError(f"cannot read the tokenizer of {model}; give another --pair") from error
+    path = folder / "tokenizer_config.json"
+    if (folder / "tokenizer.json").exists():
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}))
+
+
+def reason(log: str) -> str:
+    """Why a server ended, from its log: the first error in it, or else its last words."""
+    if found := _REFUSED_VALUE.search(log) or _ERROR.search(log):
+        return found[1].strip()[:400]
+    return next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "it said nothing")[:400]
+
+
+@asynccontextmanager
+async def _served(site: Site, configuration: Configuration) -> AsyncIterator[Server]:
+    """A server of this configuration that answers. Raises: ServerBroke."""
+    port = _free_port()
+    command = site.command(configuration, port)
+    child = await Child.start(configuration.label, command, site.environment, site.folder / f"{port}.log")
+    client = httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{port}", timeout=httpx.Timeout(3600, connect=10), trust_env=False
+    )
+    async with _reaped(child), client as http:
+        server = Server(child, http)
+        await server.until_healthy()
+        yield server
+
+
+@asynccontextmanager
+async def _reaped(child: Child) -> AsyncIterator[None]:
+    """`child` ends with the block or with this process, and with it the processes it started: they share its group.
+
+    A shell waits for the end of its input, which comes however this process goes, and kills the group.
+    """
+    kill_group = 'read -r _; kill -s KILL -- "-$1"'
+    watcher = await asyncio.create_subprocess_exec(
+        *("/bin/sh", "-c", kill_group, "reaper", str(child.pid)),
+        stdin=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        try:
+            await child.stop(STOP_GRACE_S)
+        finally:
+            await watcher.communicate(b"")  # the end of its input
+
+
+async def _has_gpu(python: Path) -> bool:
+    """Whether the environment's torch sees a GPU. Raises: RoadError, when it has no vLLM."""
+    remedy = "give the interpreter of an environment with vLLM as --vllm"
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(str(python), "-I", "-c", _FACTS), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+    except OSError as error:
+        raise RoadError(f"cannot run {python}: {error.strerror}; {remedy}") from error
+    output, errors = await process.communicate()
+    if process.returncode:
+        raise RoadError(f"{python} has no vLLM: {reason(errors.decode(errors='replace'))}; {remedy}")
+    return bool(json.loads(output))
+
+
+def _body(ask: Ask, takes_seed: bool) -> dict[str, Any]:
+    """The request. vLLM's sampler for the CPU crashes on a request's seed."""
+    return {
+        "model": MODEL,
+        "messages": [{"role": message.role, "content": message.content} for message in ask.messages],
+        "temperature": ask.temperature,
+        "top_p": ask.top_p,
+        "max_tokens": ask.max_tokens,
+    } | ({"seed": ask.seed} if takes_seed else {})
+
+
+def _message(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"{response.status_code} {response.text.strip()[:300]}"
+
+
+def _config(model: Path) -> Any:
+    return AutoConfig.from_pretrained(str(model), trust_remote_code=False).get_text_config()
+
+
+def _kv_bytes(model: Path, num_tokens: int, bytes_per_number: int) -> int:
+    """Of the keys and values of so many tokens in all layers."""
+    config = _config(model)
+    num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * config.num_hidden_layers * num_heads * head_size * bytes_per_number * num_tokens)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

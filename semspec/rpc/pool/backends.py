@@ -1,0 +1,205 @@
+"""Drafter, target and verifier, each played by whichever replica is best for a call."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from copy import copy
+from dataclasses import replace
+from typing import Generic, Self, TypeVar
+
+from semspec.errors import SemspecError
+from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
+from semspec.rpc.pool.options import PoolOptions
+from semspec.rpc.pool.pool import ELSEWHERE, Pool
+from semspec.rpc.pool.replica import Client, Replica, ServiceSpec
+from semspec.rpc.pool.resolver import Lookup, look_up
+from semspec.types import (
+    ChoiceScores,
+    Context,
+    GeneratedSegment,
+    GenerationParams,
+    Judgement,
+    Message,
+    ModelInfo,
+    Piece,
+    Proposal,
+    Segment,
+    SegmentEnd,
+    SegmentScore,
+    States,
+    Token,
+    VerifiedTokens,
+    VerifierInfo,
+)
+
+C = TypeVar("C", bound=Client)
+W = TypeVar("W", bound=RemoteDrafter)
+
+
+async def _model(client: RemoteDrafter) -> object:
+    return _identity(await client.info())
+
+
+def _identity(info: ModelInfo) -> object:
+    return info.fingerprint, info.tokenizer, info.state_convention
+
+
+async def _probes(client: RemoteVerifier) -> object:
+    return replace(await client.info(), build="")
+
+
+DRAFTS = ServiceSpec("semspec.v1.Draft", RemoteDrafter, _model)
+TARGETS = ServiceSpec("semspec.v1.Target", RemoteTarget, _model)
+VERIFIERS = ServiceSpec("semspec.v1.Verifier", RemoteVerifier, _probes)
+
+
+class PooledRole(Generic[C]):
+    """A role played by the replicas at an address list, `host:port[,host:port...]`; a host may have many addresses.
+
+    Construct within the running loop, end with `aclose`. Raises: InvalidRequest when that is no address list.
+    """
+
+    def __init__(self, spec: ServiceSpec[C], addresses: str, options: PoolOptions, lookup: Lookup) -> None:
+        self._pool = Pool(spec, addresses, options, lookup)
+
+    @property
+    def num_replicas(self) -> int:
+        """How many can be called."""
+        return self._pool.num_replicas
+
+    @property
+    def num_in_flight(self) -> int:
+        """Calls under way at all of them."""
+        return self._pool.num_in_flight
+
+    async def aclose(self) -> None:
+        """Cancel what runs and disconnect. Later calls raise Unavailable."""
+        await self._pool.aclose()
+
+
+class _PooledWriter(PooledRole[W]):
+    """What draft and target share."""
+
+    _model: object = None
+    """What all calls are for, in a view that `of` made."""
+
+    def of(self, info: ModelInfo) -> Self:
+        """The same replicas, but for calls to this model alone: those that serve another are as good as lost."""
+        view = copy(self)
+        view._model = _identity(info)
+        return view
+
+    async def info(self) -> ModelInfo:
+        """See `Drafter.info`."""
+        return await self._pool.call(lambda model: model.info())
+
+    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+        """See `Drafter.generate`. A stream that breaks goes on at another replica behind its last segment, with
+        the same text: draws are named by their position."""
+        tried: dict[Replica[W], SemspecError] = {}
+        kept: list[Segment] = []
+        model = self._model
+        while (rest := _rest(params, kept)) is not None:
+            replica = await self._pool.choose(params.session, tried, model)
+            model = model or replica.model
+            try:
+                async with aclosing(_segments(replica, context.extended(*kept), rest)) as segments:
+                    async for written in segments:
+                        kept.append(written.segment)
+                        model, tried = model or replica.model, {}
+                        yield written
+                return
+            except ELSEWHERE as error:
+                replica.failed(error)
+                tried[replica] = error
+
+    async def propose(
+        self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
+    ) -> Proposal:
+        """See `Drafter.propose`."""
+        return await self._pool.call(
+            lambda model: model.propose(context, open_ids, params, num_tokens), params.session, self._model
+        )
+
+
+class PooledDrafter(_PooledWriter[RemoteDrafter]):
+    """A `Drafter` served by replicas of `semspec.v1.Draft`."""
+
+    def __init__(self, addresses: str, options: PoolOptions, lookup: Lookup = look_up) -> None:
+        super().__init__(DRAFTS, addresses, options, lookup)
+
+
+class PooledTarget(_PooledWriter[RemoteTarget]):
+    """A `Target` served by replicas of `semspec.v1.Target`."""
+
+    def __init__(self, addresses: str, options: PoolOptions, lookup: Lookup = look_up) -> None:
+        super().__init__(TARGETS, addresses, options, lookup)
+
+    async def encode(self, prompt: str | Sequence[Message]) -> Piece:
+        """See `Target.encode`."""
+        return await self._pool.call(lambda target: target.encode(prompt))
+
+    async def tokenize(self, text: str) -> list[Token]:
+        """See `Target.tokenize`."""
+        return await self._pool.call(lambda target: target.tokenize(text))
+
+    async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
+        """See `Target.score`."""
+        return await self._pool.call(lambda target: target.score(context, segments, session), session, self._model)
+
+    async def verify(
+        self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
+    ) -> VerifiedTokens:
+        """See `Target.verify`."""
+        return await self._pool.call(
+            lambda target: target.verify(context, open_ids, proposal, params), params.session, self._model
+        )
+
+    async def score_choices(
+        self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
+    ) -> ChoiceScores:
+        """See `Target.score_choices`."""
+        return await self._pool.call(
+            lambda target: target.score_choices(context, question, prefill, options, session), session, self._model
+        )
+
+
+class PooledVerifier(PooledRole[RemoteVerifier]):
+    """A `Verifier` served by replicas of `semspec.v1.Verifier`."""
+
+    def __init__(self, addresses: str, options: PoolOptions, lookup: Lookup = look_up) -> None:
+        super().__init__(VERIFIERS, addresses, options, lookup)
+
+    async def info(self) -> VerifierInfo:
+        """See `Verifier.info`."""
+        return await self._pool.call(lambda verifier: verifier.info())
+
+    async def judge(
+        self, draft_states: Sequence[States], readings: Sequence[SegmentScore], probes: str = ""
+    ) -> list[Judgement]:
+        """See `Verifier.judge`."""
+        return await self._pool.call(lambda verifier: verifier.judge(draft_states, readings, probes))
+
+
+async def _segments(
+    replica: Replica[W], context: Context, params: GenerationParams
+) -> AsyncGenerator[GeneratedSegment, None]:
+    """What a replica writes, each segment awaited as long as the replica shows signs of life."""
+    with replica.counted():
+        async with aclosing(replica.client.generate(context, params)) as stream:
+            while True:
+                async with replica.cut_off():
+                    written = await anext(stream, None)
+                if written is None:
+                    return
+                yield written
+
+
+def _rest(params: GenerationParams, kept: Sequence[Segment]) -> GenerationParams | None:
+    """What is left of an order behind the segments written by it; None: nothing."""
+    if not kept:
+        return params
+    max_tokens = params.max_tokens - sum(len(segment.token_ids) for segment in kept)
+    is_last = 0 < params.max_segments <= len(kept)
+    if kept[-1].end is SegmentEnd.EOS or max_tokens <= 0 or is_last:
+        return None
+    return replace(params, max_tokens=max_tokens, max_segments=max(params.max_segments - len(kept), 0))

@@ -1,0 +1,199 @@
+"""A natural-language-inference model: does one text entail another?"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from safetensors import SafetensorError
+from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+
+from semspec.engine.causal_lm import load_tokenizer
+from semspec.errors import Mismatch
+
+WINDOW_LIMIT = 512
+"""Pairs are no longer unless `max_tokens` says so: what NLI models have been trained on."""
+LONGEST_TOKEN = 64
+"""In characters. Text that is certainly cut off need not be tokenized."""
+
+TokenIds = tuple[int, ...]
+TextPair = tuple[TokenIds, TokenIds]
+"""Premise and hypothesis, without special tokens."""
+
+
+class Verdict(Enum):
+    """What a premise says about a hypothesis."""
+
+    CONTRADICTION = "contradiction"
+    NEUTRAL = "neutral"
+    ENTAILMENT = "entailment"
+
+
+class NliConfig(BaseModel):
+    """Which model, and how it runs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field(min_length=1, description="NLI model with safetensors weights: folder or hub id")
+    revision: str | None = None
+    max_tokens: int | None = Field(
+        None, ge=16, description="of a pair; unset: what the model and its tokenizer allow, at most 512"
+    )
+    batch_size: int = Field(32, ge=1, description="pairs a forward")
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="auto: float32 on a CPU, else bfloat16"
+    )
+    entailment_label: int | str | None = Field(None, description="if the model's labels do not say which one it is")
+    contradiction_label: int | str | None = Field(None, description="likewise; not needed when strict")
+
+
+@dataclass(frozen=True, slots=True)
+class PairFormat:
+    """What a tokenizer puts around two texts: (token, token type) before, between and after them."""
+
+    before: tuple[tuple[int, int], ...]
+    between: tuple[tuple[int, int], ...]
+    after: tuple[tuple[int, int], ...]
+    types: tuple[int, int]
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> "PairFormat":
+        """As the tokenizer itself joins a pair. Raises: Mismatch when it cannot say where which text went."""
+        if not tokenizer.is_fast:
+            raise Mismatch("the NLI model's tokenizer is a slow one; convert it to a tokenizer.json")
+        encoding = tokenizer("1", "1", return_token_type_ids=True)
+        tokens = list(zip(encoding["input_ids"], encoding["token_type_ids"], strict=True))
+        sides = encoding.sequence_ids(0)
+        first, second = sides.index(0), sides.index(1)
+        first_end, second_end = (len(sides) - sides[::-1].index(side) for side in (0, 1))
+        types = (tokens[first][1], tokens[second][1])
+        return cls(tuple(tokens[:first]), tuple(tokens[first_end:second]), tuple(tokens[second_end:]), types)
+
+    @property
+    def num_specials(self) -> int:
+        return len(self.before) + len(self.between) + len(self.after)
+
+    def join(self, pair: TextPair) -> tuple[list[int], list[int]]:
+        """Token ids and token types of a pair."""
+        premise, hypothesis = ([(token, kind) for token in side] for side, kind in zip(pair, self.types, strict=True))
+        tokens = [*self.before, *premise, *self.between, *hypothesis, *self.after]
+        return [token for token, _ in tokens], [kind for _, kind in tokens]
+
+
+class NliModel:
+    """An NLI model with its tokenizer. Not thread-safe."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: NliConfig) -> None:
+        self._model, self._tokenizer = model.eval().requires_grad_(False), tokenizer
+        self._batch_size = config.batch_size
+        self._format = PairFormat.of(tokenizer)
+        self._side_tokens = (_window(model, tokenizer, config.max_tokens) - self._format.num_specials) // 2
+        self._takes_types = int(getattr(model.config, "type_vocab_size", None) or 0) > 0
+        labels = {int(index): str(name) for index, name in model.config.id2label.items()}
+        entailment = find_label(labels, "entailment", config.entailment_label)
+        if entailment is None:
+            raise Mismatch(
+                f"{config.model} has no entailment label among {labels}; set entailment_label, or take an NLI model"
+            )
+        self._verdicts = dict.fromkeys(labels, Verdict.NEUTRAL) | {entailment: Verdict.ENTAILMENT}
+        contradiction = find_label(labels, "contradiction", config.contradiction_label)
+        if contradiction is not None:
+            self._verdicts[contradiction] = Verdict.CONTRADICTION
+        self.labels = labels
+
+    @classmethod
+    def load(cls, config: NliConfig) -> "NliModel":
+        """Load a checkpoint: safetensors only, no remote code. Raises: Mismatch with the remedy."""
+        name = config.model
+        if Path(name).is_absolute() and not Path(name).is_dir():
+            raise Mismatch(f"there is no folder {name}; give an NLI model's folder or hub id")
+        device = config.device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        dtype = config.dtype
+        if dtype == "auto":
+            dtype = "float32" if device == "cpu" else "bfloat16"
+        try:
+            tokenizer = load_tokenizer(name, config.revision)
+            model = AutoModelForSequenceClassification.from_pretrained(
+                name,
+                revision=config.revision,
+                dtype=getattr(torch, dtype),
+                use_safetensors=True,
+                trust_remote_code=False,
+            ).to(device)
+        except (OSError, ValueError, SafetensorError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise Mismatch(
+                f"cannot load NLI model {name!r}: {reason}; give a folder or hub id with safetensors weights, "
+                "or a revision that has them (weights in pytorch_model.bin are pickles and not loaded)"
+            ) from error
+        return cls(model, tokenizer, config)
+
+    @property
+    def knows_contradiction(self) -> bool:
+        return Verdict.CONTRADICTION in self._verdicts.values()
+
+    def encode(self, context: str, text: str) -> TokenIds:
+        """A side of a pair: `text` after `context`, cut on the left to half of the window.
+
+        A text longer than that loses its beginning: a step's conclusion stands at its end.
+        """
+        limit = self._side_tokens
+        whole = (context + text)[-limit * LONGEST_TOKEN :]
+        ids = self._tokenizer(whole, add_special_tokens=False, verbose=False)["input_ids"]
+        return tuple(ids[-limit:])
+
+    def judge(self, pairs: Sequence[TextPair]) -> list[Verdict]:
+        """The likeliest verdict on each pair, in batches of about equal length."""
+        params = sorted(range(len(pairs)), key=lambda index: sum(map(len, pairs[index])))
+        verdicts = [Verdict.NEUTRAL] * len(pairs)
+        for start in range(0, len(params), self._batch_size):
+            part = params[start : start + self._batch_size]
+            for index, label in zip(part, self._forward([pairs[index] for index in part]), strict=True):
+                verdicts[index] = self._verdicts[label]
+        return verdicts
+
+    @torch.inference_mode()
+    def _forward(self, pairs: Sequence[TextPair]) -> list[int]:
+        joined = [self._format.join(pair) for pair in pairs]
+        length = max(len(ids) for ids, _ in joined)
+        padding = self._tokenizer.pad_token_id or 0
+
+        def tensor(rows: Sequence[list[int]], filler: int) -> torch.Tensor:
+            padded = [row + [filler] * (length - len(row)) for row in rows]
+            return torch.tensor(padded, device=self._model.device)
+
+        inputs = {
+            "input_ids": tensor([ids for ids, _ in joined], padding),
+            "attention_mask": tensor([[1] * len(ids) for ids, _ in joined], 0),
+        }
+        if self._takes_types:
+            inputs["token_type_ids"] = tensor([types for _, types in joined], 0)
+        labels: list[int] = self._model(**inputs).logits.argmax(-1).tolist()
+        return labels
+
+
+def find_label(labels: Mapping[int, str], stem: str, wanted: int | str | None) -> int | None:
+    """The index of the label `wanted`, or else of the one whose name begins like `stem`: "not_entailment" does not.
+
+    Raises: Mismatch when `wanted` is none of `labels`.
+    """
+    if wanted is None:
+        found = [index for index, name in labels.items() if name.lower().startswith(stem[:6])]
+        return found[0] if len(found) == 1 else None
+    for index, name in labels.items():
+        if wanted == index or str(wanted).lower() == name.lower():
+            return index
+    raise Mismatch(f"there is no label {wanted!r} among {dict(labels)}; correct {stem}_label")
+
+
+def _window(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_tokens: int | None) -> int:
+    limit = min(int(model.config.max_position_embeddings), int(tokenizer.model_max_length))
+    if max_tokens is not None and max_tokens > limit:
+        raise Mismatch(f"max_tokens is {max_tokens}, but the NLI model reads {limit}; lower max_tokens")
+    return max_tokens or min(limit, WINDOW_LIMIT)

@@ -1,0 +1,171 @@
+"""What an acceptance rule does to draft-written segments, what that brings, and which rule to serve with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isnan, nan
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semspec.types import Acceptance
+from training.evaluation.metrics import Floats, Mask
+
+THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 21))
+"""Of the candidate rules, beside `sample`."""
+DENSE_THRESHOLDS = (0.0, *np.geomspace(0.03, 30, 61).round(4).tolist())
+"""For curves to look at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a segment costs, one at a time as when served."""
+
+    draft_ms_per_token: float
+    target_ms_per_token: float
+    read_ms: float
+    judge_ms: float
+
+    def speed_up(self, num_tokens: float, acceptance: float) -> float:
+        """Of a round over the target writing the same tokens. Draft-ahead and the network are left out."""
+        target_ms = self.target_ms_per_token * num_tokens
+        round_ms = self.draft_ms_per_token * num_tokens + self.read_ms + self.judge_ms + (1 - acceptance) * target_ms
+        return target_ms / round_ms if round_ms > 0 else nan
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Draft-written segments as one pair of probes sees them."""
+
+    ratio: Floats
+    """p/q."""
+    right: Floats
+    """1 right, 0 wrong, nan unknown."""
+    num_tokens: NDArray[np.int64]
+    question: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.ratio)
+
+    @property
+    def known(self) -> Mask:
+        return ~np.isnan(self.right)
+
+    @property
+    def num_right(self) -> int:
+        return int((self.right == 1).sum())
+
+    @property
+    def num_wrong(self) -> int:
+        return int((self.right == 0).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a rule does, expected over its draws."""
+
+    threshold: float | None
+    """None: the rule `sample`."""
+    acceptance: float
+    """Share of draft segments accepted,"""
+    right_accepted: float
+    """of the right ones,"""
+    wrong_accepted: float
+    """and of the wrong ones."""
+    wrong_kept: float
+    """Share of the accepted ones that are wrong."""
+    speed_up: float
+    """An estimate: see `Cost.speed_up`."""
+
+    @property
+    def rule(self) -> Acceptance:
+        return Acceptance("sample") if self.threshold is None else Acceptance("threshold", self.threshold)
+
+
+def outcome(drafts: Drafts, threshold: float | None, cost: Cost) -> Outcome:
+    """Of accepting iff the ratio reaches `threshold`, or with probability min(1, ratio) where that is None."""
+    accepted = acceptance_of(drafts.ratio, threshold)
+    right, wrong = drafts.right == 1, drafts.right == 0
+    num_kept = float(accepted[drafts.known].sum())
+    acceptance = _mean(accepted)
+    return Outcome(
+        threshold=threshold,
+        acceptance=acceptance,
+        right_accepted=_mean(accepted[right]),
+        wrong_accepted=_mean(accepted[wrong]),
+        wrong_kept=float(accepted[wrong].sum()) / num_kept if num_kept else nan,
+        speed_up=cost.speed_up(_mean(drafts.num_tokens), acceptance),
+    )
+
+
+def acceptance_of(ratio: Floats, threshold: float | None) -> Floats:
+    """The probability that each segment is accepted."""
+    return np.minimum(1, ratio) if threshold is None else (ratio >= threshold).astype(np.float64)
+
+
+Basis = Literal["limit met", "limit missed", "nothing wrong to judge by"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """A rule chosen on questions that the report's figures do not come from."""
+
+    basis: Basis
+    limit: float
+    """Of the share of wrong segments accepted."""
+    chosen: Outcome
+    """Where it was chosen: on the validation and calibration questions."""
+    num_right: int
+    num_wrong: int
+    """To choose by."""
+    expected: Outcome
+    """On the test questions."""
+    curve: tuple[Outcome, ...]
+    """All candidates on the test questions, from lenient to strict."""
+
+    @property
+    def rule(self) -> Acceptance:
+        return self.chosen.rule
+
+
+def recommend(chosen_on: Drafts, test: Drafts, cost: Cost, limit: float = 0.03) -> Recommendation:
+    """The candidate with the highest expected speed-up among those that accept no more than `limit` of the wrong
+    segments of `chosen_on`; where none does, the one that accepts the fewest. `test` has no say.
+
+    Where `chosen_on` holds nothing wrong, rules cannot be told apart: `sample`, SemanticSpec's.
+    """
+    candidates = [outcome(chosen_on, threshold, cost) for threshold in (None, *THRESHOLDS)]
+    basis, chosen = _choose(candidates, limit)
+    return Recommendation(
+        basis=basis,
+        limit=limit,
+        chosen=chosen,
+        num_right=chosen_on.num_right,
+        num_wrong=chosen_on.num_wrong,
+        expected=outcome(test, chosen.threshold, cost),
+        curve=tuple(outcome(test, threshold, cost) for threshold in (*THRESHOLDS, None)),
+    )
+
+
+def _choose(candidates: Sequence[Outcome], limit: float) -> tuple[Basis, Outcome]:
+    if isnan(candidates[0].wrong_accepted):
+        return "nothing wrong to judge by", candidates[0]
+    within = [one for one in candidates if one.wrong_accepted <= limit]
+    if within:
+        return "limit met", max(within, key=lambda one: (one.speed_up, -one.wrong_accepted))
+    return "limit missed", min(candidates, key=lambda one: (one.wrong_accepted, -one.speed_up))
+
+
+def card_curve(curve: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """The knob of strictness in few bytes, for a probe's card; None is the rule `sample` as a threshold, and otherwise
+    a number that could not be had."""
+    names = ("threshold", "acceptance", "right_accepted", "wrong_accepted", "speed_up")
+    return [{name: _rounded(getattr(one, name)) for name in names} for one in curve]
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None or isnan(value) else round(value, 4)
+
+
+def _mean(values: NDArray[Any]) -> float:
+    return float(values.mean()) if len(values) else nan

@@ -1,0 +1,125 @@
+"""The served probes beside others: other recipes, fewer contexts, other domains."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from training.data.labels import Labels
+from training.evaluation.metrics import Floats, Mask, Measured, Resampling, auroc, dense_ranks, r2, wrong_accepted
+from training.evaluation.verification import Criterion, Predicted, drafts
+
+TOLERANCE = 2.0
+"""Standard errors within which two variants cannot be told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A variant minus the served one, on the same resampled questions."""
+
+    name: str
+    auroc: Measured
+    wrong_accepted: Measured
+    """At 95% of the right ones accepted."""
+
+    @property
+    def as_good(self) -> bool:
+        """Whether it does no worse, as far as these test questions can tell."""
+        auroc, wrong = self.auroc, self.wrong_accepted
+        return (
+            auroc.value >= -TOLERANCE * auroc.standard_error and wrong.value <= TOLERANCE * wrong.standard_error
+        )  # False where one of them is nan
+
+
+def compare(
+    labels: Labels, served: Predicted, other: Predicted, criterion: Criterion, resampling: Resampling
+) -> Comparison:
+    """Of two variants on the test questions."""
+    test = labels.split == "test"
+    ours, theirs = (drafts(labels, one, test, criterion) for one in (served, other))
+    known = ours.known
+    right, question = ours.right[known] == 1, ours.question[known]
+    ranks = dense_ranks(theirs.ratio[known]), dense_ranks(ours.ratio[known])
+
+    def auroc_difference(weight: Floats) -> float:
+        return auroc(ranks[0], right, weight) - auroc(ranks[1], right, weight)
+
+    def wrong_difference(weight: Floats) -> float:
+        return wrong_accepted(ranks[0], right, weight) - wrong_accepted(ranks[1], right, weight)
+
+    return Comparison(
+        other.name,
+        auroc=resampling.measured(auroc_difference, question),
+        wrong_accepted=resampling.measured(wrong_difference, question),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LearningPoint:
+    """Probes that learned from so many contexts."""
+
+    num_contexts: int
+    auroc: Measured
+    wrong_accepted: Measured
+    """At 95% of the right ones accepted."""
+    r2: Measured
+    """Of the target's probe on draft-written segments."""
+
+
+def learning_curve(
+    labels: Labels, fitted: Sequence[tuple[int, Predicted]], criterion: Criterion, resampling: Resampling
+) -> tuple[LearningPoint, ...]:
+    """On the test questions, from few contexts to many."""
+    return tuple(
+        LearningPoint(num_contexts, *_measures(labels, predicted, criterion, resampling, labels.split == "test"))
+        for num_contexts, predicted in sorted(fitted, key=lambda pair: pair[0])
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DomainCell:
+    """Probes of one domain on the test questions of another."""
+
+    trained_on: str
+    tested_on: str
+    auroc: Measured
+    wrong_accepted: Measured
+    r2: Measured
+    num_segments: int
+    """Draft-written, right or wrong."""
+    num_wrong: int
+
+
+def domain_matrix(
+    labels: Labels, fitted: Mapping[str, Predicted], criterion: Criterion, resampling: Resampling
+) -> tuple[DomainCell, ...]:
+    """Row after row."""
+    return tuple(_cells(labels, fitted, criterion, resampling))
+
+
+def _cells(
+    labels: Labels, fitted: Mapping[str, Predicted], criterion: Criterion, resampling: Resampling
+) -> Iterator[DomainCell]:
+    test = labels.split == "test"
+    for trained_on, predicted in fitted.items():
+        for domain in np.unique(labels.domain[test]).tolist():
+            mask = test & (labels.domain == domain)
+            judged = drafts(labels, predicted, mask, criterion)
+            measures = _measures(labels, predicted, criterion, resampling, mask)
+            yield DomainCell(trained_on, domain, *measures, int(judged.known.sum()), judged.num_wrong)
+
+
+def _measures(
+    labels: Labels, predicted: Predicted, criterion: Criterion, resampling: Resampling, mask: Mask
+) -> tuple[Measured, Measured, Measured]:
+    """AUROC, wrong accepted, and R2 of the target's probe, over the draft-written segments within `mask`."""
+    judged = drafts(labels, predicted, mask, criterion)
+    known, drafted = judged.known, labels.where(labels.by_draft & mask)
+    ranks, right = dense_ranks(judged.ratio[known]), judged.right[known] == 1
+    label, guess = labels.target_probability[drafted], predicted.target_probability[drafted]
+    return (
+        resampling.measured(partial(auroc, ranks, right), judged.question[known]),
+        resampling.measured(partial(wrong_accepted, ranks, right), judged.question[known]),
+        resampling.measured(partial(r2, label, guess), judged.question),
+    )

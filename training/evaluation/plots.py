@@ -1,0 +1,254 @@
+"""The report's pictures, drawn from its numbers: colours that colour-blind readers tell apart, on white."""
+
+from contextlib import AbstractContextManager
+from io import BytesIO
+from typing import Literal
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FixedLocator, MultipleLocator, NullLocator, PercentFormatter, StrMethodFormatter
+
+from training.evaluation.acceptance import Outcome
+from training.evaluation.comparison import DomainCell
+from training.evaluation.evaluate import Report
+from training.evaluation.metrics import Measured
+from training.evaluation.states_picture import StatesPicture, embedded
+from training.evaluation.verdict import LEAST_AUROC, LEAST_RIGHT_ACCEPTED, MOST_WRONG_ACCEPTED
+from training.evaluation.verification import ProbeUse, Regression, Variant
+from training.evaluation.wording import decimal
+
+BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = (
+    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#777777",
+)  # fmt: skip
+"""Okabe and Ito's."""
+SERVED = BLUE
+OTHERS = ((ORANGE, "-"), (GREEN, "--"), (PURPLE, "-."), (RED, ":"), (SKY, (0, (5, 1, 1, 1, 1, 1))))
+RIGHT, WRONG = BLUE, RED
+DPI = 144
+PERCENT = PercentFormatter(1, decimals=0)
+
+PROBES: dict[ProbeUse, str] = {
+    "draft probe": "draft's probe, q",
+    "target probe, draft-written": "target's probe, p, of draft segments",
+    "target probe, target-written": "target's probe, p, of its own segments",
+}
+
+
+def styled() -> AbstractContextManager[None]:
+    """The pictures' look, whatever the reader of this has in a matplotlibrc."""
+    return mpl.rc_context(
+        {
+            "font.family": "DejaVu Sans",
+            "font.size": 9,
+            "axes.titlesize": 9.5,
+            "axes.labelsize": 9,
+            "legend.fontsize": 8,
+            "legend.frameon": False,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "axes.axisbelow": True,
+            "grid.color": "#e6e6e6",
+        }
+    )
+
+
+def png(figure: Figure) -> bytes:
+    """The same bytes for the same figure."""
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def acceptance(report: Report) -> Figure:
+    """Wrong against right segments accepted, all variants: the whole range and its corner."""
+    figure, (whole, corner) = _panels(1, 2, (9.0, 4.1))
+    served, *others, random = report.variants
+    for axes in (whole, corner):
+        _curve(axes, random, report, GREY, (0, (1, 1)), 1.4)
+        for variant, (colour, style) in zip(others, OTHERS * (len(others) // len(OTHERS) + 1), strict=False):
+            _curve(axes, variant, report, colour, style, 1.4)
+        _curve(axes, served, report, SERVED, "-", 2.4)
+        expected = report.recommendation.expected
+        point = ([expected.right_accepted], [expected.wrong_accepted])
+        axes.plot(*point, "o", color="black", markersize=10, fillstyle="none", label="recommended rule", zorder=5)
+        axes.set_xlabel("right segments accepted")
+        axes.xaxis.set_major_formatter(PERCENT)
+        axes.yaxis.set_major_formatter(PERCENT)
+    bar = (LEAST_RIGHT_ACCEPTED, 0), 1 - LEAST_RIGHT_ACCEPTED, MOST_WRONG_ACCEPTED
+    corner.add_patch(Rectangle(*bar, facecolor=GREEN, alpha=0.18, label="the bar: pass through here"))
+    whole.set(ylabel="wrong segments accepted", xlim=(0, 1.01), ylim=(-0.01, 1.01), title="whole range")
+    corner.set(xlim=(0.8, 1.003), ylim=(-0.004, 0.2), title="the corner that matters")
+    corner.xaxis.set_major_locator(MultipleLocator(0.05))
+    corner.yaxis.set_major_locator(MultipleLocator(0.05))
+    figure.legend(*corner.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+def ratios(report: Report) -> Figure:
+    """How p/q of right and of wrong segments is distributed."""
+    figure, (axes,) = _panels(1, 1, (9.0, 3.3))
+    histogram = report.ratios
+    edges = np.array(histogram.edges)
+    edges[0] = edges[1] ** 2 / edges[2]  # zero has no place on a logarithmic axis
+    for counts, colour, name, hatch in ((histogram.right, RIGHT, "right", ""), (histogram.wrong, WRONG, "wrong", "//")):
+        total = sum(counts)
+        shares = np.array(counts) / max(total, 1)
+        label = f"{name} (n = {total:,})"
+        axes.stairs(shares, edges, color=colour, fill=True, alpha=0.3, hatch=hatch, edgecolor=colour)
+        axes.stairs(shares, edges, color=colour, linewidth=1.6, label=label)
+    axes.set_xscale("log")
+    axes.set(
+        xlabel="p/q (first and last bin: and beyond)", ylabel="share of these segments", xlim=(edges[0], edges[-1])
+    )
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_major_formatter(PERCENT)
+    threshold = report.recommendation.expected.threshold
+    at, label = (1.0, "always accepted from here") if threshold is None else (threshold, f"accepted from {threshold:g}")
+    axes.axvline(at, color="black", linestyle="--", linewidth=1.2, label=label)
+    axes.legend(loc="upper left")
+    return figure
+
+
+def strictness(report: Report) -> Figure:
+    """What the threshold does: accepted shares, and the estimated speed-up."""
+    figure, (shares, speed) = _panels(1, 2, (9.0, 3.6))
+    curve = [one for one in report.recommendation.curve if one.threshold is not None]
+    [sample] = [one for one in report.recommendation.curve if one.threshold is None]
+    thresholds = [one.threshold for one in curve if one.threshold is not None]
+    for name, colour, style in (("right", RIGHT, "-"), ("all", GREY, "--"), ("wrong", WRONG, "-.")):
+        shares.plot(thresholds, [_accepted(one, name) for one in curve], style, color=colour, label=f"{name} segments")
+        shares.axhline(_accepted(sample, name), color=colour, linestyle=":", linewidth=1)
+    shares.set(xlabel="least p/q accepted", ylabel="segments accepted", ylim=(-0.02, 1.02))
+    shares.yaxis.set_major_formatter(PERCENT)
+    speed.plot(thresholds, [one.speed_up for one in curve], color=SERVED)
+    speed.axhline(sample.speed_up, color=SERVED, linestyle=":", linewidth=1)
+    speed.set(xlabel="least p/q accepted", ylabel="estimated speed-up (times the target alone)")
+    speed.set_ylim(bottom=0)
+    chosen = report.recommendation.expected.threshold
+    if chosen is not None:
+        shares.axvline(chosen, color="black", linewidth=1, label="recommended")
+        speed.axvline(chosen, color="black", linewidth=1)
+    figure.legend(*shares.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+def reliability(report: Report) -> Figure:
+    """Mean label by predicted probability, for both probes."""
+    figure, panels = _panels(1, 3, (9.0, 3.5))
+    for axes, (use, name) in zip(panels, PROBES.items(), strict=True):
+        _diagram(axes, report.served.regressions[use], name)
+    panels[0].set_ylabel("mean label")
+    return figure
+
+
+def _diagram(axes: Axes, regression: Regression, name: str) -> None:
+    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1)
+    predicted = [one.predicted for one in regression.bins]
+    sizes = np.array([one.num_segments for one in regression.bins])
+    axes.plot(predicted, [one.label for one in regression.bins], color=SERVED, linewidth=1.2)
+    areas = 10 + 300 * sizes / max(sizes.sum(), 1)
+    axes.scatter(predicted, [one.label for one in regression.bins], areas, color=SERVED, alpha=0.7)
+    ece = f"ECE {decimal(regression.ece.value)}, n = {regression.num_segments:,}"
+    axes.set(title=f"{name}\n{ece}", xlabel="predicted probability", xlim=(0, 1), ylim=(0, 1), aspect="equal")
+
+
+def learning(report: Report) -> Figure:
+    """AUROC and wrong accepted by number of contexts learned from."""
+    figure, (params, wrong) = _panels(1, 2, (9.0, 3.3))
+    contexts = [point.num_contexts for point in report.learning_curve]
+    _errors(params, contexts, [point.auroc for point in report.learning_curve])
+    params.axhline(LEAST_AUROC, color=GREEN, linestyle="--", linewidth=1, label=f"the bar, {LEAST_AUROC}")
+    params.set_ylabel("AUROC of p/q")
+    _errors(wrong, contexts, [point.wrong_accepted for point in report.learning_curve])
+    wrong.axhline(
+        MOST_WRONG_ACCEPTED, color=GREEN, linestyle="--", linewidth=1, label=f"the bar, {MOST_WRONG_ACCEPTED:.0%}"
+    )
+    wrong.set_ylabel("wrong segments accepted,\nat 95% of the right ones")
+    wrong.yaxis.set_major_formatter(PercentFormatter(1))
+    wrong.set_ylim(bottom=0)
+    for axes in (params, wrong):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(FixedLocator(contexts))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        axes.set_xlabel("contexts learned from")
+        axes.legend()
+    return figure
+
+
+def _errors(axes: Axes, contexts: list[int], measured: list[Measured]) -> None:
+    values, errors = [one.value for one in measured], [one.standard_error for one in measured]
+    axes.errorbar(contexts, values, np.nan_to_num(errors), fmt="o-", color=SERVED, capsize=3)
+
+
+def domains(report: Report) -> Figure:
+    """AUROC and R2 of probes of each domain on each other."""
+    rows = list(dict.fromkeys(cell.trained_on for cell in report.domains))
+    columns = list(dict.fromkeys(cell.tested_on for cell in report.domains))
+    figure, (axes,) = _panels(1, 1, (2.4 + 1.5 * len(columns), 1.3 + 0.75 * len(rows)))
+    values = np.array([cell.auroc.value for cell in report.domains]).reshape(len(rows), len(columns))
+    axes.imshow(values, cmap="cividis", vmin=0.5, vmax=1, aspect="auto")
+    for index, cell in enumerate(report.domains):
+        row, column = divmod(index, len(columns))
+        colour = "black" if cell.auroc.value > 0.75 else "white"
+        axes.text(column, row, _entry(cell), ha="center", va="center", color=colour, fontsize=8)
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set(xlabel="tested on", ylabel="learned from")
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+    return figure
+
+
+def _entry(cell: DomainCell) -> str:
+    return f"AUROC {decimal(cell.auroc.value)}\nR² {decimal(cell.r2.value, 2)}, n = {cell.num_segments:,}"
+
+
+def states(picture: StatesPicture) -> Figure:
+    """Segments by their states, coloured by semantic probability."""
+    figure, (axes,) = _panels(1, 1, (7.2, 5.0))
+    points, method = embedded(picture.vectors)
+    handles = []
+    kinds: tuple[tuple[bool, Literal["o", "^"], str], ...] = (
+        (False, "o", "target-written"),
+        (True, "^", "draft-written"),
+    )
+    for by_draft, marker, name in kinds:
+        chosen = picture.by_draft == by_draft
+        x, y = points[chosen].T
+        colours = picture.probability[chosen]
+        dots = axes.scatter(x, y, 16, colours, marker=marker, cmap="viridis", vmin=0, vmax=1, linewidths=0, alpha=0.8)
+        label = f"{name} (n = {len(x):,})"
+        handles.append(Line2D([], [], color=GREY, linestyle="", marker=marker, markersize=4, label=label))
+    figure.colorbar(dots, ax=axes, label="semantic probability under the target")
+    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.07), ncols=2)
+    axes.set(xlabel=f"{method} 1", ylabel=f"{method} 2", xticks=[], yticks=[])
+    axes.set_title(picture.title)
+    return figure
+
+
+def _panels(num_rows: int, num_columns: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
+    """A figure of its own, out of reach of pyplot's global state."""
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
+
+
+def _curve(
+    axes: Axes, variant: Variant, report: Report, colour: str, style: "str | tuple[int, tuple[int, ...]]", width: float
+) -> None:
+    outcomes = variant.verifications[report.criterion].thresholds
+    right, wrong = [one.right_accepted for one in outcomes], [one.wrong_accepted for one in outcomes]
+    axes.plot(right, wrong, color=colour, linestyle=style, linewidth=width, label=variant.name)
+    sample = variant.verifications[report.criterion].sample
+    axes.plot(sample.right_accepted, sample.wrong_accepted, "s", color=colour, markersize=5)
+
+
+def _accepted(one: Outcome, of: str) -> float:
+    return {"right": one.right_accepted, "all": one.acceptance, "wrong": one.wrong_accepted}[of]

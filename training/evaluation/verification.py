@@ -1,0 +1,160 @@
+"""How well one pair of probes tells right from wrong segments, and how well its probabilities match the labels."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semspec.errors import InvalidRequest
+from semspec.probes.probe import LEAST_PROBABILITY
+from training.data.labels import Labels
+from training.evaluation.acceptance import DENSE_THRESHOLDS, Cost, Drafts, Outcome, outcome
+from training.evaluation.metrics import (
+    Bin,
+    Floats,
+    Mask,
+    Measured,
+    Resampling,
+    auroc,
+    dense_ranks,
+    expected_calibration_error,
+    r2,
+    reliability,
+    spearman,
+    wrong_accepted,
+)
+
+Criterion = Literal["truth", "target says it"]
+"""What makes a draft-written segment right: the data's own truth, or that the target's samples say it at least once."""
+CRITERIA: tuple[Criterion, ...] = get_args(Criterion)
+
+ProbeUse = Literal["draft probe", "target probe, draft-written", "target probe, target-written"]
+"""Which probe, on whose segments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What one pair of probes says of segments: aligned with `Labels`, nan where it was not asked."""
+
+    name: str
+    target_probability: NDArray[np.float32]
+    draft_probability: NDArray[np.float32]
+
+    @property
+    def ratio(self) -> NDArray[np.float32]:
+        """p/q as the verifier bounds it."""
+        ratio: NDArray[np.float32] = self.target_probability / self.draft_probability.clip(LEAST_PROBABILITY)
+        return ratio
+
+
+def at_random(num_segments: int, seed: int = 0) -> Predicted:
+    """Probabilities that know nothing, as of the strategy `random`."""
+    p, q = np.random.default_rng(seed).random((2, num_segments), dtype=np.float32)
+    return Predicted("random", p, q)
+
+
+def rightness(labels: Labels, criterion: Criterion) -> NDArray[np.float32]:
+    """1 right, 0 wrong, nan unknown, an entry a segment."""
+    return labels.valid if criterion == "truth" else (labels.target_probability > 0).astype(np.float32)
+
+
+def drafts(labels: Labels, predicted: Predicted, mask: Mask, criterion: Criterion) -> Drafts:
+    """The draft-written segments within `mask`. Raises: InvalidRequest when the probes were not asked about some."""
+    rows = labels.where(labels.by_draft & mask)
+    ratio = predicted.ratio[rows]
+    _check(predicted, ratio)
+    return Drafts(ratio, rightness(labels, criterion)[rows], labels.num_tokens[rows], labels.question[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Regression:
+    """How well a probe's probabilities match the labels."""
+
+    r2: Measured
+    spearman: Measured
+    ece: Measured
+    bins: tuple[Bin, ...]
+    num_segments: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """How well p/q tells right draft-written segments from wrong ones."""
+
+    auroc: Measured
+    wrong_accepted: Measured
+    """Share of the wrong ones accepted, at the strictest threshold that accepts 95% of the right ones."""
+    num_right: int
+    num_wrong: int
+    num_unknown: int
+    sample: Outcome
+    thresholds: tuple[Outcome, ...]
+    """Along `DENSE_THRESHOLDS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One pair of probes on the test questions."""
+
+    name: str
+    regressions: dict[ProbeUse, Regression]
+    verifications: dict[Criterion, Verification]
+
+
+def evaluate_variant(labels: Labels, predicted: Predicted, cost: Cost, resampling: Resampling) -> Variant:
+    """Raises: InvalidRequest when the probes were not asked about some of the test segments."""
+    test = labels.split == "test"
+    drafted, written = test & labels.by_draft, test & ~labels.by_draft
+    p, q = predicted.target_probability, predicted.draft_probability
+    uses: dict[ProbeUse, tuple[Floats, Floats, Mask]] = {
+        "draft probe": (labels.draft_probability, q, drafted),
+        "target probe, draft-written": (labels.target_probability, p, drafted),
+        "target probe, target-written": (labels.target_probability, p, written),
+    }
+    for _, values, mask in uses.values():
+        _check(predicted, values[mask])
+    return Variant(
+        predicted.name,
+        {
+            use: regression(wanted[mask], values[mask], labels.question[mask], resampling)
+            for use, (wanted, values, mask) in uses.items()
+        },
+        {
+            criterion: verification(drafts(labels, predicted, test, criterion), cost, resampling)
+            for criterion in CRITERIA
+        },
+    )
+
+
+def regression(label: Floats, predicted: Floats, question: NDArray[np.int64], resampling: Resampling) -> Regression:
+    """Of a probe's probabilities against the labels."""
+    params = partial(spearman, dense_ranks(label), dense_ranks(predicted))
+    return Regression(
+        r2=resampling.measured(partial(r2, label, predicted), question),
+        spearman=resampling.measured(params, question),
+        ece=resampling.measured(partial(expected_calibration_error, label, predicted), question),
+        bins=reliability(label, predicted),
+        num_segments=len(label),
+    )
+
+
+def verification(judged: Drafts, cost: Cost, resampling: Resampling) -> Verification:
+    """Of p/q against what is right; segments of which that is unknown are left out of all but the speed-up."""
+    known = judged.known
+    ranks, right = dense_ranks(judged.ratio[known]), judged.right[known] == 1
+    return Verification(
+        auroc=resampling.measured(partial(auroc, ranks, right), judged.question[known]),
+        wrong_accepted=resampling.measured(partial(wrong_accepted, ranks, right), judged.question[known]),
+        num_right=judged.num_right,
+        num_wrong=judged.num_wrong,
+        num_unknown=len(judged) - int(known.sum()),
+        sample=outcome(judged, None, cost),
+        thresholds=tuple(outcome(judged, threshold, cost) for threshold in DENSE_THRESHOLDS),
+    )
+
+
+def _check(predicted: Predicted, values: Floats) -> None:
+    if num_missing := int(np.isnan(values).sum()):
+        raise InvalidRequest(f"{predicted.name}: nothing predicted for {num_missing} of {len(values)} segments")

@@ -1,0 +1,227 @@
+"""The last stages: the probes fitted, judged on held-out questions, and delivered with their report."""
+
+from collections import Counter
+from dataclasses import asdict, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from semspec.errors import Mismatch
+from semspec.probes.probe import save_probe
+from semspec.types import ModelInfo
+from training.config import PipelineConfig
+from training.data.labels import Labels
+from training.data.pair import Pair, info_of
+from training.data.stages import ClustersStage, ContextsStage, SamplesStage
+from training.evaluation.cost import measure
+from training.evaluation.evaluate import Cost, Evidence, Predicted, Report, card_curve, evaluate
+from training.evaluation.report import Example, example_rows, write_report
+from training.evaluation.states_picture import StatesPicture
+from training.files import StageFolder, read_json, read_rows, write_json
+from training.progress import Reporter
+from training.trainer.probes import ALTERNATIVES, SERVED, Fitter, Variant, compared
+from training.trainer.states import FeatureSource, StateStore
+
+NUM_TIMED_CONTEXTS = 24
+TAIL_CHARACTERS = 400
+
+
+class Delivery:
+    """From labels to a pair of probes in `config.output`, others beside it, and a report in WORK/report."""
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        work: Path,
+        labels: Labels,
+        contexts: ContextsStage,
+        samples: SamplesStage,
+        clusters: ClustersStage,
+        reporter: Reporter,
+    ) -> None:
+        self._config, self._work, self._labels, self._reporter = config, work, labels, reporter
+        self._contexts, self._samples, self._clusters = contexts, samples, clusters
+
+    def fit(self) -> None:
+        """The served probes, then those that the report sets beside them; each is kept once it is whole."""
+        served, *others = self._variants()
+        self._fitter.fitted("draft", served)
+        self._fitter.fitted("target", served)
+        for variant in others:
+            self._fitter.predicted(variant)
+
+    def report(self, pair: Pair) -> None:
+        """Judge the probes, write the report, then the probes with their cards and the rule to serve with."""
+        evidence, folder = self._evidence(self._cost(pair)), self._work / "report"
+        report = evaluate(evidence, self._config.report.max_wrong_accepted)
+        write_report(report, folder, self._examples(evidence.served, report), self._picture())
+        self._deliver(report)
+        self._reporter.say(f"{report.verdict.headline}\n{folder}/report.html; probes in {self._config.output}")
+
+    def _variants(self) -> list[Variant]:
+        return [self._served, *self._compared(), *self._curve(), *self._domains()]
+
+    @property
+    def _served(self) -> Variant:
+        return Variant(SERVED, self._config.probes)
+
+    def _compared(self) -> list[Variant]:
+        return compared(self._config.probes) if self._config.report.variants else []
+
+    def _curve(self) -> list[Variant]:
+        shares = self._config.report.learning_curve
+        return [Variant(f"{share:.1%} of the questions", self._config.probes, share=share) for share in shares]
+
+    def _domains(self) -> list[Variant]:
+        """One for each domain that has questions to fit, to stop and to calibrate on, if there are two or more."""
+        labels = self._labels
+        splits = {"train", "validation", "calibration"} & set(labels.split.tolist())
+        domains = sorted(set.intersection(*(set(labels.domain[labels.split == split].tolist()) for split in splits)))
+        return [Variant(f"only {name}", self._config.probes, domain=name) for name in domains] if domains[1:] else []
+
+    @cached_property
+    def _fitter(self) -> Fitter:
+        digest = StageFolder(self._work / "labels").digest
+        return Fitter(
+            self._config, self._labels, self._store, self._infos(), digest, self._work / "probes", self._reporter
+        )
+
+    def _infos(self) -> dict[str, ModelInfo]:
+        """Of the two models whose states these are. Raises: Mismatch when a model was changed between two shards."""
+        manifests = [self._samples.folder.manifest(number) for number in self._samples.folder.numbers()]
+        first, *others = [manifest.facts["models"] for manifest in manifests if manifest]
+        for role, fields in first.items():
+            if any(other[role]["fingerprint"] != fields["fingerprint"] for other in others):
+                raise Mismatch(
+                    f"the {role}'s weights changed between two shards of {self._samples.folder.path}; "
+                    "delete the shards of the one that is not to be served and run the same command again"
+                )
+        return {role: info_of(fields) for role, fields in first.items()}
+
+    @cached_property
+    def _store(self) -> StateStore:
+        return StateStore(self._samples.folder.path)
+
+    def _evidence(self, cost: Cost) -> Evidence:
+        fitter, served, curve = self._fitter, self._served, self._curve()
+        return Evidence(
+            name=self._config.name,
+            labels=self._labels,
+            served=fitter.predicted(served),
+            cost=cost,
+            variants=[fitter.predicted(variant) for variant in self._compared()],
+            learning_curve=[(fitter.num_contexts(one), fitter.predicted(one)) for one in (*curve, served) if curve],
+            domains={str(variant.domain): fitter.predicted(variant) for variant in self._domains()},
+            facts=self._facts(),
+        )
+
+    def _cost(self, pair: Pair) -> Cost:
+        """Measured once, on contexts of test questions."""
+        path = self._work / "cost.json"
+        if not path.exists():
+            numbers = self._samples.folder.numbers()
+            contexts = [context for number in numbers for context in self._contexts.contexts(number)]
+            test = [context for context in contexts if context.question.split == "test"]
+            some = test[:: max(1, len(test) // NUM_TIMED_CONTEXTS)][:NUM_TIMED_CONTEXTS]
+            write_json(path, asdict(measure(pair, some, self._config.segmentation, self._config.max_segment_tokens)))
+        return Cost(**read_json(path))
+
+    def _facts(self) -> dict[str, str | int | float]:
+        """How the data came about."""
+        folder, counted = self._clusters.folder, Counter[str]()
+        for number in folder.numbers():
+            manifest = folder.manifest(number)
+            counted.update(manifest.facts if manifest else {})
+        num_contexts = max(counted["num_contexts"], 1)
+        facts: dict[str, str | int | float] = {
+            "draft": self._config.draft.model,
+            "target": self._config.target.model,
+            "labels": self._config.probes.labels,
+            "samples a context": 2 * self._config.samples.num_samples,
+            "meanings a context": round(counted["num_clusters"] / num_contexts, 2),
+            "data digest": self._fitter.data_digest,
+        }
+        if counted["num_forwards"]:
+            facts["entailment forwards a context"] = round(counted["num_forwards"] / num_contexts, 1)
+        if "adjusted_rand" in counted:
+            facts["clusters against the reference (adjusted Rand)"] = round(counted["adjusted_rand"] / num_contexts, 4)
+        return facts
+
+    def _examples(self, served: Predicted, report: Report) -> list[Example]:
+        """A few segments of each kind, with what comes before them."""
+        labels = self._labels
+        return [
+            Example(
+                *self._texts(int(labels.shard[index]), int(labels.row[index])),
+                target_probability=float(served.target_probability[index]),
+                draft_probability=float(served.draft_probability[index]),
+                label=float(labels.target_probability[index]),
+                valid=None if np.isnan(labels.valid[index]) else bool(labels.valid[index]),
+                kind=kind,
+            )
+            for index, kind in example_rows(labels, served, report).items()
+        ]
+
+    def _texts(self, shard: int, row: int) -> tuple[str, str]:
+        """A segment, and the end of the reasoning before it."""
+        segment = read_rows(self._samples.folder.file(shard, ".parquet"))[row]
+        [context] = [one for one in self._contexts.contexts(shard) if one.id == segment["context"]]
+        return segment["text"], (context.reasoning or context.question.text)[-TAIL_CHARACTERS:]
+
+    def _picture(self) -> StatesPicture | None:
+        """Some test segments' states of the target's last layer."""
+        labels, num_rows = self._labels, self._config.report.picture_rows
+        test = labels.where(labels.split == "test")
+        some = np.sort(np.random.default_rng(0).permutation(test)[:num_rows])
+        if not len(some):
+            return None
+        source = FeatureSource(self._store, "target", "states", "last", memory_bytes=0)
+        return StatesPicture(
+            vectors=source.gather(labels, some).numpy(),
+            probability=labels.target_probability[some],
+            by_draft=labels.by_draft[some],
+            title="target, output of the last block, mean over the segment's tokens",
+        )
+
+    def _deliver(self, report: Report) -> None:
+        """Probes and cards first: `serving.json` is only there when they are."""
+        output, rule, gamma = self._config.output, report.recommendation.rule, self._config.report.gamma
+        self._save(self._served, report, output)
+        self._deliver_alternatives(report)
+        write_json(
+            output / "serving.json",
+            {"strategy": "semantic", "gamma": gamma, "acceptance_rule": rule.rule, "threshold": rule.threshold},
+        )
+
+    def _deliver_alternatives(self, report: Report) -> None:
+        """Probes the verifier can serve beside the pair's own, for the strategies that are baselines."""
+        for variant in self._compared():
+            if variant.name in ALTERNATIVES:
+                self._save(variant, report, self._config.output / "alternatives" / ALTERNATIVES[variant.name])
+
+    def _save(self, variant: Variant, report: Report, folder: Path) -> None:
+        metrics = self._metrics(report, variant.name)
+        for role in ("draft", "target"):
+            fitted = self._fitter.fitted(role, variant)
+            save_probe(
+                fitted.probe, replace(fitted.card, metrics=metrics), folder / f"{role}.safetensors", torch.float16
+            )
+
+    def _metrics(self, report: Report, name: str) -> dict[str, Any]:
+        """What a card says of its pair of probes; the report has the rest."""
+        [variant] = [one for one in report.as_json()["variants"] if one["name"] == name]
+        verification = variant["verifications"][report.criterion]
+        metrics = {
+            "num_contexts": sum(report.counts.contexts.values()),
+            "verdict": report.verdict.headline,
+            "right_means": report.criterion,
+            "auroc": verification["auroc"]["value"],
+            "wrong_accepted_at_95_right": verification["wrong_accepted"]["value"],
+            "ece": {use: one["ece"]["value"] for use, one in variant["regressions"].items()},
+            "strictness": card_curve(report.recommendation.curve),
+        }
+        of_served_only = () if name == SERVED else ("verdict", "strictness")
+        return {key: value for key, value in metrics.items() if key not in of_served_only}

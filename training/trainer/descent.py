@@ -1,0 +1,120 @@
+"""One seed's gradient descent."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import cos, inf, isnan, pi
+
+import torch
+from torch import Tensor, nn
+
+from semspec.probes.probe import Probe
+from semspec.types import derive_seed
+from training.trainer.recipe import FitRecipe
+from training.trainer.reduction import Examples
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one seed's fit went."""
+
+    seed: int
+    history: tuple[float, ...]
+    """Squared error on validation, an entry an epoch."""
+
+    @property
+    def best_error(self) -> float:
+        return min((error for error in self.history if not isnan(error)), default=inf)
+
+
+class Descent:
+    """One seed's network on its way down. Epoch, seed and number of segments determine all its randomness."""
+
+    def __init__(self, num_inputs: int, recipe: FitRecipe, seed: int, device: torch.device) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.network: nn.Sequential = Probe(num_inputs, recipe.hidden_sizes).network.to(device)
+        self.seed, self.history, self.best = seed, list[float](), Tensors()
+        self._recipe, self._device = recipe, device
+        self._optimizer = torch.optim.AdamW(
+            self.network.parameters(), recipe.learning_rate, recipe.betas, weight_decay=recipe.weight_decay
+        )
+
+    @property
+    def outcome(self) -> Outcome:
+        return Outcome(self.seed, tuple(self.history))
+
+    @property
+    def is_finished(self) -> bool:
+        """All epochs run, or `patience` of them since the best."""
+        best = self.outcome.best_error
+        since_best = len(self.history) - (self.history.index(best) + 1 if best < inf else 0)
+        return len(self.history) >= self._recipe.num_epochs or since_best >= self._recipe.patience
+
+    def epoch(self, examples: Examples, progress: Callable[[float], None]) -> None:
+        """Train on all of `examples` once, shuffled; `progress` hears the share done."""
+        number = len(self.history)
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "epoch", number))
+        batches = torch.randperm(len(examples), generator=generator).split(self._recipe.batch_size)
+        for step, (features, wanted) in enumerate(examples.batches(batches)):
+            self._set_learning_rate((number + step / len(batches)) / self._recipe.num_epochs)
+            self._loss(features, wanted).backward()
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+            progress((step + 1) / len(batches))
+
+    @torch.no_grad()
+    def validate(self, examples: Examples) -> None:
+        """Add the squared error to the history, and keep the network if there was none better."""
+        total = 0.0
+        for features, wanted in examples.in_order():
+            total += float((torch.sigmoid(self._logits(features)) - wanted).double().square().sum())
+        error = total / len(examples)
+        if error < self.outcome.best_error:
+            self.best = {name: value.clone() for name, value in self.network.state_dict().items()}
+        self.history.append(error)
+
+    def _logits(self, features: Tensor) -> Tensor:
+        return self.network(features)[..., 0]  # type: ignore[no-any-return]
+
+    def _loss(self, features: Tensor, labels: Tensor) -> Tensor:
+        logits = self._logits(features)
+        if self._recipe.loss == "bce":
+            return nn.functional.binary_cross_entropy_with_logits(logits, labels)
+        return (torch.sigmoid(logits) - labels).square().mean()
+
+    def _set_learning_rate(self, share: float) -> None:
+        """A half cosine from the recipe's rate to 0."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._recipe.learning_rate * (1 + cos(pi * share)) / 2
+
+    def tensors(self) -> Tensors:
+        """Everything needed to go on from the end of an epoch, but the history."""
+        moments = {
+            f"optimizer.{number}.{name}": value
+            for number, state in self._optimizer.state_dict()["state"].items()
+            for name, value in state.items()
+        }
+        return named("network", self.network.state_dict()) | named("best", self.best) | moments
+
+    def restore(self, tensors: Tensors, history: Sequence[float]) -> None:
+        self.network.load_state_dict(under("network", tensors))
+        self.best = {name: value.to(self._device) for name, value in under("best", tensors).items()}
+        self.history = list(history)
+        state: dict[int, Tensors] = {}
+        for key, value in under("optimizer", tensors).items():
+            number, name = key.split(".")
+            state.setdefault(int(number), {})[name] = value
+        groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def named(prefix: str, tensors: Tensors) -> Tensors:
+    """The same tensors, their names behind a prefix."""
+    return {f"{prefix}.{name}": value for name, value in tensors.items()}
+
+
+def under(prefix: str, tensors: Tensors) -> Tensors:
+    """Those that `named` put behind the prefix."""
+    return {name.removeprefix(f"{prefix}."): t for name, t in tensors.items() if name.startswith(f"{prefix}.")}

@@ -1,0 +1,213 @@
+"""Stage 6: fit a probe to labelled segments, whether or not their features fit in memory."""
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from math import isfinite
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from semspec.errors import InvalidRequest, Mismatch
+from semspec.probes.probe import Probe
+from training.data.labels import Labels
+from training.trainer.checkpoint import Checkpoint
+from training.trainer.descent import Descent, Outcome, Tensors, named, under
+from training.trainer.recipe import Device, FitRecipe
+from training.trainer.reduction import Examples, Reduction, chunks, fit_reduction, sample_of
+from training.trainer.states import FeatureSource, Indices
+
+Probabilities = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The best probe over all epochs and seeds."""
+
+    probe: Probe
+    history: tuple[float, ...]
+    """Its squared error on validation, an entry an epoch."""
+    seed: int
+    errors_by_seed: dict[int, float]
+    """Each seed's lowest squared error on validation."""
+
+    @property
+    def spread(self) -> float:
+        """Between the best and the worst seed's error: how much luck is in it."""
+        return max(self.errors_by_seed.values()) - min(self.errors_by_seed.values())
+
+    @property
+    def num_epochs_run(self) -> int:
+        return len(self.history)
+
+    @property
+    def best_validation_error(self) -> float:
+        return self.errors_by_seed[self.seed]
+
+
+class _Work:
+    """A fit under way: what a checkpoint keeps."""
+
+    def __init__(self, source: FeatureSource, recipe: FitRecipe, checkpoint: Checkpoint) -> None:
+        self._source, self._recipe, self._checkpoint = source, recipe, checkpoint
+        self._device = device_of(recipe.device)
+        self.reduction = Reduction(source, recipe.projection).to(self._device)
+        self.outcomes: list[Outcome] = []
+        """Of finished seeds."""
+        self._chosen: Tensors = {}
+        """The best network among theirs."""
+        self._descent: Descent | None = None
+        """The seed at work."""
+
+    def begin(self, labels: Labels, indices: Indices) -> None:
+        """Take up what was left, or start with the reduction."""
+        saved = self._checkpoint.load()
+        if saved is None:
+            seen = sample_of(indices, self._recipe.statistics_rows)
+            self.reduction = fit_reduction(self._source, labels, seen, self._recipe.projection, self._device)
+            return
+        tensors, facts = saved
+        self.reduction.load_state_dict(under("reduction", tensors))
+        self._chosen = {name: tensor.to(self._device) for name, tensor in under("chosen", tensors).items()}
+        self.outcomes = [Outcome(one["seed"], tuple(one["history"])) for one in facts["outcomes"]]
+        self.descent.restore(under("descent", tensors), facts["history"])
+
+    @property
+    def is_finished(self) -> bool:
+        return len(self.outcomes) == len(self._recipe.seeds)
+
+    @property
+    def descent(self) -> Descent:
+        """The seed at work, or the next one."""
+        if self._descent is None:
+            seed = self._recipe.seeds[len(self.outcomes)]
+            self._descent = Descent(self.reduction.num_outputs, self._recipe, seed, self._device)
+        return self._descent
+
+    @property
+    def share_done(self) -> float:
+        epochs = len(self.descent.history) / self._recipe.num_epochs
+        return (len(self.outcomes) + epochs) / len(self._recipe.seeds)
+
+    def save(self) -> None:
+        tensors = named("reduction", self.reduction.state_dict()) | named("chosen", self._chosen)
+        facts = {"outcomes": [asdict(outcome) for outcome in self.outcomes], "history": self.descent.history}
+        self._checkpoint.save(tensors | named("descent", self.descent.tensors()), facts)
+
+    def close_seed(self) -> None:
+        """Done with the seed at work; of equally good ones the first is chosen."""
+        outcome = self.descent.outcome
+        if all(outcome.best_error < other.best_error for other in self.outcomes):
+            self._chosen = self.descent.best
+        self.outcomes.append(outcome)
+        self._descent = None
+
+    def result(self) -> Fit:
+        """The chosen network as a plain probe over raw features."""
+        best = min(self.outcomes, key=lambda outcome: outcome.best_error)
+        if not isfinite(best.best_error):
+            raise InvalidRequest("the fit diverged: lower probes.learning_rate", "probes.learning_rate")
+        tensors = named("network", self._chosen) | {"mean": self.reduction.mean, "scale": self.reduction.scale}
+        first = tensors["network.0.weight"], tensors["network.0.bias"]
+        tensors["network.0.weight"], tensors["network.0.bias"] = self.reduction.fold(*first)
+        with torch.device("meta"):  # without drawing weights that are replaced at once
+            probe = Probe(self._source.num_features, self._recipe.hidden_sizes)
+        probe.load_state_dict({name: tensor.cpu() for name, tensor in tensors.items()}, assign=True)
+        errors = {outcome.seed: outcome.best_error for outcome in self.outcomes}
+        return Fit(probe.eval().requires_grad_(False), best.history, best.seed, errors)
+
+
+def fit(
+    source: FeatureSource,
+    labels_array: Probabilities,
+    labels: Labels,
+    train_idx: Indices,
+    validation_idx: Indices,
+    recipe: FitRecipe,
+    progress: Callable[[float], None] | None = None,
+    checkpoint: Path | None = None,
+) -> Fit:
+    """The probe with the lowest squared error on the segments `validation_idx`, of all epochs and seeds.
+
+    `labels_array` [len(labels)] holds the probabilities to learn, in [0, 1]. `progress` hears the share done. With a
+    path for a `checkpoint`, an interrupted fit called again goes on after its last whole epoch and ends the same; the
+    caller deletes the file once the probe is kept.
+
+    Raises: InvalidRequest, with the remedy, when there is nothing to learn from or the fit diverges.
+    """
+    _check(labels_array[train_idx], labels_array[validation_idx])
+    report = progress or (lambda share: None)
+    identity = _identity(
+        source, recipe, labels_array[train_idx], labels_array[validation_idx], train_idx, validation_idx
+    )
+    work = _Work(source, recipe, Checkpoint(checkpoint, identity))
+    work.begin(labels, train_idx)
+    room = source.memory_bytes - (source.num_bytes if source.is_resident else 0)
+    train = Examples(source, labels, labels_array, train_idx, work.reduction, room)
+    held_out = Examples(source, labels, labels_array, validation_idx, work.reduction, room - train.num_bytes)
+    while not work.is_finished:
+        while not work.descent.is_finished:
+            work.descent.epoch(train, _stretch(report, work.share_done, recipe))
+            work.descent.validate(held_out)
+            work.save()
+        work.close_seed()
+    report(1.0)
+    return work.result()
+
+
+@torch.no_grad()
+def predict(
+    probe: Probe, source: FeatureSource, labels: Labels, idx: Indices, device: Device = "auto"
+) -> Probabilities:
+    """The probe's semantic probabilities `[len(idx)]` of the segments `idx`. Raises: Mismatch on another's features."""
+    if len(probe.mean) != source.num_features:
+        raise Mismatch(
+            f"the probe takes {len(probe.mean)} features, the source has {source.num_features}: "
+            "read the layers and features it was fitted on"
+        )
+    there = device_of(device)
+    probe = probe if probe.mean.device == there else copy.deepcopy(probe).to(there)
+    parts = source.batches(labels, chunks(idx, source.num_features))
+    probabilities = [probe(rows.to(there).assembled()).cpu().numpy() for rows in parts]
+    return np.concatenate([np.empty(0, dtype=np.float32), *probabilities])
+
+
+def device_of(name: Device) -> torch.device:
+    """Raises: InvalidRequest when there is no such device."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InvalidRequest("no GPU to be seen: set probes.device to auto or cpu", "probes.device")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def _check(train: Probabilities, validation: Probabilities) -> None:
+    """Raises: InvalidRequest when a probe cannot be fitted to these labels."""
+    for name, values in (("train", train), ("validation", validation)):
+        if not len(values):
+            raise InvalidRequest(f"no {name} segments: add questions, or raise shares.{name}")
+        if not ((values >= 0) & (values <= 1)).all():
+            raise InvalidRequest(f"labels of {name} segments outside [0, 1]: delete the labels and make them again")
+    if train.min() == train.max():
+        raise InvalidRequest(
+            f"all {len(train)} train segments have the label {train[0]:g}, which leaves nothing to learn: "
+            "add questions, raise samples.temperature, or check that the equivalence tells segments apart"
+        )
+
+
+def _identity(source: FeatureSource, recipe: FitRecipe, *arrays: NDArray[np.generic]) -> str:
+    """Of a fit: a checkpoint of any other is of no use."""
+    settings = recipe.model_dump(mode="json", include=set(FitRecipe.model_fields) - {"device"})
+    inputs = (source.role, source.features, source.layers, source.shape)
+    digest = hashlib.sha256(json.dumps([settings, inputs]).encode())
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _stretch(progress: Callable[[float], None], start: float, recipe: FitRecipe) -> Callable[[float], None]:
+    """Progress within an epoch as progress of the whole fit."""
+    num_epochs = recipe.num_epochs * len(recipe.seeds)
+    return lambda share: progress(start + share / num_epochs)

@@ -1,0 +1,197 @@
+"""Stage 5: the pair of probes to be served, and those the report compares them with."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from semspec.probes.features import FeatureSet, LayerSet
+from semspec.probes.probe import Probe, ProbeCard, load_probe, save_probe
+from semspec.types import ModelInfo
+from training.config import PipelineConfig, ProbesConfig
+from training.data.labels import Labels
+from training.evaluation.evaluate import Predicted
+from training.files import digest_of
+from training.progress import Reporter
+from training.trainer.calibrate import calibrate
+from training.trainer.fit import fit, predict
+from training.trainer.recipe import Role
+from training.trainer.states import FeatureSource, StateStore
+
+SERVED = "served"
+
+ALTERNATIVES = {"last layer": "last-hidden", "surprisal alone": "surprisal"}
+"""Variants that are delivered beside the served probes: baselines, by the strategy that judges by them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to make a pair of probes."""
+
+    name: str
+    recipe: ProbesConfig
+    share: float = 1.0
+    """Of the training questions."""
+    domain: str | None = None
+    """The only one to train on."""
+
+
+def compared(config: ProbesConfig) -> list[Variant]:
+    """What the served probes stand beside, each different in one respect from them or from the paper."""
+    paper = {"features": "states", "layers": "all", "draft_layers": None, "labels": "own", "loss": "mse"}
+    return [
+        Variant("paper recipe", config.model_copy(update=paper)),
+        Variant("states alone", config.model_copy(update={"features": "states"})),
+        Variant("last layer", config.model_copy(update={"features": "states", "layers": "last"})),
+        Variant("surprisal alone", config.model_copy(update={"features": "surprisal"})),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A probe of a pair, with the card it is served with."""
+
+    probe: Probe
+    card: ProbeCard
+
+
+@dataclass(slots=True)
+class Fitter:
+    """Fits variants on one set of labels; a probe that is already in `folder` is not fitted again."""
+
+    config: PipelineConfig
+    labels: Labels
+    store: StateStore
+    infos: dict[str, ModelInfo]
+    """Of both models, by role."""
+    data_digest: str
+    folder: Path
+    reporter: Reporter
+    _predicted: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    _kept: tuple[tuple[Role, FeatureSet, LayerSet], FeatureSource] | None = None
+
+    def predicted(self, variant: Variant) -> Predicted:
+        """What the variant says of every segment of a question it has not learned from."""
+        held_out = self.labels.split != "train"
+        return Predicted(
+            variant.name,
+            target_probability=self._probabilities("target", variant, held_out),
+            draft_probability=self._probabilities("draft", variant, held_out & self.labels.by_draft),
+        )
+
+    def fitted(self, role: Role, variant: Variant) -> Fitted:
+        """The variant's probe for one role's states, in the precision it is served with."""
+        training = self._training(role, variant)
+        path = self._path(role, training)
+        if path.exists():
+            artifact = load_probe(path)
+            return Fitted(artifact.probe, artifact.card)
+        with self.reporter.bar(f"{variant.name}, {role}", 100, "%") as advance:
+            probe = self._fit(role, variant, path.with_suffix(".checkpoint"), _Percent(advance))
+        save_probe(probe, self._card(role, variant, training), path, torch.float16)
+        path.with_suffix(".checkpoint").unlink(missing_ok=True)
+        return self.fitted(role, variant)
+
+    def _fit(self, role: Role, variant: Variant, checkpoint: Path, progress: "_Percent") -> Probe:
+        source, wanted = self._source(role, variant), self._wanted(role)
+        rows = {split: self._rows(role, variant, split) for split in ("train", "validation", "calibration")}
+        result = fit(
+            source, wanted, self.labels, rows["train"], rows["validation"], variant.recipe, progress, checkpoint
+        )
+        if not len(rows["calibration"]):
+            return result.probe
+        predicted = predict(result.probe, source, self.labels, rows["calibration"])
+        return calibrate(result.probe, predicted, wanted[rows["calibration"]], variant.recipe.calibration)
+
+    def _probabilities(self, role: Role, variant: Variant, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
+        name = self._path(role, self._training(role, variant)).stem
+        if name not in self._predicted:
+            rows = self.labels.where(mask)
+            values = np.full(len(self.labels), np.nan, dtype=np.float32)
+            probe = self.fitted(role, variant).probe
+            values[rows] = predict(probe, self._source(role, variant), self.labels, rows)
+            self._predicted[name] = values
+        return self._predicted[name]
+
+    def _source(self, role: Role, variant: Variant) -> FeatureSource:
+        """Features for a fit and the predictions after it are loaded once; those of the fit before are let go."""
+        wanted = (role, *variant.recipe.inputs(role))
+        if self._kept is None or self._kept[0] != wanted:
+            self._kept = None
+            memory_bytes = int(variant.recipe.memory_gib * 2**30)
+            self._kept = wanted, FeatureSource(self.store, *wanted, memory_bytes)
+        return self._kept[1]
+
+    def _wanted(self, role: Role) -> NDArray[np.float32]:
+        return self.labels.target_probability if role == "target" else self.labels.draft_probability
+
+    def _rows(self, role: Role, variant: Variant, split: str) -> NDArray[np.int64]:
+        """The segments a probe learns from, or is stopped or calibrated on."""
+        labels = self.labels
+        mask = labels.split == split
+        if role == "draft":
+            mask &= labels.by_draft
+        elif variant.recipe.labels == "own":
+            mask &= ~labels.by_draft
+        if variant.domain is not None:
+            mask &= labels.domain == variant.domain
+        if split == "train" and variant.share < 1:
+            mask &= np.isin(labels.question, self._some_questions(variant.share))
+        return labels.where(mask)
+
+    def _some_questions(self, share: float) -> NDArray[np.int64]:
+        questions = np.unique(self.labels.question[self.labels.split == "train"])
+        params = np.random.default_rng(0).permutation(questions)
+        return params[: max(1, round(share * len(questions)))]
+
+    def num_contexts(self, variant: Variant) -> int:
+        """That the variant's target probe learned from."""
+        return len(np.unique(self.labels.context[self._rows("target", variant, "train")]))
+
+    def _training(self, role: Role, variant: Variant) -> dict[str, Any]:
+        """All that makes this probe what it is, for its card; two variants may share one."""
+        left_out = {"features", "layers", "draft_layers", "device", "memory_gib"} | (
+            {"labels"} if role == "draft" else set()
+        )
+        features, layers = variant.recipe.inputs(role)
+        training = variant.recipe.model_dump(mode="json", exclude=left_out)
+        training |= {"features": features, "layers": layers, "share": variant.share, "domain": variant.domain}
+        return dict[str, Any](
+            json.loads(json.dumps(training | {"equivalence": self.config.equivalence.model_dump(mode="json")}))
+        )
+
+    def _path(self, role: Role, training: dict[str, Any]) -> Path:
+        return self.folder / f"{role}-{digest_of([training, self.data_digest])}.safetensors"
+
+    def _card(self, role: Role, variant: Variant, training: dict[str, Any]) -> ProbeCard:
+        info = self.infos[role]
+        features, layers = variant.recipe.inputs(role)
+        return ProbeCard(
+            model=info.model,
+            fingerprint=info.fingerprint,
+            tokenizer=info.tokenizer,
+            shape=(info.num_layers + 1, info.hidden_size),
+            features=features,
+            layers=layers,
+            segmentations=(self.config.segmentation,),
+            recipe=variant.recipe.labels if role == "target" else "own",
+            data_digest=self.data_digest,
+            calibration=variant.recipe.calibration if len(self._rows(role, variant, "calibration")) else "none",
+            training=training,
+        )
+
+
+class _Percent:
+    """Turns shares done into steps of a bar of a hundred."""
+
+    def __init__(self, advance: Any) -> None:
+        self._advance, self._done = advance, 0
+
+    def __call__(self, share: float) -> None:
+        percent = int(100 * share)
+        self._advance(percent - self._done)
+        self._done = percent

@@ -1,0 +1,233 @@
+"""What stands between raw features and a probe's first layer while it is fitted: scaling, and a projection a layer.
+
+A probe of 65 layers of 5,120 numbers has 333K inputs. Projected to 256 numbers a layer it trains on 17K, and 400K
+segments take 13 GB instead of 270. All of it is affine, so in the end it is folded into the first layer.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import sqrt
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from semspec.errors import InvalidRequest
+from training.data.labels import Labels
+from training.trainer.recipe import Projection
+from training.trainer.states import FeatureSource, Indices, Rows
+
+CHUNK_BYTES = 64 << 20
+"""Of fp32 features in a chunk of a pass over the data. Fixed, so that sums do not depend on the memory at hand."""
+
+OVERSAMPLING, SUBSPACE_PASSES = 32, 4
+"""More directions than wanted, and passes over the data, for principal components that are near enough."""
+
+SMALLEST_SCALE = 1e-3
+"""Added to a standard deviation: a constant feature stays finite."""
+
+
+class Reduction(nn.Module):
+    """Standardised features; with a projection, standardised projected ones."""
+
+    mean: Tensor
+    scale: Tensor
+    matrix: Tensor
+    """`[num_layers, hidden_size, width]`; width 0 without a projection."""
+    offset: Tensor
+    spread: Tensor
+
+    def __init__(self, source: FeatureSource, projection: Projection | None) -> None:
+        super().__init__()
+        self.width = projection.width if projection and source.num_layers else 0
+        self.num_projected = source.num_layers * self.width
+        self._num_states = source.num_layers * source.shape[1]
+        num_passed = source.num_features - self._num_states if self.width else source.num_features
+        self.num_outputs = self.num_projected + num_passed
+        self.register_buffer("mean", torch.zeros(source.num_features))
+        self.register_buffer("scale", torch.ones(source.num_features))
+        self.register_buffer("matrix", torch.zeros(source.num_layers, source.shape[1], self.width))
+        self.register_buffer("offset", torch.zeros(self.num_projected))
+        self.register_buffer("spread", torch.ones(self.num_projected))
+
+    def forward(self, rows: Rows) -> Tensor:
+        """`[num_segments, num_outputs]`: the projected layers one after the other, then surprisal."""
+        features = self._standardised(rows)
+        if not self.width:
+            return features
+        projected = torch.bmm(self._layers(features), self.matrix).transpose(0, 1).flatten(1)
+        return torch.cat((projected.sub_(self.offset).div_(self.spread), features[:, self._num_states :]), 1)
+
+    def standardised_layers(self, rows: Rows) -> Tensor:
+        """`[num_layers, num_segments, hidden_size]`, before any projection."""
+        return self._layers(self._standardised(rows))
+
+    def _standardised(self, rows: Rows) -> Tensor:
+        return rows.assembled().sub_(self.mean).div_(self.scale)
+
+    def _layers(self, features: Tensor) -> Tensor:
+        layers: Tensor = features[:, : self._num_states].unflatten(1, self.matrix.shape[:2])
+        return layers.transpose(0, 1)
+
+    def fold(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Weight and bias over standardised raw features that do what the given ones do with this module's outputs."""
+        if not self.width:
+            return weight, bias
+        projected, passed = weight.double().tensor_split([self.num_projected], 1)
+        projected = projected / self.spread
+        layers = projected.unflatten(1, (-1, self.width)).transpose(0, 1)
+        wide = torch.cat([(w @ m.T.double()).float() for w, m in zip(layers, self.matrix, strict=True)], 1)
+        return torch.cat((wide, passed.float()), 1), (bias - projected @ self.offset.double()).float()
+
+
+def fit_reduction(
+    source: FeatureSource,
+    labels: Labels,
+    indices: Indices,
+    projection: Projection | None,
+    device: torch.device,
+) -> Reduction:
+    """The reduction for the segments `indices`; passes over them in chunks, with sums in double precision.
+
+    Raises: InvalidRequest when the features are not finite or a projection has too few segments to learn from.
+    """
+    reduction = Reduction(source, projection).to(device)
+    mean, deviation = _moments(lambda rows: rows.assembled(), source, labels, indices, device)
+    if not bool(torch.isfinite(deviation).all()):
+        raise InvalidRequest(
+            "features are not finite: states beyond the range of float16; sample again with "
+            "samples.states_dtype: bfloat16"
+        )
+    reduction.mean.copy_(mean)
+    reduction.scale.copy_(deviation + SMALLEST_SCALE)
+    if projection and reduction.width:
+        if projection.kind == "random":
+            reduction.matrix.copy_(_gaussian(source, reduction.width))
+        else:
+            reduction.matrix.copy_(_principal(reduction, source, labels, indices))
+        mean, deviation = _moments(lambda rows: reduction(rows), source, labels, indices, device)
+        reduction.offset.copy_(mean[: reduction.num_projected])
+        reduction.spread.copy_(deviation[: reduction.num_projected] + SMALLEST_SCALE)
+    return reduction
+
+
+def chunks(indices: Indices, num_features: int) -> Iterator[Indices]:
+    """`indices` in parts whose features take about `CHUNK_BYTES`."""
+    size = max(16, min(4096, CHUNK_BYTES // (4 * num_features)))
+    return (indices[start : start + size] for start in range(0, len(indices), size))
+
+
+def _moments(
+    view: Callable[[Rows], Tensor], source: FeatureSource, labels: Labels, indices: Indices, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each number in `view` of the rows."""
+    total: Tensor | float = 0.0
+    squares: Tensor | float = 0.0
+    for rows in source.batches(labels, chunks(indices, source.num_features)):
+        values = view(rows.to(device)).double()
+        total = total + values.sum(0)
+        squares = squares + values.square_().sum(0)
+    mean, mean_square = torch.as_tensor(total) / len(indices), torch.as_tensor(squares) / len(indices)
+    variance = (mean_square - mean.square()) * len(indices) / max(1, len(indices) - 1)
+    return mean, variance.clamp_min(0).sqrt()
+
+
+def _gaussian(source: FeatureSource, width: int) -> Tensor:
+    """`[num_layers, hidden_size, width]`, the same every time; unit features stay about unit."""
+    shape = source.num_layers, source.shape[1], width
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)) / sqrt(source.shape[1])
+
+
+def _principal(reduction: Reduction, source: FeatureSource, labels: Labels, indices: Indices) -> Tensor:
+    """The first principal components of each layer, by subspace iteration: no covariance matrix is ever formed, which
+    for 65 layers of 5,120 numbers would take 14 GB."""
+    hidden_size, width = source.shape[1], reduction.width
+    if width > hidden_size or len(indices) < 4 * width:
+        raise InvalidRequest(
+            f"{width} principal components of {hidden_size} numbers in {len(indices)} segments: too many; lower "
+            f"probes.projection.width to {min(hidden_size, len(indices) // 4)} or less",
+            "probes.projection.width",
+        )
+    image = _gaussian(source, min(hidden_size, width + OVERSAMPLING)).to(reduction.mean.device)
+    for _ in range(SUBSPACE_PASSES):
+        basis: Tensor = torch.linalg.qr(image).Q
+        image = _covariance_times(basis, reduction, source, labels, indices)
+    within = basis.mT.double() @ image.double()
+    directions: Tensor = torch.linalg.eigh((within + within.mT) / 2).eigenvectors[..., -width:].flip(-1)
+    return basis @ directions.float()
+
+
+def _covariance_times(
+    basis: Tensor, reduction: Reduction, source: FeatureSource, labels: Labels, indices: Indices
+) -> Tensor:
+    """The covariance of each layer's standardised states times its `basis` `[num_layers, hidden_size, size]`."""
+    total = torch.zeros_like(basis)
+    for rows in source.batches(labels, chunks(indices, source.num_features)):
+        states = reduction.standardised_layers(rows.to(basis.device))
+        total.baddbmm_(states.mT, torch.bmm(states, basis))
+    return total / len(indices)
+
+
+class Examples:
+    """Reduced features of the segments `indices`, in batches, with their labels.
+
+    The features are kept in memory where a projection makes them small enough for that.
+    """
+
+    def __init__(
+        self,
+        source: FeatureSource,
+        labels: Labels,
+        probabilities: NDArray[np.float32],
+        indices: Indices,
+        reduction: Reduction,
+        memory_bytes: int,
+    ) -> None:
+        self._source, self._labels, self._indices, self._reduction = source, labels, indices, reduction
+        self._device = reduction.mean.device
+        self.probabilities = torch.from_numpy(probabilities[indices]).to(self._device)
+        size = 2 * len(indices) * reduction.num_outputs
+        self._kept = self._reduced() if reduction.width and size <= memory_bytes else None
+        self.num_bytes = size if self._kept is not None else 0
+        """Of what is kept."""
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def batches(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Features `[num_segments, num_outputs]` fp32 and labels of each of `batches`, which count within `indices`."""
+        wanted = (self.probabilities[batch.to(self._device)] for batch in batches)
+        return zip(self._features(batches), wanted, strict=True)
+
+    def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """All of them, in chunks."""
+        return self.batches([torch.from_numpy(part) for part in self._chunks()])
+
+    def _chunks(self) -> Iterator[Indices]:
+        return chunks(np.arange(len(self)), self._source.num_features)
+
+    def _features(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+        if self._kept is None:
+            return (part.float() for part in self._read(self._indices[batch.numpy()] for batch in batches))
+        kept = self._kept
+        return (kept[batch].to(self._device).float() for batch in batches)
+
+    def _reduced(self) -> Tensor:
+        kept = torch.empty((len(self), self._reduction.num_outputs), dtype=torch.float16)
+        for part, features in zip(self._chunks(), self._read(self._indices[c] for c in self._chunks()), strict=True):
+            kept[torch.from_numpy(part)] = features.cpu()
+        return kept
+
+    @torch.no_grad()
+    def _read(self, batches: Iterable[Indices]) -> Iterator[Tensor]:
+        """Projected features are rounded as if kept: the probe should not depend on the memory at hand."""
+        for rows in self._source.batches(self._labels, batches):
+            features = self._reduction(rows.to(self._device))
+            yield features.clamp_(-6e4, 6e4).half() if self._reduction.width else features
+
+
+def sample_of(indices: Indices, size: int) -> Indices:
+    """At most `size` of `indices`, the same ones every time, in their order."""
+    if len(indices) <= size:
+        return indices
+    return np.sort(np.random.default_rng(0).choice(indices, size, replace=False))
