@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from gateway.generations.call import Call
-from gateway.generations.spec_metrics import speculative_decoding
-from gateway.generations.summary import Summary
+from gateway.generations.summary import Summary, speculative_decoding
 from semspec.records import Json, record_json
 from semspec.types import Generation
 

@@ -10,8 +10,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from gateway.http.disconnect import ClientGone
-from gateway.http.schemas import is_known_field
-from gateway.http.schemas_tgi import is_known_parameter
+from gateway.http.schemas import is_known_field, is_known_parameter
 from gateway.metrics import Metrics
 from semspec.errors import (
     Cancelled,

@@ -4,12 +4,11 @@ from collections.abc import AsyncGenerator, Callable
 from functools import partial
 
 from semspec.decoding import auto, semantic, single, spec_reason, spec_thinking, token_level
-from semspec.decoding.backends import Backends
 from semspec.decoding.costs import Costs
 from semspec.decoding.fallback import events
 from semspec.decoding.progress import Progress, Step
-from semspec.decoding.protocols import Drafter, Target, Verifier
-from semspec.decoding.rewriting import by_target
+from semspec.decoding.protocols import Backends, Drafter, Target, Verifier
+from semspec.decoding.single import by_target
 from semspec.types import Event, Generation, Strategy, Writer
 
 __all__ = ["STRATEGIES", "Backends", "Costs", "Drafter", "Target", "Verifier", "decode"]

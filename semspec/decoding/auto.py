@@ -10,13 +10,11 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
-from semspec.decoding.backends import Backends
 from semspec.decoding.costs import Costs, is_losing
 from semspec.decoding.progress import Progress, Step
-from semspec.decoding.protocols import Target
-from semspec.decoding.rewriting import by_target
+from semspec.decoding.protocols import Backends, Target
 from semspec.decoding.semantic import Speculation, by_probes
-from semspec.decoding.single import write_on
+from semspec.decoding.single import by_target, write_on
 from semspec.errors import Unavailable
 from semspec.types import Forecast, SegmentRecord
 

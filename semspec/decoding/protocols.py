@@ -1,6 +1,7 @@
 """The three roles the decoding loop plays with: in-process engines, gRPC clients and fakes alike."""
 
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from semspec.types import (
@@ -109,3 +110,12 @@ class Verifier(Protocol):
         the probes were trained on; Unavailable.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Backends:
+    """The players of one generation: engines, clients or fakes."""
+
+    drafter: Drafter
+    target: Target
+    verifier: Verifier

@@ -9,12 +9,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from semspec.decoding.backends import Backends
 from semspec.decoding.fallback import by_draft, in_window, or_backend_unavailable, write_all
-from semspec.decoding.progress import Progress, Step
-from semspec.decoding.protocols import Drafter, Verifier
-from semspec.decoding.rewriting import Rewrite
-from semspec.decoding.timing import Stopwatch, shared, total, waited
+from semspec.decoding.progress import Progress, Step, Stopwatch, shared, total, waited
+from semspec.decoding.protocols import Backends, Drafter, Verifier
+from semspec.decoding.single import Rewrite
 from semspec.errors import Mismatch
 from semspec.types import (
     Acceptance,

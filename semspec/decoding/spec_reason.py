@@ -11,12 +11,10 @@ ten are exact. Theirs also stops at the first boxed answer or repeated step, our
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
-from semspec.decoding.backends import Backends
 from semspec.decoding.fallback import by_draft, in_window, write_all
-from semspec.decoding.progress import Progress, Step
-from semspec.decoding.protocols import Drafter, Target
-from semspec.decoding.rewriting import Rewrite
-from semspec.decoding.timing import Stopwatch, total, waited
+from semspec.decoding.progress import Progress, Step, Stopwatch, total, waited
+from semspec.decoding.protocols import Backends, Drafter, Target
+from semspec.decoding.single import Rewrite
 from semspec.types import ChoiceScores, Drafted, GeneratedSegment, ScoreMethod, SegmentRecord, StageTimes
 
 QUESTION = (

@@ -14,12 +14,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from semspec.decoding.backends import Backends
 from semspec.decoding.fallback import by_draft, or_backend_unavailable, write_all
-from semspec.decoding.progress import Progress
-from semspec.decoding.protocols import Drafter
+from semspec.decoding.progress import Progress, Stopwatch, total, waited
+from semspec.decoding.protocols import Backends, Drafter
 from semspec.decoding.single import write_on
-from semspec.decoding.timing import Stopwatch, total, waited
 from semspec.errors import Unavailable
 from semspec.types import Segment, SegmentEnd, SegmentRecord, StageTimes, Writer
 

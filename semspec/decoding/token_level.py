@@ -8,12 +8,10 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from semspec.decoding.backends import Backends
 from semspec.decoding.fallback import BackendUnavailable, or_backend_unavailable
-from semspec.decoding.progress import Progress
-from semspec.decoding.protocols import Drafter
-from semspec.decoding.rewriting import Rewrite, rewritten
-from semspec.decoding.timing import Stopwatch, total, waited
+from semspec.decoding.progress import Progress, Stopwatch, total, waited
+from semspec.decoding.protocols import Backends, Drafter
+from semspec.decoding.single import Rewrite, rewritten
 from semspec.types import Proposal, Segment, SegmentRecord, StageTimes, VerifiedTokens
 
 NOTHING = Proposal((), (), "", 0.0)

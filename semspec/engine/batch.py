@@ -8,9 +8,9 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from semspec.engine.causal_lm import CausalLM
-from semspec.engine.ending import end_after, ends_before
 from semspec.engine.sampling import draw_tokens
-from semspec.engine.surprisal import surprisal
+from semspec.engine.scoring import surprisal
+from semspec.engine.segmenter import end_after, ends_before
 from semspec.types import SamplingParams, Segmentation, SegmentEnd
 
 

@@ -20,7 +20,6 @@ from transformers import (
 from transformers.utils import cached_file
 
 from semspec import __version__
-from semspec.engine.choice_scores import can_be_asked
 from semspec.engine.decoder import Decoder, unsupported_reason
 from semspec.engine.fingerprint import model_fingerprint, tokenizer_fingerprint
 from semspec.engine.kv import KV, BufferKV, DynamicKV
@@ -28,7 +27,7 @@ from semspec.engine.state_hooks import StateHooks
 from semspec.engine.tensor_parallel.leader import LeadingDecoder, lead
 from semspec.engine.tensor_parallel.share import checkpoint_folder
 from semspec.engine.tensor_parallel.split import ALONE, Split
-from semspec.engine.tokens import TokenBytes, tokenize
+from semspec.engine.tokenization import TokenBytes, can_be_asked, tokenize
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.types import Context, Message, ModelInfo, Piece, Segment, SegmentEnd, Token
 

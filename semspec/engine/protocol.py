@@ -1,8 +1,10 @@
-"""What every engine that runs a causal LM offers: the roles of `semspec.decoding.protocols`, and a way to stop."""
+"""What every engine that runs a causal LM offers, and how a service loads one."""
 
 from typing import Protocol
 
 from semspec.decoding.protocols import Target
+from semspec.settings import ModelSettings
+from semspec.types import Writer
 
 
 class Engine(Target, Protocol):
@@ -11,3 +13,22 @@ class Engine(Target, Protocol):
     async def aclose(self) -> None:
         """Cancel what runs and free the model. Later calls raise Unavailable."""
         ...
+
+
+def load_engine(settings: ModelSettings, writer: Writer) -> Engine:
+    """The model the settings name. Raises: Mismatch when it cannot be served."""
+    from semspec.engine.tensor_parallel.split import Split  # slow to import, as is the engine: liveness answers first
+    from semspec.engine.transformers_engine import TransformersEngine
+
+    return TransformersEngine.load(
+        settings.model,
+        writer=writer,
+        revision=settings.revision,
+        device=settings.device,
+        dtype=settings.dtype,
+        threads=settings.threads,
+        cache_bytes=settings.cache_bytes,
+        max_context_tokens=settings.max_context_tokens,
+        engine=settings.engine,
+        split=Split(settings.tensor_parallel, f"SEMSPEC_{writer.upper()}_TENSOR_PARALLEL"),
+    )

@@ -11,17 +11,14 @@ import torch
 from torch import Tensor
 
 from semspec.engine.causal_lm import CausalLM, EngineName
-from semspec.engine.choice_scores import option_ids, turn_after
-from semspec.engine.ending import end_after, ends_before
-from semspec.engine.logprobs import token_logprob
-from semspec.engine.memory import within_memory
-from semspec.engine.pooling import readings_of, states_of
 from semspec.engine.prefix_cache import Prefix, PrefixCache
 from semspec.engine.sampling import draw_token
-from semspec.engine.scheduler import Scheduler, Steps
-from semspec.engine.segmenter import Segmenter
+from semspec.engine.scheduler import Scheduler, Steps, within_memory
+from semspec.engine.scoring import readings_of, states_of, token_logprob
+from semspec.engine.segmenter import Segmenter, end_after, ends_before
 from semspec.engine.speculative import check_proposal, check_token_ids, draw_with_distribution, verify_tokens
 from semspec.engine.tensor_parallel.split import ALONE, Split
+from semspec.engine.tokenization import option_ids, turn_after
 from semspec.errors import ContextTooLong, InvalidRequest
 from semspec.types import (
     ChoiceScores,

@@ -6,8 +6,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from semspec.engine.loading import load_engine
-from semspec.engine.protocol import Engine
+from semspec.engine.protocol import Engine, load_engine
 from semspec.errors import DeadlineExceeded, Mismatch, Overloaded, Unavailable
 from semspec.remote.connecting import connect
 from semspec.remote.protocol import CompletionClient, Server

@@ -22,9 +22,8 @@ from semspec.errors import (
     Unavailable,
     from_grpc_status,
 )
-from semspec.rpc import convert
-from semspec.rpc.metadata import AUTHORIZATION, PARAMETER, call_metadata
-from semspec.rpc.spans import client_span
+from semspec.rpc import codec
+from semspec.rpc.metadata import AUTHORIZATION, PARAMETER, call_metadata, client_span
 from semspec.rpc.tls import Certificates, channel_credentials
 from semspec.types import (
     ChoiceScores,
@@ -122,12 +121,12 @@ class RemoteDrafter(_Remote):
         """See `Drafter.info`."""
         response = await self._call(self._stub.Info, types_pb2.ModelInfoRequest())
         with _untrusted_answer():
-            return convert.model_info_from_wire(response)
+            return codec.model_info_from_wire(response)
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         """See `Drafter.generate`. Also raises DeadlineExceeded when no segment arrives within `idle_timeout_s`."""
         with _own_request():
-            request = convert.write_request_to_wire(context, params)
+            request = codec.write_request_to_wire(context, params)
         with client_span(self._stub.Write, request) as opened:
             with _rpc_errors(), opened.active():
                 call = self._stub.Write(request, metadata=self._metadata())
@@ -135,7 +134,7 @@ class RemoteDrafter(_Remote):
                 responses = aiter(call)
                 while (response := await self._next(responses)) is not None:
                     with _untrusted_answer():
-                        written = convert.written_from_wire(response)
+                        written = codec.written_from_wire(response)
                     yield written
             finally:
                 call.cancel()
@@ -145,10 +144,10 @@ class RemoteDrafter(_Remote):
     ) -> Proposal:
         """See `Drafter.propose`."""
         with _own_request():
-            request = convert.propose_request_to_wire(context, open_ids, params, num_tokens)
+            request = codec.propose_request_to_wire(context, open_ids, params, num_tokens)
         response = await self._call(self._stub.Propose, request)
         with _untrusted_answer():
-            return convert.proposal_from_wire(response)
+            return codec.proposal_from_wire(response)
 
     async def _next(self, responses: AsyncIterator[R]) -> R | None:
         timeout_s = self._options.idle_timeout_s
@@ -170,46 +169,46 @@ class RemoteTarget(RemoteDrafter):
     async def encode(self, prompt: str | Sequence[Message]) -> Piece:
         """See `Target.encode`."""
         with _own_request():
-            request = convert.encode_request_to_wire(prompt)
+            request = codec.encode_request_to_wire(prompt)
         response = await self._call(self._target.Encode, request)
         with _untrusted_answer():
-            return convert.encode_response_from_wire(response)
+            return codec.encode_response_from_wire(response)
 
     async def tokenize(self, text: str) -> list[Token]:
         """See `Target.tokenize`."""
         with _own_request():
-            request = convert.tokenize_request_to_wire(text)
+            request = codec.tokenize_request_to_wire(text)
         response = await self._call(self._target.Tokenize, request)
         with _untrusted_answer():
-            return convert.tokenize_response_from_wire(response)
+            return codec.tokenize_response_from_wire(response)
 
     async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
         """See `Target.score`."""
         with _own_request():
-            request = convert.read_request_to_wire(context, segments, session)
+            request = codec.read_request_to_wire(context, segments, session)
         response = await self._call(self._target.Read, request)
         with _untrusted_answer():
-            return _one_each(convert.read_response_from_wire(response), segments)
+            return _one_each(codec.read_response_from_wire(response), segments)
 
     async def verify(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
     ) -> VerifiedTokens:
         """See `Target.verify`."""
         with _own_request():
-            request = convert.verify_request_to_wire(context, open_ids, proposal, params)
+            request = codec.verify_request_to_wire(context, open_ids, proposal, params)
         response = await self._call(self._target.Verify, request)
         with _untrusted_answer():
-            return convert.verify_response_from_wire(response, len(proposal.token_ids))
+            return codec.verify_response_from_wire(response, len(proposal.token_ids))
 
     async def score_choices(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
     ) -> ChoiceScores:
         """See `Target.score_choices`."""
         with _own_request():
-            request = convert.ask_request_to_wire(context, question, prefill, options, session)
+            request = codec.ask_request_to_wire(context, question, prefill, options, session)
         response = await self._call(self._target.Ask, request)
         with _untrusted_answer():
-            return convert.ask_response_from_wire(response, len(options))
+            return codec.ask_response_from_wire(response, len(options))
 
 
 class RemoteVerifier(_Remote):
@@ -223,17 +222,17 @@ class RemoteVerifier(_Remote):
         """See `Verifier.info`."""
         response = await self._call(self._stub.Info, verifier_pb2.VerifierInfoRequest())
         with _untrusted_answer():
-            return convert.verifier_info_from_wire(response)
+            return codec.verifier_info_from_wire(response)
 
     async def judge(
         self, draft_states: Sequence[States], readings: Sequence[SegmentScore], probes: str = ""
     ) -> list[Judgement]:
         """See `Verifier.judge`."""
         with _own_request():
-            request = convert.judge_request_to_wire(draft_states, readings, probes)
+            request = codec.judge_request_to_wire(draft_states, readings, probes)
         response = await self._call(self._stub.Judge, request)
         with _untrusted_answer():
-            return _one_each(convert.judge_response_from_wire(response), draft_states)
+            return _one_each(codec.judge_response_from_wire(response), draft_states)
 
 
 def from_rpc_error(error: aio.AioRpcError) -> SemspecError:

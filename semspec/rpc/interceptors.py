@@ -13,8 +13,7 @@ from grpc import aio
 
 from semspec.errors import InternalError, SemspecError, Unauthenticated, represent
 from semspec.logging import request_id
-from semspec.rpc.metadata import AUTHORIZATION, MAX_REQUEST_ID_LENGTH, PARAMETER, REQUEST_ID
-from semspec.rpc.spans import server_span
+from semspec.rpc.metadata import AUTHORIZATION, MAX_REQUEST_ID_LENGTH, PARAMETER, REQUEST_ID, server_span
 from semspec.tracing import CARRIED
 
 OWN_METHODS = "/semspec."

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from semspec.engine.loading import load_engine
+from semspec.engine.protocol import load_engine
 from semspec.logging import configure_logging
 from semspec.rpc.server import run
 from semspec.rpc.servicers import draft_service

@@ -2,8 +2,7 @@
 
 from functools import partial
 
-from semspec.engine.loading import load_engine
-from semspec.engine.protocol import Engine
+from semspec.engine.protocol import Engine, load_engine
 from semspec.logging import configure_logging
 from semspec.remote.loading import load_remote_writer
 from semspec.rpc.server import run

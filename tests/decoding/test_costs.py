@@ -7,8 +7,7 @@ from random import Random
 
 import pytest
 
-from semspec.decoding.costs import Costs
-from semspec.decoding.estimates import Line, Ratio
+from semspec.decoding.costs import Costs, Line, Ratio
 from semspec.types import Forecast
 from tests.decoding.world import World, live, play
 

@@ -9,7 +9,7 @@ import pytest
 from semspec.decoding.progress import Progress
 from semspec.decoding.spec_thinking import Rules, rounds
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.rpc.convert.pieces import piece_from_wire, put_piece
+from semspec.rpc.codec.common import piece_from_wire, put_piece
 from semspec.types import (
     Context,
     Finished,

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from semspec.engine.causal_lm import CausalLM, load_tokenizer
-from semspec.engine.choice_scores import can_be_asked, turn_after
+from semspec.engine.tokenization import can_be_asked, turn_after
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
 from semspec.types import Context, Message, Segment, SegmentEnd, Writer

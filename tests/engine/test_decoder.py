@@ -9,7 +9,7 @@ from transformers import DynamicCache, MistralConfig, MistralForCausalLM, PreTra
 
 from semspec.engine.causal_lm import CausalLM, EngineName, Forward
 from semspec.engine.kv import KV, BufferKV
-from semspec.engine.loading import load_engine
+from semspec.engine.protocol import load_engine
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch
 from semspec.stack import BUNDLED_PAIR

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from semspec.engine.causal_lm import CausalLM, EngineName
-from semspec.engine.logprobs import token_logprob
-from semspec.engine.tokens import BYTE_OF, TokenBytes, tokenize
+from semspec.engine.scoring import token_logprob
+from semspec.engine.tokenization import BYTE_OF, TokenBytes, tokenize
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch
 from semspec.rpc.clients import RemoteTarget

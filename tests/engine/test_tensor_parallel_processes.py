@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from semspec.engine.causal_lm import CausalLM
-from semspec.engine.loading import load_engine
+from semspec.engine.protocol import load_engine
 from semspec.engine.tensor_parallel.split import Split
 from semspec.errors import Mismatch, Unavailable
 from semspec.rpc.clients import RemoteTarget

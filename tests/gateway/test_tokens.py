@@ -1,6 +1,6 @@
 """Segments as streams of tokens."""
 
-from gateway.http.formats.tokens import TokenStream
+from gateway.http.formats.tgi import TokenStream
 from semspec.types import Segment, SegmentEnd, SegmentRecord, TokenLogprob, Writer
 
 

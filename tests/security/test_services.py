@@ -16,7 +16,7 @@ from google.protobuf.message import Message as Wire
 from grpc import aio
 
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.rpc import convert
+from semspec.rpc import codec
 from semspec.rpc.clients import ClientOptions, RemoteTarget
 from semspec.rpc.server import Service, serve
 from semspec.rpc.servicers import draft_service, target_service, verifier_service
@@ -135,14 +135,14 @@ async def sound_messages(address: str) -> dict[str, Wire]:
     context = Context((prompt,))
     reading = SegmentScore(States(bytes(4 * 4 * 32), (4, 32), "m"), (0.5,) * 7, 2, 0.0)
     messages: list[Wire] = [
-        convert.write_request_to_wire(context, SHORT),
-        convert.propose_request_to_wire(context, (1,), SHORT, 2),
-        convert.encode_request_to_wire([Message("user", "Hello?")]),
-        convert.tokenize_request_to_wire("Hello?"),
-        convert.read_request_to_wire(context, [SEGMENT], "s"),
-        convert.verify_request_to_wire(context, (1,), PROPOSAL, SHORT),
-        convert.ask_request_to_wire(context, "Is it right?", "", ("yes", "no"), "s"),
-        convert.judge_request_to_wire([reading.states], [reading]),
+        codec.write_request_to_wire(context, SHORT),
+        codec.propose_request_to_wire(context, (1,), SHORT, 2),
+        codec.encode_request_to_wire([Message("user", "Hello?")]),
+        codec.tokenize_request_to_wire("Hello?"),
+        codec.read_request_to_wire(context, [SEGMENT], "s"),
+        codec.verify_request_to_wire(context, (1,), PROPOSAL, SHORT),
+        codec.ask_request_to_wire(context, "Is it right?", "", ("yes", "no"), "s"),
+        codec.judge_request_to_wire([reading.states], [reading]),
         types_pb2.ModelInfoRequest(),
         verifier_pb2.VerifierInfoRequest(),
     ]

@@ -17,7 +17,7 @@ from gateway.http.openapi.responses import DESCRIBED, reference, refusals
 from gateway.http.openapi.tgi import TgiError
 from gateway.http.schemas import LABELS
 from gateway.http.schemas import NEUTRAL as OPENAI_NEUTRAL
-from gateway.http.schemas_tgi import NEUTRAL as TGI_NEUTRAL
+from gateway.http.schemas import NEUTRAL as TGI_NEUTRAL
 from gateway.parts import Parts
 from gateway.settings import GatewaySettings
 

@@ -7,9 +7,9 @@ from fastapi.responses import Response
 from pydantic import JsonValue
 
 from gateway.http.answer import GENERATION_ID, answered
-from gateway.http.calls_tgi import text_request, tgi_call
+from gateway.http.calls import text_request, tgi_call
 from gateway.http.openapi.responses import EITHER, GENERATE, GENERATE_STREAM, IDEMPOTENT, INFO, TOKENIZE
-from gateway.http.schemas_tgi import TgiRequest, TokenizeRequest
+from gateway.http.schemas import TgiRequest, TokenizeRequest
 from gateway.parts import Parts, PartsOf
 from gateway.settings import MAX_STOPS
 from semspec import __version__

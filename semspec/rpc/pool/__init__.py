@@ -5,6 +5,6 @@ roles.py speaks for them.
 """
 
 from semspec.rpc.pool.backends import PooledDrafter, PooledRole, PooledTarget, PooledVerifier
-from semspec.rpc.pool.options import PoolOptions
+from semspec.rpc.pool.replica import PoolOptions
 
 __all__ = ["PoolOptions", "PooledDrafter", "PooledRole", "PooledTarget", "PooledVerifier"]

@@ -8,9 +8,8 @@ from typing import Generic, Self, TypeVar
 
 from semspec.errors import SemspecError
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
-from semspec.rpc.pool.options import PoolOptions
 from semspec.rpc.pool.pool import ELSEWHERE, Pool
-from semspec.rpc.pool.replica import Client, Replica, ServiceSpec
+from semspec.rpc.pool.replica import Client, PoolOptions, Replica, ServiceSpec
 from semspec.rpc.pool.resolver import Lookup, look_up
 from semspec.types import (
     ChoiceScores,

@@ -8,8 +8,7 @@ from typing import Generic, TypeVar
 
 from semspec.errors import Overloaded, SemspecError, Unavailable
 from semspec.rpc.pool.choice import Health, best
-from semspec.rpc.pool.options import PoolOptions
-from semspec.rpc.pool.replica import Client, Replica, ServiceSpec
+from semspec.rpc.pool.replica import Client, PoolOptions, Replica, ServiceSpec
 from semspec.rpc.pool.resolver import Lookup, Resolver, look_up
 
 C = TypeVar("C", bound=Client)

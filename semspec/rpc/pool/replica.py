@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from grpc import aio
@@ -13,7 +13,20 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from semspec.errors import Overloaded, SemspecError, Unavailable
 from semspec.rpc.clients import ClientOptions
 from semspec.rpc.pool.choice import Health
-from semspec.rpc.pool.options import PoolOptions
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """How to call replicas, how often to look for them, and when to give one up."""
+
+    client: ClientOptions = field(default_factory=ClientOptions)
+    resolve_s: float = 5.0
+    """Between looking up host names."""
+    health_interval_s: float = 2.0
+    """Between asking a replica for its health."""
+    health_timeout_s: float = 5.0
+    """Silence after which a replica is given up."""
+
 
 NUM_QUESTIONS = 2
 """How many go unanswered before a replica counts as silent: the first may have waited for us, if we were stopped."""

@@ -7,60 +7,50 @@ Nested messages are filled in place by `put_*`: handed to a constructor, protobu
 for the states of a 32B model costs 4 ms instead of 0.03.
 """
 
-from semspec.rpc.convert.asking import (
-    ask_request_from_wire,
-    ask_request_to_wire,
-    ask_response_from_wire,
-    ask_response_to_wire,
-)
-from semspec.rpc.convert.encoding import (
-    encode_request_from_wire,
-    encode_request_to_wire,
-    encode_response_from_wire,
-    encode_response_to_wire,
-)
-from semspec.rpc.convert.enums import ENDS_TO_WIRE, SEGMENTATIONS_TO_WIRE, WRITERS_TO_WIRE
-from semspec.rpc.convert.handshakes import (
-    model_info_from_wire,
-    model_info_to_wire,
-    verifier_info_from_wire,
-    verifier_info_to_wire,
-)
-from semspec.rpc.convert.judging import (
-    judge_request_from_wire,
-    judge_request_to_wire,
-    judge_response_from_wire,
-    judge_response_to_wire,
-)
-from semspec.rpc.convert.proposing import (
+from semspec.rpc.codec.common import ENDS_TO_WIRE, SEGMENTATIONS_TO_WIRE, WRITERS_TO_WIRE
+from semspec.rpc.codec.generation import (
     proposal_from_wire,
     proposal_to_wire,
     propose_request_from_wire,
     propose_request_to_wire,
+    write_request_from_wire,
+    write_request_to_wire,
+    written_from_wire,
+    written_to_wire,
 )
-from semspec.rpc.convert.reading import (
-    read_request_from_wire,
-    read_request_to_wire,
-    read_response_from_wire,
-    read_response_to_wire,
-)
-from semspec.rpc.convert.tokenizing import (
+from semspec.rpc.codec.handshake import (
+    encode_request_from_wire,
+    encode_request_to_wire,
+    encode_response_from_wire,
+    encode_response_to_wire,
+    model_info_from_wire,
+    model_info_to_wire,
     tokenize_request_from_wire,
     tokenize_request_to_wire,
     tokenize_response_from_wire,
     tokenize_response_to_wire,
+    verifier_info_from_wire,
+    verifier_info_to_wire,
 )
-from semspec.rpc.convert.verifying import (
+from semspec.rpc.codec.scoring import (
+    ask_request_from_wire,
+    ask_request_to_wire,
+    ask_response_from_wire,
+    ask_response_to_wire,
+    read_request_from_wire,
+    read_request_to_wire,
+    read_response_from_wire,
+    read_response_to_wire,
     verify_request_from_wire,
     verify_request_to_wire,
     verify_response_from_wire,
     verify_response_to_wire,
 )
-from semspec.rpc.convert.writing import (
-    write_request_from_wire,
-    write_request_to_wire,
-    written_from_wire,
-    written_to_wire,
+from semspec.rpc.codec.verifier import (
+    judge_request_from_wire,
+    judge_request_to_wire,
+    judge_response_from_wire,
+    judge_response_to_wire,
 )
 
 __all__ = [

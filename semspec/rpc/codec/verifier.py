@@ -1,10 +1,9 @@
-"""`Judge`: both models' states in, semantic probabilities out."""
+"""`Judge`: states of both models in, semantic probabilities out."""
 
 from collections.abc import Sequence
 
-from semspec.rpc.convert.checks import check_filled, invalid, probability
-from semspec.rpc.convert.reading import put_reading, reading_from_wire
-from semspec.rpc.convert.states import put_states, states_from_wire
+from semspec.rpc.codec.common import check_filled, invalid, probability, put_states, states_from_wire
+from semspec.rpc.codec.scoring import put_reading, reading_from_wire
 from semspec.types import Judgement, SegmentScore, States
 from semspec.v1 import verifier_pb2
 

@@ -1,0 +1,146 @@
+"""Checks, enums, pieces of text and tensors: the parts that several messages share."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from semspec.errors import InvalidRequest, Mismatch
+from semspec.types import STATE_CONVENTION, Context, Piece, Segment, Segmentation, SegmentEnd, States, Writer
+from semspec.v1 import types_pb2
+
+T = TypeVar("T")
+
+
+def known(values: Mapping[int, T], number: int, field: str) -> T:
+    """The value a number of an enum stands for. Raises: InvalidRequest."""
+    value = values.get(number)
+    if value is None:
+        raise invalid(field, "unspecified" if number == 0 else f"unknown value {number}")
+    return value
+
+
+def check_filled(values: Sequence[object], field: str) -> None:
+    """Raises: InvalidRequest."""
+    if not values:
+        raise invalid(field, "at least one is needed")
+
+
+def check_positive(number: int, field: str) -> None:
+    """Raises: InvalidRequest."""
+    if number < 1:
+        raise invalid(field, "must be at least 1")
+
+
+def probability(value: float, field: str) -> float:
+    """`value`, which must be in [0, 1]. Raises: InvalidRequest."""
+    if not 0 <= value <= 1:
+        raise invalid(field, f"must be in [0, 1], not {value}")
+    return value
+
+
+def invalid(field: str, complaint: str) -> InvalidRequest:
+    """The error that names the field at fault."""
+    return InvalidRequest(f"{field}: {complaint}", field)
+
+
+WRITERS_TO_WIRE = {
+    Writer.USER: types_pb2.WRITER_USER,
+    Writer.DRAFT: types_pb2.WRITER_DRAFT,
+    Writer.TARGET: types_pb2.WRITER_TARGET,
+}
+ENDS_TO_WIRE = {
+    SegmentEnd.BOUNDARY: types_pb2.SEGMENT_END_BOUNDARY,
+    SegmentEnd.EOS: types_pb2.SEGMENT_END_EOS,
+    SegmentEnd.LENGTH: types_pb2.SEGMENT_END_LENGTH,
+}
+SEGMENTATIONS_TO_WIRE = {
+    Segmentation.PARAGRAPH: types_pb2.SEGMENTATION_PARAGRAPH,
+    Segmentation.SENTENCE: types_pb2.SEGMENTATION_SENTENCE,
+}
+WRITERS_FROM_WIRE: dict[int, Writer] = {number: writer for writer, number in WRITERS_TO_WIRE.items()}
+ENDS_FROM_WIRE: dict[int, SegmentEnd] = {number: end for end, number in ENDS_TO_WIRE.items()}
+SEGMENTATIONS_FROM_WIRE: dict[int, Segmentation] = {number: kind for kind, number in SEGMENTATIONS_TO_WIRE.items()}
+
+
+def segmentations_from_wire(numbers: Sequence[int]) -> tuple[Segmentation, ...]:
+    """What a service says it can split at."""
+    return tuple(known(SEGMENTATIONS_FROM_WIRE, number, f"segmentations[{i}]") for i, number in enumerate(numbers))
+
+
+def put_piece(message: types_pb2.Piece, piece: Piece) -> None:
+    """Fill in a piece of a context."""
+    message.text = piece.text
+    message.token_ids.extend(piece.token_ids)
+    message.tokenizer = piece.tokenizer
+    message.writer = types_pb2.WRITER_USER
+    if isinstance(piece, Segment):
+        message.writer = WRITERS_TO_WIRE[piece.writer]
+        message.end = ENDS_TO_WIRE[piece.end]
+
+
+def piece_from_wire(message: types_pb2.Piece, field: str) -> Piece:
+    """A `Piece` if the user wrote it, else a `Segment`."""
+    writer = known(WRITERS_FROM_WIRE, message.writer, f"{field}.writer")
+    token_ids = tuple(message.token_ids)
+    if writer is not Writer.USER:
+        end = known(ENDS_FROM_WIRE, message.end, f"{field}.end")
+        return Segment(message.text, token_ids, message.tokenizer, writer, end)
+    if message.end != types_pb2.SEGMENT_END_UNSPECIFIED:
+        raise invalid(f"{field}.end", "a prompt has none")
+    return Piece(message.text, token_ids, message.tokenizer)
+
+
+def segment_from_wire(message: types_pb2.Piece, field: str) -> Segment:
+    """A piece a model wrote."""
+    piece = piece_from_wire(message, field)
+    if not isinstance(piece, Segment):
+        raise invalid(f"{field}.writer", "a segment is written by the draft or the target")
+    return piece
+
+
+def context_from_wire(pieces: Sequence[types_pb2.Piece]) -> Context:
+    """The whole context of a call, which holds at least the prompt."""
+    check_filled(pieces, "context")
+    return Context(tuple(piece_from_wire(piece, f"context[{i}]") for i, piece in enumerate(pieces)))
+
+
+_FLOAT_BYTES = 4
+
+
+def put_states(message: types_pb2.States, states: States) -> None:
+    """Fill in pooled states."""
+    put_tensor(message.pooled, states.data, states.shape)
+    message.model = states.model
+    message.convention = STATE_CONVENTION
+
+
+def states_from_wire(message: types_pb2.States, field: str) -> States:
+    """Pooled states `[num_layers + 1, hidden_size]`; the bytes are taken as they are."""
+    if message.convention != STATE_CONVENTION:
+        raise Mismatch(
+            f"{field}.convention: must be {STATE_CONVENTION!r}, not {message.convention!r}", f"{field}.convention"
+        )
+    shape = tuple(message.pooled.shape)
+    if len(shape) != 2:
+        raise invalid(f"{field}.pooled.shape", f"must have two dimensions, not {len(shape)}")
+    data = tensor_from_wire(message.pooled, f"{field}.pooled")
+    return States(data, shape, message.model)
+
+
+def put_tensor(message: types_pb2.Tensor, data: bytes, shape: Sequence[int]) -> None:
+    """Fill in little-endian fp32 values."""
+    message.data = data
+    message.data_type = types_pb2.Tensor.DATA_TYPE_FLOAT32
+    message.shape.extend(shape)
+
+
+def tensor_from_wire(message: types_pb2.Tensor, field: str) -> bytes:
+    """The raw bytes, once type and length agree with the shape."""
+    if message.data_type != types_pb2.Tensor.DATA_TYPE_FLOAT32:
+        raise invalid(f"{field}.data_type", "must be DATA_TYPE_FLOAT32")
+    if 0 in message.shape:
+        raise invalid(f"{field}.shape", "no dimension may be 0")
+    data, num_bytes = message.data, _FLOAT_BYTES * math.prod(message.shape)
+    if len(data) != num_bytes:
+        raise invalid(f"{field}.data", f"{len(data)} bytes, but shape {list(message.shape)} takes {num_bytes}")
+    return data

@@ -1,0 +1,200 @@
+"""`Write` and `Propose`: sampling parameters in, segments or proposed tokens out."""
+
+import math
+from collections.abc import Sequence
+
+from semspec.rpc.codec.common import (
+    SEGMENTATIONS_FROM_WIRE,
+    SEGMENTATIONS_TO_WIRE,
+    check_positive,
+    context_from_wire,
+    invalid,
+    known,
+    put_piece,
+    put_states,
+    segment_from_wire,
+    states_from_wire,
+)
+from semspec.types import (
+    Context,
+    Distribution,
+    GeneratedSegment,
+    GenerationParams,
+    Proposal,
+    SamplingParams,
+    TokenLogprob,
+)
+from semspec.v1 import types_pb2
+
+
+def put_logprobs(message: types_pb2.WriteResponse, logprobs: Sequence[TokenLogprob]) -> None:
+    """Fill in the logprobs of a segment's tokens."""
+    for logprob in logprobs:
+        _put(message.logprobs.add(), logprob)
+
+
+def _put(message: types_pb2.TokenLogprob, logprob: TokenLogprob) -> None:
+    message.token_id, message.data, message.logprob = logprob.token_id, logprob.data, logprob.logprob
+    for alternative in logprob.alternatives:
+        _put(message.alternatives.add(), alternative)
+
+
+def logprobs_from_wire(message: types_pb2.WriteResponse) -> tuple[TokenLogprob, ...] | None:
+    """One a token of the segment, or None if there are none: a segment has a token at least."""
+    if not message.logprobs:
+        return None
+    if len(message.logprobs) != len(message.segment.token_ids):
+        raise invalid("logprobs", f"{len(message.logprobs)}, but {len(message.segment.token_ids)} segment.token_ids")
+    return tuple(_from_wire(logprob, f"logprobs[{i}]") for i, logprob in enumerate(message.logprobs))
+
+
+def _from_wire(message: types_pb2.TokenLogprob, field: str) -> TokenLogprob:
+    if not float("-inf") < message.logprob <= 0:
+        raise invalid(f"{field}.logprob", f"must be finite and at most 0, not {message.logprob}")
+    alternatives = (_from_wire(other, f"{field}.alternatives[{i}]") for i, other in enumerate(message.alternatives))
+    return TokenLogprob(message.token_id, message.data, message.logprob, tuple(alternatives))
+
+
+MAX_LOGPROBS = 20
+"""Most alternatives told at a token, as in OpenAI's interface."""
+
+
+def write_request_to_wire(context: Context, params: GenerationParams) -> types_pb2.WriteRequest:
+    """What the writing services are asked."""
+    message = types_pb2.WriteRequest(
+        sampling=sampling_to_wire(params.sampling),
+        segmentation=SEGMENTATIONS_TO_WIRE[params.segmentation],
+        max_segments=params.max_segments,
+        max_tokens=params.max_tokens,
+        max_segment_tokens=params.max_segment_tokens,
+        want_states=params.want_states,
+        num_logprobs=params.num_logprobs,
+        session=params.session,
+    )
+    for piece in context.pieces:
+        put_piece(message.context.add(), piece)
+    return message
+
+
+def write_request_from_wire(message: types_pb2.WriteRequest) -> tuple[Context, GenerationParams]:
+    """The context and the order of a `Write` call."""
+    check_positive(message.max_tokens, "max_tokens")
+    check_positive(message.max_segment_tokens, "max_segment_tokens")
+    params = GenerationParams(
+        sampling=sampling_from_wire(message.sampling),
+        segmentation=known(SEGMENTATIONS_FROM_WIRE, message.segmentation, "segmentation"),
+        max_segments=message.max_segments,
+        max_tokens=message.max_tokens,
+        max_segment_tokens=message.max_segment_tokens,
+        want_states=message.want_states,
+        num_logprobs=_num_logprobs(message),
+        session=message.session,
+    )
+    return context_from_wire(message.context), params
+
+
+def _num_logprobs(message: types_pb2.WriteRequest) -> int | None:
+    if not message.HasField("num_logprobs"):
+        return None
+    if message.num_logprobs > MAX_LOGPROBS:
+        raise invalid("num_logprobs", f"must be at most {MAX_LOGPROBS}, not {message.num_logprobs}")
+    return message.num_logprobs
+
+
+def sampling_to_wire(sampling: SamplingParams) -> types_pb2.Sampling:
+    """Sampling parameters."""
+    return types_pb2.Sampling(
+        temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, seed=sampling.seed
+    )
+
+
+def sampling_from_wire(message: types_pb2.Sampling) -> SamplingParams:
+    """Sampling parameters, each in its range."""
+    if not (math.isfinite(message.temperature) and message.temperature >= 0):
+        raise invalid("sampling.temperature", f"must be at least 0, not {message.temperature}")
+    if not 0 < message.top_p <= 1:
+        raise invalid("sampling.top_p", f"must be above 0 and at most 1, not {message.top_p}")
+    return SamplingParams(message.temperature, message.top_p, message.top_k, message.seed)
+
+
+def written_to_wire(written: GeneratedSegment) -> types_pb2.WriteResponse:
+    """One message of a `Write` stream."""
+    message = types_pb2.WriteResponse(duration_ms=written.duration_ms)
+    put_piece(message.segment, written.segment)
+    if written.states is not None:
+        put_states(message.states, written.states)
+    if written.logprobs is not None:
+        put_logprobs(message, written.logprobs)
+    return message
+
+
+def written_from_wire(message: types_pb2.WriteResponse) -> GeneratedSegment:
+    """One message of a `Write` stream."""
+    states = states_from_wire(message.states, "states") if message.HasField("states") else None
+    segment = segment_from_wire(message.segment, "segment")
+    return GeneratedSegment(segment, states, message.duration_ms, logprobs_from_wire(message))
+
+
+_ENTRY_BYTES = 4
+
+
+def propose_request_to_wire(
+    context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
+) -> types_pb2.ProposeRequest:
+    """What the drafter is asked; of `params`, sampling and session are sent."""
+    message = types_pb2.ProposeRequest(
+        open_token_ids=open_ids,
+        sampling=sampling_to_wire(params.sampling),
+        num_tokens=num_tokens,
+        session=params.session,
+    )
+    for piece in context.pieces:
+        put_piece(message.context.add(), piece)
+    return message
+
+
+def propose_request_from_wire(
+    message: types_pb2.ProposeRequest,
+) -> tuple[Context, tuple[int, ...], GenerationParams, int]:
+    """Context, open tokens, order and number of tokens of a `Propose` call."""
+    check_positive(message.num_tokens, "num_tokens")
+    params = GenerationParams(sampling_from_wire(message.sampling), session=message.session)
+    return context_from_wire(message.context), tuple(message.open_token_ids), params, message.num_tokens
+
+
+def proposal_to_wire(proposal: Proposal) -> types_pb2.Proposal:
+    """The proposed tokens."""
+    message = types_pb2.Proposal()
+    put_proposal(message, proposal)
+    return message
+
+
+def put_proposal(message: types_pb2.Proposal, proposal: Proposal) -> None:
+    """Fill in proposed tokens; an empty proposal is sent as such."""
+    message.token_ids.extend(proposal.token_ids)
+    message.tokenizer = proposal.tokenizer
+    message.duration_ms = proposal.duration_ms
+    for distribution in proposal.distributions:
+        entry = message.distributions.add()
+        entry.token_ids, entry.probabilities = distribution.token_ids, distribution.probabilities
+
+
+def proposal_from_wire(message: types_pb2.Proposal, field: str = "") -> Proposal:
+    """Proposed tokens, a distribution each; the bytes are taken as they are once their sizes agree."""
+    path = f"{field}." if field else ""
+    if len(message.distributions) != len(message.token_ids):
+        complaint = f"{len(message.distributions)}, but {len(message.token_ids)} token_ids"
+        raise invalid(f"{path}distributions", complaint)
+    distributions = tuple(
+        _distribution_from_wire(entry, f"{path}distributions[{i}]") for i, entry in enumerate(message.distributions)
+    )
+    return Proposal(tuple(message.token_ids), distributions, message.tokenizer, message.duration_ms)
+
+
+def _distribution_from_wire(message: types_pb2.Distribution, field: str) -> Distribution:
+    num_bytes = len(message.token_ids)
+    if num_bytes == 0 or num_bytes % _ENTRY_BYTES:
+        raise invalid(f"{field}.token_ids", f"{num_bytes} bytes, but an entry takes {_ENTRY_BYTES}, and one is needed")
+    if len(message.probabilities) != num_bytes:
+        raise invalid(f"{field}.probabilities", f"{len(message.probabilities)} bytes, but {num_bytes} of token_ids")
+    return Distribution(message.token_ids, message.probabilities)

@@ -1,0 +1,175 @@
+"""`Read`, `Verify` and `Ask`: segments, proposed tokens or answers in, their scores out."""
+
+import struct
+from collections.abc import Sequence
+
+from semspec.rpc.codec.common import (
+    SEGMENTATIONS_FROM_WIRE,
+    SEGMENTATIONS_TO_WIRE,
+    check_filled,
+    check_positive,
+    context_from_wire,
+    invalid,
+    known,
+    put_piece,
+    put_states,
+    put_tensor,
+    segment_from_wire,
+    states_from_wire,
+    tensor_from_wire,
+)
+from semspec.rpc.codec.generation import proposal_from_wire, put_proposal, sampling_from_wire, sampling_to_wire
+from semspec.types import (
+    SURPRISAL_FEATURES,
+    ChoiceScores,
+    Context,
+    GenerationParams,
+    Proposal,
+    Segment,
+    SegmentScore,
+    VerifiedTokens,
+)
+from semspec.v1 import target_pb2
+
+_SURPRISAL = struct.Struct(f"<{len(SURPRISAL_FEATURES)}f")
+
+
+def put_reading(message: target_pb2.Reading, reading: SegmentScore) -> None:
+    """Fill in one segment's reading."""
+    surprisal = struct.pack(f"<{len(reading.surprisal)}f", *reading.surprisal)
+    put_states(message.states, reading.states)
+    put_tensor(message.surprisal, surprisal, (len(reading.surprisal),))
+    message.num_tokens = reading.num_tokens
+
+
+def reading_from_wire(message: target_pb2.Reading, field: str, duration_ms: float = 0.0) -> SegmentScore:
+    """One segment's reading, its surprisal aligned with `SURPRISAL_FEATURES`."""
+    expected = [len(SURPRISAL_FEATURES)]
+    if list(message.surprisal.shape) != expected:
+        raise invalid(f"{field}.surprisal.shape", f"must be {expected}, not {list(message.surprisal.shape)}")
+    surprisal = _SURPRISAL.unpack(tensor_from_wire(message.surprisal, f"{field}.surprisal"))
+    states = states_from_wire(message.states, f"{field}.states")
+    return SegmentScore(states, surprisal, message.num_tokens, duration_ms)
+
+
+def read_request_to_wire(context: Context, segments: Sequence[Segment], session: str) -> target_pb2.ReadRequest:
+    """What the target is asked to read."""
+    message = target_pb2.ReadRequest(session=session)
+    for piece in context.pieces:
+        put_piece(message.context.add(), piece)
+    for segment in segments:
+        put_piece(message.segments.add(), segment)
+    return message
+
+
+def read_request_from_wire(message: target_pb2.ReadRequest) -> tuple[Context, list[Segment], str]:
+    """Context, segments (at least one) and session hint of a `Read` call."""
+    check_filled(message.segments, "segments")
+    segments = [segment_from_wire(piece, f"segments[{i}]") for i, piece in enumerate(message.segments)]
+    return context_from_wire(message.context), segments, message.session
+
+
+def read_response_to_wire(readings: Sequence[SegmentScore]) -> target_pb2.ReadResponse:
+    """The readings of one forward."""
+    message = target_pb2.ReadResponse(duration_ms=readings[0].duration_ms if readings else 0.0)
+    for reading in readings:
+        put_reading(message.readings.add(), reading)
+    return message
+
+
+def read_response_from_wire(message: target_pb2.ReadResponse) -> list[SegmentScore]:
+    """The readings of one forward."""
+    return [
+        reading_from_wire(reading, f"readings[{i}]", message.duration_ms) for i, reading in enumerate(message.readings)
+    ]
+
+
+def verify_request_to_wire(
+    context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
+) -> target_pb2.VerifyRequest:
+    """What the target is asked to verify."""
+    message = target_pb2.VerifyRequest(
+        open_token_ids=open_ids,
+        sampling=sampling_to_wire(params.sampling),
+        segmentation=SEGMENTATIONS_TO_WIRE[params.segmentation],
+        max_segments=params.max_segments,
+        max_tokens=params.max_tokens,
+        max_segment_tokens=params.max_segment_tokens,
+        session=params.session,
+    )
+    put_proposal(message.proposal, proposal)
+    for piece in context.pieces:
+        put_piece(message.context.add(), piece)
+    return message
+
+
+def verify_request_from_wire(
+    message: target_pb2.VerifyRequest,
+) -> tuple[Context, tuple[int, ...], Proposal, GenerationParams]:
+    """Context, open tokens, proposal and order of a `Verify` call."""
+    check_positive(message.max_tokens, "max_tokens")
+    check_positive(message.max_segment_tokens, "max_segment_tokens")
+    params = GenerationParams(
+        sampling=sampling_from_wire(message.sampling),
+        segmentation=known(SEGMENTATIONS_FROM_WIRE, message.segmentation, "segmentation"),
+        max_segments=message.max_segments,
+        max_tokens=message.max_tokens,
+        max_segment_tokens=message.max_segment_tokens,
+        session=message.session,
+    )
+    proposal = proposal_from_wire(message.proposal, "proposal")
+    return context_from_wire(message.context), tuple(message.open_token_ids), proposal, params
+
+
+def verify_response_to_wire(verified: VerifiedTokens) -> target_pb2.VerifyResponse:
+    """What the target made of a proposal."""
+    message = target_pb2.VerifyResponse(
+        open_token_ids=verified.open_ids, num_accepted=verified.num_accepted, duration_ms=verified.duration_ms
+    )
+    for segment in verified.segments:
+        put_piece(message.segments.add(), segment)
+    return message
+
+
+def verify_response_from_wire(message: target_pb2.VerifyResponse, num_proposed: int) -> VerifiedTokens:
+    """What the target made of a proposal of `num_proposed` tokens."""
+    if message.num_accepted > num_proposed:
+        raise invalid("num_accepted", f"{message.num_accepted} of {num_proposed} proposed tokens")
+    segments = tuple(segment_from_wire(piece, f"segments[{i}]") for i, piece in enumerate(message.segments))
+    return VerifiedTokens(segments, tuple(message.open_token_ids), message.num_accepted, message.duration_ms)
+
+
+def ask_request_to_wire(
+    context: Context, question: str, prefill: str, options: Sequence[str], session: str
+) -> target_pb2.AskRequest:
+    """What the target is asked beside its work."""
+    message = target_pb2.AskRequest(question=question, prefill=prefill, options=options, session=session)
+    for piece in context.pieces:
+        put_piece(message.context.add(), piece)
+    return message
+
+
+def ask_request_from_wire(message: target_pb2.AskRequest) -> tuple[Context, str, str, list[str], str]:
+    """Context, question, prefill, options (at least one) and session hint of an `Ask` call."""
+    if not message.question.strip():
+        raise invalid("question", "is empty")
+    check_filled(message.options, "options")
+    context = context_from_wire(message.context)
+    return context, message.question, message.prefill, list(message.options), message.session
+
+
+def ask_response_to_wire(reply: ChoiceScores) -> target_pb2.AskResponse:
+    """What the target would say first."""
+    return target_pb2.AskResponse(
+        probabilities=reply.probabilities, likeliest=reply.likeliest, duration_ms=reply.duration_ms
+    )
+
+
+def ask_response_from_wire(message: target_pb2.AskResponse, num_options: int) -> ChoiceScores:
+    """What the target would say first, with a probability for each of `num_options` options."""
+    if len(message.probabilities) != num_options:
+        raise invalid("probabilities", f"{len(message.probabilities)}, but {num_options} options")
+    for i, probability in enumerate(message.probabilities):
+        if not 0 <= probability <= 1:
+            raise invalid(f"probabilities[{i}]", f"must be in [0, 1], not {probability}")
+    return ChoiceScores(tuple(message.probabilities), message.likeliest, message.duration_ms)
