@@ -12,8 +12,8 @@ import torch
 from bench.configuration import Configuration, parse
 from bench.environment import ROLES, window
 from bench.report import readme_tables, write_report
-from bench.run import Plan, Runner, default_folder, opened
-from bench.runners.protocol import RoadError
+from bench.run import Comparison, Plan, default_folder, opened
+from bench.runners.protocol import RunnerError
 from bench.summary import load_run
 from bench.tasks import TASKS, Task, load_task
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> None:
     except (InvalidRequest, Mismatch) as error:
         reporter.say(f"semspec bench: {error.message}")
         sys.exit(2)
-    except (RoadError, StackError, SemspecError) as error:
+    except (RunnerError, StackError, SemspecError) as error:
         reporter.say(f"semspec bench: {error}; finished generations are kept, the same command goes on from here")
         sys.exit(1)
     except KeyboardInterrupt:
@@ -81,12 +81,12 @@ def suite(options: argparse.Namespace, reporter: Reporter) -> None:
 def _run(plans: Mapping[Path, Plan], reporter: Reporter) -> None:
     """Plans of one pair and one list of configurations, each in its folder."""
     torch.set_num_threads(1)
-    runners = [Runner(plan, folder, reporter) for folder, plan in plans.items()]
+    comparisons = [Comparison(plan, folder, reporter) for folder, plan in plans.items()]
 
     async def run_all() -> None:
-        async with opened(next(iter(plans.values()))) as roads:
-            for runner in runners:
-                await runner.run(roads)
+        async with opened(next(iter(plans.values()))) as runners:
+            for comparison in comparisons:
+                await comparison.run(runners)
 
     asyncio.run(run_all())
 
@@ -160,7 +160,7 @@ def _add_run_options(parser: argparse.ArgumentParser, limit: int | None) -> None
         "--strategy",
         action="append",
         metavar="LABEL[,LABEL]",
-        help="strategy[:knob=value...], road/strategy or peer/method; the first is the baseline, e.g. "
+        help="strategy[:knob=value...], runner/strategy or peer/method; the first is the baseline, e.g. "
         "target,semantic:threshold=0.3:gamma=2,in-process/semantic,transformers/assisted,vllm/ngram",
     )
     add("--data", help="JSONL file or hub dataset with the task's questions (default: the task's own)")

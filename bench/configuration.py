@@ -1,4 +1,4 @@
-"""What is compared: a strategy or a peer's method with its knobs, and the road the question takes."""
+"""What is compared: a strategy or a peer's method with its knobs, and the runner that answers."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from typing import Any, Literal, cast, get_args
 from semspec.errors import InvalidRequest
 from semspec.types import AcceptanceRule, ScoreMethod, Segmentation, Strategy
 
-RoadName = Literal["gateway", "in-process", "transformers", "vllm"]
+RunnerName = Literal["gateway", "in-process", "transformers", "vllm"]
 
-PEER_METHODS: Mapping[RoadName, tuple[str, ...]] = {
+PEER_METHODS: Mapping[RunnerName, tuple[str, ...]] = {
     "transformers": ("target", "assisted", "lookup"),
     "vllm": ("target", "draft_model", "ngram"),
 }
@@ -43,7 +43,7 @@ class Configuration:
     """One row of a bench: `target`, `semantic:threshold=0.3:gamma=2`, `in-process/semantic`, `vllm/ngram`."""
 
     label: str
-    road: RoadName
+    runner: RunnerName
     method: str
     """A `Strategy`, or one of the peer's methods."""
     knobs: Mapping[str, Any]
@@ -76,9 +76,9 @@ class Configuration:
 def parse(text: str) -> Configuration:
     """The configuration a label describes. Raises: InvalidRequest that names what is wrong and what is known."""
     head, *items = text.strip().split(":")
-    road, _, method = head.rpartition("/")
-    _check(text, "road", road or "gateway", get_args(RoadName))
-    name = cast(RoadName, road or "gateway")
+    runner, _, method = head.rpartition("/")
+    _check(text, "runner", runner or "gateway", get_args(RunnerName))
+    name = cast(RunnerName, runner or "gateway")
     _check(text, "strategy" if name not in PEER_METHODS else "method", method, _methods(name))
     known = _PEER_KNOBS if name in PEER_METHODS else _KNOBS
     knobs = dict(_knob(text, item, known) for item in items)
@@ -87,8 +87,8 @@ def parse(text: str) -> Configuration:
     return Configuration(text.strip(), name, method, knobs)
 
 
-def _methods(road: RoadName) -> tuple[str, ...]:
-    return PEER_METHODS.get(road, get_args(Strategy))
+def _methods(runner: RunnerName) -> tuple[str, ...]:
+    return PEER_METHODS.get(runner, get_args(Strategy))
 
 
 def _knob(text: str, item: str, known: Mapping[str, Callable[[str], Any]]) -> tuple[str, Any]:

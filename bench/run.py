@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.configuration import Configuration, RoadName
+from bench.configuration import Configuration, RunnerName
 from bench.environment import code_digest, environment, memory_bytes
 from bench.record import RECORDS, STAGES, Record, as_line, read_records
 from bench.runners.assisted import open_transformers
 from bench.runners.gateway import open_gateway, open_stack
 from bench.runners.in_process import open_in_process
-from bench.runners.protocol import Ask, NotApplicable, Outcome, Road, RoadError
+from bench.runners.protocol import Ask, NotApplicable, Outcome, Runner, RunnerError
 from bench.runners.vllm import open_vllm
 from bench.tasks import Question, Task
 from demo.turns import in_turns
@@ -59,21 +59,21 @@ class Plan:
         }
 
 
-Roads = Mapping[RoadName, Road]
+Runners = Mapping[RunnerName, Runner]
 
 
 @asynccontextmanager
-async def opened(plan: Plan) -> AsyncIterator[Roads]:
-    """The roads that the plan's configurations take, which several plans for the same pair may share.
+async def opened(plan: Plan) -> AsyncIterator[Runners]:
+    """The runners that the plan's configurations take, which several plans for the same pair may share.
 
-    Raises: InvalidRequest, RoadError, StackError.
+    Raises: InvalidRequest, RunnerError, StackError.
     """
     async with AsyncExitStack() as stack:
-        names = dict.fromkeys(configuration.road for configuration in plan.configurations)
-        yield {name: await stack.enter_async_context(_road(name, plan)) for name in names}
+        names = dict.fromkeys(configuration.runner for configuration in plan.configurations)
+        yield {name: await stack.enter_async_context(_runner(name, plan)) for name in names}
 
 
-def _road(name: RoadName, plan: Plan) -> AbstractAsyncContextManager[Road]:
+def _runner(name: RunnerName, plan: Plan) -> AbstractAsyncContextManager[Runner]:
     match name:
         case "gateway":
             return open_gateway(plan.gateway) if plan.gateway else open_stack(plan.pair)
@@ -89,7 +89,7 @@ def _road(name: RoadName, plan: Plan) -> AbstractAsyncContextManager[Road]:
             return open_vllm(plan.pair, plan.vllm)
 
 
-class Runner:
+class Comparison:
     """Carries out a plan in its folder: `run.json`, `records.jsonl`."""
 
     def __init__(self, plan: Plan, folder: Path, reporter: Reporter) -> None:
@@ -98,30 +98,30 @@ class Runner:
         self._not_applicable: dict[str, str] = {}
         claim(folder, plan)
 
-    async def run(self, roads: Roads) -> None:
-        """Raises: RoadError, StackError. What is done is kept."""
-        applicable = await self._warm_up(roads)
+    async def run(self, runners: Runners) -> None:
+        """Raises: RunnerError, StackError. What is done is kept."""
+        applicable = await self._warm_up(runners)
         try:
-            await self._ask_all(roads, applicable)
+            await self._ask_all(runners, applicable)
         finally:
-            self._write_facts(roads)
+            self._write_facts(runners)
 
-    async def _warm_up(self, roads: Roads) -> list[Configuration]:
+    async def _warm_up(self, runners: Runners) -> list[Configuration]:
         """One untimed answer each; those the pair cannot do are left out, with their reason."""
         question, applicable = self._plan.task.questions()[-1], []
         for configuration in self._plan.configurations:
             try:
-                await roads[configuration.road].ask(self._order(question, configuration, 0))
+                await runners[configuration.runner].ask(self._order(question, configuration, 0))
                 applicable.append(configuration)
             except NotApplicable as error:
                 self._not_applicable[configuration.label] = str(error)
                 self._reporter.say(f"{configuration.label}: not applicable: {error}")
         if self._plan.configurations[0] not in applicable:
             label = self._plan.configurations[0].label
-            raise RoadError(f"{label} is the baseline, but {self._not_applicable[label]}")
+            raise RunnerError(f"{label} is the baseline, but {self._not_applicable[label]}")
         return applicable
 
-    async def _ask_all(self, roads: Roads, configurations: Sequence[Configuration]) -> None:
+    async def _ask_all(self, runners: Runners, configurations: Sequence[Configuration]) -> None:
         path, questions = self._folder / RECORDS, self._plan.task.questions()
         done = {record.key for record in read_records(path)}
         schedule = [
@@ -135,7 +135,7 @@ class Runner:
         with bar as advance, path.open("a") as file:
             for sample, question, configuration in left:
                 params = self._order(question, configuration, sample)
-                outcome = await roads[configuration.road].ask(params)
+                outcome = await runners[configuration.runner].ask(params)
                 is_right = self._plan.task.is_right(question, outcome.text)
                 file.write(as_line(_record(params, question, sample, outcome, is_right)))
                 file.flush()
@@ -146,9 +146,9 @@ class Runner:
         seed = derive_seed(plan.seed, question.id, sample) >> 11  # a JSON number keeps 53 bits
         return Ask(question.messages, configuration, plan.temperature, plan.top_p, seed, plan.max_tokens)
 
-    def _write_facts(self, roads: Roads) -> None:
+    def _write_facts(self, runners: Runners) -> None:
         """Memory is that after the last answer: peak of each process where the system tells it."""
-        processes = {role: pid for road in roads.values() for role, pid in road.processes().items()}
+        processes = {role: pid for runner in runners.values() for role, pid in runner.processes().items()}
         facts = json.loads((self._folder / "run.json").read_text())
         facts["environment"]["memory_bytes"] = memory_bytes(processes)
         facts["not_applicable"] |= self._not_applicable

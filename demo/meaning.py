@@ -74,7 +74,7 @@ def _is_split(step: Proposition, options: dict[Proposition, float]) -> bool:
 
 
 def _is_followable(step: Proposition, options: dict[Proposition, float]) -> bool:
-    """Whether this is a step one may take now, its result aside: whoever reads on takes that result for true."""
+    """Whether this is a step one may take now, its result aside: later steps take that result for true."""
     if step in options or _is_split(step, options):
         return True
     if step.kind not in ("start", "change", "rest", "answer"):

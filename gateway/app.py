@@ -73,7 +73,7 @@ def _parts(settings: GatewaySettings, backends: Backends, store: Store) -> Parts
 
 def _keys(settings: GatewaySettings) -> Keys | None:
     if settings.auth == "none":
-        _log.warning("whoever reaches this gateway may use it: SEMSPEC_GATEWAY_AUTH is none")
+        _log.warning("every client that reaches this gateway may use it: SEMSPEC_GATEWAY_AUTH is none")
         return None
     return Keys(settings.given_keys, settings.api_keys_file)
 

@@ -51,8 +51,8 @@ class Metrics:
 
         self.in_flight = gauge("generations_in_flight", "Generations running.")
         self._capacity = gauge("generations_capacity", "Generations that may run at once.")
-        self.queue_depth = gauge("queue_depth", "Requests waiting for room.")
-        self._queue_wait_seconds = seconds("queue_wait_seconds", "An admitted request's wait for room.")
+        self.queue_depth = gauge("queue_depth", "Requests waiting for a slot.")
+        self._queue_wait_seconds = seconds("queue_wait_seconds", "An admitted request's wait for a slot.")
         self._generations = counter("generations", "Generations ended.", ("strategy", "status"))
         self._generation_seconds = seconds("generation_duration_seconds", "Of a finished generation.", ("strategy",))
         self._first_segment_seconds = seconds(

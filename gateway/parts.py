@@ -1,4 +1,4 @@
-"""The pieces of one gateway application, made once and handed to whoever needs them."""
+"""The objects of one gateway application, made once."""
 
 from dataclasses import dataclass
 from typing import Annotated

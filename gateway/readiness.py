@@ -134,7 +134,7 @@ class Readiness:
         return Status(served, error, None if missing is None else missing.message)
 
     async def _handed_down(self, target: ModelInfo) -> Served | None:
-        """What the services told another gateway, or this one in an earlier life, when they were all there."""
+        """The last complete handshake that any gateway stored in Redis."""
         with suppress(Unavailable, ValidationError):  # of another version
             told = await self._store.handshake(target.fingerprint)
             return None if told is None else _SERVED.validate_json(told)

@@ -135,7 +135,9 @@ class GatewaySettings(BaseSettings):
     def _someone_may_ask(cls, api_keys: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
         entries = read_entries(_text(api_keys), info.data.get("api_keys_file"))
         if not entries and info.data.get("auth") == "keys" and "api_keys_file" in info.data:
-            raise ValueError("there is no API key, so nobody could ask; SEMSPEC_GATEWAY_AUTH=none would let everyone")
+            raise ValueError(
+                "there is no API key, so every request would be refused; SEMSPEC_GATEWAY_AUTH=none accepts all"
+            )
         return api_keys
 
     @field_validator("draft_address", "target_address", "verifier_address")

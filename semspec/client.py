@@ -32,7 +32,7 @@ TIMEOUT = httpx.Timeout(600, connect=5)
 GENERATION_ID = "x-generation-id"
 """Header of a server that keeps what it generates, and may be asked for it again."""
 NOTHING = "0"
-"""The Last-Event-ID of whoever has no text yet."""
+"""The Last-Event-ID of a client that has no text yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ async def read_events(response: httpx.Response, last: str = "") -> AsyncGenerato
 
 
 class Gateway:
-    """One gateway. All calls raise SemspecError: `Unavailable` if nobody answers, else what the gateway says."""
+    """One gateway. All calls raise SemspecError: `Unavailable` without an answer, else the gateway's error."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http

@@ -16,7 +16,7 @@ def new_key() -> str:
 
 
 def digest(key: bytes) -> bytes:
-    """SHA-256 of a key, 32 bytes. It needs neither salt nor slowness: nobody guesses 256 random bits."""
+    """SHA-256 of a key, 32 bytes. It needs neither salt nor a slow hash: 256 random bits cannot be guessed."""
     return hashlib.sha256(key).digest()
 
 

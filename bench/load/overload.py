@@ -1,4 +1,4 @@
-"""More requests than there is room for: who is admitted, how fast, who is refused, and that nobody hangs.
+"""More requests than the gateway has slots for: which are admitted, how fast, which are refused; none hangs.
 
 python -m bench.load.overload    writes bench/results/overload: README.md, overload.json, overload.png, attempts.csv
 """

@@ -139,7 +139,7 @@ def _code(response: httpx.Response) -> str:
 
 
 async def gauges(http: httpx.AsyncClient) -> dict[str, float]:
-    """What should be nothing once nobody asks any more."""
+    """What should be zero once no request is left."""
     samples = {sample.name: sample.value for sample in await _metrics(http)}
     return {name: samples[f"semspec_gateway_{name}"] for name in QUIET_GAUGES}
 

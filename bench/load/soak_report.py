@@ -29,7 +29,7 @@ class Soak:
     """Of requests that went as their clients wanted."""
     errors: Mapping[str, int]
     quiet: Mapping[str, float]
-    """What the gateway still counted when nobody asked any more."""
+    """What the gateway still counted when no request was left."""
 
     @property
     def num_requests(self) -> int:
@@ -71,7 +71,7 @@ def document(soak: Soak, run: Mapping[str, Any]) -> str:
             "# Soak\n",
             *_conditions(soak, run),
             *table(("how it ended", "requests"), [[name, f"{n:,}"] for name, n in sorted(soak.endings.items())]),
-            f"\nErrors: {_counts(soak.errors)}. Left over when nobody asked any more: {_counts(soak.quiet)}.\n",
+            f"\nErrors: {_counts(soak.errors)}. Left over when no request was left: {_counts(soak.quiet)}.\n",
             "Memory in MiB; its slope in MiB per 1,000 requests, by least squares over the second half of the run:\n",
             *table(_MEMORY_HEAD, [_memory_row(soak, name) for name in soak.processes]),
             f"\n{_redis(soak, run['ttl_s'])}\n",

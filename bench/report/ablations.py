@@ -47,11 +47,11 @@ class Ablation:
 
 def features(run: Run) -> Ablation:
     """Which states the probes see, all else as most of these rows have it."""
-    road = run.rows[0].configuration.road
+    runner = run.rows[0].configuration.runner
     groups: dict[str, dict[str, Row]] = {}
     for row in run.rows:
         method, _, knobs = row.label.rpartition("/")[2].partition(":")
-        if row.configuration.road == road and method in FEATURES:
+        if row.configuration.runner == runner and method in FEATURES:
             groups.setdefault(knobs, {})[method] = row
     knobs, found = max(groups.items(), key=lambda group: len(group[1]), default=("", {}))
     rows = [(name, found[method]) for method, name in FEATURES.items() if method in found]
@@ -90,7 +90,7 @@ def _by_knob(run: Run, knob: str, values: Sequence[Any], title: str, usual: Any 
     for row in run.rows:
         value = row.configuration.knobs.get(knob, usual)
         if row.configuration.method == "semantic" and value is not None:
-            others = row.configuration.road, without(row.configuration.knobs, knob)
+            others = row.configuration.runner, without(row.configuration.knobs, knob)
             groups.setdefault(others, {})[value] = row
     group = max(groups.values(), key=len, default={})
     rows = [(str(value), group[value]) for value in sorted(group)]

@@ -62,7 +62,7 @@ def series_of(rows: Sequence[Row]) -> list[Series]:
     groups: dict[object, list[Row]] = {}
     for row in rows:
         one = row.configuration
-        groups.setdefault((one.road, one.method, without(one.knobs, "rule", "threshold")), []).append(row)
+        groups.setdefault((one.runner, one.method, without(one.knobs, "rule", "threshold")), []).append(row)
     return [Series(own[0].label.split(":")[0], own) for own in groups.values()]
 
 

@@ -40,7 +40,7 @@ _STRATEGIES = {
 }
 _PEERS = dict(
     zip(
-        ((road, method) for road, methods in PEER_METHODS.items() for method in methods),
+        ((runner, method) for runner, methods in PEER_METHODS.items() for method in methods),
         (Look(colour, marker) for colour, marker in product((BLACK, RED), "*PX")),
         strict=False,
     )
@@ -49,7 +49,7 @@ _PEERS = dict(
 
 def look_of(configuration: Configuration) -> Look:
     """One a method; peers have marks of their own."""
-    peer = _PEERS.get((configuration.road, configuration.method))
+    peer = _PEERS.get((configuration.runner, configuration.method))
     return peer or _STRATEGIES.get(configuration.method, Look(GREY, "p"))
 
 

@@ -54,13 +54,15 @@ def pair_name(run: Run) -> str:
 
 
 def is_peer(row: Row) -> bool:
-    return row.configuration.road in PEER_METHODS
+    return row.configuration.runner in PEER_METHODS
 
 
 def main_row(run: Run) -> Row | None:
     """The semantic strategy as served: through the gateway where there is one, with the fewest knobs turned."""
     rows = [row for row in run.rows if row.configuration.method == "semantic"]
-    return min(rows, key=lambda row: (row.configuration.road != "gateway", len(row.configuration.knobs)), default=None)
+    return min(
+        rows, key=lambda row: (row.configuration.runner != "gateway", len(row.configuration.knobs)), default=None
+    )
 
 
 def without(knobs: Mapping[str, Any], *names: str) -> tuple[tuple[str, Any], ...]:

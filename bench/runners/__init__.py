@@ -1,1 +1,1 @@
-"""Roads from a question to an answer: the gateway, the loop in this process, and peers."""
+"""Runners answer questions: the gateway, the loop in this process, and peers."""

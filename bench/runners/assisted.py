@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from bench.runners.protocol import Ask, NotApplicable, Outcome, RoadError
+from bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
 from semspec.engine.causal_lm import load_tokenizer
 from semspec.engine.fingerprint import tokenizer_fingerprint
 from semspec.types import Message
@@ -36,7 +36,7 @@ class _Model:
 
     @classmethod
     def load(cls, folder: Path) -> "_Model":
-        """fp32 on the CPU, bf16 on a GPU. Raises: RoadError."""
+        """fp32 on the CPU, bf16 on a GPU. Raises: RunnerError."""
         device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
         try:
             tokenizer = load_tokenizer(str(folder))
@@ -44,7 +44,7 @@ class _Model:
                 str(folder), dtype=dtype, use_safetensors=True, trust_remote_code=False
             )
         except (OSError, ValueError) as error:
-            raise RoadError(f"transformers cannot load {folder}: {_one_line(error)}; give another --pair") from error
+            raise RunnerError(f"transformers cannot load {folder}: {_one_line(error)}; give another --pair") from error
         eos_ids = _eos_ids(network, tokenizer)
         pad_id = eos_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         # In place of the checkpoint's own, whose sampling settings would fill in what an ask leaves open.
@@ -69,12 +69,12 @@ class _Model:
         self.network.requires_grad_(False)
 
     def encode(self, messages: tuple[Message, ...]) -> list[int]:
-        """Raises: RoadError."""
+        """Raises: RunnerError."""
         turns = [{"role": message.role, "content": message.content} for message in messages]
         try:
             text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # templates raise what they like
-            raise RoadError(f"the target's chat template refuses the question: {_one_line(error)}") from error
+            raise RunnerError(f"the target's chat template refuses the question: {_one_line(error)}") from error
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
@@ -82,8 +82,8 @@ class _Model:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-class TransformersRoad:
-    """See `bench.runners.protocol.Road`. Models are loaded when they are first needed."""
+class TransformersRunner:
+    """See `bench.runners.protocol.Runner`. Models are loaded when they are first needed."""
 
     def __init__(self, pair: Path) -> None:
         self._pair = pair
@@ -107,7 +107,7 @@ class TransformersRoad:
         start = perf_counter()
         prompt = target.encode(ask.messages)
         if len(prompt) + ask.max_tokens > target.num_window_tokens:
-            raise RoadError(
+            raise RunnerError(
                 f"{len(prompt)} tokens of prompt and {ask.max_tokens} of answer exceed the target's window of "
                 f"{target.num_window_tokens}; give a lower --max-tokens"
             )
@@ -139,12 +139,12 @@ class TransformersRoad:
 
 
 @asynccontextmanager
-async def open_transformers(pair: Path) -> AsyncIterator[TransformersRoad]:
+async def open_transformers(pair: Path) -> AsyncIterator[TransformersRunner]:
     """The pair in this process, for as long as the block lasts."""
     log = logging.getLogger("transformers.generation.utils")
     log.addFilter(_is_not_about_itself)
     try:
-        yield TransformersRoad(pair)
+        yield TransformersRunner(pair)
     finally:
         log.removeFilter(_is_not_about_itself)
 
@@ -180,7 +180,7 @@ def _assistance(target: _Model, draft: _Model, tokens: int | None) -> dict[str, 
 
 
 def _generate(target: _Model, prompt: list[int], ask: Ask, options: dict[str, Any]) -> list[int]:
-    """The answer's tokens, end-of-sequence included. Raises: RoadError, NotApplicable."""
+    """The answer's tokens, end-of-sequence included. Raises: RunnerError, NotApplicable."""
     ids = torch.tensor([prompt], device=target.network.device)
     sampling: dict[str, Any] = {"do_sample": False}
     if ask.temperature > 0:
@@ -191,7 +191,7 @@ def _generate(target: _Model, prompt: list[int], ask: Ask, options: dict[str, An
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=ask.max_tokens, **sampling, **options
         )
     except Exception as error:  # it raises what it likes
-        broken = NotApplicable if method == "assisted" else RoadError
+        broken = NotApplicable if method == "assisted" else RunnerError
         raise broken(f"transformers cannot do {method} with this pair: {_one_line(error)}") from error
     answer: list[int] = output[0, len(prompt) :].tolist()
     return answer
@@ -207,12 +207,12 @@ def _given_up(event: Event) -> Any:
 
 
 def _eos_ids(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """As our engine: the checkpoint's generation_config, else its tokenizer. Raises: RoadError."""
+    """As our engine: the checkpoint's generation_config, else its tokenizer. Raises: RunnerError."""
     configured = network.generation_config.eos_token_id
     if configured is None:
         configured = tokenizer.eos_token_id
     if configured is None:
-        raise RoadError("the model names no end-of-sequence token; set eos_token_id in generation_config.json")
+        raise RunnerError("the model names no end-of-sequence token; set eos_token_id in generation_config.json")
     return tuple(configured) if isinstance(configured, list) else (configured,)
 
 

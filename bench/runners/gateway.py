@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from bench.runners.protocol import Ask, NotApplicable, Outcome, RoadError
+from bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
 from demo.client import ChatClient
 from semspec.stack import Stack, StackConfig
 
@@ -15,8 +15,8 @@ API_KEY = "SEMSPEC_API_KEY"
 """Environment variable with the key of a gateway that wants one."""
 
 
-class GatewayRoad:
-    """See `bench.runners.protocol.Road`."""
+class GatewayRunner:
+    """See `bench.runners.protocol.Runner`."""
 
     def __init__(self, chat: ChatClient, processes: Mapping[str, int]) -> None:
         self._chat, self._processes = chat, processes
@@ -30,7 +30,7 @@ class GatewayRoad:
             "semspec": {**ask.configuration.options, "trace": True},
         }
         messages = [{"role": message.role, "content": message.content} for message in ask.messages]
-        with road_errors():
+        with runner_errors():
             completion = await self._chat.complete(messages, fields)
         body = completion.body
         return Outcome(
@@ -47,24 +47,24 @@ class GatewayRoad:
 
 
 @asynccontextmanager
-async def open_stack(pair: Path) -> AsyncIterator[GatewayRoad]:
+async def open_stack(pair: Path) -> AsyncIterator[GatewayRunner]:
     """The whole stack with `pair`, for as long as the block lasts. Raises: StackError."""
     async with Stack(StackConfig.of_pair(pair)) as stack, _http(stack.base_url, stack.api_key) as http:
         processes = {name: child.pid for name, child in stack.processes.items()}
-        yield GatewayRoad(await ChatClient.connect(http), processes)
+        yield GatewayRunner(await ChatClient.connect(http), processes)
 
 
 @asynccontextmanager
-async def open_gateway(base_url: str) -> AsyncIterator[GatewayRoad]:
-    """A gateway that runs. Raises: RoadError."""
+async def open_gateway(base_url: str) -> AsyncIterator[GatewayRunner]:
+    """A gateway that runs. Raises: RunnerError."""
     async with _http(base_url, os.environ.get(API_KEY)) as http:
-        with road_errors():
+        with runner_errors():
             chat = await ChatClient.connect(http)
-        yield GatewayRoad(chat, {})
+        yield GatewayRunner(chat, {})
 
 
 @contextmanager
-def road_errors() -> Iterator[None]:
+def runner_errors() -> Iterator[None]:
     """One line for whatever HTTP may raise."""
     try:
         yield
@@ -73,12 +73,12 @@ def road_errors() -> Iterator[None]:
     except httpx.TransportError as error:
         url = error.request.url.copy_with(path="/")
         reason = str(error) or type(error).__name__
-        raise RoadError(
+        raise RunnerError(
             f"the gateway at {url} does not answer ({reason}); start it, or give another --gateway"
         ) from error
 
 
-def _refusal(error: httpx.HTTPStatusError) -> RoadError:
+def _refusal(error: httpx.HTTPStatusError) -> RunnerError:
     """A strategy the pair cannot do is one thing, anything else another."""
     try:
         detail = error.response.json()["error"]
@@ -87,7 +87,7 @@ def _refusal(error: httpx.HTTPStatusError) -> RoadError:
         message, parameter = error.response.text.strip()[:300], ""
     if error.response.status_code == httpx.codes.BAD_REQUEST and parameter.startswith("semspec."):
         return NotApplicable(message)
-    return RoadError(f"the gateway answers {error.response.status_code}: {message}")
+    return RunnerError(f"the gateway answers {error.response.status_code}: {message}")
 
 
 def _http(base_url: str, key: str | None) -> httpx.AsyncClient:

@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from bench.configuration import Configuration
-from bench.runners.protocol import Ask, NotApplicable, Outcome, RoadError
+from bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
 from semspec.decoding import Backends, Costs, decode
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
@@ -28,8 +28,8 @@ from semspec.types import (
 )
 
 
-class InProcessRoad:
-    """See `bench.runners.protocol.Road`."""
+class InProcessRunner:
+    """See `bench.runners.protocol.Runner`."""
 
     def __init__(self, backends: Backends, defaults: Generation) -> None:
         self._backends, self._defaults = backends, defaults
@@ -42,7 +42,7 @@ class InProcessRoad:
         except (Mismatch, InvalidRequest) as error:
             raise NotApplicable(error.message) from error
         except SemspecError as error:
-            raise RoadError(error.message) from error
+            raise RunnerError(error.message) from error
 
     def processes(self) -> Mapping[str, int]:
         return {"in-process": os.getpid()}
@@ -85,14 +85,14 @@ def with_options(defaults: Generation, configuration: Configuration) -> Generati
 
 
 @asynccontextmanager
-async def open_in_process(pair: Path) -> AsyncIterator[InProcessRoad]:
+async def open_in_process(pair: Path) -> AsyncIterator[InProcessRunner]:
     """Both engines in this process, a thread each. Raises: Mismatch."""
     config = StackConfig.of_pair(pair)
     verifier = ProbeVerifier.load(config.draft_probe, config.target_probe, config.alternatives)
     draft = TransformersEngine.load(str(pair / "draft"), writer=Writer.DRAFT)
     target = TransformersEngine.load(str(pair / "target"), writer=Writer.TARGET)
     try:
-        yield InProcessRoad(Backends(draft, target, verifier), _served_defaults(config.read_serving()))
+        yield InProcessRunner(Backends(draft, target, verifier), _served_defaults(config.read_serving()))
     finally:
         await draft.aclose()
         await target.aclose()

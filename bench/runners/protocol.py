@@ -1,4 +1,4 @@
-"""How a question gets to whoever answers it."""
+"""How a question gets to the system that answers it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from bench.configuration import Configuration
 from semspec.types import Message
 
 
-class RoadError(Exception):
-    """A road is closed or broke: one line, with the remedy."""
+class RunnerError(Exception):
+    """A runner cannot start or broke: one line, with the remedy."""
 
 
-class NotApplicable(RoadError):
+class NotApplicable(RunnerError):
     """This pair cannot do what the configuration asks for; the message says why."""
 
 
@@ -43,11 +43,11 @@ class Outcome:
     """The segments as `semspec.records.record_json` writes them; none from peers."""
 
 
-class Road(Protocol):
+class Runner(Protocol):
     """Asks, one question at a time."""
 
     async def ask(self, ask: Ask) -> Outcome:
-        """Raises: RoadError, NotApplicable."""
+        """Raises: RunnerError, NotApplicable."""
         ...
 
     def processes(self) -> Mapping[str, int]:

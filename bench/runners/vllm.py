@@ -19,7 +19,7 @@ import psutil
 from transformers import AutoConfig
 
 from bench.configuration import Configuration
-from bench.runners.protocol import Ask, NotApplicable, Outcome, RoadError
+from bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
 from semspec.engine.causal_lm import load_tokenizer
 from semspec.stack.child import Child, StackError
 
@@ -85,7 +85,7 @@ class Site:
         return speculation
 
 
-class ServerBroke(RoadError):
+class ServerBroke(RunnerError):
     """A server did not start, or failed at a question; the message has the reason it gave."""
 
 
@@ -97,7 +97,7 @@ class Server:
     http: httpx.AsyncClient
 
     async def ask(self, ask: Ask, takes_seed: bool) -> Outcome:
-        """Raises: ServerBroke; RoadError, when it refuses the question."""
+        """Raises: ServerBroke; RunnerError, when it refuses the question."""
         start = perf_counter()
         try:
             response = await self.http.post("/v1/chat/completions", json=_body(ask, takes_seed))
@@ -107,7 +107,7 @@ class Server:
         if response.is_server_error:
             raise self.broke(f"answers {response.status_code}")
         if response.is_error:
-            raise RoadError(f"{self.child.name} refuses the question: {_message(response)}")
+            raise RunnerError(f"{self.child.name} refuses the question: {_message(response)}")
         body = response.json()
         [choice] = body["choices"]
         return Outcome(
@@ -143,8 +143,8 @@ class Server:
         return error
 
 
-class VllmRoad:
-    """See `bench.runners.protocol.Road`. A server a label, started at its first ask."""
+class VllmRunner:
+    """See `bench.runners.protocol.Runner`. A server a label, started at its first ask."""
 
     def __init__(self, site: Site, stack: AsyncExitStack) -> None:
         self._site, self._stack = site, stack
@@ -177,27 +177,27 @@ class VllmRoad:
 
 
 @asynccontextmanager
-async def open_vllm(pair: Path, python: Path) -> AsyncIterator[VllmRoad]:
-    """vLLM servers for `pair`, run by the interpreter `python`; all are gone after the block. Raises: RoadError."""
+async def open_vllm(pair: Path, python: Path) -> AsyncIterator[VllmRunner]:
+    """vLLM servers for `pair`, run by the interpreter `python`; all are gone after the block. Raises: RunnerError."""
     python = python.absolute()  # not resolved: an environment's interpreter is a link
     has_gpu = await _has_gpu(python)
     with tempfile.TemporaryDirectory(prefix="semspec-vllm-") as folder:
         site = Site(pair, python, has_gpu, Path(folder))
         write_tokenizer(pair / "target", site.tokenizer)
         async with AsyncExitStack() as stack:
-            yield VllmRoad(site, stack)
+            yield VllmRunner(site, stack)
 
 
 def write_tokenizer(model: Path, folder: Path) -> None:
     """The tokenizer of `model` as its tokenizer.json says, in a folder that does not say which model it is for.
 
     By the model's type, transformers (in vLLM) would choose a class that, for Qwen2, ignores the file.
-    Raises: RoadError.
+    Raises: RunnerError.
     """
     try:
         load_tokenizer(str(model)).save_pretrained(folder, save_jinja_files=False)
     except (OSError, ValueError) as error:
-        raise RoadError(f"cannot read the tokenizer of {model}; give another --pair") from error
+        raise RunnerError(f"cannot read the tokenizer of {model}; give another --pair") from error
     path = folder / "tokenizer_config.json"
     if (folder / "tokenizer.json").exists():
         path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}))
@@ -248,17 +248,17 @@ async def _reaped(child: Child) -> AsyncIterator[None]:
 
 
 async def _has_gpu(python: Path) -> bool:
-    """Whether the environment's torch sees a GPU. Raises: RoadError, when it has no vLLM."""
+    """Whether the environment's torch sees a GPU. Raises: RunnerError, when it has no vLLM."""
     remedy = "give the interpreter of an environment with vLLM as --vllm"
     try:
         process = await asyncio.create_subprocess_exec(
             *(str(python), "-I", "-c", _FACTS), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
     except OSError as error:
-        raise RoadError(f"cannot run {python}: {error.strerror}; {remedy}") from error
+        raise RunnerError(f"cannot run {python}: {error.strerror}; {remedy}") from error
     output, errors = await process.communicate()
     if process.returncode:
-        raise RoadError(f"{python} has no vLLM: {reason(errors.decode(errors='replace'))}; {remedy}")
+        raise RunnerError(f"{python} has no vLLM: {reason(errors.decode(errors='replace'))}; {remedy}")
     return bool(json.loads(output))
 
 

@@ -54,7 +54,7 @@ class _Worker:
 
     def __init__(self, script: Path) -> None:
         # -P: the folder of a script stands first on its path, and this one's modules are not for it.
-        # A session of its own: Ctrl-C is for whoever asks.
+        # A session of its own: Ctrl-C is for the parent.
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(script)],
             stdin=subprocess.PIPE,

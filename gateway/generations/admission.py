@@ -1,4 +1,4 @@
-"""Who may generate now, who waits for room, and who is turned away."""
+"""Admission: which requests run, wait for a slot, or are refused."""
 
 import asyncio
 import math
@@ -48,7 +48,7 @@ class _Request:
 
 
 class Admission:
-    """A queue for room, fair between owners. Nothing awaits while its state changes: it is atomic on one event loop."""
+    """A queue for slots, fair between owners. State changes hold no await, so they are atomic on one event loop."""
 
     def __init__(self, limits: Limits, metrics: Metrics, clock: Callable[[], float] = monotonic) -> None:
         self._limits = limits
@@ -72,7 +72,7 @@ class Admission:
 
     @asynccontextmanager
     async def admitted(self, owner: str, num_generations: int) -> AsyncIterator[None]:
-        """Hold room for a request's generations, after waiting for it if need be. Raises: Overloaded."""
+        """Acquire slots for a request's generations, waiting if needed. Raises: Overloaded."""
         request = self._enqueue(owner, num_generations)
         try:
             await self._settled(request)

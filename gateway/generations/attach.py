@@ -1,4 +1,4 @@
-"""A generation that exists: what is stored of it, then what follows, written elsewhere or, if nobody does, here."""
+"""Attaches to an existing generation: its stored segments, then new ones, by its writer or by this gateway."""
 
 import asyncio
 import json
@@ -17,8 +17,8 @@ from semspec.types import FinishReason
 
 
 class SharedSlots:
-    """Room for all choices of a request, taken when the first of them has to be written here: two requests that each
-    had some of what they need would wait for one another."""
+    """Slots for all choices of a request, acquired at once when the first choice has to be written here. Acquiring them
+    one by one could deadlock two requests."""
 
     def __init__(self, call: Call, parts: Parts, held: AsyncExitStack) -> None:
         """It is given back when `held` is closed."""

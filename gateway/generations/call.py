@@ -1,4 +1,4 @@
-"""A request, understood: an order in the loop's words, every default filled in."""
+"""A validated request with every default filled in."""
 
 from dataclasses import dataclass, replace
 from typing import Literal

@@ -132,7 +132,7 @@ class Choice:
         stop_checker, generation = self._summary.stop_checker, self._order.generation
         segments = (record.segment for record in self._summary.records)
         generation = replace(generation, context=generation.context.extended(*segments))
-        if self._summary.fallback is not None:  # as it would have gone on, had nobody interrupted it
+        if self._summary.fallback is not None:  # as it would have gone on without the interruption
             generation = replace(generation, strategy="target")
         costs = self._parts.costs.of(generation) if generation.strategy == "auto" else None
         async with aclosing(decode(generation, self._order.served.pinned(self._parts.backends), costs)) as events:

@@ -1,4 +1,4 @@
-"""What a client sees of a generation's text: ended before a stop sequence, reasoning and answer apart."""
+"""The text a client sees: ended before a stop sequence, with reasoning and answer apart."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""HTTP: bodies in, answers out, in the words of the APIs served."""
+"""HTTP: request bodies in, response bodies out, one module per API."""

@@ -67,7 +67,7 @@ class EventStream(Response):
     """Nothing is sent before the first event, so that whatever fails until then has a proper status.
 
     An event's id tells how many segments of each choice the client has by then, the text that was held back to the end
-    being one more; whoever attaches again names it.
+    being one more; a client that attaches again sends it.
     """
 
     def __init__(self, id: str, run: AbstractAsyncContextManager[Run], parts: Parts, seen: Sequence[int] = ()) -> None:

@@ -137,7 +137,7 @@ def _scoring(options: Extension, settings: GatewaySettings) -> Scoring:
 
 
 class TextRequest(CompletionRequest):
-    """What TGI was asked for, in the words of a plain completion."""
+    """A request to TGI's API as a plain completion request."""
 
     details: bool = False
     full_text: bool = False

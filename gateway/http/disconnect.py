@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class ClientGone(Exception):
-    """Nobody is waiting for the answer any more."""
+    """The client has closed the connection."""
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -68,7 +68,7 @@ async def _has_begun(id: str, store: Store) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """A key, and what it stands for if nobody had it before: this call and its request."""
+    """A key, and what it stands for if it is new: this call and its request."""
 
     digest: str
     """Of the key, and of whose it is."""

@@ -98,7 +98,7 @@ def _end_span(opened: Span, method: str, route: str, status: int) -> None:
 class Authenticated:
     """Asks for an API key wherever there is more to be had than the page's files and the probes of health.
 
-    Paths that do not exist are no exception: without a key nobody learns which do. The body is not read.
+    Paths that do not exist are no exception: without a key a client does not learn which exist. The body is not read.
     """
 
     def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics) -> None:
@@ -157,7 +157,7 @@ class BodyLimit:
 
 
 class BodyDeadline:
-    """Refuses a body that takes too long to come, so that nobody holds a connection by sending it bit by bit."""
+    """Refuses a body that takes too long, so that a slow client cannot hold a connection."""
 
     def __init__(self, app: ASGIApp, timeout_s: float) -> None:
         self._app = app

@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 class Journal:
-    """Written by whoever holds the fence. After a failure the trace ends there: a trace with a hole would be a lie.
+    """Written by the holder of the fence. After a failure nothing more is stored: records have no gaps.
 
     Redis may be gone: the generation goes on, `degraded`. Only a cancelled one does not.
     """
@@ -63,7 +63,7 @@ class Journal:
             await self._try(self._store.finish(self._generation, self._fence, fields))
 
     def leave(self, background: Background) -> None:
-        """Let go of the generation; one that has not ended is left to whoever goes on with it."""
+        """Let go of the generation; one that has not ended can be resumed by another writer."""
         self._stop()
         if not self._has_ended and not self.is_cancelled:
             background.spawn(self.finish("interrupted"))

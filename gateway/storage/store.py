@@ -27,7 +27,7 @@ from semspec.records import Json
 from semspec.types import Message
 
 FIRST_FENCE = 1
-"""The fence of a generation's first writer; whoever takes the generation over raises it."""
+"""The fence of a generation's first writer; each writer that takes the generation over raises it."""
 
 Arguments = Sequence[str | int]
 
@@ -194,7 +194,7 @@ class Store:
     def _done(self, call: "asyncio.Future[Any]") -> None:
         self._calls.discard(call)
         if not call.cancelled():
-            call.exception()  # that of a call whose caller was cancelled is nobody's
+            call.exception()  # a call whose caller was cancelled has no one to report to
 
 
 def missing_generation(id: str) -> NotFound:

@@ -226,5 +226,5 @@ class _Turns:
         self._is_alone, self._num_segments, self._num_drafted = is_alone, 0, 0
 
 
-def _doubled(patience: int) -> int:
-    return min(max(MIN_RETRY_SEGMENTS, 2 * patience), MAX_RETRY_SEGMENTS)
+def _doubled(num_segments: int) -> int:
+    return min(max(MIN_RETRY_SEGMENTS, 2 * num_segments), MAX_RETRY_SEGMENTS)

@@ -63,7 +63,7 @@ class Target(Drafter, Protocol):
         ...
 
     async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
-        """What the target feels at each of `segments`, which follow `context` and one another.
+        """One forward pass over `segments`, which follow `context` and one another; one score a segment.
 
         Raises: ContextTooLong, Unavailable, DeadlineExceeded, Overloaded.
         """

@@ -168,7 +168,7 @@ class _Draft:
         return await task
 
     async def cancel(self) -> None:
-        """Stop work that nobody will ask for."""
+        """Stop work whose result is not needed."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

@@ -32,7 +32,7 @@ async def write_on(
                 index, written.segment, accepted=None, times=times, fallback=fallback, logprobs=written.logprobs
             )
             index += 1
-            clock.lap_ms()  # what the reader of the records did meanwhile is nobody's wait
+            clock.lap_ms()  # time the consumer of the records took is not counted
 
 
 Rewrite = Callable[[Progress, SegmentRecord], Awaitable[SegmentRecord]]

@@ -63,7 +63,7 @@ class Rules:
         return min(self.num_doubts + num_recaps * self.num_doubts_step, self.max_doubts)
 
     def recap(self) -> Segment:
-        """The injected sentence: text of nobody's tokenizer, which every reader tokenizes itself."""
+        """The injected sentence: text without ids, which every reader tokenizes itself."""
         return Segment(self.recap_text, (), "", Writer.TARGET, SegmentEnd.LENGTH)
 
 

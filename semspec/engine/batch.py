@@ -25,7 +25,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class BatchReading:
-    """What a model feels at alternative segments of one context."""
+    """What a forward pass yields for alternative segments of one context."""
 
     states: Tensor
     """Pooled, fp32 `[num_segments, num_layers + 1, hidden_size]` (`states-v1`)."""

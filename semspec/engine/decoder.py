@@ -134,7 +134,7 @@ class Decoder:
         return graphed or self._eager_forward(tokens, kv, num_rows, want_states)
 
     def follow(self, tokens: Sequence[int], kv: BufferKV) -> None:
-        """`forward` on a rank that nobody asks for logits; it needs no head."""
+        """`forward` on a rank that returns no logits; it needs no head."""
         kv.reserve(kv.num_tokens + len(tokens))
         self._fed(tokens, kv)
 

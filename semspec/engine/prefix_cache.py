@@ -1,4 +1,4 @@
-"""Keys and values of token prefixes, kept for whoever asks next: a cache only, never the truth."""
+"""Keys and values of token prefixes, kept for later calls. A cache only: dropping it changes no result."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence

@@ -31,7 +31,7 @@ class _Job(Generic[T]):
     def send(self, result: T | BaseException | None) -> None:
         try:
             self._loop.call_soon_threadsafe(self.results.put_nowait, result)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed: no caller is left
             self.is_cancelled = True
 
 

@@ -102,7 +102,7 @@ def save_probe(probe: Probe, card: ProbeCard, path: Path, weights_dtype: torch.d
     }
     partial = path.with_suffix(".partial")
     save_file(tensors, partial, {"card": json.dumps({"fingerprint": card.fingerprint})})
-    partial.chmod(0o644)  # safetensors makes files private, but whoever serves it may be another user
+    partial.chmod(0o644)  # safetensors makes files private, but the serving user may be another one
     partial.replace(path)
     partial.write_text(json.dumps(asdict(card), indent=2) + "\n")
     partial.replace(path.with_suffix(".json"))

@@ -38,7 +38,7 @@ class Completion:
     seed: int | None = None
     """From 0 to 2**63 - 1, which both APIs take; None leaves it to the server."""
     stop_at: str | None = None
-    """A hint: whoever asks will not read on behind this text."""
+    """A hint: the caller does not read beyond this text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ class TgiClient:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._url = server.url.rstrip("/")
-        # Without a header of ours the client would send the token of whoever is logged in to the hub here.
+        # Without a header of ours the client would send the token of the user who is logged in to the hub.
         self._headers: dict[str, Any] = {"authorization": f"Bearer {server.token}" if server.token else None}
 
     async def served(self) -> list[str]:

@@ -10,7 +10,7 @@ from semspec.rpc.tls import Certificates, channel_credentials
 def check_health(address: str, service: str, timeout_s: float, certificates: Certificates | None = None) -> None:
     """Return if the service at `address` (host:port) serves; the service "" stands for its process.
 
-    Raises: Unavailable when it does not, nobody answers or a certificate cannot be read; NotFound when it has no
+    Raises: Unavailable when it does not, there is no answer or a certificate cannot be read; NotFound when it has no
     service of this name.
     """
     with _channel(address, certificates) as channel:

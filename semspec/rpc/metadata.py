@@ -32,7 +32,7 @@ _HANDSHAKE = "/Info"
 @contextmanager
 def client_span(method: object, request: object) -> Iterator[Span]:
     """The wait for a call, by the stub's `method`."""
-    path: bytes = getattr(method, "_method", b"/")  # gRPC tells the name of a call to nobody but interceptors
+    path: bytes = getattr(method, "_method", b"/")  # gRPC tells the name of a call to interceptors only
     with _rpc_span(path.decode(), "client", _sizes(request)) as opened:
         yield opened
 

@@ -111,7 +111,7 @@ class ServiceServer(Generic[B]):
         await self._close()
 
     async def abandon(self) -> None:
-        """Stop without a grace: nobody was ever served."""
+        """Stop without a grace period: no call was served."""
         await self._server.stop(None)
 
     async def _close(self) -> None:
@@ -152,7 +152,7 @@ async def serve(service: Service[B], settings: ServiceSettings) -> None:
         raise
     logger.info("serving %s on %s", service.name, server.address)
     if _lets_strangers_in(settings):
-        logger.warning("whoever reaches %s may call it; set a token or tls_client_ca", server.address)
+        logger.warning("any client that reaches %s may call it; set a token or tls_client_ca", server.address)
     _publish_port(settings.port_file, server.port)
     await _stop_signal()
     logger.info("draining %s", service.name)
@@ -182,7 +182,7 @@ def _withdraw_port(path: Path | None) -> None:
 
 
 def _publish_port(path: Path | None, port: int) -> None:
-    """Whole or not at all: whoever waits for the file may read it as soon as it is there."""
+    """Written atomically: a process that waits for the file never reads a part of it."""
     if path:
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         draft.write_text(f"{port}\n")

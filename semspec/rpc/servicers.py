@@ -67,7 +67,7 @@ class TargetServicer(WritingServicer, target_pb2_grpc.TargetServicer):
         return codec.tokenize_response_to_wire(await self._engine.get().tokenize(text))
 
     async def Read(self, request: target_pb2.ReadRequest, context: Context) -> target_pb2.ReadResponse:
-        """What the target feels at segments that follow a context."""
+        """One forward pass over segments that follow a context."""
         prefix, segments, session = codec.read_request_from_wire(request)
         return codec.read_response_to_wire(await self._engine.get().score(prefix, segments, session))
 

@@ -78,7 +78,7 @@ class _Files:
         return [path for path in (self.certificate, self.key, self.client_ca) if path]
 
     def read(self) -> _Contents:
-        """Raises: ValueError when gRPC, which would say so to nobody, could not use them."""
+        """Raises: ValueError when gRPC could not use them; gRPC itself would not report it."""
         server_context(self.certificate, self.key)
         if self.client_ca:
             check_authority(self.client_ca)

@@ -174,7 +174,7 @@ def _private_folder() -> Path:
 
 
 def _free_port(host: str, wanted: int) -> int:
-    """`wanted`, or any for 0. Raises: StackError when it is taken: whoever has it might pass for our gateway."""
+    """`wanted`, or any for 0. Raises: StackError when it is taken: another process could pass for our gateway."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,4 +1,4 @@
-"""The words of the system, as frozen dataclasses: what flows between the loop, the engines and the wire."""
+"""The data types shared by the loop, the engines and the wire, as frozen dataclasses."""
 
 from semspec.rng import SamplingParams, derive_seed, uniform
 from semspec.types.engine import (

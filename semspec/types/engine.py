@@ -38,7 +38,7 @@ class States:
     data: bytes = field(repr=False)
     shape: tuple[int, int]
     model: str
-    """Fingerprint of the model that felt them."""
+    """Fingerprint of the model that computed them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class GeneratedSegment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentScore:
-    """What the target felt when reading one segment."""
+    """What one forward pass of the target yields for one segment."""
 
     states: States
     surprisal: tuple[float, ...]

@@ -22,7 +22,7 @@ def main() -> None:
 
 
 def load(settings: TargetSettings) -> Engine:
-    """The model, and whoever writes for it. Raises: Mismatch when it cannot be served."""
+    """The model, and the server that writes for it, if one does. Raises: Mismatch when it cannot be served."""
     if server := settings.writer:
         return load_remote_writer(settings, server, Writer.TARGET)
     return load_engine(settings, Writer.TARGET)

@@ -44,7 +44,7 @@ def test_scoring_knobs_reach_the_loop() -> None:
 
 def test_peer_methods_have_their_own_knobs() -> None:
     configuration = parse("transformers/assisted:tokens=5")
-    assert (configuration.road, configuration.method, configuration.knobs) == (
+    assert (configuration.runner, configuration.method, configuration.knobs) == (
         "transformers",
         "assisted",
         {"tokens": 5},

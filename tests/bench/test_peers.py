@@ -1,4 +1,4 @@
-"""The road through transformers' own `generate`, with the bundled pair and small changes of it."""
+"""The runner through transformers' own `generate`, with the bundled pair and small changes of it."""
 
 import json
 import logging
@@ -12,9 +12,9 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils.logging import warning_once
 
 from bench.configuration import parse
-from bench.runners.assisted import TransformersRoad, open_transformers
+from bench.runners.assisted import TransformersRunner, open_transformers
 from bench.runners.in_process import open_in_process
-from bench.runners.protocol import Ask, NotApplicable, RoadError
+from bench.runners.protocol import Ask, NotApplicable, RunnerError
 from demo.problems import make_problem
 from semspec.engine.causal_lm import load_tokenizer
 from semspec.stack.config import BUNDLED_PAIR
@@ -33,8 +33,8 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def transformers_road() -> TransformersRoad:
-    return TransformersRoad(BUNDLED_PAIR)
+def transformers_runner() -> TransformersRunner:
+    return TransformersRunner(BUNDLED_PAIR)
 
 
 def asked(label: str, problem: int = SHORT, temperature: float = 0.0, max_tokens: int = 400, seed: int = 1) -> Ask:
@@ -69,94 +69,94 @@ def other_pair(folder: Path, vocab_size: int, swap_tokens: bool) -> Path:
 
 @pytest.mark.parametrize(("problem", "max_tokens", "ends_by"), [(SHORT, 400, "stop"), (10_015_003, 50, "length")])
 async def test_greedy_answers_equal_our_engines_whatever_proposes(
-    transformers_road: TransformersRoad, problem: int, max_tokens: int, ends_by: str
+    transformers_runner: TransformersRunner, problem: int, max_tokens: int, ends_by: str
 ) -> None:
     async with open_in_process(BUNDLED_PAIR) as own:
         expected = await own.ask(asked("in-process/target", problem, max_tokens=max_tokens))
     assert expected.finish_reason == ends_by
     for method in ("target", "assisted", "lookup"):
-        outcome = await transformers_road.ask(asked(f"transformers/{method}", problem, max_tokens=max_tokens))
+        outcome = await transformers_runner.ask(asked(f"transformers/{method}", problem, max_tokens=max_tokens))
         assert outcome.text == expected.text, method
         assert outcome.finish_reason == ends_by
         assert (outcome.num_prompt_tokens, outcome.num_tokens) == (expected.num_prompt_tokens, expected.num_tokens)
 
 
 @pytest.mark.parametrize("method", ["target", "assisted", "assisted:tokens=5", "lookup", "lookup:tokens=3"])
-async def test_budget_ends_an_answer_to_the_token(transformers_road: TransformersRoad, method: str) -> None:
-    outcome = await transformers_road.ask(asked(f"transformers/{method}", max_tokens=9))
+async def test_budget_ends_an_answer_to_the_token(transformers_runner: TransformersRunner, method: str) -> None:
+    outcome = await transformers_runner.ask(asked(f"transformers/{method}", max_tokens=9))
     assert (outcome.finish_reason, outcome.num_tokens) == ("length", 9)
 
 
-async def test_sampled_answer_is_named_by_its_seed(transformers_road: TransformersRoad) -> None:
+async def test_sampled_answer_is_named_by_its_seed(transformers_runner: TransformersRunner) -> None:
     first, again, other = [
-        await transformers_road.ask(asked("transformers/assisted", temperature=1.0, max_tokens=40, seed=seed))
+        await transformers_runner.ask(asked("transformers/assisted", temperature=1.0, max_tokens=40, seed=seed))
         for seed in (1, 1, 2)
     ]
     assert first.text == again.text != other.text
 
 
-async def test_number_of_tokens_of_one_label_does_not_reach_the_next(transformers_road: TransformersRoad) -> None:
-    await transformers_road.ask(asked("transformers/assisted:tokens=3", max_tokens=2))
-    draft = transformers_road._draft(False).network
+async def test_number_of_tokens_of_one_label_does_not_reach_the_next(transformers_runner: TransformersRunner) -> None:
+    await transformers_runner.ask(asked("transformers/assisted:tokens=3", max_tokens=2))
+    draft = transformers_runner._draft(False).network
     assert (draft.generation_config.num_assistant_tokens, draft.generation_config.num_assistant_tokens_schedule) == (
         3,
         "constant",
     )
-    await transformers_road.ask(asked("transformers/assisted", max_tokens=2))
+    await transformers_runner.ask(asked("transformers/assisted", max_tokens=2))
     assert draft.generation_config.num_assistant_tokens is None
 
 
 async def test_checkpoints_own_sampling_settings_are_left_out(
-    transformers_road: TransformersRoad, tmp_path: Path
+    transformers_runner: TransformersRunner, tmp_path: Path
 ) -> None:
     link_target(tmp_path, but="generation_config.json")
     own = GenerationConfig(do_sample=True, temperature=5.0, top_k=3, repetition_penalty=9.0, eos_token_id=1)
     own.save_pretrained(tmp_path / "target")
-    outcome = await TransformersRoad(tmp_path).ask(asked("transformers/target", max_tokens=20))
-    assert outcome.text == (await transformers_road.ask(asked("transformers/target", max_tokens=20))).text
+    outcome = await TransformersRunner(tmp_path).ask(asked("transformers/target", max_tokens=20))
+    assert outcome.text == (await transformers_runner.ask(asked("transformers/target", max_tokens=20))).text
 
 
 @pytest.mark.parametrize(("vocab_size", "swap_tokens"), [(320, False), (320, True)])
 async def test_draft_with_another_vocabulary_changes_no_greedy_answer(
-    transformers_road: TransformersRoad, tmp_path: Path, vocab_size: int, swap_tokens: bool
+    transformers_runner: TransformersRunner, tmp_path: Path, vocab_size: int, swap_tokens: bool
 ) -> None:
-    expected = await transformers_road.ask(asked("transformers/target", max_tokens=12))
-    road = TransformersRoad(other_pair(tmp_path, vocab_size, swap_tokens))
-    assert (await road.ask(asked("transformers/assisted:tokens=2", max_tokens=12))).text == expected.text
+    expected = await transformers_runner.ask(asked("transformers/target", max_tokens=12))
+    runner = TransformersRunner(other_pair(tmp_path, vocab_size, swap_tokens))
+    assert (await runner.ask(asked("transformers/assisted:tokens=2", max_tokens=12))).text == expected.text
 
 
 async def test_padded_vocabulary_can_be_sampled(tmp_path: Path) -> None:
-    road = TransformersRoad(other_pair(tmp_path, 320, swap_tokens=False))
-    outcome = await road.ask(asked("transformers/assisted:tokens=2", temperature=1.0, max_tokens=12))
+    runner = TransformersRunner(other_pair(tmp_path, 320, swap_tokens=False))
+    outcome = await runner.ask(asked("transformers/assisted:tokens=2", temperature=1.0, max_tokens=12))
     assert outcome.num_tokens == 12
 
 
 async def test_other_tokenizer_of_the_same_size_is_not_applicable(tmp_path: Path) -> None:
-    road = TransformersRoad(other_pair(tmp_path, 310, swap_tokens=True))
+    runner = TransformersRunner(other_pair(tmp_path, 310, swap_tokens=True))
     with pytest.raises(NotApplicable, match="same vocabulary size, 310"):
-        await road.ask(asked("transformers/assisted"))
+        await runner.ask(asked("transformers/assisted"))
 
 
-async def test_answer_past_the_window_is_refused_with_a_remedy(transformers_road: TransformersRoad) -> None:
-    with pytest.raises(RoadError, match="window of 1024; give a lower --max-tokens"):
-        await transformers_road.ask(asked("transformers/target", max_tokens=1000))
+async def test_answer_past_the_window_is_refused_with_a_remedy(transformers_runner: TransformersRunner) -> None:
+    with pytest.raises(RunnerError, match="window of 1024; give a lower --max-tokens"):
+        await transformers_runner.ask(asked("transformers/target", max_tokens=1000))
 
 
 async def test_target_without_a_chat_template_is_refused(tmp_path: Path) -> None:
     link_target(tmp_path, but="chat_template.jinja")
-    with pytest.raises(RoadError, match="chat template"):
-        await TransformersRoad(tmp_path).ask(asked("transformers/target"))
+    with pytest.raises(RunnerError, match="chat template"):
+        await TransformersRunner(tmp_path).ask(asked("transformers/target"))
 
 
 async def test_missing_pair_is_refused_with_a_remedy(tmp_path: Path) -> None:
-    with pytest.raises(RoadError, match="give another --pair"):
-        await TransformersRoad(tmp_path).ask(asked("transformers/target"))
+    with pytest.raises(RunnerError, match="give another --pair"):
+        await TransformersRunner(tmp_path).ask(asked("transformers/target"))
 
 
-def test_generation_ends_soon_after_it_is_given_up(transformers_road: TransformersRoad) -> None:
+def test_generation_ends_soon_after_it_is_given_up(transformers_runner: TransformersRunner) -> None:
     is_given_up = Event()
     is_given_up.set()
-    assert transformers_road._ask(asked("transformers/target"), is_given_up).num_tokens == 1
+    assert transformers_runner._ask(asked("transformers/target"), is_given_up).num_tokens == 1
 
 
 async def test_assisted_generation_warns_of_nothing(capfd: pytest.CaptureFixture[str]) -> None:
@@ -166,9 +166,9 @@ async def test_assisted_generation_warns_of_nothing(capfd: pytest.CaptureFixture
     listener.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("transformers").addHandler(listener)
     try:
-        async with open_transformers(BUNDLED_PAIR) as road:
+        async with open_transformers(BUNDLED_PAIR) as runner:
             for temperature in (0.0, 0.6):
-                await road.ask(asked("transformers/assisted", temperature=temperature, max_tokens=5))
+                await runner.ask(asked("transformers/assisted", temperature=temperature, max_tokens=5))
     finally:
         logging.getLogger("transformers").removeHandler(listener)
     assert heard == []

@@ -12,8 +12,8 @@ from bench import run as run_module
 from bench.cli import main
 from bench.configuration import parse
 from bench.record import read_records
-from bench.run import Plan, Runner, default_folder, opened
-from bench.runners.protocol import RoadError
+from bench.run import Comparison, Plan, default_folder, opened
+from bench.runners.protocol import RunnerError
 from bench.summary import load_run
 from bench.tasks import load_task
 from semspec.errors import InvalidRequest
@@ -31,9 +31,9 @@ def plan(labels: Sequence[str] = LABELS, limit: int = 3, **changes: object) -> P
 
 def carry_out(made: Plan, folder: Path) -> None:
     async def run() -> None:
-        runner = Runner(made, folder, Reporter(quiet=True))
-        async with opened(made) as roads:
-            await runner.run(roads)
+        runner = Comparison(made, folder, Reporter(quiet=True))
+        async with opened(made) as runners:
+            await runner.run(runners)
 
     asyncio.run(run())
 
@@ -85,7 +85,7 @@ def test_what_the_pair_cannot_do_is_a_reason_not_a_failure(tmp_path: Path) -> No
 
 
 def test_baseline_that_the_pair_cannot_do_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RoadError, match="is the baseline"):
+    with pytest.raises(RunnerError, match="is the baseline"):
         carry_out(plan(("in-process/spec-reason",), limit=1), tmp_path)
 
 

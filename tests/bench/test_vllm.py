@@ -1,4 +1,4 @@
-"""The road through vLLM, with a small program in the place of its interpreter and server."""
+"""The runner through vLLM, with a small program in the place of its interpreter and server."""
 
 import json
 import signal
@@ -12,8 +12,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from bench.configuration import parse
-from bench.runners.protocol import Ask, NotApplicable, RoadError
-from bench.runners.vllm import Site, VllmRoad, open_vllm, reason, write_tokenizer
+from bench.runners.protocol import Ask, NotApplicable, RunnerError
+from bench.runners.vllm import Site, VllmRunner, open_vllm, reason, write_tokenizer
 from demo.problems import make_problem
 from semspec.engine.causal_lm import load_tokenizer
 from semspec.stack.config import BUNDLED_PAIR
@@ -56,9 +56,9 @@ from pathlib import Path
 from tests.bench.test_vllm import BUNDLED_PAIR, asked, open_vllm
 
 async def main():
-    async with open_vllm(BUNDLED_PAIR, Path(sys.argv[1])) as road:
-        await road.ask(asked("vllm/target"))
-        print(*road.processes().values(), flush=True)
+    async with open_vllm(BUNDLED_PAIR, Path(sys.argv[1])) as runner:
+        await runner.ask(asked("vllm/target"))
+        print(*runner.processes().values(), flush=True)
         await asyncio.sleep(600)
 
 asyncio.run(main())
@@ -80,7 +80,7 @@ def stand_in(folder: Path, at_start: str = "", at_question: str = "pass", has_gp
     return path
 
 
-def opened(python: Path) -> AbstractAsyncContextManager[VllmRoad]:
+def opened(python: Path) -> AbstractAsyncContextManager[VllmRunner]:
     return open_vllm(BUNDLED_PAIR, python)
 
 
@@ -150,8 +150,8 @@ def test_reason_is_the_first_error_of_a_log_or_its_last_words(log: str, expected
 @pytest.mark.parametrize("has_gpu", [False, True])
 async def test_vllm_gets_the_same_request_and_a_seed_only_on_a_gpu(tmp_path: Path, has_gpu: bool) -> None:
     ask = asked("vllm/target", temperature=0.6)
-    async with opened(stand_in(tmp_path, has_gpu=has_gpu)) as road:
-        outcome = await road.ask(ask)
+    async with opened(stand_in(tmp_path, has_gpu=has_gpu)) as runner:
+        outcome = await runner.ask(ask)
     assert json.loads(outcome.text) == {
         "model": "pair",
         "messages": [{"role": "user", "content": "How many pens?"}],
@@ -163,13 +163,13 @@ async def test_vllm_gets_the_same_request_and_a_seed_only_on_a_gpu(tmp_path: Pat
     assert outcome.latency_s > 0
 
 
-async def test_a_label_has_one_server_which_ends_with_the_road_and_what_it_started(tmp_path: Path) -> None:
-    async with opened(stand_in(tmp_path)) as road:
-        assert road.processes() == {}
-        assert (await road.ask(asked("vllm/target"))).num_tokens == 1
-        assert (await road.ask(asked("vllm/target"))).num_tokens == 2
-        assert (await road.ask(asked("vllm/ngram"))).num_tokens == 1
-        processes = road.processes()
+async def test_a_label_has_one_server_which_ends_with_the_runner_and_what_it_started(tmp_path: Path) -> None:
+    async with opened(stand_in(tmp_path)) as runner:
+        assert runner.processes() == {}
+        assert (await runner.ask(asked("vllm/target"))).num_tokens == 1
+        assert (await runner.ask(asked("vllm/target"))).num_tokens == 2
+        assert (await runner.ask(asked("vllm/ngram"))).num_tokens == 1
+        processes = runner.processes()
         assert list(processes) == ["vllm/target", "vllm/target sleep", "vllm/ngram", "vllm/ngram sleep"]
         assert all(is_running(pid) for pid in processes.values())
     assert left_alive(list(processes.values())) == []
@@ -188,49 +188,49 @@ def test_servers_end_when_the_bench_is_killed(tmp_path: Path, monkeypatch: pytes
 
 async def test_server_that_dies_at_its_start_is_reported_with_its_last_words(tmp_path: Path) -> None:
     python = stand_in(tmp_path, at_start='print("loading"); sys.exit("ValueError: no such quantization")')
-    async with opened(python) as road:
-        with pytest.raises(RoadError, match=r"^vllm/target ended at its start: ValueError: no such quant") as caught:
-            await road.ask(asked("vllm/target"))
+    async with opened(python) as runner:
+        with pytest.raises(RunnerError, match=r"^vllm/target ended at its start: ValueError: no such quant") as caught:
+            await runner.ask(asked("vllm/target"))
         assert not isinstance(caught.value, NotApplicable)
         with pytest.raises(NotApplicable, match=r"^vllm/draft_model ended at its start: ValueError: no such quant"):
-            await road.ask(asked("vllm/draft_model"))
+            await runner.ask(asked("vllm/draft_model"))
 
 
 async def test_server_that_is_not_ready_in_time_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.runners.vllm.START_TIMEOUT_S", 0.5)
-    async with opened(stand_in(tmp_path, at_start='print("capturing", flush=True); time.sleep(600)')) as road:
-        with pytest.raises(RoadError, match=r"^vllm/target was not ready within 0.5 s: capturing"):
-            await road.ask(asked("vllm/target"))
+    async with opened(stand_in(tmp_path, at_start='print("capturing", flush=True); time.sleep(600)')) as runner:
+        with pytest.raises(RunnerError, match=r"^vllm/target was not ready within 0.5 s: capturing"):
+            await runner.ask(asked("vllm/target"))
 
 
 @pytest.mark.parametrize("num_good", [0, 1])
 async def test_method_that_fails_at_its_first_question_is_not_applicable(tmp_path: Path, num_good: int) -> None:
     fail = f"if num_asked > {num_good}: print({ENGINE_ERROR!r}, flush=True); self.answer(500, {{}}); return"
-    async with opened(stand_in(tmp_path, at_question=fail)) as road:
+    async with opened(stand_in(tmp_path, at_question=fail)) as runner:
         for _ in range(num_good):
-            await road.ask(asked("vllm/ngram"))
+            await runner.ask(asked("vllm/ngram"))
         with pytest.raises(
-            RoadError, match="vllm/ngram answers 500: RuntimeError: no kernel for head_dim=20"
+            RunnerError, match="vllm/ngram answers 500: RuntimeError: no kernel for head_dim=20"
         ) as caught:
-            await road.ask(asked("vllm/ngram"))
+            await runner.ask(asked("vllm/ngram"))
     assert isinstance(caught.value, NotApplicable) == (num_good == 0)
 
 
 async def test_refused_question_is_reported_with_vllms_message(tmp_path: Path) -> None:
     refuse = 'self.answer(400, {"error": {"message": "too long"}}); return'
-    async with opened(stand_in(tmp_path, at_question=refuse)) as road:
-        with pytest.raises(RoadError, match=r"^vllm/target refuses the question: too long$"):
-            await road.ask(asked("vllm/target"))
+    async with opened(stand_in(tmp_path, at_question=refuse)) as runner:
+        with pytest.raises(RunnerError, match=r"^vllm/target refuses the question: too long$"):
+            await runner.ask(asked("vllm/target"))
 
 
 async def test_interpreter_without_vllm_is_refused_with_a_remedy(tmp_path: Path) -> None:
     for python, named in ((tmp_path / "python", "cannot run"), (Path(sys.executable), "has no vLLM")):
-        with pytest.raises(RoadError, match=f"{named}.*--vllm"):
+        with pytest.raises(RunnerError, match=f"{named}.*--vllm"):
             async with opened(python):
                 pass
 
 
 async def test_missing_pair_is_refused_with_a_remedy(tmp_path: Path) -> None:
-    with pytest.raises(RoadError, match="give another --pair"):
+    with pytest.raises(RunnerError, match="give another --pair"):
         async with open_vllm(tmp_path / "pair", stand_in(tmp_path)):
             pass

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from bench.configuration import parse
-from bench.runners.in_process import InProcessRoad, open_in_process
+from bench.runners.in_process import InProcessRunner, open_in_process
 from bench.runners.protocol import Ask, Outcome
 from bench.tasks import Question, load_task
 from semspec.engine.fingerprint import model_fingerprint
@@ -18,9 +18,9 @@ MEBIBYTE = 1 << 20
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def road() -> AsyncIterator[InProcessRoad]:
-    async with open_in_process(BUNDLED_PAIR) as road:
-        yield road
+async def runner() -> AsyncIterator[InProcessRunner]:
+    async with open_in_process(BUNDLED_PAIR) as runner:
+        yield runner
 
 
 def test_pair_is_at_most_16_mebibytes() -> None:
@@ -38,11 +38,11 @@ def test_probes_belong_to_the_models_beside_them(role: str) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_target_answers_and_the_loop_accepts_and_rewrites(road: InProcessRoad) -> None:
+async def test_target_answers_and_the_loop_accepts_and_rewrites(runner: InProcessRunner) -> None:
     task = load_task("demo-tune", skip=100, limit=12)
 
     async def ask(label: str, question: Question) -> Outcome:
-        return await road.ask(Ask(question.messages, parse(label), 0.6, 0.95, int(question.id), task.max_tokens))
+        return await runner.ask(Ask(question.messages, parse(label), 0.6, 0.95, int(question.id), task.max_tokens))
 
     semantic = [(question, await ask("in-process/semantic", question)) for question in task.questions()]
     target = [(question, await ask("in-process/target", question)) for question in task.questions()[:6]]

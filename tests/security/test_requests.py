@@ -145,7 +145,7 @@ def test_keys_are_compared_in_constant_time_and_every_one(monkeypatch: pytest.Mo
 
 
 async def test_patterns_of_the_api_are_matched_in_linear_time() -> None:
-    """By an automaton, that is: nobody chose Python's backtracking engine, which would not end here."""
+    """By an automaton: no model selects Python's backtracking engine, which would not end here."""
     for module in (schemas,):
         for model in vars(module).values():
             assert "regex_engine" not in getattr(model, "model_config", {})

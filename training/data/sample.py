@@ -1,4 +1,4 @@
-"""Stage 2: N next segments a context from each model, with what each model feels at them."""
+"""Stage 2: N next segments a context from each model, with each model's scores of them."""
 
 from collections.abc import Iterable, Sequence
 

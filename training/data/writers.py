@@ -69,7 +69,7 @@ class ModelDesk:
 class ServerWriter:
     """Segments from a remote completion stream, which is left as soon as the segment is whole.
 
-    Text only: whoever reads them tokenizes them. That needs nothing of the server but streaming.
+    Text only: the reader tokenizes it. That needs nothing of the server but streaming.
     """
 
     def __init__(self, config: ServerSampler, writer: Writer, recipe: WritingRecipe, lm: CausalLM) -> None:

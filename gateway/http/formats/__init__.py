@@ -1,4 +1,4 @@
-"""In whose words an answer is given: one file an API."""
+"""Response formats: one module per API."""
 
 from collections.abc import Callable
 
@@ -17,5 +17,5 @@ _FORMATS: dict[Api, Callable[[Call, Envelope], Format]] = {
 
 
 def format_of(call: Call, envelope: Envelope) -> Format:
-    """The words of the API that the call came by."""
+    """The response format of the API that the call came by."""
     return _FORMATS[call.api](call, envelope)

@@ -35,7 +35,7 @@ class ShownToken:
 
 
 class SegmentStream:
-    """For writers whose logprobs nobody knows: a segment passes for one token, known by the id of its last."""
+    """For writers that report no logprobs: a segment passes for one token, known by the id of its last."""
 
     def __init__(self) -> None:
         self._last_id = 0
@@ -147,7 +147,7 @@ class TgiFormat:
         if self._call.plan.num_logprobs:
             body["top_tokens"] = _alternatives(token)
         if self._num_events == 1:
-            body["semspec"] = {"id": self._id}  # for whoever loses the stream and wants to go on with it
+            body["semspec"] = {"id": self._id}  # for clients that lose the stream and attach again
         return body
 
     def _end(self, summary: Summary, num_tokens: int) -> Json:

@@ -100,7 +100,7 @@ class DraftedSegment(Described):
 
 
 class DraftedSegments(Described):
-    """Segments that the draft has written and nobody has decided on."""
+    """Segments that the draft has written and that are not yet judged."""
 
     index: int
     """Of the first of them."""

@@ -50,7 +50,7 @@ class Generation(Described):
     id: str
     object: Literal["generation"]
     status: GenerationStatus
-    """`interrupted`: whoever asks for its events goes on with it."""
+    """`interrupted`: the next request for its events resumes it."""
     created: int
     model: str
     seed: int

@@ -49,7 +49,7 @@ async def events(
     last_event_id: LastEventId = None,
     trace: Annotated[bool, Query(description="segment records as well")] = False,
 ) -> Response:
-    """A stream of what the client has not seen yet, then of what follows; a generation that nobody runs goes on."""
+    """A stream of what the client has not seen yet, then of what follows; a generation without a writer is resumed."""
     await stored.owned(id, owner, parts.store)
     seen = [int(count) for count in (last_event_id or "0").split("-")]
     return EventStream(id, attached_run(id, parts, seen, trace), parts, seen)

@@ -93,7 +93,7 @@ async def _lamp(name: str, answer: Awaitable[str], parts: Parts) -> Json:
 
 async def _model(answer: Awaitable[ModelInfo]) -> str:
     info = await answer
-    name = info.model.rstrip("/").rpartition("/")[2]  # where it lies on the server is nobody's business
+    name = info.model.rstrip("/").rpartition("/")[2]  # its folder on the server is not public
     return f"{name}, {info.num_layers} layers"
 
 

@@ -13,7 +13,7 @@ from semspec.engine.decoder import Sum
 from semspec.engine.tensor_parallel.share import Share
 from semspec.errors import Mismatch
 
-PATIENCE = timedelta(minutes=2)
+GROUP_TIMEOUT = timedelta(minutes=2)
 """Longest wait for the other ranks, which are fed alike: beyond it one of them hangs."""
 
 
@@ -36,7 +36,7 @@ def join(rendezvous: Path, share: Share, device: torch.device) -> Sum:
             init_method=f"file://{rendezvous}",
             rank=share.rank,
             world_size=share.num_ranks,
-            timeout=PATIENCE,
+            timeout=GROUP_TIMEOUT,
         )
         summed(torch.ones(1, device=device)).item()  # connections are made by the first sum: ready means ready
     except RuntimeError as error:

@@ -73,7 +73,7 @@ def empty_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def fill(model: PreTrainedModel, folder: Path, share: Share, device: torch.device) -> None:
-    """Give an empty model its share of a checkpoint's weights. Only rank 0 has a head: the others answer nobody.
+    """Give an empty model its share of a checkpoint's weights. Only rank 0 has a head.
 
     Raises: Mismatch when a weight is missing.
     """

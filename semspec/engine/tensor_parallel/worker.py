@@ -37,7 +37,7 @@ def main() -> None:
         decoder = _decoder(assignment, answers)
     except SemspecError as error:
         answers.write(f"{error.message}\n")
-        sys.exit(error.message)  # on standard error too: what fails after "ready" is read by nobody
+        sys.exit(error.message)  # on standard error too: after "ready" no process reads standard output
     follow(decoder, orders_from(sys.stdin.buffer))
     group.leave()
 

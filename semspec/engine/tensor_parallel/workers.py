@@ -27,7 +27,7 @@ from semspec.engine.tensor_parallel.share import Share
 from semspec.errors import Mismatch
 
 EXIT_CAME_APART = 1
-"""Exit code of rank 0's process when another rank is lost: whoever started it may start it again."""
+"""Exit code of rank 0's process when another rank is lost; its supervisor may start it again."""
 LAST_WORDS_S = 1.0
 LEAVING_S = 10.0
 """How long a worker may take to end of itself."""
@@ -110,7 +110,7 @@ class Workers:
         try:
             yield
         except Exception as error:
-            time.sleep(LAST_WORDS_S)  # whoever watches a rank that is gone knows better what happened
+            time.sleep(LAST_WORDS_S)  # the thread that watches the lost rank reports the reason
             self._come_apart(f"rank 0 could not go on: {error}")
 
     def close(self) -> None:

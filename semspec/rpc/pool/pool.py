@@ -52,7 +52,7 @@ class Pool(Generic[C]):
         """The result of `work` by the best replica, or else by the next, each asked at most once; by none that serves
         another than `model`, if that is given.
 
-        Raises: what `work` raises, the last of it when nobody could be reached.
+        Raises: what `work` raises, the last of it when no replica could be reached.
         """
         tried: dict[Replica[C], SemspecError] = {}
         while True:
@@ -94,7 +94,7 @@ class Pool(Generic[C]):
         ]
 
     def _usable(self) -> list[Replica[C]]:
-        """Members that serve the model, as far as is known; it is another one as soon as nobody does."""
+        """Members that serve the model, as far as is known; it is another one as soon as no member serves it."""
         replicas = list(self._members.values())
         serving = [replica for replica in replicas if replica.health is Health.SERVING]
         if serving and self._model not in {replica.model for replica in replicas if replica.model is not None}:
