@@ -17,7 +17,7 @@ from gateway.storage.store import Store
 from semspec.certificates import renewing_context
 from semspec.decoding import Backends
 from semspec.logging import configure_logging
-from semspec.rpc.clients import ClientOptions
+from semspec.rpc.channel import ClientOptions
 from semspec.rpc.pool import PooledDrafter, PooledTarget, PooledVerifier, PoolOptions
 from semspec.rpc.tls import Certificates
 from semspec.settings import load_settings

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from gateway.background import Background, cancelled
 from gateway.generations.admission import Admission, Limits
 from gateway.generations.costs import CostTable
 from gateway.http.errors import install_handlers
@@ -19,6 +18,7 @@ from gateway.parts import Parts
 from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
 from gateway.storage.store import Store
+from gateway.tasks import Background, cancelled
 from semspec import __version__
 from semspec.decoding import Backends
 from semspec.rpc.pool import PooledRole

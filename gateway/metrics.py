@@ -6,7 +6,7 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
-from gateway.generations.summary import steps
+from gateway.generations.statistics import steps
 from semspec import __version__
 from semspec.records import verdict
 from semspec.types import ModelInfo, SegmentRecord

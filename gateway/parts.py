@@ -5,7 +5,6 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from gateway.background import Background
 from gateway.generations.admission import Admission
 from gateway.generations.costs import CostTable
 from gateway.keys import Keys
@@ -13,6 +12,7 @@ from gateway.metrics import Metrics
 from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
 from gateway.storage.store import Store
+from gateway.tasks import Background
 from semspec.decoding import Backends
 
 

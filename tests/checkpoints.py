@@ -8,8 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Co
 
 from demo.tokenizer import build_tokenizer
 from semspec.engine.protocol import Engine
-from semspec.probes.features import FeatureSet, LayerSet, num_features
-from semspec.probes.probe import Probe, ProbeCard, save_probe
+from semspec.probes.probe import FeatureSet, LayerSet, Probe, ProbeCard, num_features, save_probe
 from semspec.probes.verifier import ProbeVerifier
 from semspec.types import Segmentation
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from semspec.probes.features import num_features
-from semspec.probes.probe import Probe
+from semspec.probes.probe import Probe, num_features
 from semspec.types import Writer
 from training.config import PipelineConfig
 from training.data.pair import Pair

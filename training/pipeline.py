@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from semspec.errors import InvalidRequest, Unavailable
-from semspec.probes.features import layer_indices
+from semspec.probes.probe import layer_indices
 from semspec.types import Writer
 from training.clustering.entailment import EntailmentEquivalence
 from training.clustering.equivalence import Equivalence

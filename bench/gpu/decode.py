@@ -9,7 +9,7 @@ from bench.gpu.light import Light
 from bench.gpu.models import Model, Pair, filled, random_context, random_tokens, was_graphed
 from bench.gpu.shapes import Scale
 from bench.gpu.timing import Sample, Timer, Work
-from semspec.engine.kv import KV, DynamicKV
+from semspec.engine.kv_cache import KV, DynamicKV
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import GenerationParams, SamplingParams, Writer
 

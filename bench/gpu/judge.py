@@ -6,8 +6,7 @@ import torch
 
 from bench.gpu.models import Model, Pair
 from bench.gpu.timing import Timer
-from semspec.probes.features import assemble, num_features, tensor_of
-from semspec.probes.probe import Probe
+from semspec.probes.probe import Probe, assemble, num_features, tensor_of
 from semspec.types import SURPRISAL_FEATURES, SegmentScore, States
 
 NUM_REPETITIONS = 30

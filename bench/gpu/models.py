@@ -10,7 +10,7 @@ from bench.gpu.shapes import Shape
 from semspec import __version__
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.cuda_graph import MAX_TOKENS
-from semspec.engine.kv import KV, BufferKV
+from semspec.engine.kv_cache import KV, BufferKV
 from semspec.types import Context, ModelInfo, Piece
 
 TOKENIZER = "numbers"

@@ -9,7 +9,7 @@ from torch import Tensor
 from bench.gpu.models import Model, build, filled, random_context, random_tokens, was_graphed
 from bench.gpu.shapes import Shape
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.probes.features import tensor_of
+from semspec.probes.probe import tensor_of
 from semspec.types import Context, GeneratedSegment, GenerationParams, SamplingParams, States, Writer
 
 SHAPE = Shape("parity", 4, 256, 512, 8, 2, 512)

@@ -11,7 +11,7 @@ from bench.gpu.models import Model, filled, random_tokens
 from bench.gpu.record import Facts
 from bench.gpu.shapes import Scale
 from bench.gpu.timing import Sample, Timer, Work
-from semspec.engine.kv import KV
+from semspec.engine.kv_cache import KV
 from semspec.engine.scoring import surprisal
 
 KINDS = ("none", "last", "all")

@@ -13,7 +13,7 @@ from bench.gpu.decode import SAMPLING
 from bench.gpu.judge import RandomProbes
 from bench.gpu.models import Pair, random_context
 from bench.gpu.timing import Timer
-from semspec.engine.kv import FIRST_CAPACITY, BufferKV
+from semspec.engine.kv_cache import FIRST_CAPACITY, BufferKV
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import Context, GeneratedSegment, GenerationParams, Segment, Writer
 

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, aclosing
 from gateway.generations.call import Call
 from gateway.generations.choice import Choice, ChoiceEvent, Ended, Kept, Order, kept
 from gateway.generations.sessions import held_session
-from gateway.generations.summary import Summary
+from gateway.generations.statistics import Summary
 from gateway.parts import Parts
 from gateway.storage.journal import Journal
 from semspec.errors import Cancelled, Conflict

@@ -9,21 +9,105 @@ from typing import Self
 
 from gateway.generations.call import Call
 from gateway.generations.output_text import Delta
-from gateway.generations.prompt_log import log_texts
 from gateway.generations.served import Served
 from gateway.generations.sessions import SessionLease
-from gateway.generations.span import in_span
-from gateway.generations.statistics import usage
-from gateway.generations.summary import Summary
+from gateway.generations.statistics import Summary, usage
 from gateway.generations.target_retry import TargetRetry
 from gateway.parts import Parts
 from gateway.storage.journal import Journal
 from semspec.decoding import decode
 from semspec.errors import Cancelled, DeadlineExceeded, Overloaded, Unavailable
 from semspec.records import record_json
-from semspec.types import Context, Drafted, Event, Finished, FinishReason, Generation, Message, SegmentRecord
+from semspec.tracing import Attributes, Span, span
+from semspec.types import (
+    Context,
+    Drafted,
+    Event,
+    Finished,
+    FinishReason,
+    Generation,
+    Message,
+    Segment,
+    SegmentRecord,
+    Writer,
+)
+
+
+async def in_span(generation: Generation, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+    """The `events` of a generation, in a span `generation`: the parent of every call that is made for them.
+
+    The span ends with the last event, before that is given out; closed earlier, it is marked as cancelled.
+    """
+    tally = _Tally()
+    with span("generation", attributes=_asked(generation)) as opened:
+        async with aclosing(events):
+            while isinstance(event := await _next(events, opened), SegmentRecord | Drafted):
+                if isinstance(event, SegmentRecord):
+                    tally.add(event)
+                    opened.set(tally.numbers)
+                yield event
+            if event is not None:
+                opened.set({"semspec.finish_reason": event.reason.value})
+    if event is not None:
+        yield event
+
+
+async def _next(events: AsyncGenerator[Event, None], opened: Span) -> Event | None:
+    """The next event; calls made for it, drafting ahead included, are the span's, what our consumer does is not."""
+    with opened.active():
+        return await anext(events, None)
+
+
+def _asked(generation: Generation) -> Attributes:
+    prompt = (piece for piece in generation.context.pieces if not isinstance(piece, Segment))
+    return {
+        "semspec.strategy": generation.strategy,
+        "semspec.gamma": generation.gamma,
+        "semspec.acceptance_rule": generation.acceptance.rule,
+        "semspec.max_tokens": generation.max_tokens,
+        "semspec.num_prompt_tokens": sum(len(piece.token_ids) for piece in prompt),
+    }
+
+
+class _Tally:
+    """Counts of the segments kept so far."""
+
+    def __init__(self) -> None:
+        self._num_segments = self._num_tokens = self._num_target_tokens = self._num_judged = self._num_accepted = 0
+        self._fallback: str | None = None
+
+    def add(self, record: SegmentRecord) -> None:
+        num_tokens = len(record.segment.token_ids)
+        self._num_segments += 1
+        self._num_tokens += num_tokens
+        if record.segment.writer is Writer.TARGET:
+            self._num_target_tokens += num_tokens - record.num_accepted_tokens
+        self._num_judged += record.accepted is not None
+        self._num_accepted += record.accepted is True
+        self._fallback = self._fallback or record.fallback
+
+    @property
+    def numbers(self) -> Attributes:
+        return {
+            "semspec.num_segments": self._num_segments,
+            "semspec.num_tokens": self._num_tokens,
+            "semspec.num_target_tokens": self._num_target_tokens,
+            "semspec.acceptance_rate": self._num_accepted / self._num_judged if self._num_judged else None,
+            "semspec.fallback": self._fallback,
+        }
+
 
 _log = logging.getLogger(__name__)
+
+
+def log_texts(wanted: bool, generation_id: str, prompt: str, answer: str) -> None:
+    """One line at the end of a generation, if `wanted` (`SEMSPEC_GATEWAY_LOG_PROMPTS`); nowhere else are texts logged.
+
+    `prompt` is the rendered one, as the target read it.
+    """
+    if wanted:
+        fields = {"generation": generation_id, "prompt": prompt, "answer": answer}
+        _log.info("generation ended", extra=fields)
 
 
 @dataclass(frozen=True, slots=True)

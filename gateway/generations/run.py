@@ -9,14 +9,14 @@ from gateway.generations import stored
 from gateway.generations.attach import Attached, SharedSlots
 from gateway.generations.call import Call
 from gateway.generations.choice import Choice, ChoiceEvent, Order
-from gateway.generations.merge import merged
 from gateway.generations.served import BY_OWN_PROBES, Served
 from gateway.generations.sessions import SessionLease, held_session
+from gateway.generations.statistics import Summary
 from gateway.generations.strictness import at_strictness
-from gateway.generations.summary import Summary
 from gateway.parts import Parts
 from gateway.storage.journal import Journal
 from gateway.storage.store import FIRST_FENCE
+from gateway.tasks import merged
 from semspec.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, NotFound, SemspecError
 from semspec.types import Context, Message, Piece
 

@@ -6,10 +6,10 @@ import secrets
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 
-from gateway.background import Background
 from gateway.generations.call import Call
 from gateway.parts import Parts
 from gateway.storage.store import Store
+from gateway.tasks import Background
 from semspec.errors import Conflict, SemspecError
 from semspec.types import Message
 

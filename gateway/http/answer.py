@@ -16,13 +16,13 @@ from gateway.generations.call import Call
 from gateway.generations.choice import Ended
 from gateway.generations.run import Run, attached_run, new_run
 from gateway.generations.served import Served
-from gateway.http.auth import owner_of
-from gateway.http.disconnect import ClientGone, unless_disconnected
 from gateway.http.errors import internal_error
 from gateway.http.formats import Envelope, Format, format_of
 from gateway.http.idempotency import HEADER, recalled, unless_refused
+from gateway.http.middleware import owner_of
 from gateway.http.schemas import GenerationRequest
 from gateway.parts import Parts
+from gateway.tasks import ClientGone, unless_disconnected
 from semspec.errors import SemspecError
 from semspec.records import Json
 from semspec.types import Drafted

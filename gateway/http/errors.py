@@ -9,9 +9,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from gateway.http.disconnect import ClientGone
 from gateway.http.schemas import is_known_field, is_known_parameter
 from gateway.metrics import Metrics
+from gateway.tasks import ClientGone
 from semspec.errors import (
     Cancelled,
     Conflict,

@@ -5,8 +5,8 @@ import json
 import logging
 from collections.abc import Awaitable, Mapping
 
-from gateway.background import Background
 from gateway.storage.store import FIRST_FENCE, Store
+from gateway.tasks import Background
 from semspec.errors import Cancelled, SemspecError, Unavailable
 from semspec.records import Json
 

@@ -22,7 +22,7 @@ from transformers.utils import cached_file
 from semspec import __version__
 from semspec.engine.decoder import Decoder, unsupported_reason
 from semspec.engine.fingerprint import model_fingerprint, tokenizer_fingerprint
-from semspec.engine.kv import KV, BufferKV, DynamicKV
+from semspec.engine.kv_cache import KV, BufferKV, DynamicKV
 from semspec.engine.state_hooks import StateHooks
 from semspec.engine.tensor_parallel.leader import LeadingDecoder, lead
 from semspec.engine.tensor_parallel.share import checkpoint_folder

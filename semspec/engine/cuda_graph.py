@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from semspec.engine.kv import BufferKV, Layout
+from semspec.engine.kv_cache import BufferKV, Layout
 
 MAX_TOKENS = 8192
 """Longest sequence served from a graph: each length bucket holds keys and values of its own."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM
 
 from semspec.engine.cuda_graph import GraphedSteps, Outputs, Step
-from semspec.engine.kv import BufferKV, Layout
+from semspec.engine.kv_cache import BufferKV, Layout
 
 STATIC_ROPES = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary embeddings whose frequencies do not change with the length of the sequence."""

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from semspec.engine.prefix_cache import PrefixCache
+from semspec.engine.kv_cache import PrefixCache
 from semspec.errors import Overloaded, Unavailable
 
 T = TypeVar("T")

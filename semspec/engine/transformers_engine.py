@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from semspec.engine.causal_lm import CausalLM, EngineName
-from semspec.engine.prefix_cache import Prefix, PrefixCache
+from semspec.engine.kv_cache import Prefix, PrefixCache
 from semspec.engine.sampling import draw_token
 from semspec.engine.scheduler import Scheduler, Steps, within_memory
 from semspec.engine.scoring import readings_of, states_of, token_logprob

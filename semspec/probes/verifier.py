@@ -8,8 +8,7 @@ from torch import Tensor
 
 from semspec import __version__
 from semspec.errors import InvalidRequest, Mismatch
-from semspec.probes.features import assemble, tensor_of
-from semspec.probes.probe import LEAST_PROBABILITY, Artifact, ProbeCard, load_probe
+from semspec.probes.probe import LEAST_PROBABILITY, Artifact, ProbeCard, assemble, load_probe, tensor_of
 from semspec.probes.strictness import operating_points
 from semspec.types import Judgement, SegmentScore, States, VerifierInfo
 

@@ -5,10 +5,8 @@ running event loop, and end with `aclose`.
 """
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 import grpc
@@ -23,8 +21,8 @@ from semspec.errors import (
     from_grpc_status,
 )
 from semspec.rpc import codec
+from semspec.rpc.channel import DEFAULT_OPTIONS, ClientOptions, open_channel
 from semspec.rpc.metadata import AUTHORIZATION, PARAMETER, call_metadata, client_span
-from semspec.rpc.tls import Certificates, channel_credentials
 from semspec.types import (
     ChoiceScores,
     Context,
@@ -53,36 +51,6 @@ from semspec.v1 import (
 Q = TypeVar("Q")
 R = TypeVar("R")
 
-_IDEMPOTENT_CALLS = {
-    "semspec.v1.Draft": ("Info", "Propose"),
-    "semspec.v1.Target": ("Info", "Encode", "Tokenize", "Read", "Propose", "Verify", "Ask"),
-    "semspec.v1.Verifier": ("Info", "Judge"),
-}
-_RETRY_POLICY = {
-    "maxAttempts": 3,
-    "initialBackoff": "0.05s",
-    "maxBackoff": "0.5s",
-    "backoffMultiplier": 2,
-    "retryableStatusCodes": ["UNAVAILABLE"],
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ClientOptions:
-    """How to call a service."""
-
-    token: str | None = field(default=None, repr=False)
-    """Bearer token, if the service wants one."""
-    call_timeout_s: float = 60.0
-    """Deadline of a unary call, its retries included."""
-    idle_timeout_s: float = 60.0
-    """Longest wait for the next segment of a `write`, which as a whole may take any time."""
-    max_message_bytes: int = 64 << 20
-    certificates: Certificates | None = None
-    """For a service that speaks TLS; None: it does not."""
-    server_name: str = ""
-    """Name that the service's certificate must hold; empty: the host of its address."""
-
 
 class _Remote:
     """A channel and how every call over it is made."""
@@ -90,7 +58,7 @@ class _Remote:
     def __init__(self, address: str, options: ClientOptions) -> None:
         self._options = options
         self._authorization = ((AUTHORIZATION, f"Bearer {options.token}"),) if options.token else ()
-        self._channel = _channel(address, options)
+        self._channel = open_channel(address, options)
 
     @property
     def channel(self) -> aio.Channel:
@@ -112,7 +80,7 @@ class _Remote:
 class RemoteDrafter(_Remote):
     """A `Drafter` served by `semspec.v1.Draft`."""
 
-    def __init__(self, address: str, options: ClientOptions = ClientOptions()) -> None:
+    def __init__(self, address: str, options: ClientOptions = DEFAULT_OPTIONS) -> None:
         super().__init__(address, options)
         self._stub: draft_pb2_grpc.DraftAsyncStub | target_pb2_grpc.TargetAsyncStub
         self._stub = draft_pb2_grpc.DraftStub(self._channel)
@@ -162,7 +130,7 @@ class RemoteDrafter(_Remote):
 class RemoteTarget(RemoteDrafter):
     """A `Target` served by `semspec.v1.Target`."""
 
-    def __init__(self, address: str, options: ClientOptions = ClientOptions()) -> None:
+    def __init__(self, address: str, options: ClientOptions = DEFAULT_OPTIONS) -> None:
         super().__init__(address, options)
         self._stub = self._target = target_pb2_grpc.TargetStub(self._channel)
 
@@ -214,7 +182,7 @@ class RemoteTarget(RemoteDrafter):
 class RemoteVerifier(_Remote):
     """A `Verifier` served by `semspec.v1.Verifier`."""
 
-    def __init__(self, address: str, options: ClientOptions = ClientOptions()) -> None:
+    def __init__(self, address: str, options: ClientOptions = DEFAULT_OPTIONS) -> None:
         super().__init__(address, options)
         self._stub = verifier_pb2_grpc.VerifierStub(self._channel)
 
@@ -286,32 +254,3 @@ def _one_each(answers: list[R], questions: Sequence[object]) -> list[R]:
     if len(answers) != len(questions):
         raise InternalError(f"malformed answer: {len(answers)} items for {len(questions)} segments")
     return answers
-
-
-def _channel(address: str, options: ClientOptions) -> aio.Channel:
-    if options.certificates is None:
-        return aio.insecure_channel(address, _channel_options(options))
-    named = (("grpc.ssl_target_name_override", options.server_name),) if options.server_name else ()
-    credentials = channel_credentials(options.certificates)
-    return aio.secure_channel(address, credentials, (*_channel_options(options), *named))
-
-
-def _channel_options(options: ClientOptions) -> Sequence[tuple[str, int | str]]:
-    return (
-        ("grpc.max_receive_message_length", options.max_message_bytes),
-        ("grpc.max_send_message_length", options.max_message_bytes),
-        ("grpc.per_rpc_retry_buffer_size", options.max_message_bytes),  # a request beyond it would not be retried
-        ("grpc.service_config", json.dumps(_service_config())),
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 2_000),  # a restarted service is found again within seconds
-        ("grpc.keepalive_time_ms", 20_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),  # however long a prefill lasts
-        ("grpc.enable_http_proxy", 0),  # services are neighbours
-    )
-
-
-def _service_config() -> dict[str, object]:
-    names = [{"service": name, "method": call} for name, calls in _IDEMPOTENT_CALLS.items() for call in calls]
-    return {"methodConfig": [{"name": names, "retryPolicy": _RETRY_POLICY}]}

@@ -12,7 +12,8 @@ import pytest
 from semspec.decoding import Backends, Verifier, decode
 from semspec.engine.protocol import Engine
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.rpc.clients import ClientOptions, RemoteDrafter, RemoteTarget, RemoteVerifier
+from semspec.rpc.channel import ClientOptions
+from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.rpc.server import Service, ServiceServer
 from semspec.rpc.servicers import draft_service, target_service, verifier_service
 from semspec.settings import ServiceSettings

@@ -10,7 +10,7 @@ import pytest
 
 from semspec.engine import speculative
 from semspec.engine.causal_lm import Forward
-from semspec.engine.prefix_cache import Prefix
+from semspec.engine.kv_cache import Prefix
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import Context, Distribution, GenerationParams, Proposal, Segment, SegmentEnd, derive_seed, uniform
 from tests.engine.test_equivalence import written

@@ -9,7 +9,7 @@ import torch
 from semspec.engine import cuda_graph
 from semspec.engine.causal_lm import CausalLM, Forward
 from semspec.engine.cuda_graph import GraphedSteps, Outputs
-from semspec.engine.kv import KV, BufferKV
+from semspec.engine.kv_cache import KV, BufferKV
 from tests.engine.models import lm_of, random_ids, random_model
 from tests.engine.test_equivalence import assert_same
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache, MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from semspec.engine.causal_lm import CausalLM, EngineName, Forward
-from semspec.engine.kv import KV, BufferKV
+from semspec.engine.kv_cache import KV, BufferKV
 from semspec.engine.protocol import load_engine
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch

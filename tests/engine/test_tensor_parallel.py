@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.decoder import Decoder
-from semspec.engine.kv import BufferKV
+from semspec.engine.kv_cache import BufferKV
 from semspec.engine.tensor_parallel.leader import SharedKV
 from semspec.engine.tensor_parallel.orders import Copy, Forget, Forward, Order, encoded, orders_from
 from semspec.engine.tensor_parallel.share import HEAD, Share, empty_model, fill

@@ -10,8 +10,18 @@ import pytest
 import torch
 
 from semspec.errors import InvalidRequest, Mismatch
-from semspec.probes.features import FeatureSet, LayerSet, assemble, num_features
-from semspec.probes.probe import LEAST_PROBABILITY, Probe, ProbeCard, interpolate, load_probe, save_probe
+from semspec.probes.probe import (
+    LEAST_PROBABILITY,
+    FeatureSet,
+    LayerSet,
+    Probe,
+    ProbeCard,
+    assemble,
+    interpolate,
+    load_probe,
+    num_features,
+    save_probe,
+)
 from semspec.probes.verifier import ProbeVerifier
 from semspec.types import SURPRISAL_FEATURES, Segmentation, SegmentScore, States
 

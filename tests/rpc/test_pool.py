@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from semspec.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded, SemspecError, Unavailable
-from semspec.rpc.clients import ClientOptions
+from semspec.rpc.channel import ClientOptions
 from semspec.rpc.pool import PooledDrafter, PooledTarget, PooledVerifier, replica
-from semspec.rpc.pool.choice import weight
+from semspec.rpc.pool.pool import weight
 from semspec.rpc.servicers import draft_service, target_service, verifier_service
 from semspec.types import SegmentScore, Writer
 from tests.chaos.proxy import PASSING, Link, listening

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from semspec.errors import Unavailable
-from semspec.rpc.clients import ClientOptions
+from semspec.rpc.channel import ClientOptions
 from semspec.rpc.pool import PooledTarget, replica
 from semspec.rpc.tls import Certificates
 from semspec.settings import ServiceSettings

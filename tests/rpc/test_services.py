@@ -22,7 +22,8 @@ from semspec.errors import (
     represent,
 )
 from semspec.logging import request_id
-from semspec.rpc.clients import ClientOptions, RemoteDrafter, RemoteTarget, RemoteVerifier
+from semspec.rpc.channel import ClientOptions
+from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.rpc.servicers import draft_service, target_service, verifier_service
 from semspec.settings import ServiceSettings
 from semspec.types import (

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from semspec.errors import Unavailable
-from semspec.rpc.clients import ClientOptions, RemoteDrafter
+from semspec.rpc.channel import ClientOptions
+from semspec.rpc.clients import RemoteDrafter
 from semspec.rpc.health import check_health
 from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import DRAFT, draft_service

@@ -15,7 +15,8 @@ from semspec.engine.protocol import Engine
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InternalError, InvalidRequest, Mismatch, Unavailable
 from semspec.rpc import codec
-from semspec.rpc.clients import ClientOptions, RemoteDrafter, RemoteTarget
+from semspec.rpc.channel import ClientOptions
+from semspec.rpc.clients import RemoteDrafter, RemoteTarget
 from semspec.rpc.servicers import draft_service, target_service
 from semspec.types import (
     ChoiceScores,

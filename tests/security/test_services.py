@@ -17,7 +17,8 @@ from grpc import aio
 
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.rpc import codec
-from semspec.rpc.clients import ClientOptions, RemoteTarget
+from semspec.rpc.channel import ClientOptions
+from semspec.rpc.clients import RemoteTarget
 from semspec.rpc.server import Service, serve
 from semspec.rpc.servicers import draft_service, target_service, verifier_service
 from semspec.types import Context, Message, SegmentScore, States, Writer

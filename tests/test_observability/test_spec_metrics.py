@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.generations.summary import speculative_decoding
+from gateway.generations.statistics import speculative_decoding
 from gateway.metrics import Metrics
 from semspec.types import SegmentRecord
 from tests.test_observability.records import ACCEPTED, ALONE, HYBRID, PROPOSED, REWRITTEN

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from semspec.errors import InvalidRequest, Mismatch
-from semspec.probes.features import FeatureSet, LayerSet, assemble
+from semspec.probes.probe import FeatureSet, LayerSet, assemble
 from tests.training.samples import NUM_LAYERS, Watched, write_samples
 from training.data.labels import Labels
 from training.trainer.recipe import Role

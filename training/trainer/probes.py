@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from semspec.probes.features import FeatureSet, LayerSet
-from semspec.probes.probe import Probe, ProbeCard, load_probe, save_probe
+from semspec.probes.probe import FeatureSet, LayerSet, Probe, ProbeCard, load_probe, save_probe
 from semspec.types import ModelInfo
 from training.config import PipelineConfig, ProbesConfig
 from training.data.labels import Labels

@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from semspec.probes.features import FeatureSet, LayerSet
-from semspec.probes.probe import HIDDEN_SIZES
+from semspec.probes.probe import HIDDEN_SIZES, FeatureSet, LayerSet
 
 Role = Literal["target", "draft"]
 Device = Literal["auto", "cpu", "cuda"]

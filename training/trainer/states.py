@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from semspec.errors import InvalidRequest, Mismatch
-from semspec.probes.features import FeatureSet, LayerSet, layer_indices, num_features
+from semspec.probes.probe import FeatureSet, LayerSet, layer_indices, num_features
 from semspec.types import SURPRISAL_FEATURES
 from training.data.labels import Labels
 from training.trainer.recipe import Role

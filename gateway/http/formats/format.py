@@ -7,7 +7,7 @@ from typing import Protocol
 from pydantic import JsonValue
 
 from gateway.generations.choice import Ended, Kept
-from gateway.generations.summary import Summary
+from gateway.generations.statistics import Summary
 from semspec.errors import SemspecError
 from semspec.records import Json
 from semspec.types import Drafted

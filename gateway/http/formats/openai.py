@@ -9,8 +9,7 @@ from pydantic import JsonValue
 from gateway.generations.call import Call
 from gateway.generations.choice import Ended, Kept
 from gateway.generations.output_text import Delta
-from gateway.generations.statistics import statistics, usage
-from gateway.generations.summary import Summary
+from gateway.generations.statistics import Summary, statistics, usage
 from gateway.http.errors import error_body
 from gateway.http.formats.format import Envelope
 from semspec.errors import SemspecError

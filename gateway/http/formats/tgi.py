@@ -12,8 +12,7 @@ from pydantic import JsonValue
 
 from gateway.generations.call import Call
 from gateway.generations.choice import Ended, Kept
-from gateway.generations.statistics import statistics
-from gateway.generations.summary import Summary
+from gateway.generations.statistics import Summary, statistics
 from gateway.http.errors import tgi_error_body
 from gateway.http.formats.format import Envelope
 from semspec.errors import SemspecError

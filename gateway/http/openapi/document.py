@@ -9,9 +9,9 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from gateway.http.auth import is_open
 from gateway.http.calls import model_names
 from gateway.http.errors import TGI_PATHS
+from gateway.http.middleware import is_open
 from gateway.http.openapi.resources import Error
 from gateway.http.openapi.responses import DESCRIBED, reference, refusals
 from gateway.http.openapi.tgi import TgiError

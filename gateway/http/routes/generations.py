@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from gateway.generations import stored
 from gateway.generations.run import attached_run
 from gateway.http.answer import EventStream
-from gateway.http.auth import OwnerOf
+from gateway.http.middleware import OwnerOf
 from gateway.http.openapi.responses import EVENTS, GENERATION, TRACE
 from gateway.parts import PartsOf
 from semspec.errors import NotFound

@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from gateway.http.auth import is_stranger
+from gateway.http.middleware import is_anonymous
 from gateway.http.openapi.responses import HEALTH, METRICS, READY
 from gateway.parts import PartsOf
 from gateway.readiness import describe
@@ -13,8 +13,8 @@ from semspec.records import Json
 
 router = APIRouter(tags=["operations"])
 
-_TO_STRANGERS = "not ready; the log says why, and so does this route to who has an API key"
-"""Addresses and models are none of their business."""
+_WITHOUT_KEY = "not ready; the log says why, and so does this route to who has an API key"
+"""Clients without an API key do not learn addresses and models."""
 
 
 @router.get("/health", responses=HEALTH)
@@ -29,9 +29,9 @@ async def ready(request: Request, parts: PartsOf) -> Json:
     try:
         parts.readiness.require_place()
     except SemspecError as error:
-        raise type(error)(_TO_STRANGERS) if is_stranger(request) else error from None
+        raise type(error)(_WITHOUT_KEY) if is_anonymous(request) else error from None
     detail = describe(parts.readiness.status)
-    return {"status": "ready", "detail": detail.partition(":")[0] if is_stranger(request) else detail}
+    return {"status": "ready", "detail": detail.partition(":")[0] if is_anonymous(request) else detail}
 
 
 @router.get("/metrics", response_model=None, responses=METRICS)

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from gateway.generations.sessions import stored_name
-from gateway.http.auth import OwnerOf
+from gateway.http.middleware import OwnerOf
 from gateway.http.openapi.responses import FORGOTTEN, SESSION
 from gateway.http.schemas import SESSION_NAME
 from gateway.parts import PartsOf

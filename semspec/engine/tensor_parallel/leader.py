@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from semspec.engine.cuda_graph import Outputs
 from semspec.engine.decoder import Decoder
-from semspec.engine.kv import BufferKV, Layout
+from semspec.engine.kv_cache import BufferKV, Layout
 from semspec.engine.tensor_parallel import group
 from semspec.engine.tensor_parallel.orders import Copy, Forward
 from semspec.engine.tensor_parallel.share import Share, empty_model, fill

@@ -17,7 +17,7 @@ from typing import TextIO
 import torch
 
 from semspec.engine.decoder import Decoder
-from semspec.engine.kv import BufferKV
+from semspec.engine.kv_cache import BufferKV
 from semspec.engine.tensor_parallel import group
 from semspec.engine.tensor_parallel.orders import Copy, Forget, Forward, Order, orders_from
 from semspec.engine.tensor_parallel.share import Share, empty_model, fill

@@ -37,6 +37,10 @@ from semspec.rpc.codec.scoring import (
     ask_request_to_wire,
     ask_response_from_wire,
     ask_response_to_wire,
+    judge_request_from_wire,
+    judge_request_to_wire,
+    judge_response_from_wire,
+    judge_response_to_wire,
     read_request_from_wire,
     read_request_to_wire,
     read_response_from_wire,
@@ -45,12 +49,6 @@ from semspec.rpc.codec.scoring import (
     verify_request_to_wire,
     verify_response_from_wire,
     verify_response_to_wire,
-)
-from semspec.rpc.codec.verifier import (
-    judge_request_from_wire,
-    judge_request_to_wire,
-    judge_response_from_wire,
-    judge_response_to_wire,
 )
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""`Read`, `Verify` and `Ask`: segments, proposed tokens or answers in, their scores out."""
+"""`Read`, `Verify`, `Ask` and `Judge`: segments, proposed tokens, answers or states in, their scores out."""
 
 import struct
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from semspec.rpc.codec.common import (
     context_from_wire,
     invalid,
     known,
+    probability,
     put_piece,
     put_states,
     put_tensor,
@@ -24,12 +25,14 @@ from semspec.types import (
     ChoiceScores,
     Context,
     GenerationParams,
+    Judgement,
     Proposal,
     Segment,
     SegmentScore,
+    States,
     VerifiedTokens,
 )
-from semspec.v1 import target_pb2
+from semspec.v1 import target_pb2, verifier_pb2
 
 _SURPRISAL = struct.Struct(f"<{len(SURPRISAL_FEATURES)}f")
 
@@ -169,7 +172,52 @@ def ask_response_from_wire(message: target_pb2.AskResponse, num_options: int) ->
     """What the target would say first, with a probability for each of `num_options` options."""
     if len(message.probabilities) != num_options:
         raise invalid("probabilities", f"{len(message.probabilities)}, but {num_options} options")
-    for i, probability in enumerate(message.probabilities):
-        if not 0 <= probability <= 1:
-            raise invalid(f"probabilities[{i}]", f"must be in [0, 1], not {probability}")
+    for i, value in enumerate(message.probabilities):
+        probability(value, f"probabilities[{i}]")
     return ChoiceScores(tuple(message.probabilities), message.likeliest, message.duration_ms)
+
+
+def judge_request_to_wire(
+    draft_states: Sequence[States], readings: Sequence[SegmentScore], probes: str = ""
+) -> verifier_pb2.JudgeRequest:
+    """Both models' views of the same segments, and which probes are to judge them."""
+    message = verifier_pb2.JudgeRequest(probes=probes)
+    for states in draft_states:
+        put_states(message.draft_states.add(), states)
+    for reading in readings:
+        put_reading(message.readings.add(), reading)
+    return message
+
+
+def judge_request_from_wire(message: verifier_pb2.JudgeRequest) -> tuple[list[States], list[SegmentScore], str]:
+    """Both models' views of the same segments, as many of the one as of the other and at least one, and which probes
+    are to judge them."""
+    check_filled(message.draft_states, "draft_states")
+    if len(message.readings) != len(message.draft_states):
+        raise invalid("readings", f"{len(message.readings)}, but {len(message.draft_states)} draft_states")
+    draft_states = [states_from_wire(states, f"draft_states[{i}]") for i, states in enumerate(message.draft_states)]
+    readings = [reading_from_wire(reading, f"readings[{i}]") for i, reading in enumerate(message.readings)]
+    return draft_states, readings, message.probes
+
+
+def judge_response_to_wire(judgements: Sequence[Judgement]) -> verifier_pb2.JudgeResponse:
+    """One judgement a segment."""
+    return verifier_pb2.JudgeResponse(
+        judgements=[
+            verifier_pb2.Judgement(
+                draft_probability=judgement.draft_probability, target_probability=judgement.target_probability
+            )
+            for judgement in judgements
+        ]
+    )
+
+
+def judge_response_from_wire(message: verifier_pb2.JudgeResponse) -> list[Judgement]:
+    """One judgement a segment, both probabilities in [0, 1]."""
+    return [
+        Judgement(
+            probability(judgement.draft_probability, f"judgements[{i}].draft_probability"),
+            probability(judgement.target_probability, f"judgements[{i}].target_probability"),
+        )
+        for i, judgement in enumerate(message.judgements)
+    ]

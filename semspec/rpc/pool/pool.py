@@ -1,15 +1,73 @@
-"""The replicas of one service, as they come and go."""
+"""The replicas of one service, and which of them gets a call.
+
+Rendezvous hashing (Thaler and Ravishankar 1998) gives every session an order of the replicas of its own. The first one
+gets its calls, and so holds its keys and values, unless it has too much to do (consistent hashing with bounded loads,
+Mirrokni et al. 2016). A replica that comes or goes moves the sessions that have it first, and no others.
+"""
 
 import asyncio
+import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Container, Mapping
+import random
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import replace
-from typing import Generic, TypeVar
+from math import ceil
+from statistics import fmean
+from typing import Generic, Protocol, TypeVar
 
 from semspec.errors import Overloaded, SemspecError, Unavailable
-from semspec.rpc.pool.choice import Health, best
-from semspec.rpc.pool.replica import Client, PoolOptions, Replica, ServiceSpec
+from semspec.rpc.pool.replica import Client, Health, PoolOptions, Replica, ServiceSpec
 from semspec.rpc.pool.resolver import Lookup, Resolver, look_up
+
+BALANCE = 1.25
+"""How far above the mean a replica's load may rise for the sake of its sessions."""
+
+
+class Candidate(Protocol):
+    """What a choice goes by."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def health(self) -> Health: ...
+
+    @property
+    def num_in_flight(self) -> int: ...
+
+    @property
+    def is_overloaded(self) -> bool:
+        """Whether it said so a moment ago."""
+        ...
+
+
+K = TypeVar("K", bound=Candidate)
+
+
+def best(candidates: Sequence[K], session: str) -> K:
+    """The replica for the next call of `session`.
+
+    Of the healthiest, the first in the session's order that is below `capacity`; without a session, the one with the
+    fewest calls under way. Raises: ValueError when there are no candidates.
+    """
+    healthiest = min(candidate.health for candidate in candidates)
+    equals = [candidate for candidate in candidates if candidate.health is healthiest]
+    if not session:
+        return min(equals, key=lambda one: (one.is_overloaded, one.num_in_flight, random.random()))
+    room = capacity([one.num_in_flight for one in equals])
+    return min(equals, key=lambda one: (one.is_overloaded or one.num_in_flight >= room, -weight(session, one.address)))
+
+
+def capacity(loads: Sequence[int]) -> int:
+    """Most calls under way at one replica, the next one included, given those at each. At least one has room."""
+    return ceil(BALANCE * fmean(loads)) + 1
+
+
+def weight(session: str, address: str) -> int:
+    """How much a session is drawn to a replica: uniform in [0, 2^64)."""
+    name = f"{session}\0{address}".encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
+
 
 C = TypeVar("C", bound=Client)
 R = TypeVar("R")

@@ -5,14 +5,26 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Generic, Protocol, TypeVar
 
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from semspec.errors import Overloaded, SemspecError, Unavailable
-from semspec.rpc.clients import ClientOptions
-from semspec.rpc.pool.choice import Health
+from semspec.rpc.channel import ClientOptions
+
+
+class Health(IntEnum):
+    """What is known of a replica, the best first."""
+
+    SERVING = 0
+    UNKNOWN = 1
+    """Not asked yet, or a call has failed since."""
+    NOT_SERVING = 2
+    """Loading, draining, or not there: it answers at once, though hardly with what was wanted."""
+    UNREACHABLE = 3
+    """It does not answer. No call is given to it, and none is left waiting for it."""
 
 
 @dataclass(frozen=True, slots=True)
