@@ -3,11 +3,12 @@ TORCH_VARIANT ?= cpu
 PORT ?= 8080
 PROBLEMS ?= 100
 ARGS ?=
+TEST_PROCESSES ?= 2
 export PYTHON TORCH_VARIANT
 
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-api test-chaos test-compose test-manifests soak lint audit proto bench bench-gpu \
+.PHONY: help setup demo serve test test-slow test-api test-chaos test-compose test-manifests soak lint audit proto bench bench-gpu \
 	bench-aiperf bench-overload demo-models demo-nli demo-probes train-demo clean
 
 help:
@@ -25,9 +26,13 @@ demo: setup
 serve: setup
 	@$(BIN)/python -m semspec.cli serve --port $(PORT) $(ARGS)
 
-## make test         the tests (ARGS="-k decoding")
+## make test         the quick tests, four minutes on two cores (ARGS="-k decoding")
 test: setup
-	@$(BIN)/python -m pytest $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
+
+## make test-slow    all other tests, one after another: faults, clients, the playground, pipelines (ARGS="tests/chaos")
+test-slow: setup
+	@$(BIN)/python -m pytest -m slow $(ARGS)
 
 ## make test-api     thousands of made-up requests against /openapi.json; bench/results/schemathesis.md
 test-api: setup

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import SLOW, TESTS
+
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 PACKAGES = ("semspec", "services", "gateway", "training", "bench", "demo")
@@ -109,3 +111,8 @@ def test_readme_shows_the_committed_tables() -> None:
     assert shown
     for path, table in shown:
         assert table.strip() == (ROOT / path).read_text().strip(), f"{path} and README.md differ: copy the table"
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_slow_names_what_there_is(name: str) -> None:
+    assert (TESTS / name).exists()

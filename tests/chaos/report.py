@@ -20,7 +20,8 @@ Segments of every request are read back from Redis: each must be there once, and
 is the time until a short question ({short_s:.1f} s undisturbed) is answered normally: from the end of the fault, or
 from its beginning where others serve meanwhile (*). Undisturbed and one at a time, the questions take {long_s:.1f} s;
 the slowest answer is the longest that anybody waited for one, the fault and all included. What is promised:
-[reliability.md](../../../docs/reliability.md). `make test-chaos` does it again; a short form is part of `make test`.
+[reliability.md](../../../docs/reliability.md). `make test-chaos` does it again; `make test-slow` has a short
+form.
 """
 COLUMNS = ("fault", "made", "requests", "lost", "differing", "fell back", "degraded", "wrongly stored")
 TIMES = ("slowest answer s", "recovery s: median", "max")

@@ -1,6 +1,6 @@
 """docker-compose.yml for real: images built, the stack up, a question answered, containers lost in mid-answer.
 
-`make test-compose`; minutes. Not part of `make test`.
+`make test-compose`; minutes. Part of neither `make test` nor `make test-slow`.
 """
 
 import json

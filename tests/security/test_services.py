@@ -203,7 +203,7 @@ async def test_spoilt_messages_are_answered_or_refused_and_never_a_defect(
         ({"host": "0.0.0.0", "token": TOKEN}, False),
         ({"host": "127.0.0.1"}, False),
     ],
-    ids=str,
+    ids=["anyone", "with a token", "this machine"],
 )
 async def test_service_that_lets_strangers_in_says_so(
     options: dict[str, Any], is_warned: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
