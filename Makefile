@@ -69,9 +69,9 @@ audit:
 proto: setup
 	scripts/proto
 
-## make bench        every strategy and a peer on PROBLEMS=100 problems, sampled and greedy: bench/results/DATE, README
+## make bench        every strategy and a peer on PROBLEMS=100 problems, sampled and greedy: bench/results/DATE, docs/results.md
 bench: setup
-	$(BIN)/semspec bench suite --limit $(PROBLEMS) --readme README.md --probes bench/results/probes/report.json --cost bench/results/cost.json $(ARGS)
+	$(BIN)/semspec bench suite --limit $(PROBLEMS) --readme docs/results.md --probes bench/results/probes/report.json --cost bench/results/cost.json $(ARGS)
 
 ## make bench-gpu    what a GPU allows at the true sizes, no weights needed; without a GPU it says so
 bench-gpu: setup

@@ -67,7 +67,7 @@ def report(options: argparse.Namespace, reporter: Reporter) -> None:
 
 
 def suite(options: argparse.Namespace, reporter: Reporter) -> None:
-    """All strategies on the demo language, sampled and greedy, and the report with README's tables."""
+    """All strategies on the demo language, sampled and greedy, and the report; replaces the tables of `--readme`."""
     options.strategy = options.strategy or [",".join(SUITE)]
     sampled, greedy = _plan(options, "demo", 0.6), _plan(options, "demo", 0.0)
     plans = {default_folder(sampled) / "sampled": sampled, default_folder(greedy) / "greedy": greedy}

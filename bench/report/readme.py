@@ -1,4 +1,4 @@
-"""README's tables are committed files, quoted."""
+"""The tables of docs/results.md are committed files, quoted."""
 
 import re
 from pathlib import Path
@@ -25,5 +25,5 @@ def readme_tables(readme: str, folder: Path, latest: Path | None = None) -> str:
 
 def _table(path: Path) -> str:
     if not path.is_file():
-        raise InvalidRequest(f"README quotes {path}, which is not there; make the run or change the marker", "readme")
+        raise InvalidRequest(f"the page quotes {path}, which is not there; make the run or change the marker", "readme")
     return path.read_text().strip()
