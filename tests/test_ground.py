@@ -1,4 +1,4 @@
-"""Rules of the house that hold for the repository as a whole."""
+"""Rules that hold for the repository as a whole."""
 
 import ast
 import json
@@ -137,3 +137,8 @@ def wilson_interval(share: float, num_trials: int, z: float = 1.96) -> tuple[flo
     half = z * math.sqrt(share * (1 - share) / num_trials + z**2 / (4 * num_trials**2))
     scale = 1 + z**2 / num_trials
     return (middle - half) / scale, (middle + half) / scale
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_slow_names_what_there_is(name: str) -> None:
+    assert (TESTS / name).exists()
