@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
@@ -21,9 +20,8 @@ SIZES = {
 }
 
 
-@pytest.fixture(scope="session")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders of a Qwen2 and a Llama model over the demo language's vocabulary."""
+def save_checkpoints(folder: Path) -> dict[str, Path]:
+    """Save a Qwen2 and a Llama model over the demo language's vocabulary; returns their folders."""
     tokenizer = build_tokenizer()
     torch.manual_seed(0)
     common = {
@@ -41,7 +39,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, model in models.items():
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)
-        folders[name] = tmp_path_factory.mktemp(name)
+        folders[name] = folder / name
         model.save_pretrained(folders[name])
         tokenizer.save_pretrained(folders[name])
     return folders

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints import checkpoints
 from tests.served import bundled
 
-__all__ = ["bundled", "checkpoints"]
+__all__ = ["bundled"]
 
 TESTS = Path(__file__).parent
 SLOW = (
@@ -22,13 +21,22 @@ SLOW = (
     "commands/test_chat.py",
     "commands/test_doctor.py",
     "commands/test_trace.py",
+    "decoding/test_costs.py",
+    "demo/test_nli.py",
     "demo/test_trainer.py",
+    "engine/test_logprobs.py",
+    "engine/test_speculative.py",
     "engine/test_tensor_parallel.py",
     "engine/test_tensor_parallel_processes.py",
+    "engine/test_token_level.py",
+    "gateway/test_contention.py",
     "gateway/test_patience.py",
     "gateway/test_process.py",
+    "gateway/test_replicas.py",
+    "gateway/test_resume.py",
     "manifests",
     "playground",
+    "rpc/test_token_calls.py",
     "security/test_secrets.py",
     "security/test_services.py",
     "stack/test_losses.py",
@@ -38,15 +46,33 @@ SLOW = (
     "test_demo_run.py",
     "test_observability/test_whole_way.py",
     "test_openapi",
+    "test_stack.py",
     "training/test_pipeline.py",
+    "training/test_stages.py",
 )
 """Folders and files whose tests take long, or whose processes want the machine for themselves."""
+
+
+def is_slow(path: Path) -> bool:
+    return any(path.is_relative_to(TESTS / name) for name in SLOW)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what `-m "not slow"` would: to import it alone takes half a minute."""
+    return True if config.option.markexpr == "not slow" and is_slow(collection_path) else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is slow, before `-m` chooses."""
-    slow = {TESTS / name for name in SLOW}
     for item in items:
-        if not slow.isdisjoint((item.path, *item.path.parents)):
+        if is_slow(item.path):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of a tiny Qwen2 and a tiny Llama model."""
+    from tests.checkpoints import save_checkpoints  # transformers: seconds before the first process could start others
+
+    return save_checkpoints(tmp_path_factory.mktemp("checkpoints"))
