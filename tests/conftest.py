@@ -61,7 +61,7 @@ def is_slow(path: Path) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out what `-m "not slow"` would: to import it alone takes half a minute."""
+    """Leave out what `-m "not slow"` would: importing it alone takes long."""
     return True if config.option.markexpr == "not slow" and is_slow(collection_path) else None
 
 
