@@ -34,6 +34,7 @@ SLOW = (
     "gateway/test_process.py",
     "gateway/test_replicas.py",
     "gateway/test_resume.py",
+    "gateway/test_tls.py",
     "manifests",
     "playground",
     "rpc/test_token_calls.py",
@@ -43,10 +44,12 @@ SLOW = (
     "stack/test_offline_writer.py",
     "stack/test_reattach.py",
     "stack/test_refusals.py",
+    "test_cli.py",
     "test_demo_run.py",
     "test_observability/test_whole_way.py",
     "test_openapi",
     "test_stack.py",
+    "training/test_fit.py",
     "training/test_pipeline.py",
     "training/test_stages.py",
 )
@@ -58,7 +61,7 @@ def is_slow(path: Path) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out what `-m "not slow"` would: to import it alone takes half a minute."""
+    """Leave out what `-m "not slow"` would: importing it alone takes long."""
     return True if config.option.markexpr == "not slow" and is_slow(collection_path) else None
 
 

@@ -102,6 +102,7 @@ async def test_wire_is_what_no_engine_spent() -> None:
         assert times.wire_ms == pytest.approx(waited_ms - 3.0)
 
 
+@pytest.mark.slow
 async def test_wire_is_never_negative_nor_counted_for_work_ahead() -> None:
     fakes = players(ALL)
     fakes.drafter.delay_s = 0.01

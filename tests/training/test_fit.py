@@ -223,7 +223,6 @@ def resumed_fit(folder: str, progress: Callable[[float], None]) -> Fit:
     return fit(data.source(RESUMED), data.wanted(), data.labels, *rows, RESUMED, progress, path)
 
 
-@pytest.mark.slow
 def test_killed_fit_goes_on_where_it_was_and_ends_the_same(tmp_path: Path) -> None:
     """Stopped in the third epoch of the first seed, killed in the second of the second."""
 
