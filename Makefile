@@ -26,7 +26,7 @@ demo: setup
 serve: setup
 	@$(BIN)/python -m semspec.cli serve --port $(PORT) $(ARGS)
 
-## make test         the quick tests, four minutes on two cores (ARGS="-k decoding")
+## make test         the quick tests, in two processes (ARGS="-k decoding")
 test: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
 

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> FastAPI:
-    """A gateway over `backends` and `store`. It closes the store at shutdown; the roles are its caller's to close."""
+    """A gateway over `backends` and `store`. It closes the store at shutdown; its caller closes the backends."""
     parts = _parts(settings, backends, store)
     app = DocumentedApp(
         title="semspec",

@@ -77,7 +77,7 @@ def write_request_to_wire(context: Context, params: GenerationParams) -> types_p
 
 
 def write_request_from_wire(message: types_pb2.WriteRequest) -> tuple[Context, GenerationParams]:
-    """The context and the order of a `Write` call."""
+    """The context and the parameters of a `Write` call."""
     check_positive(message.max_tokens, "max_tokens")
     check_positive(message.max_segment_tokens, "max_segment_tokens")
     params = GenerationParams(
@@ -156,7 +156,7 @@ def propose_request_to_wire(
 def propose_request_from_wire(
     message: types_pb2.ProposeRequest,
 ) -> tuple[Context, tuple[int, ...], GenerationParams, int]:
-    """Context, open tokens, order and number of tokens of a `Propose` call."""
+    """Context, open tokens, parameters and number of tokens of a `Propose` call."""
     check_positive(message.num_tokens, "num_tokens")
     params = GenerationParams(sampling_from_wire(message.sampling), session=message.session)
     return context_from_wire(message.context), tuple(message.open_token_ids), params, message.num_tokens

@@ -109,7 +109,7 @@ def verify_request_to_wire(
 def verify_request_from_wire(
     message: target_pb2.VerifyRequest,
 ) -> tuple[Context, tuple[int, ...], Proposal, GenerationParams]:
-    """Context, open tokens, proposal and order of a `Verify` call."""
+    """Context, open tokens, proposal and parameters of a `Verify` call."""
     check_positive(message.max_tokens, "max_tokens")
     check_positive(message.max_segment_tokens, "max_segment_tokens")
     params = GenerationParams(
