@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from semspec.rpc.codec.common import (
     SEGMENTATIONS_FROM_WIRE,
@@ -24,7 +25,7 @@ from semspec.types import (
     SamplingParams,
     TokenLogprob,
 )
-from semspec.v1 import types_pb2
+from semspec.v1 import target_pb2, types_pb2
 
 
 def put_logprobs(message: types_pb2.WriteResponse, logprobs: Sequence[TokenLogprob]) -> None:
@@ -78,19 +79,23 @@ def write_request_to_wire(context: Context, params: GenerationParams) -> types_p
 
 def write_request_from_wire(message: types_pb2.WriteRequest) -> tuple[Context, GenerationParams]:
     """The context and the parameters of a `Write` call."""
+    params = params_from_wire(message)
+    params = replace(params, want_states=message.want_states, num_logprobs=_num_logprobs(message))
+    return context_from_wire(message.context), params
+
+
+def params_from_wire(message: types_pb2.WriteRequest | target_pb2.VerifyRequest) -> GenerationParams:
+    """What both requests say of sampling, segments and budgets, each in its range."""
     check_positive(message.max_tokens, "max_tokens")
     check_positive(message.max_segment_tokens, "max_segment_tokens")
-    params = GenerationParams(
+    return GenerationParams(
         sampling=sampling_from_wire(message.sampling),
         segmentation=known(SEGMENTATIONS_FROM_WIRE, message.segmentation, "segmentation"),
         max_segments=message.max_segments,
         max_tokens=message.max_tokens,
         max_segment_tokens=message.max_segment_tokens,
-        want_states=message.want_states,
-        num_logprobs=_num_logprobs(message),
         session=message.session,
     )
-    return context_from_wire(message.context), params
 
 
 def _num_logprobs(message: types_pb2.WriteRequest) -> int | None:

@@ -4,13 +4,10 @@ import struct
 from collections.abc import Sequence
 
 from semspec.rpc.codec.common import (
-    SEGMENTATIONS_FROM_WIRE,
     SEGMENTATIONS_TO_WIRE,
     check_filled,
-    check_positive,
     context_from_wire,
     invalid,
-    known,
     probability,
     put_piece,
     put_states,
@@ -19,7 +16,12 @@ from semspec.rpc.codec.common import (
     states_from_wire,
     tensor_from_wire,
 )
-from semspec.rpc.codec.generation import proposal_from_wire, put_proposal, sampling_from_wire, sampling_to_wire
+from semspec.rpc.codec.generation import (
+    params_from_wire,
+    proposal_from_wire,
+    put_proposal,
+    sampling_to_wire,
+)
 from semspec.types import (
     SURPRISAL_FEATURES,
     ChoiceScores,
@@ -110,16 +112,7 @@ def verify_request_from_wire(
     message: target_pb2.VerifyRequest,
 ) -> tuple[Context, tuple[int, ...], Proposal, GenerationParams]:
     """Context, open tokens, proposal and parameters of a `Verify` call."""
-    check_positive(message.max_tokens, "max_tokens")
-    check_positive(message.max_segment_tokens, "max_segment_tokens")
-    params = GenerationParams(
-        sampling=sampling_from_wire(message.sampling),
-        segmentation=known(SEGMENTATIONS_FROM_WIRE, message.segmentation, "segmentation"),
-        max_segments=message.max_segments,
-        max_tokens=message.max_tokens,
-        max_segment_tokens=message.max_segment_tokens,
-        session=message.session,
-    )
+    params = params_from_wire(message)
     proposal = proposal_from_wire(message.proposal, "proposal")
     return context_from_wire(message.context), tuple(message.open_token_ids), proposal, params
 
