@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
+from semspec.decoding import STRATEGIES
 from semspec.errors import InvalidRequest
-from semspec.types import AcceptanceRule, ScoreMethod, Segmentation, Strategy
+from semspec.types import AcceptanceRule, ScoreMethod, Segmentation
 
 RunnerName = Literal["gateway", "in-process", "transformers", "vllm"]
 
@@ -45,7 +46,7 @@ class Configuration:
     label: str
     runner: RunnerName
     method: str
-    """A `Strategy`, or one of the peer's methods."""
+    """A strategy, or one of the peer's methods."""
     knobs: Mapping[str, Any]
     """What the label names; anything else is the pair's or the peer's default."""
 
@@ -88,7 +89,7 @@ def parse(text: str) -> Configuration:
 
 
 def _methods(runner: RunnerName) -> tuple[str, ...]:
-    return PEER_METHODS.get(runner, get_args(Strategy))
+    return PEER_METHODS.get(runner, tuple(STRATEGIES))
 
 
 def _knob(text: str, item: str, known: Mapping[str, Callable[[str], Any]]) -> tuple[str, Any]:

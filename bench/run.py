@@ -20,7 +20,8 @@ from bench.runners.vllm import open_vllm
 from bench.tasks import Question, Task
 from demo.turns import in_turns
 from semspec.errors import InvalidRequest
-from semspec.types import Writer, derive_seed
+from semspec.records import SegmentTrace, statistics
+from semspec.types import derive_seed
 from training.files import write_json
 from training.progress import Reporter
 
@@ -179,14 +180,10 @@ def default_folder(plan: Plan) -> Path:
 
 
 def _record(params: Ask, question: Question, sample: int, outcome: Outcome, is_right: bool) -> Record:
-    tokens: Counter[str] = Counter()
+    numbers = statistics(SegmentTrace.model_validate(row).record() for row in outcome.trace)
     stages: Counter[str] = Counter()
     for row in outcome.trace:
-        tokens[row["writer"]] += row["num_tokens"]
-        tokens["proposed"] += row["num_proposed_tokens"]
-        tokens["accepted"] += row["num_accepted_tokens"]
         stages.update(row["times"])
-    verdicts = Counter(row["verdict"] for row in outcome.trace)
     return Record(
         label=params.configuration.label,
         question=question.id,
@@ -197,11 +194,11 @@ def _record(params: Ask, question: Question, sample: int, outcome: Outcome, is_r
         latency_s=round(outcome.latency_s, 6),
         num_prompt_tokens=outcome.num_prompt_tokens,
         num_tokens=outcome.num_tokens,
-        num_target_tokens=tokens[Writer.TARGET] - tokens["accepted"] if outcome.trace else None,
-        num_accepted=verdicts["accepted"],
-        num_rejected=verdicts["rewritten"],
-        num_proposed_tokens=tokens["proposed"],
-        num_accepted_tokens=tokens["accepted"],
+        num_target_tokens=numbers.num_target_tokens if outcome.trace else None,
+        num_accepted=numbers.num_accepted,
+        num_rejected=numbers.num_rejected,
+        num_proposed_tokens=numbers.num_proposed_tokens,
+        num_accepted_tokens=numbers.num_accepted_tokens,
         stages_ms={name: round(stages[name], 3) for name in (*STAGES, "wire_ms")} if outcome.trace else {},
         text_digest=hashlib.sha256(outcome.text.encode()).hexdigest()[:12],
         trace=[_slim(row) for row in outcome.trace],

@@ -10,22 +10,13 @@ from typing import Any
 
 from bench.configuration import Configuration
 from bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
-from semspec.decoding import Backends, Costs, decode
+from semspec.decoding import Backends, Costs, Generation, decode
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
 from semspec.probes.verifier import ProbeVerifier
 from semspec.records import record_json
 from semspec.stack import StackConfig
-from semspec.types import (
-    Acceptance,
-    Context,
-    Finished,
-    Generation,
-    SamplingParams,
-    Segmentation,
-    SegmentRecord,
-    Writer,
-)
+from semspec.types import Acceptance, Context, Finished, SamplingParams, Segmentation, SegmentRecord, Writer
 
 
 class InProcessRunner:
@@ -58,7 +49,8 @@ class InProcessRunner:
             session=f"bench-{ask.seed}-{ask.configuration.label}",
         )
         costs = self._costs.setdefault(ask.configuration.label, Costs())
-        events = [event async for event in decode(generation, self._backends, costs)]
+        backends = replace(self._backends, costs=costs)
+        events = [event async for event in decode(generation, backends)]
         latency_s = perf_counter() - start
         records = [event for event in events if isinstance(event, SegmentRecord)]
         [finished] = [event for event in events if isinstance(event, Finished)]

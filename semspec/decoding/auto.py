@@ -14,20 +14,21 @@ from semspec.decoding.costs import Costs, is_losing
 from semspec.decoding.progress import Progress, Step
 from semspec.decoding.protocols import Backends, Target
 from semspec.decoding.semantic import Speculation, by_probes
-from semspec.decoding.single import by_target, write_on
+from semspec.decoding.steps import by_target, write_on
+from semspec.decoding.strategy import Strategy
 from semspec.errors import Unavailable
-from semspec.types import Forecast, SegmentRecord
+from semspec.types import Drafted, Forecast, SegmentRecord
 
 STRETCH = 4
 """How many segments the target writes alone before the next forecast."""
 
 
-async def rounds(progress: Progress, backends: Backends, costs: Costs | None = None) -> AsyncGenerator[Step, None]:
-    """Rounds as `costs` forecasts them until the end, each of their records with the forecast it follows.
+async def rounds(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
+    """Rounds as `backends.costs` forecast them until the end, each of their records with the forecast it follows.
 
     Raises: BackendUnavailable, and what the target raises.
     """
-    costs = Costs() if costs is None else costs
+    costs = Costs() if backends.costs is None else backends.costs
     begun: Forecast | None = None
     async with aclosing(Speculation(backends, by_probes(backends.verifier), by_target(backends.target))) as speculation:
         while progress.finish_reason is None:
@@ -49,12 +50,15 @@ async def _drafted(
 ) -> AsyncGenerator[Step, None]:
     """A round; what the draft has ahead was asked for by the forecast that was `begun`."""
     batch = await speculation.draft(progress, forecast.gamma)
-    async with aclosing(speculation.verify(progress, batch)) as steps:
-        async for step in steps:
-            if isinstance(step, SegmentRecord):
-                costs.observe(step, len(batch.written), batch.was_ahead)
-                step = replace(step, forecast=begun if batch.was_ahead else forecast)
-            yield step
+    if progress.generation.show_drafts:
+        yield Drafted(len(progress.segments), batch.segments)
+    for judged in await speculation.judge(progress, batch):
+        record = await speculation.settle(progress, judged)
+        progress = progress.after(record.segment)
+        costs.observe(record, len(batch.written), batch.was_ahead)
+        yield replace(record, forecast=begun if batch.was_ahead else forecast)
+        if not record.accepted:
+            return
 
 
 async def _alone(
@@ -70,3 +74,6 @@ async def _alone(
             yield replace(record, forecast=forecast)
     if not num_kept:
         raise Unavailable("the target ended its stream without a segment; retry")
+
+
+STRATEGY = Strategy(rounds, probes="")

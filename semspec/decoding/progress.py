@@ -2,13 +2,12 @@
 
 from dataclasses import astuple, dataclass, replace
 from time import perf_counter
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from semspec.types import (
     Context,
     Drafted,
     FinishReason,
-    Generation,
     GenerationParams,
     Segment,
     SegmentEnd,
@@ -17,6 +16,9 @@ from semspec.types import (
     Writer,
     derive_seed,
 )
+
+if TYPE_CHECKING:
+    from semspec.decoding.generation import Generation
 
 Stage = Literal["draft_ms", "read_ms", "judge_ms", "write_ms"]
 
@@ -62,7 +64,7 @@ Step = SegmentRecord | Drafted
 class Progress:
     """The state of a generation: nothing but its context, so that any replica resumes it from there."""
 
-    generation: Generation
+    generation: "Generation"
     context: Context
 
     @property

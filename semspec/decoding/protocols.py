@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from semspec.decoding.costs import Costs
 from semspec.types import (
     ChoiceScores,
     Context,
@@ -119,3 +120,5 @@ class Backends:
     drafter: Drafter
     target: Target
     verifier: Verifier
+    costs: Costs | None = None
+    """What `auto` knows from generations before, and adds to."""

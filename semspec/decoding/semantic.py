@@ -7,12 +7,16 @@ at the first rejection the target writes that segment itself, and drafting resta
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated
 
-from semspec.decoding.fallback import by_draft, in_window, or_backend_unavailable, write_all
+from pydantic import Field
+
 from semspec.decoding.progress import Progress, Step, Stopwatch, shared, total, waited
 from semspec.decoding.protocols import Backends, Drafter, Verifier
-from semspec.decoding.single import Rewrite
+from semspec.decoding.steps import Rewrite, by_draft, by_target, in_window, or_backend_unavailable, write_all
+from semspec.decoding.strategy import Strategy
 from semspec.errors import Mismatch
 from semspec.types import (
     Acceptance,
@@ -27,17 +31,26 @@ from semspec.types import (
     uniform,
 )
 
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Of a request, for every strategy that drafts segments and judges them."""
+
+    gamma: Annotated[int, Field(ge=1, le=8, description="segments drafted before the target reads them")] = 1
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    draft_ahead: Annotated[bool, Field(description="true drafts on while the target reads")] = True
+    """A rejection cancels what was drafted ahead. Changes speed, never the outcome."""
+
+
 Judge = Callable[[int, Sequence[GeneratedSegment], Sequence[SegmentScore]], Awaitable[list[Judgement]]]
-"""(index of the first segment, drafted, their readings) -> one judgement a segment."""
+"""(index of the first segment, drafted, their scores) -> one judgement a segment."""
 
 
 def by_probes(verifier: Verifier, probes: str = "") -> Judge:
     """Judge by the verifier's semantic probabilities, those of the pair's own probes or of the ones named."""
 
-    async def judge(
-        index: int, drafted: Sequence[GeneratedSegment], readings: Sequence[SegmentScore]
-    ) -> list[Judgement]:
-        return await verifier.judge([_states(written) for written in drafted], readings, probes)
+    async def judge(index: int, drafted: Sequence[GeneratedSegment], scores: Sequence[SegmentScore]) -> list[Judgement]:
+        return await verifier.judge([_states(written) for written in drafted], scores, probes)
 
     return judge
 
@@ -45,9 +58,7 @@ def by_probes(verifier: Verifier, probes: str = "") -> Judge:
 def at_random(seed: int) -> Judge:
     """The paper's Random baseline: the same rounds, with probabilities that know nothing."""
 
-    async def judge(
-        index: int, drafted: Sequence[GeneratedSegment], readings: Sequence[SegmentScore]
-    ) -> list[Judgement]:
+    async def judge(index: int, drafted: Sequence[GeneratedSegment], scores: Sequence[SegmentScore]) -> list[Judgement]:
         positions = range(index, index + len(drafted))
         return [Judgement(uniform(seed, "random q", i), uniform(seed, "random p", i)) for i in positions]
 
@@ -67,10 +78,14 @@ async def rounds(progress: Progress, backends: Backends, judge: Judge, rewrite: 
     async with aclosing(Speculation(backends, judge, rewrite)) as speculation:
         while progress.finish_reason is None:
             batch = await speculation.draft(progress, progress.generation.gamma)
-            async with aclosing(speculation.verify(progress, batch)) as steps:
-                async for step in steps:
-                    progress = progress.past(step)
-                    yield step
+            if progress.generation.show_drafts:
+                yield Drafted(len(progress.segments), batch.segments)
+            for judged in await speculation.judge(progress, batch):
+                record = await speculation.settle(progress, judged)
+                progress = progress.after(record.segment)
+                yield record
+                if not record.accepted:
+                    break
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +104,7 @@ class Batch:
 
 
 class Speculation:
-    """Rounds of a generation: drafting, then verifying, while the draft may be under way with the next ones."""
+    """Rounds of a generation: drafting, then judging, while the draft may be under way with the next segments."""
 
     def __init__(self, backends: Backends, judge: Judge, rewrite: Rewrite) -> None:
         self._target, self._judge, self._rewrite = backends.target, judge, rewrite
@@ -109,40 +124,35 @@ class Speculation:
             self._draft.begin(hoped, gamma)
         return batch
 
-    async def verify(self, progress: Progress, batch: Batch) -> AsyncGenerator[Step, None]:
-        """The segments kept of those in `batch`, the first refused one in the target's words; before them a look at
-        all, if the generation shows drafts. Raises: BackendUnavailable, and what the target raises."""
-        if progress.generation.show_drafts:
-            yield Drafted(len(progress.segments), batch.segments)
-        for proposal in await self._judged(progress, batch):
-            record = proposal
-            if not proposal.accepted:
-                await self.aclose()
-                record = await self._rewrite(progress, proposal)
-            progress = progress.after(record.segment)
-            yield record
-            if not record.accepted:
-                return
+    async def judge(self, progress: Progress, batch: Batch) -> list[SegmentRecord]:
+        """A record of each drafted segment with the verdict on it. Only those up to the first refused one count.
 
-    async def aclose(self) -> None:
-        """Stop the work ahead."""
-        await self._draft.cancel()
-
-    async def _judged(self, progress: Progress, batch: Batch) -> list[SegmentRecord]:
-        """A record of each drafted segment with the verdict on it."""
+        Raises: BackendUnavailable, and what the target raises.
+        """
         clock = Stopwatch()
-        readings = await in_window(self._target.score(progress.context, batch.segments, progress.generation.session))
+        scores = await in_window(self._target.score(progress.context, batch.segments, progress.generation.session))
         read_ms = clock.lap_ms()
         judgements = await or_backend_unavailable(
-            "verifier", self._judge(len(progress.segments), batch.written, readings)
+            "verifier", self._judge(len(progress.segments), batch.written, scores)
         )
         times = total(
             batch.times,
-            waited("read_ms", read_ms, max(reading.duration_ms for reading in readings)),
+            waited("read_ms", read_ms, max(score.duration_ms for score in scores)),
             waited("judge_ms", clock.lap_ms()),
         )
         each = shared(times, len(batch.written))
         return [_verdict(progress, i, written, judgements[i], each) for i, written in enumerate(batch.written)]
+
+    async def settle(self, progress: Progress, judged: SegmentRecord) -> SegmentRecord:
+        """The record of a segment accepted, or of the target's in its place; then the work ahead is cancelled."""
+        if judged.accepted:
+            return judged
+        await self.aclose()
+        return await self._rewrite(progress, judged)
+
+    async def aclose(self) -> None:
+        """Stop the work ahead."""
+        await self._draft.cancel()
 
 
 class _Draft:
@@ -194,3 +204,17 @@ def _states(written: GeneratedSegment) -> States:
     if written.states is None:
         raise Mismatch("the draft sent no states; serve it with an engine that pools them")
     return written.states
+
+
+def _by_probes(progress: Progress, backends: Backends, probes: str = "") -> AsyncGenerator[Step, None]:
+    return rounds(progress, backends, by_probes(backends.verifier, probes), by_target(backends.target))
+
+
+def _at_random(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
+    return rounds(progress, backends, at_random(progress.generation.sampling.seed), by_target(backends.target))
+
+
+STRATEGY = Strategy(_by_probes, probes="")
+LAST_HIDDEN = Strategy(partial(_by_probes, probes="last-hidden"), probes="last-hidden")
+SURPRISAL = Strategy(partial(_by_probes, probes="surprisal"), probes="surprisal")
+RANDOM = Strategy(_at_random)

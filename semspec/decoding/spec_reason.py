@@ -9,13 +9,13 @@ ten are exact. Theirs also stops at the first boxed answer or repeated step, our
 """
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from semspec.decoding.fallback import by_draft, in_window, write_all
 from semspec.decoding.progress import Progress, Step, Stopwatch, total, waited
 from semspec.decoding.protocols import Backends, Drafter, Target
-from semspec.decoding.single import Rewrite
-from semspec.types import ChoiceScores, Drafted, GeneratedSegment, ScoreMethod, SegmentRecord, StageTimes
+from semspec.decoding.steps import Rewrite, by_draft, by_target, in_window, write_all
+from semspec.decoding.strategy import Strategy
+from semspec.types import ChoiceScores, Drafted, GeneratedSegment, ScoreMethod, Scoring, SegmentRecord, StageTimes
 
 QUESTION = (
     "Evaluate the last reasoning step solely based on factual correctness and logical validity. Ignore style, "
@@ -24,6 +24,13 @@ QUESTION = (
 )
 PREFILL = "<think>I think the quality score is: "
 DIGITS = tuple("0123456789")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Of a request."""
+
+    scoring: Scoring = field(default_factory=Scoring)
 
 
 async def rounds(progress: Progress, backends: Backends, rewrite: Rewrite) -> AsyncGenerator[Step, None]:
@@ -68,3 +75,10 @@ async def _graded(progress: Progress, target: Target, written: GeneratedSegment,
 def _expectation(probabilities: Sequence[float]) -> float:
     mass = sum(probabilities)
     return sum(digit * probability for digit, probability in enumerate(probabilities)) / mass if mass else 0.0
+
+
+def _rewritten_by_target(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
+    return rounds(progress, backends, by_target(backends.target))
+
+
+STRATEGY = Strategy(_rewritten_by_target, needs_earlier_turns=True)

@@ -14,10 +14,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from semspec.decoding.fallback import by_draft, or_backend_unavailable, write_all
 from semspec.decoding.progress import Progress, Stopwatch, total, waited
 from semspec.decoding.protocols import Backends, Drafter
-from semspec.decoding.single import write_on
+from semspec.decoding.steps import by_draft, or_backend_unavailable, write_all, write_on
+from semspec.decoding.strategy import Strategy
 from semspec.errors import Unavailable
 from semspec.types import Segment, SegmentEnd, SegmentRecord, StageTimes, Writer
 
@@ -181,3 +181,6 @@ class _History:
                 break
             text, num_tokens = text + segment.text, num_tokens + len(segment.token_ids)
         return text
+
+
+STRATEGY = Strategy(rounds, tells_logprobs=False)

@@ -6,13 +6,24 @@ adds one of its own; a segment is recorded once it is whole.
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from semspec.decoding.fallback import BackendUnavailable, or_backend_unavailable
-from semspec.decoding.progress import Progress, Stopwatch, total, waited
+from pydantic import Field
+
+from semspec.decoding import semantic
+from semspec.decoding.progress import Progress, Step, Stopwatch, total, waited
 from semspec.decoding.protocols import Backends, Drafter
-from semspec.decoding.single import Rewrite, rewritten
+from semspec.decoding.steps import BackendUnavailable, Rewrite, or_backend_unavailable, rewritten
+from semspec.decoding.strategy import Strategy
 from semspec.types import Proposal, Segment, SegmentRecord, StageTimes, VerifiedTokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Of a request, for the strategies whose target verifies the draft's tokens."""
+
+    token_gamma: Annotated[int, Field(ge=1, le=16, description="tokens the draft proposes at a time")] = 4
+
 
 NOTHING = Proposal((), (), "", 0.0)
 
@@ -93,3 +104,12 @@ class _Tally:
             num_accepted_tokens=self.num_accepted,
             times=self.times,
         )
+
+
+def _with_semantic(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
+    """As `semantic`, the target's rewrites with the draft's help."""
+    return semantic.rounds(progress, backends, semantic.by_probes(backends.verifier), with_draft(backends))
+
+
+STRATEGY = Strategy(rounds, needs_one_vocabulary=True, tells_logprobs=False)
+WITH_SEMANTIC = Strategy(_with_semantic, probes="", needs_one_vocabulary=True, tells_logprobs=False)

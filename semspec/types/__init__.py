@@ -15,23 +15,23 @@ from semspec.types.engine import (
     VerifiedTokens,
 )
 from semspec.types.generation import (
+    MAX_SCORE,
     Acceptance,
     AcceptanceRule,
     Drafted,
     Event,
     Finished,
     Forecast,
-    Generation,
     ScoreMethod,
     Scoring,
     SegmentRecord,
     StageTimes,
-    Strategy,
 )
 from semspec.types.info import STATE_CONVENTION, ModelInfo, OperatingPoint, VerifierInfo
 from semspec.types.text import Context, FinishReason, Message, Piece, Segment, Segmentation, SegmentEnd, Token, Writer
 
 __all__ = [
+    "MAX_SCORE",
     "STATE_CONVENTION",
     "SURPRISAL_FEATURES",
     "Acceptance",
@@ -45,7 +45,6 @@ __all__ = [
     "Finished",
     "Forecast",
     "GeneratedSegment",
-    "Generation",
     "GenerationParams",
     "Judgement",
     "Message",
@@ -63,7 +62,6 @@ __all__ = [
     "Segmentation",
     "StageTimes",
     "States",
-    "Strategy",
     "Token",
     "TokenLogprob",
     "VerifiedTokens",

@@ -1,17 +1,10 @@
-"""One request to the loop, and the events it becomes."""
+"""What a request may choose, and the events a generation becomes."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from semspec.rng import SamplingParams
 from semspec.types.engine import Judgement, TokenLogprob
-from semspec.types.text import Context, FinishReason, Segment, Segmentation
-
-Strategy = Literal[
-    "semantic", "auto", "semantic+token-level", "token-level", "spec-reason", "spec-thinking",
-    "last-hidden", "surprisal", "random", "target", "draft",
-]  # fmt: skip
-
+from semspec.types.text import FinishReason, Segment
 
 AcceptanceRule = Literal["sample", "threshold"]
 
@@ -30,6 +23,10 @@ class Acceptance:
     threshold: float = 0.5
 
 
+MAX_SCORE = 9
+"""The best score of a step."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scoring:
     """When `spec-reason` keeps a step: iff the target's score of it, 0 to 9, reaches `threshold` (SpecReason).
@@ -39,31 +36,6 @@ class Scoring:
 
     method: ScoreMethod = "greedy"
     threshold: float = 7.0
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """One request to the loop."""
-
-    context: Context
-    sampling: SamplingParams
-    max_tokens: int = 1024
-    """Counted in the tokens of each segment's writer."""
-    strategy: Strategy = "semantic"
-    gamma: int = 1
-    """How many segments the draft writes before the target reads them."""
-    token_gamma: int = 4
-    """How many tokens the draft proposes at a time in token-level speculation."""
-    segmentation: Segmentation = Segmentation.PARAGRAPH
-    acceptance: Acceptance = Acceptance()
-    scoring: Scoring = Scoring()
-    draft_ahead: bool = True
-    """Let the draft write on while the target reads; a rejection cancels it. Changes speed, never the outcome."""
-    num_logprobs: int | None = None
-    """See `GenerationParams`."""
-    show_drafts: bool = False
-    """Tell of drafted segments as soon as there are any, by `Drafted` events."""
-    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
 
-from semspec.decoding import Backends, Costs, decode
+from semspec.decoding import STRATEGIES as DISPATCHED
+from semspec.decoding import Backends, Costs, Generation, decode
 from semspec.types import (
     Context,
     Drafted,
     Event,
     Forecast,
-    Generation,
     Judgement,
     SamplingParams,
     Segment,
@@ -18,17 +17,16 @@ from semspec.types import (
     SegmentScore,
     StageTimes,
     States,
-    Strategy,
     Writer,
 )
 from tests.fakes import FakeModel, FakeVerifier
 
-STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
-HELPED: tuple[Strategy, ...] = tuple(strategy for strategy in STRATEGIES if strategy not in ("target", "draft"))
-REPRODUCIBLE: tuple[Strategy, ...] = tuple(strategy for strategy in STRATEGIES if strategy != "auto")
+STRATEGIES = tuple(DISPATCHED)
+HELPED: tuple[str, ...] = tuple(strategy for strategy in STRATEGIES if strategy not in ("target", "draft"))
+REPRODUCIBLE: tuple[str, ...] = tuple(strategy for strategy in STRATEGIES if strategy != "auto")
 """Those that do not go by the time things take."""
-BY_PROBES: tuple[Strategy, ...] = ("semantic", "semantic+token-level", "last-hidden", "surprisal")
-PROPOSING: tuple[Strategy, ...] = ("token-level", "semantic+token-level")
+BY_PROBES: tuple[str, ...] = ("semantic", "semantic+token-level", "last-hidden", "surprisal")
+PROPOSING: tuple[str, ...] = ("token-level", "semantic+token-level")
 CUES = ("", "wait, ", "yes, ", "check: ")
 
 
@@ -100,7 +98,7 @@ def resumed(generation: Generation, segments: Sequence[Segment]) -> Generation:
 
 
 async def run(generation: Generation, players: Players, costs: Costs | None = None) -> list[Event]:
-    return [event async for event in decode(generation, players.backends, costs)]
+    return [event async for event in decode(generation, replace(players.backends, costs=costs))]
 
 
 def records(events: Sequence[Event]) -> list[SegmentRecord]:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 import pytest
 
@@ -142,7 +143,7 @@ async def test_fallback_has_no_forecast_since_there_was_no_choice() -> None:
 async def test_drafts_in_flight_are_shown_and_stretches_are_not() -> None:
     events: list[object] = []
     params = await generation(strategy="auto", show_drafts=True)
-    async for event in decode(params, players(ALL, num_segments=10).backends, ScriptedCosts(1, 0)):
+    async for event in decode(params, replace(players(ALL, num_segments=10).backends, costs=ScriptedCosts(1, 0))):
         events.append(type(event))
     assert events == [Drafted, SegmentRecord, *[SegmentRecord] * 4] * 2 + [Finished]
 

@@ -8,7 +8,7 @@ import pytest
 
 from semspec.decoding import decode
 from semspec.errors import Unavailable
-from semspec.types import Context, Drafted, Event, Segment, SegmentRecord, SegmentScore, Strategy, Writer
+from semspec.types import Context, Drafted, Event, Segment, SegmentRecord, SegmentScore, Writer
 from tests.decoding.support import (
     BY_PROBES,
     CUES,
@@ -23,7 +23,7 @@ from tests.decoding.support import (
 )
 from tests.fakes import FakeModel
 
-SHOWING: tuple[Strategy, ...] = (*BY_PROBES, "random", "auto", "spec-reason")
+SHOWING: tuple[str, ...] = (*BY_PROBES, "random", "auto", "spec-reason")
 
 
 class Pensive(FakeModel):
@@ -36,7 +36,7 @@ class Pensive(FakeModel):
 
 @pytest.mark.parametrize("strategy", SHOWING)
 @pytest.mark.parametrize("gamma", [1, 3])
-async def test_outcome_is_the_same_with_drafts_shown_and_without(strategy: Strategy, gamma: int) -> None:
+async def test_outcome_is_the_same_with_drafts_shown_and_without(strategy: str, gamma: int) -> None:
     params = {"strategy": strategy, "gamma": gamma}
     with_drafts = await run(
         await generation(**params, show_drafts=True), players(num_segments=12), ScriptedCosts(gamma)
@@ -47,7 +47,7 @@ async def test_outcome_is_the_same_with_drafts_shown_and_without(strategy: Strat
 
 
 @pytest.mark.parametrize("strategy", SHOWING)
-async def test_records_say_what_became_of_the_drafts_shown(strategy: Strategy) -> None:
+async def test_records_say_what_became_of_the_drafts_shown(strategy: str) -> None:
     params = await generation(strategy=strategy, gamma=3, show_drafts=True)
     events = await run(params, players(num_segments=12), ScriptedCosts(3))
     pending: list[Segment] = []
@@ -72,7 +72,7 @@ async def test_drafts_are_told_of_before_the_target_has_read_them() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["target", "draft", "token-level", "spec-thinking"])
-async def test_nothing_is_shown_where_no_drafted_segment_awaits_a_decision(strategy: Strategy) -> None:
+async def test_nothing_is_shown_where_no_drafted_segment_awaits_a_decision(strategy: str) -> None:
     events = await run(await generation(strategy=strategy, show_drafts=True), players(remarks=CUES))
     assert records(events) and not shown(events)
 
@@ -86,7 +86,7 @@ async def test_draft_shown_before_a_loss_is_void() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["semantic", "spec-reason"])
-async def test_time_spent_looking_at_drafts_is_nobodys_wait(strategy: Strategy) -> None:
+async def test_time_spent_looking_at_drafts_is_nobodys_wait(strategy: str) -> None:
     events: list[Event] = []
     fakes = players(num_segments=1)
     async for event in decode(await generation(strategy=strategy, show_drafts=True), fakes.backends):

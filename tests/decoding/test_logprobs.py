@@ -7,7 +7,7 @@ import pytest
 
 from semspec.decoding.spec_thinking import Rules
 from semspec.errors import Unavailable
-from semspec.types import Context, GeneratedSegment, GenerationParams, SegmentRecord, Strategy, TokenLogprob, Writer
+from semspec.types import Context, GeneratedSegment, GenerationParams, SegmentRecord, TokenLogprob, Writer
 from tests.decoding.support import CUES, HELPED, Players, ScriptedCosts, generation, records, run
 from tests.fakes import FakeModel, FakeVerifier
 
@@ -43,7 +43,7 @@ def assert_told(record: SegmentRecord) -> None:
 
 @pytest.mark.parametrize("strategy", ["semantic", "auto", "spec-reason", "random", "target", "draft"])
 @pytest.mark.parametrize("gamma", [1, 3])
-async def test_logprobs_are_those_of_the_kept_segments_writer(strategy: Strategy, gamma: int) -> None:
+async def test_logprobs_are_those_of_the_kept_segments_writer(strategy: str, gamma: int) -> None:
     params = await generation(strategy=strategy, gamma=gamma, num_logprobs=2)
     fakes = telling()
     kept = records(await run(params, fakes, ScriptedCosts(gamma, 0)))
@@ -54,7 +54,7 @@ async def test_logprobs_are_those_of_the_kept_segments_writer(strategy: Strategy
 
 
 @pytest.mark.parametrize("strategy", ["semantic", "semantic+token-level", "spec-reason", "spec-thinking", "target"])
-async def test_logprobs_are_not_told_unasked(strategy: Strategy) -> None:
+async def test_logprobs_are_not_told_unasked(strategy: str) -> None:
     fakes = telling()
     assert {record.logprobs for record in records(await run(await generation(strategy=strategy), fakes))} == {None}
 

@@ -3,7 +3,7 @@
 import pytest
 
 from semspec.decoding.semantic import accepts
-from semspec.types import Acceptance, Finished, FinishReason, Judgement, SamplingParams, Strategy, Writer
+from semspec.types import Acceptance, Finished, FinishReason, Judgement, SamplingParams, Writer
 from tests.decoding.support import (
     BY_PROBES,
     PROPOSING,
@@ -28,7 +28,7 @@ async def test_all_accepted_equals_draft_alone() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["semantic", "semantic+token-level"])
-async def test_all_rejected_equals_target_alone(strategy: Strategy) -> None:
+async def test_all_rejected_equals_target_alone(strategy: str) -> None:
     alone = await run(await generation(strategy="target"), players())
     semantic = await run(await generation(strategy=strategy), players(NONE, agreement=0.0))
     assert segments(semantic) == segments(alone)
@@ -37,7 +37,7 @@ async def test_all_rejected_equals_target_alone(strategy: Strategy) -> None:
 
 @pytest.mark.parametrize("gamma", [1, 2, 3, 8])
 @pytest.mark.parametrize("strategy", [*BY_PROBES, "random"])
-async def test_draft_ahead_changes_nothing_but_time(gamma: int, strategy: Strategy) -> None:
+async def test_draft_ahead_changes_nothing_but_time(gamma: int, strategy: str) -> None:
     ahead = await run(await generation(gamma=gamma, strategy=strategy), players(num_segments=12))
     in_turn = await run(await generation(gamma=gamma, strategy=strategy, draft_ahead=False), players(num_segments=12))
     assert outcome(ahead) == outcome(in_turn)
@@ -87,7 +87,7 @@ async def test_refused_draft_is_not_proposed_again() -> None:
 
 
 @pytest.mark.parametrize("strategy", PROPOSING)
-async def test_draft_has_shares_of_the_wait_by_stage(strategy: Strategy) -> None:
+async def test_draft_has_shares_of_the_wait_by_stage(strategy: str) -> None:
     events = await run(await generation(strategy=strategy, draft_ahead=False), players(NONE, delay_s=0.005))
     for times in (record.times for record in records(events)):
         assert times.draft_ms > 4 and times.read_ms > 4

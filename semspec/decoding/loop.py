@@ -1,0 +1,58 @@
+"""The loop around every strategy: its steps, the target alone once a backend is lost, and the end."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from semspec.decoding import auto, semantic, single, spec_reason, spec_thinking, token_level
+from semspec.decoding.generation import Generation
+from semspec.decoding.progress import Progress
+from semspec.decoding.protocols import Backends
+from semspec.decoding.steps import BackendUnavailable, write_on
+from semspec.decoding.strategy import Strategy
+from semspec.errors import ContextTooLong
+from semspec.types import Event, Finished, FinishReason
+
+STRATEGIES: dict[str, Strategy] = {
+    "semantic": semantic.STRATEGY,
+    "auto": auto.STRATEGY,
+    "semantic+token-level": token_level.WITH_SEMANTIC,
+    "token-level": token_level.STRATEGY,
+    "spec-reason": spec_reason.STRATEGY,
+    "spec-thinking": spec_thinking.STRATEGY,
+    "last-hidden": semantic.LAST_HIDDEN,
+    "surprisal": semantic.SURPRISAL,
+    "random": semantic.RANDOM,
+    "target": single.TARGET,
+    "draft": single.DRAFT,
+}
+
+
+async def decode(generation: Generation, backends: Backends) -> AsyncGenerator[Event, None]:
+    """Run `generation` by its strategy: records of kept segments in order, then `Finished`.
+
+    With `show_drafts`, `Drafted` goes before the records that decide on what it holds; segments of it that no record
+    mentions were dropped. A window that fills up on the way ends a generation as its budget does.
+
+    Closing the generator cancels whatever the models do for it. The same generation on equivalent roles yields the same
+    segments, whatever was cached, retried or resumed; but `token-level`, when sampled and resumed, yields others of
+    the same distribution, and `auto` goes by the time things take.
+
+    Raises: what the target raises; the loss of the drafter or the verifier only makes the target write alone.
+    """
+    progress = Progress(generation, generation.context)
+    steps = STRATEGIES[generation.strategy].rounds(progress, backends)
+    try:
+        while True:
+            try:
+                async with aclosing(steps):
+                    async for step in steps:
+                        progress = progress.past(step)
+                        yield step
+                break
+            except BackendUnavailable as lost:
+                params = progress.params("target", max_segments=0)
+                steps = write_on(progress, backends.target, params, "write_ms", fallback=str(lost))
+    except ContextTooLong:
+        if not progress.segments:
+            raise
+    yield Finished(progress.finish_reason or FinishReason.LENGTH)
