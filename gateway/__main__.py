@@ -13,15 +13,14 @@ from fastapi import FastAPI
 from gateway.app import create_app
 from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
-from gateway.storage.store import Store
+from gateway.store.store import Store
 from semspec.certificates import renewing_context
 from semspec.decoding import Backends
-from semspec.logging import configure_logging
+from semspec.observability import configure_logging, exported_traces
 from semspec.rpc.channel import ClientOptions
 from semspec.rpc.pool import PooledDrafter, PooledTarget, PooledVerifier, PoolOptions
 from semspec.rpc.tls import Certificates
 from semspec.settings import load_settings
-from semspec.tracing import exported_traces
 
 SERVER_HEADER_BYTES = 16 * 1024
 """Longest part of a request's head that is kept while the rest has not come."""
@@ -62,7 +61,7 @@ async def _serve(settings: GatewaySettings) -> None:
     async with AsyncExitStack() as connections:
         backends = _connect(settings, connections)
         app = create_app(settings, backends, Store.connect(settings))
-        await _Server(_server_config(settings, app), app.state.parts.readiness, settings.settle_s).serve()
+        await _Server(_server_config(settings, app), app.state.readiness, settings.settle_s).serve()
 
 
 def _connect(settings: GatewaySettings, connections: AsyncExitStack) -> Backends:

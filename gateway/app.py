@@ -1,4 +1,4 @@
-"""The application, made of parts that its caller may choose."""
+"""The application: each part is made once, and given to those that need it."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -6,19 +6,21 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from gateway.generations.admission import Admission, Limits
-from gateway.generations.costs import CostTable
-from gateway.http.errors import install_handlers
-from gateway.http.middleware import Authenticated, BodyDeadline, BodyLimit, Observed
-from gateway.http.openapi.document import TAGS, DocumentedApp, operation_id
-from gateway.http.routes import completions, generations, models, operations, playground, sessions, tgi
+from gateway.api import openai, operations, playground, resources, tgi
+from gateway.api.document import TAGS, DocumentedApp, operation_id
+from gateway.api.errors import install_handlers
+from gateway.api.middleware import Authenticated, BodyDeadline, BodyLimit, Observed
+from gateway.api.sse import FormatFactory, Responder
+from gateway.background import Background, cancelled
+from gateway.generation.admission import Admission, Limits
+from gateway.generation.choice import ChoiceRunner
+from gateway.generation.generations import Generations
+from gateway.generation.request import Api
 from gateway.keys import Keys
 from gateway.metrics import POOLED, Metrics
-from gateway.parts import Parts
 from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
-from gateway.storage.store import Store
-from gateway.tasks import Background, cancelled
+from gateway.store.store import Store
 from semspec import __version__
 from semspec.decoding import Backends
 from semspec.rpc.pool import PooledRole
@@ -27,9 +29,41 @@ _log = logging.getLogger(__name__)
 
 
 def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> FastAPI:
-    """A gateway over `backends` and `store`. It closes the store at shutdown; its caller closes the backends."""
-    parts = _parts(settings, backends, store)
+    """A gateway over `backends` and `store`. It closes the store at shutdown; its caller closes the backends.
+
+    Its parts are in `app.state` for the process's entry point and for tests: routes are given theirs.
+    """
+    metrics, background, keys = Metrics(), Background(), _keys(settings)
+    metrics.capacity(settings.max_concurrent)
+    store.on_failure = metrics.redis_failure
+    for service, player in zip(POOLED, (backends.drafter, backends.target, backends.verifier), strict=True):
+        if isinstance(player, PooledRole):
+            metrics.of_services.replicas(service, player)
+    readiness = Readiness(backends, settings, store, metrics)
+    runner = ChoiceRunner(backends, readiness, metrics, background, settings)
+    admission = Admission(Limits.of(settings), metrics)
+    generations = Generations(backends.target, runner, admission, readiness, store, metrics, background, settings)
+    formats: dict[Api, FormatFactory] = {
+        "chat": openai.ChatFormat,
+        "completions": openai.CompletionFormat,
+        "tgi": tgi.TgiFormat,
+    }
+    responder = Responder(generations, store, settings, formats)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        watches = [background.spawn(readiness.watch())]
+        if keys is not None:
+            watches.append(background.spawn(keys.watch()))
+        try:
+            yield
+        finally:
+            await cancelled(*watches)
+            await background.drain(settings.flush_timeout_s)
+            await store.close()
+
     app = DocumentedApp(
+        settings,
         title="semspec",
         version=__version__,
         docs_url=None,
@@ -37,38 +71,27 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
         redirect_slashes=False,
         openapi_tags=TAGS,
         generate_unique_id_function=operation_id,
-        lifespan=_lifespan,
+        lifespan=lifespan,
     )
-    app.state.parts = parts
-    for group in (completions, models, generations, operations, playground, sessions, tgi):
-        app.include_router(group.router)
-    install_handlers(app, parts.metrics)
+    app.state.readiness, app.state.store = readiness, store
+    app.state.admission, app.state.generations = admission, generations
+    for router in (
+        openai.router(responder, settings),
+        resources.models(readiness, settings),
+        resources.generations(responder, store),
+        operations.router(backends, readiness, store, metrics, settings),
+        playground.router,
+        resources.sessions(store),
+        tgi.router(responder, backends.target, readiness, settings),
+    ):
+        app.include_router(router)
+    install_handlers(app, metrics)
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(BodyDeadline, timeout_s=settings.receive_timeout_s)
-    if parts.keys is not None:
-        app.add_middleware(Authenticated, keys=parts.keys, metrics=parts.metrics)
-    app.add_middleware(Observed, metrics=parts.metrics)
+    if keys is not None:
+        app.add_middleware(Authenticated, keys=keys, metrics=metrics)
+    app.add_middleware(Observed, metrics=metrics)
     return app
-
-
-def _parts(settings: GatewaySettings, backends: Backends, store: Store) -> Parts:
-    metrics = Metrics()
-    metrics.capacity(settings.max_concurrent)
-    store.on_failure = metrics.redis_failure
-    for service, player in zip(POOLED, (backends.drafter, backends.target, backends.verifier), strict=True):
-        if isinstance(player, PooledRole):
-            metrics.of_services.replicas(service, player)
-    return Parts(
-        settings=settings,
-        backends=backends,
-        store=store,
-        metrics=metrics,
-        readiness=Readiness(backends, settings, store, metrics),
-        admission=Admission(Limits.of(settings), metrics),
-        background=Background(),
-        costs=CostTable(),
-        keys=_keys(settings),
-    )
 
 
 def _keys(settings: GatewaySettings) -> Keys | None:
@@ -76,17 +99,3 @@ def _keys(settings: GatewaySettings) -> Keys | None:
         _log.warning("every client that reaches this gateway may use it: SEMSPEC_GATEWAY_AUTH is none")
         return None
     return Keys(settings.given_keys, settings.api_keys_file)
-
-
-@asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    parts: Parts = app.state.parts
-    watches = [parts.background.spawn(parts.readiness.watch())]
-    if parts.keys is not None:
-        watches.append(parts.background.spawn(parts.keys.watch()))
-    try:
-        yield
-    finally:
-        await cancelled(*watches)
-        await parts.background.drain(parts.settings.flush_timeout_s)
-        await parts.store.close()

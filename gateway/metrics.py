@@ -6,9 +6,8 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
-from gateway.generations.statistics import steps
 from semspec import __version__
-from semspec.records import verdict
+from semspec.records import Statistics, statistics, verdict
 from semspec.types import ModelInfo, SegmentRecord
 
 _NAMESPACE = "semspec_gateway"
@@ -96,13 +95,14 @@ class Metrics:
         self._prompt_tokens.inc(num_tokens)
 
     def segment(self, record: SegmentRecord) -> None:
+        """A segment was kept."""
+        numbers = statistics([record])
         self._segments.labels(verdict(record)).inc()
-        self._tokens.labels(record.segment.writer.value).inc(len(record.segment.token_ids))
-        self._proposed_tokens.inc(record.num_proposed_tokens)
-        self._accepted_tokens.inc(record.num_accepted_tokens)
-        if record.rejected is not None:
-            self._rejections.inc()
-        self._speculation.count(record)
+        self._tokens.labels(record.segment.writer.value).inc(numbers.num_tokens)
+        self._proposed_tokens.inc(numbers.num_proposed_tokens)
+        self._accepted_tokens.inc(numbers.num_accepted_tokens)
+        self._rejections.inc(numbers.num_rejected)
+        self._speculation.count(numbers)
         times = record.times
         stages = {"draft": times.draft_ms, "read": times.read_ms, "judge": times.judge_ms, "write": times.write_ms}
         for stage, duration_ms in stages.items():
@@ -128,7 +128,7 @@ class Metrics:
 
 
 class _Speculation:
-    """The counters that AIPerf and others read of vLLM; `generations/spec_metrics.py` says what a draft is here."""
+    """The counters that AIPerf and others read of vLLM; `semspec.records.Step` says what a draft is here."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter = partial(Counter, registry=registry)
@@ -136,8 +136,8 @@ class _Speculation:
         self._tokens = counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens that were decided on.")
         self._accepted_tokens = counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens accepted.")
 
-    def count(self, record: SegmentRecord) -> None:
-        for step in steps(record):
+    def count(self, numbers: Statistics) -> None:
+        for step in numbers.steps:
             self._drafts.inc()
             self._tokens.inc(step.num_draft_tokens)
             self._accepted_tokens.inc(step.num_accepted_tokens)

@@ -4,22 +4,96 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Protocol, Self, TypeVar, runtime_checkable
 
 from pydantic import TypeAdapter, ValidationError
 
-from gateway.generations.served import STRATEGIES, Served
 from gateway.metrics import Metrics
 from gateway.settings import GatewaySettings
-from gateway.storage.store import Store
-from semspec.decoding import Backends
+from gateway.store.store import Store
+from semspec.decoding import STRATEGIES, Backends
 from semspec.errors import Mismatch, SemspecError, Unavailable
-from semspec.types import STATE_CONVENTION, ModelInfo, Strategy
+from semspec.types import STATE_CONVENTION, ModelInfo, Segmentation, VerifierInfo, Writer
 
 _log = logging.getLogger(__name__)
-_SERVED = TypeAdapter(Served)
 T = TypeVar("T")
+
+
+@runtime_checkable
+class Replicated(Protocol):
+    """A player with several replicas, which may serve different models for a while."""
+
+    def of(self, info: ModelInfo) -> Self:
+        """The same, but for calls to this model alone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the three services said they serve."""
+
+    draft: ModelInfo
+    target: ModelInfo
+    verifier: VerifierInfo
+
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """Names of those this pair can do."""
+        return tuple(strategy for strategy in STRATEGIES if self.unsupported_reason(strategy) is None)
+
+    def pinned(self, backends: Backends) -> Backends:
+        """Players that serve these models, or none: a generation does not go on with another."""
+        drafter, target = backends.drafter, backends.target
+        return replace(
+            backends,
+            drafter=drafter.of(self.draft) if isinstance(drafter, Replicated) else drafter,
+            target=target.of(self.target) if isinstance(target, Replicated) else target,
+        )
+
+    def unsupported_reason(self, strategy: str) -> str | None:
+        """Why this pair cannot do it and what to do about it, in one line; None if it can."""
+        needs = STRATEGIES[strategy]
+        if needs.needs_one_vocabulary and self.draft.tokenizer != self.target.tokenizer:
+            return (
+                f"the strategy {strategy!r} proposes tokens to the target, so both models need one tokenizer, but the "
+                f"draft has {self.draft.tokenizer} and the target {self.target.tokenizer}: choose a strategy that "
+                "hands over text, such as 'semantic', or serve a pair with one vocabulary"
+            )
+        if needs.needs_earlier_turns and not self.target.can_be_asked:
+            return (
+                f"the strategy {strategy!r} asks the target about each step, but the chat template of "
+                f"{self.target.model} drops earlier turns: choose another strategy, or serve another target"
+            )
+        if needs.probes and needs.probes not in self.verifier.alternatives:
+            return (
+                f"the strategy {strategy!r} judges by probes of that name, which the verifier does not serve: choose "
+                "another strategy, or add them to the folder SEMSPEC_VERIFIER_ALTERNATIVES"
+            )
+        return None
+
+    def tells_logprobs(self, strategy: str) -> bool:
+        """Whether all that is written has its writer's logprobs."""
+        writers = {Writer.DRAFT: self.draft, Writer.TARGET: self.target}
+        kept = (writers[writer] for writer in STRATEGIES[strategy].writers)
+        return STRATEGIES[strategy].tells_logprobs and all(writer.tells_logprobs for writer in kept)
+
+    def max_context_tokens(self, strategy: str) -> int:
+        """The window a generation must fit in; a draft that only helps must follow to the end."""
+        if Writer.DRAFT not in STRATEGIES[strategy].writers:
+            return self.target.max_context_tokens
+        return min(self.draft.max_context_tokens, self.target.max_context_tokens)
+
+    def segmentations(self, strategy: str) -> frozenset[Segmentation]:
+        """What a strategy's services have in common."""
+        common = frozenset(self.target.segmentations)
+        if Writer.DRAFT in STRATEGIES[strategy].writers:
+            common &= frozenset(self.draft.segmentations)
+        is_judged = STRATEGIES[strategy].probes is not None
+        return common & frozenset(self.verifier.segmentations) if is_judged else common
+
+
+_SERVED = TypeAdapter(Served)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +117,7 @@ class Readiness:
         self._store = store
         self._metrics = metrics
         self._suspected = asyncio.Event()
+        self._returned = asyncio.Event()
         self.status = Status(None, None)
         self._kept: Served | None = None
         """As it stands in Redis for gateways to come."""
@@ -71,22 +146,28 @@ class Readiness:
         self.require()
 
     @property
-    def strategies(self) -> tuple[Strategy, ...]:
+    def strategies(self) -> tuple[str, ...]:
         """Those the pair can do; all of them as long as nothing is known of it."""
         served = self.status.served
-        return STRATEGIES if served is None else served.strategies
+        return tuple(STRATEGIES) if served is None else served.strategies
 
     def suspect(self) -> None:
         """A call failed or fell back: shake hands again soon."""
         self._suspected.set()
+
+    def recover(self) -> None:
+        """A call found again what was away: shake hands at once."""
+        self._suspected.set()
+        self._returned.set()
 
     async def watch(self) -> None:
         """Shake hands for ever."""
         while True:
             await self.check()
             if describe(self.status) == "ready":
-                await self._wait_for_suspicion()
-            await asyncio.sleep(self._settings.recheck_s)
+                await _within(self._settings.handshake_interval_s, self._suspected)
+            await _within(self._settings.recheck_s, self._returned)
+            self._returned.clear()
 
     async def check(self) -> None:
         """One handshake."""
@@ -94,13 +175,6 @@ class Readiness:
         before, self.status = self.status, await self._handshake()
         if describe(before) != describe(self.status):
             _log.info("readiness: %s", describe(self.status))
-
-    async def _wait_for_suspicion(self) -> None:
-        try:
-            async with asyncio.timeout(self._settings.handshake_interval_s):
-                await self._suspected.wait()
-        except TimeoutError:
-            pass
 
     async def _handshake(self) -> Status:
         settings, known = self._settings, self.status.served
@@ -154,6 +228,13 @@ class Readiness:
             reason = error.message if isinstance(error, SemspecError) else "no answer in time"
             remedy = f"start it, or fix SEMSPEC_GATEWAY_{role.upper()}_ADDRESS"
             return Unavailable(f"no handshake with the {role} service at {address}: {reason}; {remedy}")
+
+
+async def _within(limit_s: float, event: asyncio.Event) -> None:
+    """Wait for the event, but no longer."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await event.wait()
 
 
 def describe(status: Status) -> str:

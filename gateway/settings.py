@@ -1,30 +1,37 @@
 """What a gateway can be told, checked before it opens a socket."""
 
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, SecretStr, ValidationInfo, field_validator
+from pydantic import Field, SecretStr, ValidationInfo, create_model, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gateway.keys import read_entries
 from semspec.certificates import check_authority, check_pair
+from semspec.decoding import STRATEGIES, plain_options
 from semspec.errors import InvalidRequest
 from semspec.rpc.pool.resolver import parse_endpoints
 from semspec.settings import MEBIBYTE
-from semspec.types import AcceptanceRule, ScoreMethod, Segmentation, Strategy
+from semspec.types import MAX_SCORE, AcceptanceRule, ScoreMethod, Segmentation
 
-MAX_GAMMA = 8
-MAX_TOKEN_GAMMA = 16
-MAX_SCORE = 9
 MAX_CHOICES = 8
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
 MAX_LOGPROBS = 20
 
+if TYPE_CHECKING:
+    StrategyName = str
+else:
+    StrategyName = Literal[tuple(STRATEGIES)]
+
 _ADDRESS = "host:port of the {} service, or several with commas; a host may have many addresses, one a replica"
 
 
-class GatewaySettings(BaseSettings):
+_DEFAULTS: dict[str, Any] = {f"default_{name}": (kind, default) for name, kind, default in plain_options()}
+_StrategyDefaults: Any = create_model("_StrategyDefaults", __base__=BaseSettings, **_DEFAULTS)
+
+
+class GatewaySettings(_StrategyDefaults):
     """Environment variables `SEMSPEC_GATEWAY_*`. An empty variable counts as unset."""
 
     model_config = SettingsConfigDict(
@@ -68,15 +75,12 @@ class GatewaySettings(BaseSettings):
     model_name: str = Field(
         "semspec-demo", pattern=r"^[\w./-]{1,128}$", description="the pair's name in the API: letters, digits, . / - _"
     )
-    default_strategy: Strategy = Field("semantic", description=f"one of {', '.join(get_args(Strategy))}")
-    default_gamma: int = Field(1, ge=1, le=MAX_GAMMA, description="segments drafted before the target reads them")
-    default_token_gamma: int = Field(4, ge=1, le=MAX_TOKEN_GAMMA, description="tokens the draft proposes at a time")
+    default_strategy: StrategyName = Field("semantic", description=f"one of {', '.join(STRATEGIES)}")
     default_segmentation: Segmentation = Field(Segmentation.PARAGRAPH, description="paragraph or sentence")
     default_acceptance_rule: AcceptanceRule = Field("sample", description="sample or threshold")
     default_threshold: float = Field(0.5, ge=0, description="least ratio the rule threshold accepts")
     default_score_method: ScoreMethod = Field("greedy", description="greedy or average, of spec-reason")
     default_score_threshold: float = Field(7.0, ge=0, le=MAX_SCORE, description="least score spec-reason keeps")
-    default_draft_ahead: bool = Field(True, description="true drafts on while the target reads")
     default_temperature: float = Field(0.6, ge=0, le=2, description="temperature; 0 is greedy")
     default_top_p: float = Field(0.95, gt=0, le=1, description="share of probability mass to draw from; 1 keeps all")
     default_max_tokens: int = Field(1024, ge=1, description="output budget, cut to what the model's window leaves")

@@ -3,10 +3,21 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    create_model,
+    model_validator,
+)
 
-from gateway.settings import MAX_GAMMA, MAX_LOGPROBS, MAX_SCORE, MAX_STOP_LENGTH, MAX_STOPS, MAX_TOKEN_GAMMA
-from semspec.types import AcceptanceRule, ScoreMethod, Strategy
+from gateway.settings import MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOPS, StrategyName
+from semspec.decoding import plain_options
+from semspec.types import MAX_SCORE, AcceptanceRule, ScoreMethod
 
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "audio": (),
@@ -152,18 +163,19 @@ class ScoringOptions(Strict):
     threshold: float | None = Field(default=None, ge=0, le=MAX_SCORE)
 
 
-class Extension(Strict):
-    """What OpenAI's API has no words for: the request's `semspec` object."""
+_FIELDS: dict[str, Any] = {name: (kind | None, None) for name, kind, _ in plain_options()}
+_Options: Any = create_model("_Options", __base__=Strict, **_FIELDS)
 
-    strategy: Strategy | None = None
-    gamma: int | None = Field(default=None, ge=1, le=MAX_GAMMA)
-    token_gamma: int | None = Field(default=None, ge=1, le=MAX_TOKEN_GAMMA)
+
+class Extension(_Options):
+    """What OpenAI's API has no words for: the request's `semspec` object. None: the gateway's default."""
+
+    strategy: StrategyName | None = None
     segmentation: Literal["paragraph", "sentence"] | None = None
     acceptance: AcceptanceOptions = AcceptanceOptions()
     strictness: float | None = Field(default=None, ge=0, le=1)
     scoring: ScoringOptions = ScoringOptions()
     session: str | None = Field(default=None, pattern=SESSION_NAME)
-    draft_ahead: bool | None = None
     trace: bool = False
 
     @model_validator(mode="after")

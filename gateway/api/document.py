@@ -9,16 +9,12 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from gateway.http.calls import model_names
-from gateway.http.errors import TGI_PATHS
-from gateway.http.middleware import is_open
-from gateway.http.openapi.resources import Error
-from gateway.http.openapi.responses import DESCRIBED, reference, refusals
-from gateway.http.openapi.tgi import TgiError
-from gateway.http.schemas import LABELS
-from gateway.http.schemas import NEUTRAL as OPENAI_NEUTRAL
-from gateway.http.schemas import NEUTRAL as TGI_NEUTRAL
-from gateway.parts import Parts
+from gateway.api.bodies import LABELS, TGI_NEUTRAL
+from gateway.api.bodies import NEUTRAL as OPENAI_NEUTRAL
+from gateway.api.errors import TGI_PATHS, Error, TgiError
+from gateway.api.middleware import is_open
+from gateway.api.requests import model_names
+from gateway.api.responses import DESCRIBED, reference, refusals
 from gateway.settings import GatewaySettings
 
 Schema = dict[str, Any]
@@ -44,12 +40,15 @@ _REQUEST_ID = {"description": "also in the server's log", "schema": {"type": "st
 
 
 class DocumentedApp(FastAPI):
-    """Its parts must be in `state.parts` before the document is asked for."""
+    """FastAPI's application, with a document of our making."""
+
+    def __init__(self, settings: GatewaySettings, **options: Any) -> None:
+        super().__init__(**options)
+        self._settings = settings
 
     def openapi(self) -> Schema:
         if self.openapi_schema is None:
-            parts: Parts = self.state.parts
-            self.openapi_schema = completed(super().openapi(), parts.settings)
+            self.openapi_schema = completed(super().openapi(), self._settings)
         return self.openapi_schema
 
 

@@ -1,17 +1,17 @@
 """Every error leaves the gateway through here, in OpenAI's shape or, on TGI's routes, in TGI's."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from gateway.http.schemas import is_known_field, is_known_parameter
+from gateway.api.bodies import is_known_field, is_known_parameter
 from gateway.metrics import Metrics
-from gateway.tasks import ClientGone
 from semspec.errors import (
     Cancelled,
     Conflict,
@@ -26,7 +26,7 @@ from semspec.errors import (
     Unavailable,
     represent,
 )
-from semspec.records import Json
+from semspec.records import Body
 
 CLIENT_GONE_STATUS = 499
 """Nginx's word for a client that did not wait; seen in metrics and logs only."""
@@ -37,6 +37,33 @@ UNAVAILABLE_RETRY_AFTER_S = 2
 TGI_PATHS = frozenset({"/", "/generate", "/generate_stream", "/info", "/tokenize"})
 
 _HTTP_CODES = {400: "invalid_request", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+
+
+class ErrorDetail(Body):
+    """What went wrong, in OpenAI's words."""
+
+    message: str
+    type: str
+    param: str | None
+    """The field at fault, as a path with dots."""
+    code: str
+
+
+class Error(Body):
+    """Every refusal and failure outside TGI's routes."""
+
+    error: ErrorDetail
+
+
+class TgiError(Body):
+    """Every refusal and failure on TGI's routes."""
+
+    error: str
+    error_type: Literal["validation", "generation", "overloaded"]
+
+
+class ClientGone(Exception):
+    """The client has closed the connection."""
 
 
 def install_handlers(app: FastAPI, metrics: Metrics) -> None:
@@ -70,21 +97,21 @@ def install_handlers(app: FastAPI, metrics: Metrics) -> None:
     app.add_exception_handler(ClientGone, on_client_gone)
 
 
-def error_body(error: SemspecError) -> Json:
+def error_body(error: SemspecError) -> Error:
     """OpenAI's error object, also the last event of a stream that broke."""
     return _body(error.message, represent(error).openai_type, error.parameter, _code(error))
 
 
-def tgi_error_body(error: SemspecError) -> Json:
+def tgi_error_body(error: SemspecError) -> TgiError:
     """The same in TGI's shape, whose clients raise by `error_type`."""
     return _tgi_body(error.message, _tgi_status(error))
 
 
-def error_response(error: SemspecError, path: str = "") -> JSONResponse:
+def error_response(error: SemspecError, path: str = "") -> Response:
     """The same as a whole response, in the shape of the API that `path` belongs to."""
     if path in TGI_PATHS:
-        return JSONResponse(tgi_error_body(error), _tgi_status(error), _headers(error))
-    return JSONResponse(error_body(error), represent(error).http_status, _headers(error))
+        return _response(tgi_error_body(error), _tgi_status(error), _headers(error))
+    return _response(error_body(error), represent(error).http_status, _headers(error))
 
 
 def internal_error() -> InternalError:
@@ -108,8 +135,12 @@ def _headers(error: SemspecError) -> dict[str, str] | None:
     return {"retry-after": str(UNAVAILABLE_RETRY_AFTER_S)} if isinstance(error, Unavailable) else None
 
 
-def _body(message: str, openai_type: str, parameter: str | None, code: str) -> Json:
-    return {"error": {"message": message, "type": openai_type, "param": parameter, "code": code}}
+def _response(body: BaseModel, status: int, headers: Mapping[str, str] | None) -> Response:
+    return Response(body.model_dump_json(), status, headers, "application/json")
+
+
+def _body(message: str, openai_type: str, parameter: str | None, code: str) -> Error:
+    return Error(error=ErrorDetail(message=message, type=openai_type, param=parameter, code=code))
 
 
 def _tgi_status(error: SemspecError) -> int:
@@ -121,23 +152,23 @@ def _tgi_status(error: SemspecError) -> int:
     return represent(error).http_status
 
 
-def _tgi_body(message: str, status: int) -> Json:
+def _tgi_body(message: str, status: int) -> TgiError:
     if status == HTTPStatus.TOO_MANY_REQUESTS:
-        return {"error": message, "error_type": "overloaded"}
+        return TgiError(error=message, error_type="overloaded")
     is_ours = status >= 500 or status == HTTPStatus.FAILED_DEPENDENCY
-    return {"error": message, "error_type": "generation" if is_ours else "validation"}
+    return TgiError(error=message, error_type="generation" if is_ours else "validation")
 
 
 def _http_code(status: int) -> str:
     return _HTTP_CODES.get(status, HTTPStatus(status).phrase.lower().replace(" ", "_"))
 
 
-def _http_response(error: HTTPException, path: str) -> JSONResponse:
+def _http_response(error: HTTPException, path: str) -> Response:
     status, message = error.status_code, str(error.detail)
     if path in TGI_PATHS:
-        return JSONResponse(_tgi_body(message, status), status, error.headers)
+        return _response(_tgi_body(message, status), status, error.headers)
     openai_type = "invalid_request_error" if status < 500 else "server_error"
-    return JSONResponse(_body(message, openai_type, None, _http_code(status)), status, error.headers)
+    return _response(_body(message, openai_type, None, _http_code(status)), status, error.headers)
 
 
 def _invalid(details: Sequence[Any]) -> InvalidRequest:

@@ -14,10 +14,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.http.errors import CLIENT_GONE_STATUS, error_response, internal_error
+from gateway.api.errors import CLIENT_GONE_STATUS, error_response, internal_error
 from gateway.keys import Keys
 from gateway.metrics import Metrics
-from gateway.parts import Parts
 from semspec.errors import Unauthenticated, represent
 from semspec.logging import request_id
 from semspec.tracing import CARRIED, Attributes, Span, span
@@ -50,9 +49,8 @@ def owner_of(request: Request) -> str:
 
 
 def is_anonymous(request: Request) -> bool:
-    """Whether keys are asked for, and this request to an open path came without one."""
-    parts: Parts = request.app.state.parts
-    return parts.keys is not None and not hasattr(request.state, "owner")
+    """Whether this request, to an open path, came without an API key that is known."""
+    return not hasattr(request.state, "owner")
 
 
 OwnerOf = Annotated[str, Depends(owner_of)]

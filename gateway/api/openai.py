@@ -1,184 +1,210 @@
-"""OpenAI's shapes for answers, of chat and of plain completions."""
+"""OpenAI's API: its routes, and its shapes of answers for chat and for plain completions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
-from pydantic import JsonValue
+from fastapi import APIRouter
+from fastapi import Request as HttpRequest
+from fastapi.responses import Response
+from pydantic import BaseModel
 
-from gateway.generations.call import Call
-from gateway.generations.choice import Ended, Kept
-from gateway.generations.output_text import Delta
-from gateway.generations.statistics import Summary, statistics, usage
-from gateway.http.errors import error_body
-from gateway.http.formats.format import Envelope
+from gateway.api.bodies import ChatRequest, CompletionRequest
+from gateway.api.errors import error_body
+from gateway.api.openai_models import (
+    AssistantMessage,
+    ChatChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatLogprobs,
+    ChunkChoice,
+    ChunkDrafted,
+    ChunkSegment,
+    CompletionChoice,
+    CompletionLogprobs,
+    DraftedSegment,
+    DraftedSegments,
+    NoDelta,
+    TextCompletion,
+    TextCompletionChunk,
+    TokenChance,
+    WholeMessage,
+    WrittenToken,
+)
+from gateway.api.requests import chat_request, completion_request
+from gateway.api.responses import CHAT, COMPLETION, IDEMPOTENT
+from gateway.api.sse import Responder
+from gateway.api.statistics import AnswerMetrics, Statistics, TokenCounts
+from gateway.generation.output import ChoiceOutput, Delta, Ended, Kept
+from gateway.generation.request import Request
+from gateway.settings import GatewaySettings
 from semspec.errors import SemspecError
-from semspec.records import Json, record_json
+from semspec.records import SegmentTrace
 from semspec.types import Drafted, FinishReason, TokenLogprob
 
 
-def chat_logprobs(tokens: Sequence[TokenLogprob] | None) -> JsonValue:
-    """`logprobs` of a chat choice."""
-    if tokens is None:
-        return None
-    content: list[JsonValue] = [
-        {**_token(token), "top_logprobs": [_token(other) for other in token.alternatives]} for token in tokens
-    ]
-    return {"content": content, "refusal": None}
+def router(responder: Responder, settings: GatewaySettings) -> APIRouter:
+    """`/v1/chat/completions` and `/v1/completions`."""
+    routes = APIRouter(prefix="/v1", tags=["completions"])
 
+    @routes.post("/chat/completions", response_model=None, responses=CHAT, openapi_extra=IDEMPOTENT)
+    async def chat_completions(http: HttpRequest, body: ChatRequest) -> Response:
+        """Answer a conversation."""
+        return await responder.respond(http, chat_request(body, settings), body)
 
-def completion_logprobs(tokens: Sequence[TokenLogprob] | None, offset: int) -> JsonValue:
-    """`logprobs` of a plain completion; `offset` is where its first token begins in the whole text, in characters."""
-    if tokens is None:
-        return None
-    texts = [_text(token) for token in tokens]
-    offsets: list[JsonValue] = [*accumulate(map(len, texts), initial=offset)]
-    return {
-        "tokens": list[JsonValue](texts),
-        "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [{_text(other): other.logprob for other in token.alternatives} for token in tokens],
-        "text_offset": offsets[:-1],
-    }
+    @routes.post("/completions", response_model=None, responses=COMPLETION, openapi_extra=IDEMPOTENT)
+    async def completions(http: HttpRequest, body: CompletionRequest) -> Response:
+        """Continue a text."""
+        return await responder.respond(http, completion_request(body, settings), body)
 
-
-def _token(token: TokenLogprob) -> Json:
-    return {"token": _text(token), "logprob": token.logprob, "bytes": list(token.data)}
-
-
-def _text(token: TokenLogprob) -> str:
-    return token.data.decode(errors="replace")
+    return routes
 
 
 class _OpenAIFormat(ABC):
-    """What both shapes share. Our own words stand under the additional key `semspec`."""
+    """What both shapes share. See `gateway.api.sse.Format`."""
 
     last_line: str | None = "[DONE]"
-    kind: str
-    chunk_kind: str
 
-    def __init__(self, call: Call, envelope: Envelope) -> None:
-        self._call = call
-        self._envelope = envelope
+    def __init__(self, request: Request, system_fingerprint: str) -> None:
+        self._request = request
+        self._head = {
+            "id": request.id,
+            "created": request.created,
+            "model": request.model,
+            "system_fingerprint": system_fingerprint,
+        }
 
-    def opening(self, index: int) -> list[Json]:
+    def opening(self, index: int) -> list[BaseModel]:
         return []
 
-    def drafted(self, event: Drafted) -> list[Json]:
-        return [{**self._chunk([]), "semspec": {"drafted": _drafted(event)}}] if self._call.trace else []
+    def drafted(self, event: Drafted) -> list[BaseModel]:
+        return [self._chunk([], semspec=_drafted(event))] if self._request.trace else []
 
-    def text(self, index: int, event: Kept | Ended) -> list[Json]:
+    def text(self, index: int, event: Kept | Ended) -> list[BaseModel]:
         if isinstance(event, Ended):
-            return [self._chunk([self._delta(index, event.delta, None)])] if event.delta != Delta() else []
-        logprobs = self._logprobs(event.record.logprobs, event.offset)
-        chunk = self._chunk([self._delta(index, event.delta, logprobs)])
-        if self._call.trace:
-            chunk["semspec"] = {"segment": record_json(event.record)}
-        return [chunk]
+            return [self._chunk([self._piece(index, event.delta, None)])] if event.delta != Delta() else []
+        choice = self._piece(index, event.delta, self._logprobs(event.record.logprobs, event.offset))
+        if self._request.trace:
+            return [self._chunk([choice], semspec=ChunkSegment(segment=SegmentTrace.of(event.record)))]
+        return [self._chunk([choice])]
 
-    def closing(self, index: int, ended: Ended, summaries: Sequence[Summary]) -> list[Json]:
-        chunks = [self._chunk([self._end(index, ended.reason)])]
-        if summaries and self._call.include_usage:
-            chunks.append({**self._chunk([]), "usage": usage(summaries)})
-        if summaries:
-            chunks[-1] |= statistics(summaries, self._call)
-        return chunks
+    def closing(self, index: int, ended: Ended, outputs: Sequence[ChoiceOutput]) -> list[BaseModel]:
+        end = [self._end(index, ended.reason)]
+        if not outputs:
+            return [self._chunk(end)]
+        numbers = {"semspec": Statistics.of(outputs, self._request), "metrics": AnswerMetrics.of(outputs)}
+        if not self._request.include_usage:
+            return [self._chunk(end, **numbers)]
+        return [self._chunk(end), self._chunk([], usage=TokenCounts.of(outputs), **numbers)]
 
-    def response(self, summaries: Sequence[Summary]) -> JsonValue:
-        choices = [self._choice(index, summary) for index, summary in enumerate(summaries)]
-        return {
-            **self._head(self.kind),
-            "choices": choices,
-            "usage": usage(summaries),
-            **statistics(summaries, self._call),
-        }
+    def response(self, outputs: Sequence[ChoiceOutput]) -> BaseModel:
+        return self._whole(
+            [self._choice(index, output) for index, output in enumerate(outputs)],
+            usage=TokenCounts.of(outputs),
+            semspec=Statistics.of(outputs, self._request),
+            metrics=AnswerMetrics.of(outputs),
+        )
 
-    def error(self, error: SemspecError) -> Json:
+    def error(self, error: SemspecError) -> BaseModel:
         return error_body(error)
 
-    def _head(self, kind: str) -> Json:
-        envelope = self._envelope
-        return {
-            "id": envelope.id,
-            "object": kind,
-            "created": envelope.created,
-            "model": envelope.model,
-            "system_fingerprint": envelope.system_fingerprint,
-        }
-
-    def _chunk(self, choices: list[JsonValue]) -> Json:
-        return {**self._head(self.chunk_kind), "choices": choices, "usage": None}
+    @abstractmethod
+    def _chunk(self, choices: Sequence[Any], **fields: Any) -> BaseModel: ...
 
     @abstractmethod
-    def _delta(self, index: int, delta: Delta, logprobs: JsonValue) -> JsonValue: ...
+    def _whole(self, choices: Sequence[Any], **fields: Any) -> BaseModel: ...
 
     @abstractmethod
-    def _end(self, index: int, reason: FinishReason) -> JsonValue: ...
+    def _piece(self, index: int, delta: Delta, logprobs: Any) -> BaseModel: ...
 
     @abstractmethod
-    def _choice(self, index: int, summary: Summary) -> JsonValue: ...
+    def _end(self, index: int, reason: FinishReason) -> BaseModel: ...
 
     @abstractmethod
-    def _logprobs(self, tokens: Sequence[TokenLogprob] | None, offset: int) -> JsonValue: ...
+    def _choice(self, index: int, output: ChoiceOutput) -> BaseModel: ...
+
+    @abstractmethod
+    def _logprobs(self, tokens: Sequence[TokenLogprob] | None, offset: int) -> BaseModel | None: ...
 
 
 class ChatFormat(_OpenAIFormat):
     """`POST /v1/chat/completions`. The reasoning up to `</think>` stands apart, under both names in use for it."""
 
-    kind, chunk_kind = "chat.completion", "chat.completion.chunk"
+    def opening(self, index: int) -> list[BaseModel]:
+        return [self._chunk([self._piece(index, Delta(), None)])]
 
-    def opening(self, index: int) -> list[Json]:
-        return [self._chunk([self._delta(index, Delta(), None)])]
+    def _chunk(self, choices: Sequence[ChunkChoice], **fields: Any) -> BaseModel:
+        fields = {"usage": None, **fields}
+        return ChatCompletionChunk(object="chat.completion.chunk", choices=list(choices), **self._head, **fields)
 
-    def _delta(self, index: int, delta: Delta, logprobs: JsonValue) -> JsonValue:
-        return {"index": index, "delta": _message(delta), "logprobs": logprobs, "finish_reason": None}
+    def _whole(self, choices: Sequence[ChatChoice], **fields: Any) -> BaseModel:
+        return ChatCompletion(object="chat.completion", choices=list(choices), **self._head, **fields)
 
-    def _end(self, index: int, reason: FinishReason) -> JsonValue:
-        return {"index": index, "delta": {}, "logprobs": None, "finish_reason": reason.value}
+    def _piece(self, index: int, delta: Delta, logprobs: ChatLogprobs | None) -> ChunkChoice:
+        return ChunkChoice(
+            index=index, delta=AssistantMessage(**_message(delta)), logprobs=logprobs, finish_reason=None
+        )
 
-    def _choice(self, index: int, summary: Summary) -> JsonValue:
-        return {
-            "index": index,
-            "message": {**_message(summary.seen), "refusal": None},
-            "logprobs": self._logprobs(summary.logprobs, 0),
-            "finish_reason": _reason(summary),
-        }
+    def _end(self, index: int, reason: FinishReason) -> ChunkChoice:
+        return ChunkChoice(index=index, delta=NoDelta(), logprobs=None, finish_reason=reason)
 
-    def _logprobs(self, tokens: Sequence[TokenLogprob] | None, offset: int) -> JsonValue:
-        return chat_logprobs(tokens)
+    def _choice(self, index: int, output: ChoiceOutput) -> ChatChoice:
+        return ChatChoice(
+            index=index,
+            message=WholeMessage(**_message(output.seen), refusal=None),
+            logprobs=self._logprobs(output.logprobs, 0),
+            finish_reason=output.finish_reason,
+        )
+
+    def _logprobs(self, tokens: Sequence[TokenLogprob] | None, offset: int) -> ChatLogprobs | None:
+        if tokens is None:
+            return None
+        content = [
+            WrittenToken(**_token(token), top_logprobs=[TokenChance(**_token(other)) for other in token.alternatives])
+            for token in tokens
+        ]
+        return ChatLogprobs(content=content, refusal=None)
 
 
 class CompletionFormat(_OpenAIFormat):
     """`POST /v1/completions`."""
 
-    kind = chunk_kind = "text_completion"
+    def _chunk(self, choices: Sequence[CompletionChoice], **fields: Any) -> BaseModel:
+        fields = {"usage": None, **fields}
+        return TextCompletionChunk(object="text_completion", choices=list(choices), **self._head, **fields)
 
-    def _delta(self, index: int, delta: Delta, logprobs: JsonValue) -> JsonValue:
-        return {"index": index, "text": delta.content, "logprobs": logprobs, "finish_reason": None}
+    def _whole(self, choices: Sequence[CompletionChoice], **fields: Any) -> BaseModel:
+        return TextCompletion(object="text_completion", choices=list(choices), **self._head, **fields)
 
-    def _end(self, index: int, reason: FinishReason) -> JsonValue:
-        return {"index": index, "text": "", "logprobs": None, "finish_reason": reason.value}
+    def _piece(self, index: int, delta: Delta, logprobs: CompletionLogprobs | None) -> CompletionChoice:
+        return CompletionChoice(index=index, text=delta.content, logprobs=logprobs, finish_reason=None)
 
-    def _choice(self, index: int, summary: Summary) -> JsonValue:
-        logprobs = self._logprobs(summary.logprobs, 0)
-        return {
-            "index": index,
-            "text": summary.seen.content,
-            "logprobs": logprobs,
-            "finish_reason": _reason(summary),
-        }
+    def _end(self, index: int, reason: FinishReason) -> CompletionChoice:
+        return CompletionChoice(index=index, text="", logprobs=None, finish_reason=reason)
 
-    def _logprobs(self, tokens: Sequence[TokenLogprob] | None, offset: int) -> JsonValue:
-        return completion_logprobs(tokens, offset)
+    def _choice(self, index: int, output: ChoiceOutput) -> CompletionChoice:
+        return CompletionChoice(
+            index=index,
+            text=output.seen.content,
+            logprobs=self._logprobs(output.logprobs, 0),
+            finish_reason=output.finish_reason,
+        )
+
+    def _logprobs(self, tokens: Sequence[TokenLogprob] | None, offset: int) -> CompletionLogprobs | None:
+        """`offset` is where the first token begins in the whole text, in characters."""
+        if tokens is None:
+            return None
+        texts = [_text(token) for token in tokens]
+        return CompletionLogprobs(
+            tokens=texts,
+            token_logprobs=[token.logprob for token in tokens],
+            top_logprobs=[{_text(other): other.logprob for other in token.alternatives} for token in tokens],
+            text_offset=[*accumulate(map(len, texts), initial=offset)][:-1],
+        )
 
 
-def _drafted(event: Drafted) -> Json:
-    segments: list[JsonValue] = [
-        {"text": segment.text, "num_tokens": len(segment.token_ids)} for segment in event.segments
-    ]
-    return {"index": event.index, "segments": segments}
-
-
-def _message(text: Delta) -> Json:
+def _message(text: Delta) -> dict[str, Any]:
     reasoning = text.reasoning or None
     return {
         "role": "assistant",
@@ -189,5 +215,14 @@ def _message(text: Delta) -> Json:
     }
 
 
-def _reason(summary: Summary) -> str | None:
-    return None if summary.finish_reason is None else summary.finish_reason.value
+def _drafted(event: Drafted) -> ChunkDrafted:
+    segments = [DraftedSegment(text=segment.text, num_tokens=len(segment.token_ids)) for segment in event.segments]
+    return ChunkDrafted(drafted=DraftedSegments(index=event.index, segments=segments))
+
+
+def _token(token: TokenLogprob) -> dict[str, Any]:
+    return {"token": _text(token), "logprob": token.logprob, "bytes": list(token.data)}
+
+
+def _text(token: TokenLogprob) -> str:
+    return token.data.decode(errors="replace")

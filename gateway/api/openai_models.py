@@ -1,21 +1,13 @@
-"""Answers of the routes that generate, whole and as the events of a stream."""
+"""Answers of OpenAI's API, whole and as the events of a stream. Our own fields: `semspec`, and `metrics` as in vLLM."""
 
 from typing import Literal
 
-from gateway.http.openapi.described import Described
-from gateway.http.openapi.statistics import AnswerMetrics, SegmentTrace, Statistics
+from gateway.api.statistics import AnswerMetrics, Statistics, TokenCounts
+from semspec.records import Body, SegmentTrace, if_any
 from semspec.types import FinishReason
 
 
-class TokenCounts(Described):
-    """Over all choices; their common prompt counts once."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
-class TokenChance(Described):
+class TokenChance(Body):
     """A token and its log-probability."""
 
     token: str
@@ -29,14 +21,14 @@ class WrittenToken(TokenChance):
     top_logprobs: list[TokenChance]
 
 
-class ChatLogprobs(Described):
+class ChatLogprobs(Body):
     """Of all tokens written, reasoning and a stop sequence included."""
 
     content: list[WrittenToken]
     refusal: None
 
 
-class CompletionLogprobs(Described):
+class CompletionLogprobs(Body):
     """The same in the shape of plain completions."""
 
     tokens: list[str]
@@ -45,7 +37,7 @@ class CompletionLogprobs(Described):
     text_offset: list[int]
 
 
-class AssistantMessage(Described):
+class AssistantMessage(Body):
     """Text up to `</think>` is reasoning, under both names in use for it; the rest is content."""
 
     role: Literal["assistant"]
@@ -61,11 +53,11 @@ class WholeMessage(AssistantMessage):
     refusal: None
 
 
-class NoDelta(Described):
+class NoDelta(Body):
     """A choice's last chunk adds nothing."""
 
 
-class ChatChoice(Described):
+class ChatChoice(Body):
     """One answer to a conversation."""
 
     index: int
@@ -74,7 +66,7 @@ class ChatChoice(Described):
     finish_reason: FinishReason | None
 
 
-class CompletionChoice(Described):
+class CompletionChoice(Body):
     """One text; in a chunk, a piece of it."""
 
     index: int
@@ -83,7 +75,7 @@ class CompletionChoice(Described):
     finish_reason: FinishReason | None
 
 
-class ChunkChoice(Described):
+class ChunkChoice(Body):
     """A piece of one answer to a conversation."""
 
     index: int
@@ -92,14 +84,14 @@ class ChunkChoice(Described):
     finish_reason: FinishReason | None
 
 
-class DraftedSegment(Described):
+class DraftedSegment(Body):
     """A segment in flight."""
 
     text: str
     num_tokens: int
 
 
-class DraftedSegments(Described):
+class DraftedSegments(Body):
     """Segments that the draft has written and that are not yet judged."""
 
     index: int
@@ -107,19 +99,19 @@ class DraftedSegments(Described):
     segments: list[DraftedSegment]
 
 
-class ChunkDrafted(Described):
+class ChunkDrafted(Body):
     """With `trace`: what is in flight now."""
 
     drafted: DraftedSegments
 
 
-class ChunkSegment(Described):
+class ChunkSegment(Body):
     """With `trace`: the record of the segment that the chunk ends."""
 
     segment: SegmentTrace
 
 
-class _Answer(Described):
+class _Answer(Body):
     id: str
     created: int
     """Seconds since 1970."""
@@ -158,8 +150,8 @@ class ChatCompletionChunk(_Chunk):
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChunkChoice]
-    semspec: Statistics | ChunkSegment | ChunkDrafted | None = None
-    metrics: AnswerMetrics | None = None
+    semspec: Statistics | ChunkSegment | ChunkDrafted | None = if_any()
+    metrics: AnswerMetrics | None = if_any()
 
 
 class TextCompletionChunk(_Chunk):
@@ -167,5 +159,5 @@ class TextCompletionChunk(_Chunk):
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
-    semspec: Statistics | ChunkSegment | ChunkDrafted | None = None
-    metrics: AnswerMetrics | None = None
+    semspec: Statistics | ChunkSegment | ChunkDrafted | None = if_any()
+    metrics: AnswerMetrics | None = if_any()

@@ -1,40 +1,93 @@
 """For those who run the gateway: is it alive, can it serve, what does it do."""
 
-from fastapi import APIRouter, Request
+import asyncio
+from collections.abc import Awaitable
+
+from fastapi import APIRouter
+from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from gateway.http.middleware import is_anonymous
-from gateway.http.openapi.responses import HEALTH, METRICS, READY
-from gateway.parts import PartsOf
-from gateway.readiness import describe
-from semspec.errors import SemspecError
-from semspec.records import Json
-
-router = APIRouter(tags=["operations"])
+from gateway.api.middleware import is_anonymous
+from gateway.api.resource_models import Health, Ready, Service, Services
+from gateway.api.responses import METRICS, READY
+from gateway.metrics import Metrics
+from gateway.readiness import Readiness, describe
+from gateway.settings import GatewaySettings
+from gateway.store.store import Store
+from semspec.decoding import Backends
+from semspec.errors import SemspecError, Unavailable
+from semspec.types import ModelInfo, VerifierInfo
 
 _WITHOUT_KEY = "not ready; the log says why, and so does this route to who has an API key"
 """Clients without an API key do not learn addresses and models."""
 
 
-@router.get("/health", responses=HEALTH)
-async def health() -> Json:
-    """The process answers."""
-    return {"status": "ok"}
+def router(
+    backends: Backends, readiness: Readiness, store: Store, metrics: Metrics, settings: GatewaySettings
+) -> APIRouter:
+    """`/health`, `/ready`, `/metrics` and `/v1/services`."""
+    routes = APIRouter(tags=["operations"])
+    asks_for_keys = settings.auth == "keys"
+
+    @routes.get("/health")
+    async def health() -> Health:
+        """The process answers."""
+        return Health(status="ok")
+
+    @routes.get("/ready", responses=READY)
+    async def ready(http: HttpRequest) -> Ready:
+        """The services answer and belong together; else 503 and, with an API key, one line that says what to do."""
+        anonymous = asks_for_keys and is_anonymous(http)
+        try:
+            readiness.require_place()
+        except SemspecError as error:
+            raise type(error)(_WITHOUT_KEY) if anonymous else error from None
+        detail = describe(readiness.status)
+        return Ready(status="ready", detail=detail.partition(":")[0] if anonymous else detail)
+
+    @routes.get("/metrics", response_model=None, responses=METRICS)
+    async def exposition() -> Response:
+        """Prometheus' text format."""
+        return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+    @routes.get("/v1/services")
+    async def services() -> Services:
+        """Who answers now, asked one by one."""
+        asked = {
+            "draft": _model(backends.drafter.info()),
+            "target": _model(backends.target.info()),
+            "verifier": _probes(backends.verifier.info()),
+            "redis": _redis(store),
+        }
+        states = (_state(name, answer, settings.handshake_deadline_s) for name, answer in asked.items())
+        return Services(services=list(await asyncio.gather(*states)))
+
+    return routes
 
 
-@router.get("/ready", responses=READY)
-async def ready(request: Request, parts: PartsOf) -> Json:
-    """The services answer and belong together; else 503 and, with an API key, one line that says what to do."""
+async def _state(name: str, answer: Awaitable[str], deadline_s: float) -> Service:
+    status = "ok"
     try:
-        parts.readiness.require_place()
-    except SemspecError as error:
-        raise type(error)(_WITHOUT_KEY) if is_anonymous(request) else error from None
-    detail = describe(parts.readiness.status)
-    return {"status": "ready", "detail": detail.partition(":")[0] if is_anonymous(request) else detail}
+        async with asyncio.timeout(deadline_s):
+            detail = await answer
+    except (SemspecError, TimeoutError) as error:
+        status, detail = "away", error.message if isinstance(error, SemspecError) else "no answer in time"
+    return Service.model_validate({"name": name, "status": status, "detail": detail})
 
 
-@router.get("/metrics", response_model=None, responses=METRICS)
-async def metrics(parts: PartsOf) -> Response:
-    """Prometheus' text format."""
-    return Response(parts.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+async def _model(answer: Awaitable[ModelInfo]) -> str:
+    info = await answer
+    name = info.model.rstrip("/").rpartition("/")[2]  # its folder on the server is not public
+    return f"{name}, {info.num_layers} layers"
+
+
+async def _probes(answer: Awaitable[VerifierInfo]) -> str:
+    info = await answer
+    return f"probes {info.draft_probe} and {info.target_probe}"
+
+
+async def _redis(store: Store) -> str:
+    if not await store.ping():
+        raise Unavailable("no answer")
+    return "keeps traces and sessions"

@@ -1,26 +1,17 @@
-"""From a request body to a call."""
+"""From a request's body to the request, every default filled in."""
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Literal, cast
+from typing import Any, Literal
 
-from gateway.generations.call import Api, Call
-from gateway.generations.served import STRATEGIES
-from gateway.http.schemas import ChatRequest, CompletionRequest, Extension, GenerationRequest, TgiRequest
+from gateway.api.bodies import ChatRequest, CompletionRequest, Extension, GenerationRequest, TgiRequest
+from gateway.generation.request import Api, Request
 from gateway.settings import GatewaySettings
+from semspec.decoding import STRATEGIES, Generation, plain_options
 from semspec.errors import InvalidRequest, NotFound
-from semspec.types import (
-    Acceptance,
-    Context,
-    Generation,
-    Message,
-    SamplingParams,
-    Scoring,
-    Segmentation,
-    Strategy,
-)
+from semspec.types import Acceptance, Context, Message, SamplingParams, Scoring, Segmentation
 
 _ROLES: dict[str, Literal["system", "user", "assistant"]] = {
     "system": "system",
@@ -32,7 +23,7 @@ _ROLES: dict[str, Literal["system", "user", "assistant"]] = {
 _PREFIXES: dict[Api, str] = {"chat": "chatcmpl", "completions": "cmpl", "tgi": "tgi"}
 
 
-def chat_call(body: ChatRequest, settings: GatewaySettings) -> Call:
+def chat_request(body: ChatRequest, settings: GatewaySettings) -> Request:
     """Raises: InvalidRequest, NotFound."""
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs is only allowed when logprobs is true", "top_logprobs")
@@ -41,29 +32,29 @@ def chat_call(body: ChatRequest, settings: GatewaySettings) -> Call:
         raise InvalidRequest("max_tokens is another name for max_completion_tokens; give one of them", "max_tokens")
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     budget = body.max_completion_tokens or body.max_tokens
-    return _call("chat", body, messages, settings, budget, num_logprobs)
+    return _request("chat", body, messages, settings, budget, num_logprobs)
 
 
-def completion_call(body: CompletionRequest, settings: GatewaySettings, api: Api = "completions") -> Call:
+def completion_request(body: CompletionRequest, settings: GatewaySettings, api: Api = "completions") -> Request:
     """Raises: InvalidRequest, NotFound."""
     if body.semspec.session is not None:
         raise InvalidRequest("sessions hold turns of a chat; use /v1/chat/completions", "semspec.session")
-    return _call(api, body, body.prompt, settings, body.max_tokens, body.logprobs)
+    return _request(api, body, body.prompt, settings, body.max_tokens, body.logprobs)
 
 
-def model_names(settings: GatewaySettings, strategies: Sequence[Strategy] = STRATEGIES) -> list[str]:
+def model_names(settings: GatewaySettings, strategies: Iterable[str] = STRATEGIES) -> list[str]:
     """The pair under its own name, and once for each of `strategies`."""
     return [settings.model_name, *(f"{settings.model_name}:{strategy}" for strategy in strategies)]
 
 
-def _call(
+def _request(
     api: Api,
     body: GenerationRequest,
     prompt: str | tuple[Message, ...],
     settings: GatewaySettings,
     max_tokens: int | None,
     num_logprobs: int | None,
-) -> Call:
+) -> Request:
     num_choices = body.n or 1
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options is only allowed when stream is true", "stream_options")
@@ -71,7 +62,7 @@ def _call(
         raise InvalidRequest(f"n is {num_choices}, but at most {settings.max_n} choices are served", "n")
     if num_choices > 1 and body.semspec.session is not None:
         raise InvalidRequest("a session has one next turn; leave out n or the session", "n")
-    return Call(
+    return Request(
         id=f"{_PREFIXES[api]}-{secrets.token_hex(16)}",
         api=api,
         created=int(time.time()),
@@ -101,27 +92,31 @@ def _plan(body: GenerationRequest, settings: GatewaySettings) -> Generation:
             top_k=max(0, body.top_k or 0),
         ),
         strategy=_strategy(body.model, options, settings),
-        gamma=options.gamma or settings.default_gamma,
-        token_gamma=options.token_gamma or settings.default_token_gamma,
+        **_plain_options(options, settings),
         segmentation=Segmentation(options.segmentation or settings.default_segmentation),
         acceptance=_acceptance(options, settings),
         scoring=_scoring(options, settings),
-        draft_ahead=settings.default_draft_ahead if options.draft_ahead is None else options.draft_ahead,
         show_drafts=options.trace and bool(body.stream),
     )
+
+
+def _plain_options(options: Extension, settings: GatewaySettings) -> dict[str, Any]:
+    """Those of the strategies, asked for or by default."""
+    asked = {name: getattr(options, name) for name, *_ in plain_options()}
+    return {name: getattr(settings, f"default_{name}") if value is None else value for name, value in asked.items()}
 
 
 def _stops(body: GenerationRequest) -> tuple[str, ...]:
     return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
 
 
-def _strategy(model: str, options: Extension, settings: GatewaySettings) -> Strategy:
+def _strategy(model: str, options: Extension, settings: GatewaySettings) -> str:
     if model not in model_names(settings):
         raise NotFound(f"the model {model!r} does not exist; GET /v1/models lists those that do", "model")
-    alias = cast(Strategy | None, model.removeprefix(settings.model_name).lstrip(":") or None)
+    alias = model.removeprefix(settings.model_name).lstrip(":") or None
     if alias is not None and options.strategy not in (None, alias):
         raise InvalidRequest(f"the model {model!r} already names another strategy", "semspec.strategy")
-    return alias or options.strategy or settings.default_strategy
+    return str(alias or options.strategy or settings.default_strategy)
 
 
 def _acceptance(options: Extension, settings: GatewaySettings) -> Acceptance:
@@ -167,12 +162,12 @@ def text_request(body: TgiRequest, stream: bool, settings: GatewaySettings) -> T
     )
 
 
-def tgi_call(body: TextRequest, settings: GatewaySettings) -> Call:
+def tgi_request(body: TextRequest, settings: GatewaySettings) -> Request:
     """TGI tells each token's logprob, so those are asked for wherever tokens are told and the strategy knows them.
 
     Raises: InvalidRequest.
     """
-    call = completion_call(body, settings, "tgi")
+    request = completion_request(body, settings, "tgi")
     wanted = body.stream or body.details
-    plan = replace(call.plan, num_logprobs=body.logprobs or (0 if wanted else None), show_drafts=False)
-    return replace(call, plan=plan, keep_stop=True, details=body.details, full_text=body.full_text)
+    plan = replace(request.plan, num_logprobs=body.logprobs or (0 if wanted else None), show_drafts=False)
+    return replace(request, plan=plan, keep_stop=True, details=body.details, full_text=body.full_text)

@@ -1,33 +1,16 @@
-"""Errors, what is stored of a generation, and what the operators' routes say."""
+"""What is stored of generations and sessions, and what the operators' routes say."""
 
 from typing import Literal
 
-from gateway.http.openapi.answers import TokenCounts
-from gateway.http.openapi.described import Described
-from gateway.http.openapi.statistics import Parameters, SegmentTrace
+from gateway.api.statistics import TokenCounts
+from gateway.generation.request import Parameters
+from semspec.records import Body, SegmentTrace
 from semspec.types import FinishReason
-
-
-class ErrorDetail(Described):
-    """What went wrong, in OpenAI's words."""
-
-    message: str
-    type: str
-    param: str | None
-    """The field at fault, as a path with dots."""
-    code: str
-
-
-class Error(Described):
-    """Every refusal and failure outside TGI's routes."""
-
-    error: ErrorDetail
-
 
 GenerationStatus = Literal["running", "finished", "failed", "cancelled", "interrupted"]
 
 
-class GenerationModels(Described):
+class GenerationModels(Body):
     """Fingerprints of what generated."""
 
     draft: str
@@ -36,7 +19,7 @@ class GenerationModels(Described):
     target_probe: str
 
 
-class GenerationPrompt(Described):
+class GenerationPrompt(Body):
     """As the target was given it."""
 
     text: str
@@ -44,7 +27,7 @@ class GenerationPrompt(Described):
     tokenizer: str
 
 
-class Generation(Described):
+class StoredGeneration(Body):
     """What is stored of one choice of a request."""
 
     id: str
@@ -64,7 +47,7 @@ class Generation(Described):
     """Null until it has finished."""
 
 
-class GenerationTrace(Described):
+class GenerationTrace(Body):
     """The records of all kept segments so far, in order."""
 
     id: str
@@ -74,14 +57,14 @@ class GenerationTrace(Described):
     segments: list[SegmentTrace]
 
 
-class Turn(Described):
+class Turn(Body):
     """One message of a conversation."""
 
     role: Literal["system", "user", "assistant"]
     content: str
 
 
-class Session(Described):
+class Session(Body):
     """A conversation that is kept."""
 
     id: str
@@ -89,7 +72,7 @@ class Session(Described):
     turns: list[Turn]
 
 
-class SessionForgotten(Described):
+class SessionForgotten(Body):
     """A conversation that no longer is."""
 
     id: str
@@ -97,7 +80,7 @@ class SessionForgotten(Described):
     deleted: Literal[True]
 
 
-class ModelName(Described):
+class ModelName(Body):
     """A name a request may put in `model`."""
 
     id: str
@@ -107,20 +90,20 @@ class ModelName(Described):
     root: str
 
 
-class ModelNames(Described):
+class ModelNames(Body):
     """All of them."""
 
     object: Literal["list"]
     data: list[ModelName]
 
 
-class Health(Described):
+class Health(Body):
     """The process answers."""
 
     status: Literal["ok"]
 
 
-class Ready(Described):
+class Ready(Body):
     """The services answer and belong together."""
 
     status: Literal["ready"]
@@ -128,7 +111,7 @@ class Ready(Described):
     """`ready`, or what is away while the target goes on alone."""
 
 
-class Service(Described):
+class Service(Body):
     """One lamp."""
 
     name: Literal["draft", "target", "verifier", "redis"]
@@ -136,7 +119,7 @@ class Service(Described):
     detail: str
 
 
-class Services(Described):
+class Services(Body):
     """Who answers now."""
 
     services: list[Service]

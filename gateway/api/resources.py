@@ -1,4 +1,4 @@
-"""What is stored of a generation, and ways back to one that runs."""
+"""What is stored of generations and sessions, ways back to a generation that runs, and the names of models."""
 
 import json
 from contextlib import suppress
@@ -7,58 +7,126 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Path, Query
 from fastapi.responses import Response
 
-from gateway.generations import stored
-from gateway.generations.run import attached_run
-from gateway.http.answer import EventStream
-from gateway.http.middleware import OwnerOf
-from gateway.http.openapi.responses import EVENTS, GENERATION, TRACE
-from gateway.parts import PartsOf
-from semspec.errors import NotFound
-from semspec.records import Json
-
-router = APIRouter(prefix="/v1/generations", tags=["generations"])
+from gateway.api.bodies import SESSION_NAME
+from gateway.api.middleware import OwnerOf
+from gateway.api.requests import model_names
+from gateway.api.resource_models import (
+    GenerationTrace,
+    ModelName,
+    ModelNames,
+    Session,
+    SessionForgotten,
+    StoredGeneration,
+    Turn,
+)
+from gateway.api.responses import EVENTS, FORGOTTEN, GENERATION, MODEL, MODELS, SESSION, TRACE
+from gateway.api.sse import Responder
+from gateway.generation import stored
+from gateway.readiness import Readiness
+from gateway.settings import GatewaySettings
+from gateway.store.session_lease import stored_name
+from gateway.store.store import Store
+from semspec.errors import Conflict, NotFound
+from semspec.records import SegmentTrace
 
 GenerationId = Annotated[str, Path(pattern="^[A-Za-z0-9-]{1,64}$")]
 LastEventId = Annotated[str | None, Header(pattern=r"^\d{1,9}(-\d{1,9}){0,7}$")]
+SessionName = Annotated[str, Path(pattern=SESSION_NAME)]
 
 
-@router.get("/{id}", responses=GENERATION)
-async def generation(id: GenerationId, owner: OwnerOf, parts: PartsOf) -> Json:
-    """Parameters, models, prompt and outcome."""
-    return stored.public(id, await stored.owned(id, owner, parts.store))
+def generations(responder: Responder, store: Store) -> APIRouter:
+    """`/v1/generations`."""
+    routes = APIRouter(prefix="/v1/generations", tags=["generations"])
+
+    @routes.get("/{id}", responses=GENERATION)
+    async def generation(id: GenerationId, owner: OwnerOf) -> StoredGeneration:
+        """Parameters, models, prompt and outcome."""
+        return StoredGeneration.model_validate(stored.public(id, await stored.owned(id, owner, store)))
+
+    @routes.get("/{id}/trace", responses=TRACE)
+    async def trace(id: GenerationId, owner: OwnerOf) -> GenerationTrace:
+        """The records of all kept segments so far, in order."""
+        meta = await stored.owned(id, owner, store)
+        return GenerationTrace(
+            id=id,
+            object="generation.trace",
+            status=meta["status"],
+            degraded=json.loads(meta.get("degraded", "false")),
+            segments=[SegmentTrace.model_validate_json(line) for line in await store.trace(id)],
+        )
+
+    @routes.get("/{id}/events", response_model=None, responses=EVENTS)
+    async def events(
+        id: GenerationId,
+        owner: OwnerOf,
+        last_event_id: LastEventId = None,
+        trace: Annotated[bool, Query(description="segment records as well")] = False,
+    ) -> Response:
+        """A stream of what the client has not seen yet, then of what follows; without a writer, it is resumed."""
+        await stored.owned(id, owner, store)
+        return responder.attached(id, [int(count) for count in (last_event_id or "0").split("-")], trace)
+
+    @routes.post("/{id}/cancel", responses=GENERATION)
+    async def cancel(id: GenerationId, owner: OwnerOf) -> StoredGeneration:
+        """End a generation and the other choices of its request for good; one that has ended stays as it is."""
+        for choice_id in stored.request(await stored.owned(id, owner, store)).choice_ids:
+            with suppress(NotFound):  # not begun yet
+                await store.cancel(choice_id)
+        return StoredGeneration.model_validate(stored.public(id, await store.generation(id)))
+
+    return routes
 
 
-@router.get("/{id}/trace", responses=TRACE)
-async def trace(id: GenerationId, owner: OwnerOf, parts: PartsOf) -> Json:
-    """The records of all kept segments so far, in order."""
-    meta = await stored.owned(id, owner, parts.store)
-    return {
-        "id": id,
-        "object": "generation.trace",
-        "status": meta["status"],
-        "degraded": json.loads(meta.get("degraded", "false")),
-        "segments": list(await parts.store.trace(id)),
-    }
+def sessions(store: Store) -> APIRouter:
+    """`/v1/sessions`: what is remembered of conversations."""
+    routes = APIRouter(prefix="/v1/sessions", tags=["sessions"])
+
+    @routes.get("/{id}", responses=SESSION)
+    async def session(id: SessionName, owner: OwnerOf) -> Session:
+        """The turns of a conversation so far, reasoning left out."""
+        turns = await store.turns(stored_name(id, owner))
+        if not turns:
+            raise _missing(id)
+        shown = [Turn(role=turn.role, content=turn.content) for turn in turns]
+        return Session(id=id, object="session", turns=shown)
+
+    @routes.delete("/{id}", responses=FORGOTTEN)
+    async def forget(id: SessionName, owner: OwnerOf) -> SessionForgotten:
+        """Forget a conversation; one that is being answered is in use."""
+        try:
+            await store.forget(stored_name(id, owner))
+        except NotFound:
+            raise _missing(id) from None
+        except Conflict:
+            message = f"session {id} is answering a request; wait for it, or cancel its generation"
+            raise Conflict(message, "id") from None
+        return SessionForgotten(id=id, object="session", deleted=True)
+
+    return routes
 
 
-@router.get("/{id}/events", response_model=None, responses=EVENTS)
-async def events(
-    id: GenerationId,
-    owner: OwnerOf,
-    parts: PartsOf,
-    last_event_id: LastEventId = None,
-    trace: Annotated[bool, Query(description="segment records as well")] = False,
-) -> Response:
-    """A stream of what the client has not seen yet, then of what follows; a generation without a writer is resumed."""
-    await stored.owned(id, owner, parts.store)
-    seen = [int(count) for count in (last_event_id or "0").split("-")]
-    return EventStream(id, attached_run(id, parts, seen, trace), parts, seen)
+def models(readiness: Readiness, settings: GatewaySettings) -> APIRouter:
+    """`/v1/models`: the pair, and each strategy as a model of its own, so that any client can choose one."""
+    routes = APIRouter(prefix="/v1/models", tags=["models"])
+
+    def names() -> dict[str, ModelName]:
+        served, root = model_names(settings, readiness.strategies), settings.model_name
+        return {name: ModelName(id=name, object="model", created=0, owned_by="semspec", root=root) for name in served}
+
+    @routes.get("", responses=MODELS)
+    async def models() -> ModelNames:
+        """All names a request may put in `model`: of strategies, those this pair can do."""
+        return ModelNames(object="list", data=list(names().values()))
+
+    @routes.get("/{name:path}", description="One of these names", responses=MODEL)
+    async def model(name: str) -> ModelName:
+        """One of them."""
+        if name not in names():
+            raise NotFound(f"the model {name!r} does not exist, or names a strategy this pair cannot do", "model")
+        return names()[name]
+
+    return routes
 
 
-@router.post("/{id}/cancel", responses=GENERATION)
-async def cancel(id: GenerationId, owner: OwnerOf, parts: PartsOf) -> Json:
-    """End a generation for good, wherever it runs, with all other choices of its request; one that has ended stays."""
-    for choice_id in stored.call(await stored.owned(id, owner, parts.store)).choice_ids:
-        with suppress(NotFound):  # not begun yet
-            await parts.store.cancel(choice_id)
-    return stored.public(id, await parts.store.generation(id))
+def _missing(id: str) -> NotFound:
+    return NotFound(f"session {id} does not exist, or has expired", "id")

@@ -1,121 +1,20 @@
-"""A segment's record, and the numbers that come with an answer."""
+"""The numbers that come with an answer: the object `semspec`, and `usage` and `metrics` in others' shapes."""
 
-from gateway.http.openapi.described import Described
-from semspec.records import Verdict
-from semspec.types import AcceptanceRule, ScoreMethod, Segmentation, SegmentEnd, Strategy, Writer
+from collections.abc import Sequence
+from typing import Any, Self
 
-
-class SegmentText(Described):
-    """A segment as one of the models wrote it."""
-
-    text: str
-    token_ids: list[int]
-    num_tokens: int
-    tokenizer: str
-    """Fingerprint of the tokenizer the ids belong to."""
-    writer: Writer
-    end: SegmentEnd
+from gateway.generation.output import ChoiceOutput
+from gateway.generation.request import Parameters, Request
+from gateway.generation.strictness import Expected
+from semspec import records
+from semspec.records import Body, SegmentTrace, if_any, share
 
 
-class SegmentTimes(Described):
-    """Waits for each stage, in milliseconds."""
-
-    draft_ms: float
-    read_ms: float
-    judge_ms: float
-    write_ms: float
-    wire_ms: float
-    """The part of the others that no engine spent."""
-
-
-class SegmentForecast(Described):
-    """What the strategy `auto` expected when it chose how to go on."""
-
-    gamma: int
-    """Segments to draft at a time; 0: the target alone."""
-    draft_ms_per_token: float | None
-    target_ms_per_token: float | None
-
-
-class RecordToken(Described):
-    """A token in a trace."""
-
-    token_id: int
-    bytes: list[int]
-    logprob: float
-    alternatives: list["RecordToken"]
-
-
-class SegmentTrace(SegmentText):
-    """A kept segment and how it came to be."""
-
-    index: int
-    verdict: Verdict
-    draft_probability: float | None
-    target_probability: float | None
-    ratio: float | None
-    """Target's over draft's probability; null where the draft's is 0 or nothing was judged."""
-    draw: float | None
-    """The number the acceptance rule `sample` compared with the ratio."""
-    rejected: SegmentText | None
-    """The drafted segment that this one replaces."""
-    num_proposed_tokens: int
-    num_accepted_tokens: int
-    score: float | None
-    times: SegmentTimes
-    fallback: str | None
-    """Why the target went on alone."""
-    forecast: SegmentForecast | None
-    logprobs: tuple[RecordToken, ...] = ()
-    """Only if asked for."""
-
-
-class ServedAcceptance(Described):
-    """When a drafted segment was kept."""
-
-    rule: AcceptanceRule
-    threshold: float
-
-
-class ServedScoring(Described):
-    """When `spec-reason` kept a step."""
-
-    method: ScoreMethod
-    threshold: float
-
-
-class Parameters(Described):
-    """All that was asked for, defaults filled in, but the prompt and the seed."""
-
-    strategy: Strategy
-    gamma: int
-    token_gamma: int
-    segmentation: Segmentation
-    acceptance: ServedAcceptance
-    strictness: float | None
-    scoring: ServedScoring
-    draft_ahead: bool
-    temperature: float
-    top_p: float
-    top_k: int
-    """0: every token."""
-    max_tokens: int
-    stop: list[str]
-
-
-class Expectation(Described):
-    """What the probes' report expects of the rule that `strictness` led to."""
-
-    acceptance: float
-    wrong_accepted: float | None
-    speed_up: float | None
-
-
-class Numbers(Described):
+class Numbers(Body):
     """What came of a generation, or of all of a request's."""
 
     id: str
-    strategy: Strategy
+    strategy: str
     num_segments: int
     num_accepted: int
     num_rejected: int
@@ -136,32 +35,118 @@ class ChoiceStatistics(Numbers):
     """One of several choices."""
 
     seed: int
-    trace: tuple[SegmentTrace, ...] = ()
+    trace: list[SegmentTrace] | None = if_any()
+
+    @classmethod
+    def of(cls, output: ChoiceOutput, trace: bool) -> Self:
+        seed = output.generation.sampling.seed
+        return cls(**_numbers([output]), seed=seed, trace=_trace(output) if trace else None)
 
 
 class Statistics(Numbers):
     """The answer's `semspec`; `trace` only if asked for, and with several choices in each of `choices`."""
 
     parameters: Parameters
-    expected: Expectation | None
+    expected: Expected | None
+    """What the probes' report expects of the rule that `strictness` led to."""
     seed: int
-    choices: tuple[ChoiceStatistics, ...] = ()
-    trace: tuple[SegmentTrace, ...] = ()
+    choices: list[ChoiceStatistics] | None = if_any()
+    trace: list[SegmentTrace] | None = if_any()
+
+    @classmethod
+    def of(cls, outputs: Sequence[ChoiceOutput], request: Request) -> Self:
+        """Over all choices, and each by itself if there are several."""
+        is_one = len(outputs) == 1
+        return cls(
+            **_numbers(outputs),
+            parameters=Parameters.of(outputs[0].generation, request.strictness, request.stops),
+            expected=request.expected,
+            seed=request.seed,
+            choices=None if is_one else [ChoiceStatistics.of(output, request.trace) for output in outputs],
+            trace=_trace(outputs[0]) if is_one and request.trace else None,
+        )
 
 
-class SpeculativeDecoding(Described):
-    """Acceptance in vLLM's words."""
+class SpeculativeDecoding(Body):
+    """Acceptance as `vllm serve --per-request-spec-decode-metrics summary` has it; `semspec.records.Step` says what a
+    step is here."""
 
     mean_acceptance_length: float
     draft_acceptance_rate: float
     acceptance_histogram: list[int]
+    """How many steps accepted just 0, 1, 2, ... tokens, up to the most that any did."""
     num_accepted_draft_tokens: int
     num_draft_tokens: int
     num_spec_steps: int
     num_spec_tokens: None
+    """The most tokens a draft may have: a segment has no such bound."""
+
+    @classmethod
+    def of(cls, steps: Sequence[records.Step]) -> Self | None:
+        """None where nothing drafted was decided on."""
+        num_draft = sum(step.num_draft_tokens for step in steps)
+        if not num_draft:
+            return None
+        num_accepted = sum(step.num_accepted_tokens for step in steps)
+        histogram = [0] * (1 + max(step.num_accepted_tokens for step in steps))
+        for step in steps:
+            histogram[step.num_accepted_tokens] += 1
+        return cls(
+            mean_acceptance_length=1 + num_accepted / len(steps),
+            draft_acceptance_rate=num_accepted / num_draft,
+            acceptance_histogram=histogram,
+            num_accepted_draft_tokens=num_accepted,
+            num_draft_tokens=num_draft,
+            num_spec_steps=len(steps),
+            num_spec_tokens=None,
+        )
 
 
-class AnswerMetrics(Described):
-    """Null for several choices, and where nothing drafted was decided on."""
+class AnswerMetrics(Body):
+    """Null for several choices, as in vLLM, and where nothing drafted was decided on."""
 
     speculative_decoding: SpeculativeDecoding | None
+
+    @classmethod
+    def of(cls, outputs: Sequence[ChoiceOutput]) -> Self:
+        is_one = len(outputs) == 1
+        steps = records.statistics(outputs[0].records).steps
+        return cls(speculative_decoding=SpeculativeDecoding.of(steps) if is_one else None)
+
+
+class TokenCounts(Body):
+    """Over all choices; their common prompt counts once."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+    @classmethod
+    def of(cls, outputs: Sequence[ChoiceOutput]) -> Self:
+        num_prompt, num_completion = outputs[0].num_prompt_tokens, sum(output.num_tokens for output in outputs)
+        return cls(prompt_tokens=num_prompt, completion_tokens=num_completion, total_tokens=num_prompt + num_completion)
+
+
+def _trace(output: ChoiceOutput) -> list[SegmentTrace]:
+    return [SegmentTrace.of(record) for record in output.records]
+
+
+def _numbers(outputs: Sequence[ChoiceOutput]) -> dict[str, Any]:
+    """The fields of `Numbers`."""
+    numbers = records.statistics(record for output in outputs for record in output.records)
+    latency_s = max(output.latency_s for output in outputs)
+    return {
+        "id": outputs[0].id,
+        "strategy": outputs[0].generation.strategy,
+        "num_segments": numbers.num_segments,
+        "num_accepted": numbers.num_accepted,
+        "num_rejected": numbers.num_rejected,
+        "acceptance_rate": numbers.acceptance_rate,
+        "num_proposed_tokens": numbers.num_proposed_tokens,
+        "num_accepted_tokens": numbers.num_accepted_tokens,
+        "target_ratio": numbers.target_ratio,
+        "latency_ms": latency_s * 1e3,
+        "tokens_per_s": share(numbers.num_tokens, latency_s),
+        "fallback": numbers.fallback,
+        "degraded": any(output.degraded for output in outputs),
+    }

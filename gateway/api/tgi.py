@@ -1,96 +1,95 @@
-"""The response bodies of Text Generation Inference, version 3, and a text as a stream of its tokens.
-
-Fields of our own stand under additional keys at the end.
+"""Text Generation Inference's API, version 3: its routes, so that its clients need not know where they are, and its
+shapes of answers. Fields of our own stand under additional keys at the end.
 """
 
-from codecs import getincrementaldecoder
-from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Literal
 
-from pydantic import JsonValue
+from fastapi import APIRouter
+from fastapi import Request as HttpRequest
+from fastapi.responses import Response
+from pydantic import BaseModel
 
-from gateway.generations.call import Call
-from gateway.generations.choice import Ended, Kept
-from gateway.generations.statistics import Summary, statistics
-from gateway.http.errors import tgi_error_body
-from gateway.http.formats.format import Envelope
-from semspec.errors import SemspecError
-from semspec.records import Json
-from semspec.types import Drafted, FinishReason, SegmentRecord, TokenLogprob
-
-
-@dataclass(frozen=True, slots=True)
-class ShownToken:
-    """A token as a client sees it."""
-
-    id: int
-    text: str
-    """Of a character spread over several tokens the last one has it all, the others have nothing."""
-    logprob: float | None
-    special: bool
-    """Whether its text belongs to no answer; end-of-sequence has none here."""
-    alternatives: tuple[TokenLogprob, ...] = ()
+from gateway.api.bodies import TgiRequest, TokenizeRequest
+from gateway.api.errors import tgi_error_body
+from gateway.api.requests import text_request, tgi_request
+from gateway.api.responses import EITHER, GENERATE, GENERATE_STREAM, IDEMPOTENT, INFO, TOKENIZE
+from gateway.api.sse import GENERATION_ID, Responder
+from gateway.api.statistics import AnswerMetrics, Statistics
+from gateway.api.tgi_models import TgiAnswer, TgiChunk, TgiDetails, TgiEnd, TgiInfo, TgiPlace, TgiStarted, TgiToken
+from gateway.api.tgi_tokens import SegmentStream, ShownToken, TokenStream
+from gateway.generation.output import ChoiceOutput, Ended, Kept
+from gateway.generation.request import Request
+from gateway.readiness import Readiness
+from gateway.settings import MAX_STOPS, GatewaySettings
+from semspec import __version__
+from semspec.decoding import Target
+from semspec.errors import DeadlineExceeded, SemspecError
+from semspec.types import Drafted, FinishReason
 
 
-class SegmentStream:
-    """For writers that report no logprobs: a segment passes for one token, known by the id of its last."""
+def router(responder: Responder, target: Target, readiness: Readiness, settings: GatewaySettings) -> APIRouter:
+    """`/generate`, `/generate_stream`, `/`, `/tokenize` and `/info`."""
+    routes = APIRouter(tags=["tgi"])
 
-    def __init__(self) -> None:
-        self._last_id = 0
+    async def respond(http: HttpRequest, body: TgiRequest, stream: bool) -> Response:
+        text = text_request(body, stream, settings)
+        return await responder.respond(http, tgi_request(text, settings), text)
 
-    def add(self, record: SegmentRecord, visible: str) -> list[ShownToken]:
-        """What there is to show of a further segment, given the text that may be seen by now and could not before."""
-        if record.segment.token_ids:  # text that no model wrote has none
-            self._last_id = record.segment.token_ids[-1]
-        return [self._shown(visible)] if visible else []
+    @routes.post("/generate", response_model=None, responses=GENERATE, openapi_extra=IDEMPOTENT)
+    async def generate(http: HttpRequest, body: TgiRequest) -> Response:
+        """Continue a text."""
+        return await respond(http, body, False)
 
-    def close(self, visible: str, stopped: bool) -> list[ShownToken]:
-        """What is left: always something, for the end to be told with."""
-        return [self._shown(visible)]
+    @routes.post("/generate_stream", response_model=None, responses=GENERATE_STREAM, openapi_extra=IDEMPOTENT)
+    async def generate_stream(http: HttpRequest, body: TgiRequest) -> Response:
+        """Continue a text, an event a token."""
+        return await respond(http, body, True)
 
-    def _shown(self, text: str) -> ShownToken:
-        return ShownToken(self._last_id, text, None, special=not text)
+    @routes.post("/", response_model=None, responses=EITHER, openapi_extra=IDEMPOTENT)
+    async def either(http: HttpRequest, body: TgiRequest) -> Response:
+        """Both of the others, as TGI's own client asks; a whole answer comes in a list."""
+        answer = await respond(http, body, bool(body.stream))
+        if body.stream:
+            return answer
+        headers = {GENERATION_ID: answer.headers[GENERATION_ID]}
+        return Response(b"[%b]" % bytes(answer.body), media_type="application/json", headers=headers)
 
+    @routes.post("/tokenize", responses=TOKENIZE)
+    async def tokenize(body: TokenizeRequest) -> list[TgiPlace]:
+        """The target's tokens of a text, with their places in it."""
+        try:
+            async with asyncio.timeout(settings.encode_deadline_s):
+                tokens = await target.tokenize(body.inputs)
+        except TimeoutError:
+            readiness.suspect()
+            raise DeadlineExceeded("the target took too long to tokenize the text; retry") from None
+        return [TgiPlace(id=token.id, text=token.text, start=token.start, stop=token.stop) for token in tokens]
 
-class TokenStream:
-    """For records with logprobs. The last token that may be seen waits for the next: the end is told with the last."""
+    @routes.get("/info", responses=INFO)
+    async def info() -> TgiInfo:
+        """What is served and within which bounds."""
+        served = readiness.require()
+        window = served.max_context_tokens(settings.default_strategy)
+        return TgiInfo(
+            model_id=settings.model_name,
+            model_sha=served.target.fingerprint,
+            model_pipeline_tag="text-generation",
+            max_concurrent_requests=settings.max_concurrent,
+            max_best_of=1,
+            max_stop_sequences=MAX_STOPS,
+            max_input_tokens=window - 1,
+            max_total_tokens=window,
+            validation_workers=1,
+            max_client_batch_size=1,
+            router="semspec",
+            version=__version__,
+            sha=None,
+            docker_label=None,
+        )
 
-    def __init__(self) -> None:
-        self._waiting: deque[ShownToken] = deque()
-        self._num_visible = 0
-        """Characters that may be seen and belong to tokens that wait."""
-        self._held: list[ShownToken] = []
-
-    def add(self, record: SegmentRecord, visible: str) -> list[ShownToken]:
-        """See `SegmentStream.add`."""
-        self._waiting.extend(_tokens(record))
-        self._num_visible += len(visible)
-        ready = [*self._held, *self._ready()]
-        self._held = ready[-1:]
-        return ready[:-1]
-
-    def close(self, visible: str, stopped: bool) -> list[ShownToken]:
-        """What is left. Where a stop sequence ended the text, a token reaches no further than that."""
-        self._num_visible += len(visible)
-        ready = [*self._held, *self._ready()]
-        if not stopped:
-            ready += self._waiting
-        elif self._num_visible:
-            ready.append(replace(self._waiting[0], text=self._waiting[0].text[: self._num_visible]))
-        return ready
-
-    def _ready(self) -> Iterable[ShownToken]:
-        while self._num_visible and self._waiting and len(self._waiting[0].text) <= self._num_visible:
-            self._num_visible -= len(self._waiting[0].text)
-            yield self._waiting.popleft()
-
-
-def _tokens(record: SegmentRecord) -> Iterable[ShownToken]:
-    decoder, tokens = getincrementaldecoder("utf-8")("replace"), record.logprobs or ()
-    for position, token in enumerate(tokens, 1):
-        text = decoder.decode(token.data, final=position == len(tokens))
-        yield ShownToken(token.token_id, text, token.logprob, not token.data, token.alternatives)
+    return routes
 
 
 class TgiFormat:
@@ -98,107 +97,109 @@ class TgiFormat:
 
     last_line: str | None = None
 
-    def __init__(self, call: Call, envelope: Envelope) -> None:
-        self._call = call
-        self._id = envelope.id
-        self._tokens = _stream_of(call)
+    def __init__(self, request: Request, system_fingerprint: str) -> None:
+        self._request = request
+        self._tokens = _stream_of(request)
         self._num_events = 0
 
-    def opening(self, index: int) -> list[Json]:
+    def opening(self, index: int) -> list[BaseModel]:
         return []
 
-    def drafted(self, event: Drafted) -> list[Json]:
+    def drafted(self, event: Drafted) -> list[BaseModel]:
         return []
 
-    def text(self, index: int, event: Kept | Ended) -> list[Json]:
+    def text(self, index: int, event: Kept | Ended) -> list[BaseModel]:
         if isinstance(event, Ended):
             return []  # the end is told with the last text
         return [self._chunk(token) for token in self._tokens.add(event.record, event.delta.content)]
 
-    def closing(self, index: int, ended: Ended, summaries: Sequence[Summary]) -> list[Json]:
-        (summary,) = summaries  # TGI knows no choices
-        tokens = self._tokens.close(ended.delta.content, summary.stop_checker.stop is not None)
+    def closing(self, index: int, ended: Ended, outputs: Sequence[ChoiceOutput]) -> list[BaseModel]:
+        (output,) = outputs  # TGI knows no choices
+        *tokens, last = self._tokens.close(ended.delta.content, output.stop_checker.stop is not None)
         chunks = [self._chunk(token) for token in tokens]
-        chunks[-1] |= {
-            "generated_text": self._text(summary),
-            "details": self._end(summary, self._num_events) if self._call.details else None,
-            **statistics(summaries, self._call),
+        end = {
+            "generated_text": self._text(output),
+            "details": TgiEnd(**self._end(output, self._num_events + 1)) if self._request.details else None,
+            "semspec": Statistics.of(outputs, self._request),
+            "metrics": AnswerMetrics.of(outputs),
         }
-        return chunks
+        return [*chunks, self._chunk(last, **end)]
 
-    def response(self, summaries: Sequence[Summary]) -> JsonValue:
-        (summary,) = summaries
-        body: Json = {"generated_text": self._text(summary)}
-        if self._call.details:
-            body["details"] = self._details(summary)
-        return {**body, **statistics(summaries, self._call)}
+    def response(self, outputs: Sequence[ChoiceOutput]) -> BaseModel:
+        (output,) = outputs
+        return TgiAnswer(
+            generated_text=self._text(output),
+            details=self._details(output) if self._request.details else None,
+            semspec=Statistics.of(outputs, self._request),
+            metrics=AnswerMetrics.of(outputs),
+        )
 
-    def error(self, error: SemspecError) -> Json:
+    def error(self, error: SemspecError) -> BaseModel:
         return tgi_error_body(error)
 
-    def _text(self, summary: Summary) -> str:
-        prompt = self._call.prompt if self._call.full_text else ""
-        return f"{prompt}{summary.seen.content}"
+    def _text(self, output: ChoiceOutput) -> str:
+        prompt = self._request.prompt if self._request.full_text else ""
+        return f"{prompt}{output.seen.content}"
 
-    def _chunk(self, token: ShownToken) -> Json:
+    def _chunk(self, token: ShownToken, **end: Any) -> BaseModel:
         self._num_events += 1
-        body: Json = {"index": self._num_events, "token": _token(token), "generated_text": None, "details": None}
-        if self._call.plan.num_logprobs:
-            body["top_tokens"] = _alternatives(token)
-        if self._num_events == 1:
-            body["semspec"] = {"id": self._id}  # for clients that lose the stream and attach again
-        return body
+        if self._num_events == 1:  # for clients that lose the stream and attach again
+            end = {"semspec": TgiStarted(id=self._request.id), **end}
+        return TgiChunk(
+            index=self._num_events,
+            token=_token(token),
+            top_tokens=_alternatives(token) if self._request.plan.num_logprobs else None,
+            **{"generated_text": None, "details": None, **end},
+        )
 
-    def _end(self, summary: Summary, num_tokens: int) -> Json:
+    def _end(self, output: ChoiceOutput, num_tokens: int) -> dict[str, Any]:
         by_token = isinstance(self._tokens, TokenStream)
         return {
-            "finish_reason": _reason(summary),
-            "generated_tokens": num_tokens if by_token else summary.num_tokens(),
-            "input_length": summary.num_prompt_tokens,
-            "seed": self._call.seed if self._call.plan.sampling.temperature > 0 else None,
+            "finish_reason": _reason(output),
+            "generated_tokens": num_tokens if by_token else output.num_tokens,
+            "input_length": output.num_prompt_tokens,
+            "seed": self._request.seed if self._request.plan.sampling.temperature > 0 else None,
         }
 
-    def _details(self, summary: Summary) -> Json:
-        tokens = _shown(self._call, summary)
-        body: Json = {
-            **self._end(summary, len(tokens)),
-            "prefill": [],
-            "tokens": [_token(token) for token in tokens],
-        }
-        if self._call.plan.num_logprobs:
-            body["top_tokens"] = [_alternatives(token) for token in tokens]
-        return body
+    def _details(self, output: ChoiceOutput) -> TgiDetails:
+        tokens = _shown(self._request, output)
+        return TgiDetails(
+            **self._end(output, len(tokens)),
+            prefill=[],
+            tokens=[_token(token) for token in tokens],
+            top_tokens=[_alternatives(token) for token in tokens] if self._request.plan.num_logprobs else None,
+        )
 
 
-def _stream_of(call: Call) -> TokenStream | SegmentStream:
-    return SegmentStream() if call.plan.num_logprobs is None else TokenStream()
+def _stream_of(request: Request) -> TokenStream | SegmentStream:
+    return SegmentStream() if request.plan.num_logprobs is None else TokenStream()
 
 
-def _shown(call: Call, summary: Summary) -> list[ShownToken]:
+def _shown(request: Request, output: ChoiceOutput) -> list[ShownToken]:
     """All tokens of a text that has ended."""
-    stream, tokens, rest = _stream_of(call), list[ShownToken](), summary.seen.content
-    for record in summary.records:
+    stream, tokens, rest = _stream_of(request), list[ShownToken](), output.seen.content
+    for record in output.records:
         size = len(record.segment.text)
         tokens += stream.add(record, rest[:size])
         rest = rest[size:]
-    last = stream.close("", summary.stop_checker.stop is not None)
+    last = stream.close("", output.stop_checker.stop is not None)
     return tokens + (last if isinstance(stream, TokenStream) else [])
 
 
-def _reason(summary: Summary) -> str:
-    if summary.stop_checker.stop is not None:
+def _reason(output: ChoiceOutput) -> Literal["length", "eos_token", "stop_sequence"]:
+    if output.stop_checker.stop is not None:
         return "stop_sequence"
-    return "length" if summary.finish_reason is FinishReason.LENGTH else "eos_token"
+    return "length" if output.finish_reason is FinishReason.LENGTH else "eos_token"
 
 
-def _token(token: ShownToken) -> Json:
-    return {"id": token.id, "text": token.text, "logprob": token.logprob, "special": token.special}
+def _token(token: ShownToken) -> TgiToken:
+    return TgiToken(id=token.id, text=token.text, logprob=token.logprob, special=token.special)
 
 
-def _alternatives(token: ShownToken) -> list[JsonValue]:
-    return [_alternative(other) for other in token.alternatives]
-
-
-def _alternative(token: TokenLogprob) -> Json:
-    text = token.data.decode(errors="replace")
-    return {"id": token.token_id, "text": text, "logprob": token.logprob, "special": not token.data}
+def _alternatives(token: ShownToken) -> list[TgiToken]:
+    return [
+        TgiToken(
+            id=other.token_id, text=other.data.decode(errors="replace"), logprob=other.logprob, special=not other.data
+        )
+        for other in token.alternatives
+    ]

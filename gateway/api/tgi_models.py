@@ -2,18 +2,11 @@
 
 from typing import Literal
 
-from gateway.http.openapi.described import Described
-from gateway.http.openapi.statistics import AnswerMetrics, Statistics
+from gateway.api.statistics import AnswerMetrics, Statistics
+from semspec.records import Body, if_any
 
 
-class TgiError(Described):
-    """Every refusal and failure on TGI's routes."""
-
-    error: str
-    error_type: Literal["validation", "generation", "overloaded"]
-
-
-class TgiToken(Described):
+class TgiToken(Body):
     """A token as a client sees it; a whole segment, where its tokens' log-probabilities are not known."""
 
     id: int
@@ -22,7 +15,7 @@ class TgiToken(Described):
     special: bool
 
 
-class TgiEnd(Described):
+class TgiEnd(Body):
     """How a text came to its end."""
 
     finish_reason: Literal["length", "eos_token", "stop_sequence"]
@@ -38,40 +31,40 @@ class TgiDetails(TgiEnd):
     prefill: list[TgiToken]
     """Always empty."""
     tokens: list[TgiToken]
-    top_tokens: tuple[list[TgiToken], ...] = ()
+    top_tokens: list[list[TgiToken]] | None = if_any()
     """Only with `top_n_tokens`."""
 
 
-class TgiAnswer(Described):
+class TgiAnswer(Body):
     """A whole text."""
 
     generated_text: str
-    details: TgiDetails | None = None
+    details: TgiDetails | None = if_any()
     """Only if asked for."""
     semspec: Statistics
     metrics: AnswerMetrics
 
 
-class TgiStarted(Described):
+class TgiStarted(Body):
     """Whom to ask for the rest of a stream that was lost."""
 
     id: str
 
 
-class TgiChunk(Described):
+class TgiChunk(Body):
     """An event of a stream. The first has the generation's id, the last the text and the numbers of the whole."""
 
     index: int
     token: TgiToken
-    top_tokens: tuple[TgiToken, ...] = ()
+    top_tokens: list[TgiToken] | None = if_any()
     """Only with `top_n_tokens`."""
     generated_text: str | None
     details: TgiEnd | None
-    semspec: Statistics | TgiStarted | None = None
-    metrics: AnswerMetrics | None = None
+    semspec: Statistics | TgiStarted | None = if_any()
+    metrics: AnswerMetrics | None = if_any()
 
 
-class TgiPlace(Described):
+class TgiPlace(Body):
     """A token and where it stands in the text, in characters."""
 
     id: int
@@ -80,7 +73,7 @@ class TgiPlace(Described):
     stop: int
 
 
-class TgiInfo(Described):
+class TgiInfo(Body):
     """What is served and within which bounds."""
 
     model_id: str

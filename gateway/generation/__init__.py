@@ -1,1 +1,1 @@
-"""What happens between a request that was understood and an answer in no API's words yet."""
+"""From a request that was understood to its events, in no API's words: slots, prompt, loop, store."""

@@ -2,17 +2,19 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 
-from gateway.generations.call import Call
-from gateway.generations.choice import Choice, ChoiceEvent, Ended, Kept, Order, kept
-from gateway.generations.sessions import held_session
-from gateway.generations.statistics import Summary
-from gateway.parts import Parts
-from gateway.storage.journal import Journal
+from gateway.background import Background
+from gateway.generation.admission import Admission
+from gateway.generation.choice import ChoiceRunner, Emit
+from gateway.generation.output import ChoiceOutput, Ended
+from gateway.generation.request import ChoiceRequest, Request
+from gateway.settings import GatewaySettings
+from gateway.store.journal import Journal
+from gateway.store.session_lease import held_session
+from gateway.store.store import Store
 from semspec.errors import Cancelled, Conflict
-from semspec.records import record_from_json
+from semspec.records import SegmentTrace
 from semspec.types import FinishReason
 
 
@@ -20,19 +22,19 @@ class SharedSlots:
     """Slots for all choices of a request, acquired at once when the first choice has to be written here. Acquiring them
     one by one could deadlock two requests."""
 
-    def __init__(self, call: Call, parts: Parts, held: AsyncExitStack) -> None:
-        """It is given back when `held` is closed."""
+    def __init__(self, admission: Admission, request: Request, held: AsyncExitStack) -> None:
+        """They are given back when `held` is closed."""
         self._waiting = asyncio.Lock()
-        self._call, self._parts, self._held = call, parts, held
-        self._is_taken = False
+        self._admission, self._request, self._held = admission, request, held
+        self._are_taken = False
 
     async def take(self) -> None:
         """Raises: Overloaded."""
         async with self._waiting:
-            if not self._is_taken:
-                room = self._parts.admission.admitted(self._call.owner, self._call.num_choices)
-                await self._held.enter_async_context(room)
-                self._is_taken = True
+            if not self._are_taken:
+                admitted = self._admission.admitted(self._request.owner, self._request.num_choices)
+                await self._held.enter_async_context(admitted)
+                self._are_taken = True
 
 
 class Attached:
@@ -40,72 +42,75 @@ class Attached:
 
     def __init__(
         self,
-        order: Order,
-        summary: Summary,
-        cancelled: asyncio.Event,
-        parts: Parts,
-        room: SharedSlots,
-        num_seen: int = 0,
+        choice: ChoiceRequest,
+        output: ChoiceOutput,
+        was_cancelled: asyncio.Event,
+        num_seen: int,
+        slots: SharedSlots,
+        runner: ChoiceRunner,
+        store: Store,
+        background: Background,
+        settings: GatewaySettings,
     ) -> None:
         """`num_seen` segments are with the client already."""
-        self._order = order
-        self._summary = summary
-        self._cancelled = cancelled
-        self._parts = parts
-        self._room = room
+        self._choice = choice
+        self._output = output
+        self._was_cancelled = was_cancelled
         self._num_seen = num_seen
+        self._slots = slots
+        self._runner = runner
+        self._store = store
+        self._background = background
+        self._settings = settings
 
-    async def events(self) -> AsyncGenerator[ChoiceEvent, None]:
-        """Everything from the first segment on.
+    async def run(self, emit: Emit) -> None:
+        """Emit everything from the first segment on.
 
         Raises: Cancelled; Conflict when the stored trace has a gap, the client has more than was stored, or the session
         is in use; Overloaded; Unavailable; what the loop raises.
         """
-        while isinstance(fence := await self._parts.store.take(self._order.id), str):
-            for known in await self._stored():
-                yield known
+        while isinstance(fence := await self._store.take(self._choice.id), str):
+            await self._emit_stored(emit)
             if fence == "ended":
-                yield await self._outcome()
+                emit(await self._outcome())
                 return
-            await asyncio.sleep(self._parts.settings.attach_poll_s)
-        async with aclosing(self._go_on(fence)) as events:
-            async for event in events:
-                yield event
+            await asyncio.sleep(self._settings.attach_poll_s)
+        await self._go_on(fence, emit)
 
-    async def _stored(self) -> list[Kept]:
+    async def _emit_stored(self, emit: Emit) -> None:
         """Segments that were not here at the last look."""
-        lines = await self._parts.store.trace(self._order.id, len(self._summary.records))
-        return [kept(self._summary, record_from_json(line)) for line in lines]
+        for line in await self._store.trace(self._choice.id, len(self._output.records)):
+            emit(self._output.add(SegmentTrace.model_validate_json(line).record()))
 
     async def _outcome(self) -> Ended:
-        meta = await self._parts.store.generation(self._order.id)
+        meta = await self._store.generation(self._choice.id)
         if meta["status"] == "cancelled":
-            raise Cancelled(f"generation {self._order.id} was cancelled")
+            raise Cancelled(f"generation {self._choice.id} was cancelled")
         if json.loads(meta["degraded"]):
-            raise Conflict(f"generation {self._order.id} was not stored in full; start a new one", "id")
-        reason = FinishReason(meta["finish_reason"])
-        return Ended(reason, self._summary.finish(reason))
+            raise Conflict(f"generation {self._choice.id} was not stored in full; start a new one", "id")
+        return self._output.finish(FinishReason(meta["finish_reason"]))
 
-    async def _go_on(self, fence: int) -> AsyncGenerator[ChoiceEvent, None]:
+    async def _go_on(self, fence: int, emit: Emit) -> None:
         """As the generation's writer, whatever becomes of it: what this one does not end, another may go on with."""
         async with AsyncExitStack() as held:
-            journal = Journal(self._parts.store, self._order.id, self._cancelled, fence)
-            journal.beat(self._parts.settings.writer_lease_s / 3, self._parts.background)
-            held.callback(journal.leave, self._parts.background)
-            await self._room.take()
-            stored = await self._stored()
-            self._check_seen()
-            for known in stored:
-                yield known
-            lease = await held_session(self._order.call, fence, self._parts, held)
-            choice = Choice(self._order, self._summary, journal, self._parts)
-            async with aclosing(choice.events(lease)) as events:
-                async for event in events:
-                    yield event
+            journal = Journal(self._store, self._choice.id, self._was_cancelled, fence)
+            journal.beat(self._settings.writer_lease_s / 3, self._background)
+            held.callback(journal.leave, self._background)
+            await self._slots.take()
+            # Emitted only once the client is known to have no more than was stored.
+            lines = await self._store.trace(self._choice.id, len(self._output.records))
+            self._check_seen(len(self._output.records) + len(lines))
+            for line in lines:
+                emit(self._output.add(SegmentTrace.model_validate_json(line).record()))
+            request = self._choice.request
+            lease = await held_session(
+                request.session, request.owner, f"{request.id} {fence}", self._store, self._background,
+                self._settings.session_lease_s, held,
+            )  # fmt: skip
+            await self._runner.run(self._choice, self._output, journal, lease, emit)
 
-    def _check_seen(self) -> None:
+    def _check_seen(self, num_stored: int) -> None:
         """What is written anew need not be what the client has: some strategies go by more than the seed."""
-        num_stored = len(self._summary.records)
         if self._num_seen > num_stored:
             message = (
                 f"only {num_stored} segments were stored, not the {self._num_seen} you have; start a new generation"

@@ -1,103 +1,161 @@
-"""One generation on its way: the loop's events, counted, written down, and turned into what the client sees."""
+"""Runs the decoding loop for one choice: each segment is stored, then counted, then handed on."""
 
 import json
 import logging
-from collections.abc import AsyncGenerator
+from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import replace
 
-from gateway.generations.call import Call
-from gateway.generations.output_text import Delta
-from gateway.generations.served import Served
-from gateway.generations.sessions import SessionLease
-from gateway.generations.statistics import Summary, usage
-from gateway.generations.target_retry import TargetRetry
-from gateway.parts import Parts
-from gateway.storage.journal import Journal
-from semspec.decoding import decode
+from gateway.background import Background
+from gateway.generation.output import ChoiceEvent, ChoiceOutput, Ended
+from gateway.generation.request import ChoiceRequest
+from gateway.generation.target_retry import TargetRetry
+from gateway.metrics import Metrics
+from gateway.readiness import Readiness
+from gateway.settings import GatewaySettings
+from gateway.store.journal import Journal
+from gateway.store.session_lease import SessionLease
+from semspec.decoding import Backends, Costs, Generation, decode
 from semspec.errors import Cancelled, DeadlineExceeded, Overloaded, Unavailable
-from semspec.records import record_json
-from semspec.tracing import Attributes, Span, span
-from semspec.types import (
-    Context,
-    Drafted,
-    Event,
-    Finished,
-    FinishReason,
-    Generation,
-    Message,
-    Segment,
-    SegmentRecord,
-    Writer,
-)
+from semspec.observability import span
+from semspec.records import SegmentTrace, statistics
+from semspec.types import Drafted, Finished, FinishReason, Message, SegmentRecord
 
-
-async def in_span(generation: Generation, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-    """The `events` of a generation, in a span `generation`: the parent of every call that is made for them.
-
-    The span ends with the last event, before that is given out; closed earlier, it is marked as cancelled.
-    """
-    tally = _Tally()
-    with span("generation", attributes=_asked(generation)) as opened:
-        async with aclosing(events):
-            while isinstance(event := await _next(events, opened), SegmentRecord | Drafted):
-                if isinstance(event, SegmentRecord):
-                    tally.add(event)
-                    opened.set(tally.numbers)
-                yield event
-            if event is not None:
-                opened.set({"semspec.finish_reason": event.reason.value})
-    if event is not None:
-        yield event
-
-
-async def _next(events: AsyncGenerator[Event, None], opened: Span) -> Event | None:
-    """The next event; calls made for it, drafting ahead included, are the span's, what our consumer does is not."""
-    with opened.active():
-        return await anext(events, None)
-
-
-def _asked(generation: Generation) -> Attributes:
-    prompt = (piece for piece in generation.context.pieces if not isinstance(piece, Segment))
-    return {
-        "semspec.strategy": generation.strategy,
-        "semspec.gamma": generation.gamma,
-        "semspec.acceptance_rule": generation.acceptance.rule,
-        "semspec.max_tokens": generation.max_tokens,
-        "semspec.num_prompt_tokens": sum(len(piece.token_ids) for piece in prompt),
-    }
-
-
-class _Tally:
-    """Counts of the segments kept so far."""
-
-    def __init__(self) -> None:
-        self._num_segments = self._num_tokens = self._num_target_tokens = self._num_judged = self._num_accepted = 0
-        self._fallback: str | None = None
-
-    def add(self, record: SegmentRecord) -> None:
-        num_tokens = len(record.segment.token_ids)
-        self._num_segments += 1
-        self._num_tokens += num_tokens
-        if record.segment.writer is Writer.TARGET:
-            self._num_target_tokens += num_tokens - record.num_accepted_tokens
-        self._num_judged += record.accepted is not None
-        self._num_accepted += record.accepted is True
-        self._fallback = self._fallback or record.fallback
-
-    @property
-    def numbers(self) -> Attributes:
-        return {
-            "semspec.num_segments": self._num_segments,
-            "semspec.num_tokens": self._num_tokens,
-            "semspec.num_target_tokens": self._num_target_tokens,
-            "semspec.acceptance_rate": self._num_accepted / self._num_judged if self._num_judged else None,
-            "semspec.fallback": self._fallback,
-        }
-
+Emit = Callable[[ChoiceEvent], None]
 
 _log = logging.getLogger(__name__)
+
+
+class ChoiceRunner:
+    """Runs choices, many side by side."""
+
+    def __init__(
+        self,
+        backends: Backends,
+        readiness: Readiness,
+        metrics: Metrics,
+        background: Background,
+        settings: GatewaySettings,
+    ) -> None:
+        self._backends = backends
+        self._readiness = readiness
+        self._metrics = metrics
+        self._background = background
+        self._settings = settings
+        self._costs = _CostTable()
+
+    async def run(
+        self, choice: ChoiceRequest, output: ChoiceOutput, journal: Journal, lease: SessionLease | None, emit: Emit
+    ) -> None:
+        """Go on behind the records in `output` until the end. Each segment is stored, or known not to be, before it is
+        emitted. A cancelled task leaves a generation that can be resumed.
+
+        Raises: what the loop raises; Cancelled.
+        """
+        self._metrics.in_flight.inc()
+        journal.beat(self._settings.writer_lease_s / 3, self._background)
+        status = "interrupted"
+        try:
+            reason = await self._decode(choice, output, journal, emit)
+            ended = await self._finish(choice, output, journal, lease, reason)
+            status = "finished"
+        except Cancelled:
+            raise
+        except Exception as error:
+            status = "failed"
+            if isinstance(error, Unavailable | DeadlineExceeded):
+                self._readiness.suspect()
+            await journal.finish("failed")
+            raise
+        finally:
+            journal.leave(self._background)
+            self._count_end(choice, output, journal, status)
+        emit(ended)
+
+    async def _decode(self, choice: ChoiceRequest, output: ChoiceOutput, journal: Journal, emit: Emit) -> FinishReason:
+        """Run the loop to its end or a stop sequence, anew behind the last segment when a lost target is back.
+
+        Calls made for the generation, drafting ahead included, are in a span of its own.
+        """
+        fingerprint, patience_s = choice.served.target.fingerprint, self._settings.target_patience_s
+        retry = TargetRetry(self._backends.target, fingerprint, patience_s)
+        with span("generation", attributes=_asked(choice.generation)) as opened:
+            try:
+                while True:
+                    try:
+                        reason = await self._decode_once(choice, output, journal, emit)
+                        break
+                    except (Unavailable, Overloaded) as lost:
+                        self._readiness.suspect()
+                        await retry.target_is_back(lost, len(output.records))
+                        self._readiness.recover()
+                        self._metrics.resumed()
+            finally:
+                opened.set_attributes(_came_of(output))
+            opened.set_attribute("semspec.finish_reason", reason.value)
+        return reason
+
+    async def _decode_once(
+        self, choice: ChoiceRequest, output: ChoiceOutput, journal: Journal, emit: Emit
+    ) -> FinishReason:
+        kept = (record.segment for record in output.records)
+        generation = replace(choice.generation, context=choice.generation.context.extended(*kept))
+        if output.fallback is not None:  # as it would have gone on without the interruption
+            generation = replace(generation, strategy="target")
+        backends = replace(choice.served.pinned(self._backends), costs=self._costs.of(generation))
+        async with aclosing(decode(generation, backends)) as events:
+            while output.stop_checker.stop is None:
+                match await anext(events):
+                    case Finished(reason):
+                        return reason
+                    case Drafted() as drafted:
+                        emit(drafted)
+                    case SegmentRecord() as record:
+                        await self._keep(choice, record, output, journal)
+                        emit(output.add(record))
+        return FinishReason.STOP
+
+    async def _keep(self, choice: ChoiceRequest, record: SegmentRecord, output: ChoiceOutput, journal: Journal) -> None:
+        if record.fallback is not None and output.fallback is None:
+            _log.warning("the target goes on alone", extra={"reason": record.fallback})
+            self._metrics.fallback()
+            self._readiness.suspect()
+        await journal.append(record.index, SegmentTrace.of(record).model_dump_json())
+        if not output.records:
+            self._metrics.first_segment(choice.generation.strategy, output.latency_s)
+        self._metrics.segment(record)
+
+    async def _finish(
+        self,
+        choice: ChoiceRequest,
+        output: ChoiceOutput,
+        journal: Journal,
+        lease: SessionLease | None,
+        reason: FinishReason,
+    ) -> Ended:
+        """Store everything before the client hears of the end, so that it may ask for it at once."""
+        ended = output.finish(reason)
+        if journal.is_cancelled:  # the word came with the last segment: no turn of the session
+            raise Cancelled(f"generation {choice.id} was cancelled")
+        committed = True
+        if lease is not None:
+            turns = [*choice.request.messages, Message("assistant", output.seen.content)]
+            committed = await lease.commit(turns, choice.request.num_turns)
+        usage = {"prompt_tokens": output.num_prompt_tokens, "completion_tokens": output.num_tokens}
+        counts = json.dumps({**usage, "total_tokens": sum(usage.values())})
+        await journal.finish("finished", finish_reason=reason.value, usage=counts)
+        output.degraded = journal.degraded or not committed
+        log_texts(self._settings.log_prompts, choice.id, choice.prompt, output.text)
+        return ended
+
+    def _count_end(self, choice: ChoiceRequest, output: ChoiceOutput, journal: Journal, status: str) -> None:
+        if status == "interrupted" and journal.is_cancelled:
+            status = "cancelled"
+        self._metrics.in_flight.dec()
+        self._metrics.generation(choice.generation.strategy, status, output.latency_s)
+        if journal.degraded or output.degraded:
+            self._metrics.degraded()
 
 
 def log_texts(wanted: bool, generation_id: str, prompt: str, answer: str) -> None:
@@ -110,166 +168,45 @@ def log_texts(wanted: bool, generation_id: str, prompt: str, answer: str) -> Non
         _log.info("generation ended", extra=fields)
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What one choice is to generate, and for whom."""
-
-    id: str
-    index: int
-    call: Call
-    generation: Generation
-    served: Served
-
-    @classmethod
-    def of(cls, call: Call, index: int, context: Context, max_tokens: int, served: Served) -> Self:
-        """The order of one of a call's choices."""
-        return cls(call.choice_id(index), index, call, call.generation(index, context, max_tokens), served)
-
-    @property
-    def prompt(self) -> str:
-        return self.generation.context.pieces[0].text
-
-    def summary(self) -> Summary:
-        return Summary(self.id, self.generation, self.call.stop_checker(self.prompt))
+def _asked(generation: Generation) -> dict[str, str | int]:
+    return {
+        "semspec.strategy": generation.strategy,
+        "semspec.gamma": generation.gamma,
+        "semspec.acceptance_rule": generation.acceptance.rule,
+        "semspec.max_tokens": generation.max_tokens,
+        "semspec.num_prompt_tokens": sum(len(piece.token_ids) for piece in generation.context.pieces),
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A segment was kept; the client sees `delta` of it."""
-
-    record: SegmentRecord
-    delta: Delta
-    offset: int
-    """Where the segment begins in all text written, in characters."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The last event of a choice."""
-
-    reason: FinishReason
-    delta: Delta
-    """What had been held back."""
+def _came_of(output: ChoiceOutput) -> dict[str, str | int | float]:
+    numbers = statistics(output.records)
+    attributes = {
+        "semspec.num_segments": numbers.num_segments,
+        "semspec.num_tokens": numbers.num_tokens,
+        "semspec.num_target_tokens": numbers.num_target_tokens,
+        "semspec.acceptance_rate": numbers.acceptance_rate,
+        "semspec.fallback": numbers.fallback,
+    }
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
-ChoiceEvent = Kept | Drafted | Ended
+class _CostTable:
+    """What the strategy `auto` has learned, for each way of judging by itself: a stricter rule accepts less, another
+    segmentation has other lengths."""
 
+    MAX_KINDS = 64
 
-def kept(summary: Summary, record: SegmentRecord) -> Kept:
-    """Add a segment to the summary."""
-    offset = summary.num_characters
-    return Kept(record, summary.add(record), offset)
+    def __init__(self) -> None:
+        self._costs: OrderedDict[tuple[str, str, float], Costs] = OrderedDict()
 
-
-class Choice:
-    """Runs once, from its first segment or from where another left it."""
-
-    def __init__(self, order: Order, summary: Summary, journal: Journal, parts: Parts) -> None:
-        """`summary` holds what was generated before."""
-        self._order = order
-        self._summary = summary
-        self._journal = journal
-        self._parts = parts
-        self._status = "interrupted"
-
-    async def events(self, lease: SessionLease | None) -> AsyncGenerator[ChoiceEvent, None]:
-        """What follows. Each segment is stored, or known not to be, before it is given out; closing cancels all work.
-
-        Raises: what the loop raises.
-        """
-        self._parts.metrics.in_flight.inc()
-        self._journal.beat(self._parts.settings.writer_lease_s / 3, self._parts.background)
-        try:
-            async with aclosing(in_span(self._order.generation, self._continued())) as events:
-                async for event in events:
-                    match event:
-                        case SegmentRecord():
-                            yield await self._keep(event)
-                        case Drafted():
-                            yield event
-                        case Finished():
-                            yield await self._finish(event.reason, lease)
-        except Exception as error:
-            await self._fail(error)
-            raise
-        finally:
-            self._end()
-
-    async def _continued(self) -> AsyncGenerator[Event, None]:
-        """The loop's events, begun anew behind the last segment when a target that was lost is back."""
-        target_retry = TargetRetry(
-            self._parts.backends.target, self._order.served.target.fingerprint, self._parts.settings.target_patience_s
-        )
-        while True:
-            try:
-                async with aclosing(self._from_last_segment()) as events:
-                    async for event in events:
-                        yield event
-                return
-            except (Unavailable, Overloaded) as lost:
-                self._parts.readiness.suspect()
-                await target_retry.target_is_back(lost, len(self._summary.records))
-                self._parts.metrics.resumed()
-
-    async def _from_last_segment(self) -> AsyncGenerator[Event, None]:
-        """The loop's events, until its end or a stop sequence."""
-        stop_checker, generation = self._summary.stop_checker, self._order.generation
-        segments = (record.segment for record in self._summary.records)
-        generation = replace(generation, context=generation.context.extended(*segments))
-        if self._summary.fallback is not None:  # as it would have gone on without the interruption
-            generation = replace(generation, strategy="target")
-        costs = self._parts.costs.of(generation) if generation.strategy == "auto" else None
-        async with aclosing(decode(generation, self._order.served.pinned(self._parts.backends), costs)) as events:
-            while stop_checker.stop is None and (event := await anext(events, None)) is not None:
-                yield event
-        if stop_checker.stop is not None:
-            yield Finished(FinishReason.STOP)
-
-    async def _keep(self, record: SegmentRecord) -> Kept:
-        if record.fallback is not None and self._summary.fallback is None:
-            _log.warning("the target goes on alone", extra={"reason": record.fallback})
-            self._parts.metrics.fallback()
-            self._parts.readiness.suspect()
-        await self._journal.append(record_json(record))
-        if not self._summary.records:
-            self._parts.metrics.first_segment(self._order.generation.strategy, self._summary.latency_s)
-        self._parts.metrics.segment(record)
-        return kept(self._summary, record)
-
-    async def _finish(self, reason: FinishReason, lease: SessionLease | None) -> Ended:
-        """Store everything before the client hears of the end, so that it may ask for it at once."""
-        delta = self._summary.finish(reason)
-        if self._journal.is_cancelled:  # the word came with the last segment: no turn of the session
-            raise Cancelled(f"generation {self._order.id} was cancelled")
-        committed = await self._commit(lease)
-        counts = json.dumps(usage([self._summary]))
-        await self._journal.finish("finished", finish_reason=reason.value, usage=counts)
-        self._status = "finished"
-        self._summary.degraded = self._journal.degraded or not committed
-        log_texts(self._parts.settings.log_prompts, self._order.id, self._order.prompt, self._summary.text)
-        return Ended(reason, delta)
-
-    async def _commit(self, lease: SessionLease | None) -> bool:
-        prompt = self._order.call.prompt
-        if lease is None or isinstance(prompt, str):
-            return True
-        turns = [*prompt, Message("assistant", self._summary.seen.content)]
-        return await lease.commit(turns, self._order.call.num_turns)
-
-    async def _fail(self, error: Exception) -> None:
-        if isinstance(error, Cancelled):
-            return
-        self._status = "failed"
-        if isinstance(error, Unavailable | DeadlineExceeded):
-            self._parts.readiness.suspect()
-        await self._journal.finish("failed")
-
-    def _end(self) -> None:
-        self._journal.leave(self._parts.background)
-        if self._status == "interrupted" and self._journal.is_cancelled:
-            self._status = "cancelled"
-        metrics = self._parts.metrics
-        metrics.in_flight.dec()
-        metrics.generation(self._order.generation.strategy, self._status, self._summary.latency_s)
-        if self._journal.degraded or self._summary.degraded:
-            metrics.degraded()
+    def of(self, generation: Generation) -> Costs | None:
+        """Those of generations like this one; the kind that was not asked for longest is forgotten."""
+        if generation.strategy != "auto":
+            return None
+        acceptance = generation.acceptance
+        kind = (generation.segmentation.value, acceptance.rule, round(acceptance.threshold, 1))
+        costs = self._costs.setdefault(kind, Costs())
+        self._costs.move_to_end(kind)
+        if len(self._costs) > self.MAX_KINDS:
+            self._costs.popitem(last=False)
+        return costs

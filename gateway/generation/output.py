@@ -1,7 +1,13 @@
-"""The text a client sees: ended before a stop sequence, with reasoning and answer apart."""
+"""What a choice has come to: its records, and the text a client sees, ended before a stop sequence, with reasoning and
+answer apart.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
+
+from semspec.decoding import Generation
+from semspec.types import Drafted, FinishReason, SegmentRecord, TokenLogprob
 
 THINK, END_OF_THINKING = "<think>", "</think>"
 
@@ -23,7 +29,7 @@ class StopChecker:
     def __init__(
         self, stops: Sequence[str] = (), keep_stop: bool = False, reasoning_parser: "ReasoningParser | None" = None
     ) -> None:
-        """`keep_stop` leaves the stop sequence in the text; without a splitter everything is content."""
+        """`keep_stop` leaves the stop sequence in the text; without a parser everything is content."""
         self._stops, self._keep_stop = tuple(stops), keep_stop
         self._reasoning_parser = reasoning_parser or ReasoningParser("content")
         self._held = ""
@@ -101,3 +107,89 @@ def _unfinished(text: str, marks: Iterable[str]) -> str:
     """The longest end of `text` that begins one of `marks`."""
     ends = (mark[:size] for mark in marks for size in range(1, len(mark)) if text.endswith(mark[:size]))
     return max(ends, key=len, default="")
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A segment was kept; the client sees `delta` of it."""
+
+    record: SegmentRecord
+    delta: Delta
+    offset: int
+    """Where the segment begins in all text written, in characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last event of a choice."""
+
+    reason: FinishReason
+    delta: Delta
+    """What had been held back."""
+
+
+ChoiceEvent = Kept | Drafted | Ended
+
+
+class ChoiceOutput:
+    """Grows with a choice's records."""
+
+    def __init__(self, id: str, generation: Generation, stop_checker: StopChecker) -> None:
+        self.id = id
+        self.generation = generation
+        self.stop_checker = stop_checker
+        self.records: list[SegmentRecord] = []
+        self.num_characters = 0
+        """Of all that was written, seen or not."""
+        self.finish_reason: FinishReason | None = None
+        self.fallback: str | None = None
+        """Why the target went on alone, if it did."""
+        self.degraded = False
+        """Whether the trace or the session's turns could not be stored in full."""
+        self._start = perf_counter()
+        self._end: float | None = None
+
+    def add(self, record: SegmentRecord) -> Kept:
+        """Append a segment."""
+        offset = self.num_characters
+        self.records.append(record)
+        self.num_characters += len(record.segment.text)
+        self.fallback = self.fallback or record.fallback
+        return Kept(record, self.stop_checker.add(record.segment.text), offset)
+
+    def finish(self, reason: FinishReason) -> Ended:
+        """Let out what was held back."""
+        self.finish_reason = reason
+        self._end = perf_counter()
+        return Ended(reason, self.stop_checker.close())
+
+    @property
+    def text(self) -> str:
+        """All that was written, seen or not."""
+        return "".join(record.segment.text for record in self.records)
+
+    @property
+    def seen(self) -> Delta:
+        """What the client sees in all."""
+        return self.stop_checker.seen
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...] | None:
+        """Of all tokens written, if asked for."""
+        if self.generation.num_logprobs is None:
+            return None
+        return tuple(token for record in self.records for token in record.logprobs or ())
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(piece.token_ids) for piece in self.generation.context.pieces)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the output."""
+        return sum(len(record.segment.token_ids) for record in self.records)
+
+    @property
+    def latency_s(self) -> float:
+        """From the start to the end of decoding, or to now."""
+        return (self._end or perf_counter()) - self._start

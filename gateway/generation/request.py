@@ -1,18 +1,55 @@
-"""A validated request with every default filled in."""
+"""A validated request with every default filled in, and what each of its choices is to generate."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, Self
 
-from gateway.generations.output_text import ReasoningParser, StopChecker
-from gateway.generations.strictness import Expected
-from semspec.types import Context, Generation, Message, derive_seed
+from pydantic import create_model
+
+from gateway.generation.output import ChoiceOutput, ReasoningParser, StopChecker
+from gateway.generation.strictness import Expected
+from gateway.readiness import Served
+from semspec.decoding import Generation, option_types
+from semspec.records import Body
+from semspec.types import Context, Message, Segmentation, derive_seed
+
+_FIELDS: dict[str, Any] = {name: (kind, ...) for name, kind in option_types().items()}
+_Options: Any = create_model("_Options", __base__=Body, **_FIELDS)
+
+
+class Parameters(_Options):
+    """All that was asked for, defaults filled in, but the prompt and the seed."""
+
+    strategy: str
+    segmentation: Segmentation
+    strictness: float | None
+    temperature: float
+    top_p: float
+    top_k: int
+    """0: every token."""
+    max_tokens: int
+    stop: list[str]
+
+    @classmethod
+    def of(cls, generation: Generation, strictness: float | None, stops: tuple[str, ...]) -> Self:
+        return cls(
+            **{name: getattr(generation, name) for name in option_types()},
+            strategy=generation.strategy,
+            segmentation=generation.segmentation,
+            strictness=strictness,
+            temperature=generation.sampling.temperature,
+            top_p=generation.sampling.top_p,
+            top_k=generation.sampling.top_k,
+            max_tokens=generation.max_tokens,
+            stop=list(stops),
+        )
+
 
 Api = Literal["chat", "completions", "tgi"]
 """In whose shapes a request is answered."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Request:
     """One request, understood; only its tokens are still unknown. Stored with its generations, to go on with them."""
 
     id: str
@@ -49,6 +86,11 @@ class Call:
     """Whether TGI's text begins with the prompt."""
 
     @property
+    def messages(self) -> tuple[Message, ...]:
+        """Of a chat; none of a plain text."""
+        return () if isinstance(self.prompt, str) else self.prompt
+
+    @property
     def prompt_field(self) -> str:
         return "prompt" if isinstance(self.prompt, str) else "messages"
 
@@ -61,18 +103,44 @@ class Call:
     def choice_ids(self) -> list[str]:
         return [self.choice_id(index) for index in range(self.num_choices)]
 
-    def stop_checker(self, prompt: str) -> StopChecker:
-        """For the text that follows the rendered `prompt`."""
-        reasoning_parser = ReasoningParser.after(prompt) if self.api == "chat" else None
-        return StopChecker(self.stops, self.keep_stop, reasoning_parser)
-
     def choice_id(self, index: int) -> str:
         """The generation of one choice; that of the first bears the response's own id."""
         return f"{self.id}-{index}" if index else self.id
 
     def generation(self, index: int, context: Context, max_tokens: int) -> Generation:
-        """The order for one choice. The first uses the request's seed itself, so that the loop alone repeats it."""
+        """What one choice is to generate. The first uses the request's seed itself: the loop alone repeats it."""
         seed = self.seed % (1 << 64)
         sampling = replace(self.plan.sampling, seed=derive_seed(seed, "choice", index) if index else seed)
         session = self.session or self.choice_id(index)
         return replace(self.plan, context=context, sampling=sampling, max_tokens=max_tokens, session=session)
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceRequest:
+    """What one choice is to generate, and for whom."""
+
+    id: str
+    index: int
+    request: Request
+    generation: Generation
+    served: Served
+
+    @classmethod
+    def of(cls, request: Request, index: int, context: Context, max_tokens: int, served: Served) -> Self:
+        """One of a request's choices."""
+        return cls(request.choice_id(index), index, request, request.generation(index, context, max_tokens), served)
+
+    @property
+    def prompt(self) -> str:
+        """As the target reads it."""
+        return self.generation.context.pieces[0].text
+
+    @property
+    def parameters(self) -> Parameters:
+        return Parameters.of(self.generation, self.request.strictness, self.request.stops)
+
+    def output(self) -> ChoiceOutput:
+        """With nothing in it yet."""
+        reasoning_parser = ReasoningParser.after(self.prompt) if self.request.api == "chat" else None
+        stop_checker = StopChecker(self.request.stops, self.request.keep_stop, reasoning_parser)
+        return ChoiceOutput(self.id, self.generation, stop_checker)

@@ -5,37 +5,35 @@ from collections.abc import Mapping
 
 from pydantic import TypeAdapter
 
-from gateway.generations.call import Call
-from gateway.generations.choice import Order
-from gateway.generations.served import Served
-from gateway.generations.statistics import parameters
-from gateway.storage.store import Store, missing_generation
+from gateway.generation.request import ChoiceRequest, Request
+from gateway.readiness import Served
+from gateway.store.store import Store, missing_generation
 from semspec.errors import Conflict
 from semspec.records import Json
 from semspec.types import Context, Piece
 
-_CALL = TypeAdapter(Call)
+_REQUEST = TypeAdapter(Request)
 
 ENDED = ("finished", "cancelled")
 """States that no gateway leaves again."""
 
 
-def meta(order: Order) -> dict[str, str]:
-    """The fields of an order."""
-    generation = order.generation
+def meta(choice: ChoiceRequest) -> dict[str, str]:
+    """The fields of a generation that begins."""
+    generation = choice.generation
     prompt = generation.context.pieces[0]
     return {
         "status": "running",
-        "created": str(order.call.created),
-        "model": order.call.model,
+        "created": str(choice.request.created),
+        "model": choice.request.model,
         "seed": str(generation.sampling.seed),
-        "session": order.call.session or "",
-        "parameters": json.dumps(parameters(generation, order.call)),
+        "session": choice.request.session or "",
+        "parameters": choice.parameters.model_dump_json(),
         "prompt": json.dumps({"text": prompt.text, "token_ids": list(prompt.token_ids), "tokenizer": prompt.tokenizer}),
-        "models": json.dumps(_models(order.served)),
-        "index": str(order.index),
+        "models": json.dumps(_models(choice.served)),
+        "index": str(choice.index),
         "budget": str(generation.max_tokens),
-        "call": _CALL.dump_json(order.call).decode(),
+        "call": _REQUEST.dump_json(choice.request).decode(),
     }
 
 
@@ -45,23 +43,23 @@ async def owned(id: str, owner: str, store: Store) -> dict[str, str]:
     Raises: NotFound, of another's as if there were none; Unavailable.
     """
     fields = await store.generation(id)
-    if call(fields).owner != owner:
+    if request(fields).owner != owner:
         raise missing_generation(id)
     return fields
 
 
-def call(meta: Mapping[str, str]) -> Call:
+def request(meta: Mapping[str, str]) -> Request:
     """The request that the fields belong to."""
-    return _CALL.validate_json(meta["call"])
+    return _REQUEST.validate_json(meta["call"])
 
 
-def order(meta: Mapping[str, str], served: Served) -> Order:
-    """The order whose fields these are. Raises: Conflict when it has not ended and other models are served by now."""
+def choice_request(meta: Mapping[str, str], served: Served) -> ChoiceRequest:
+    """The choice whose fields these are. Raises: Conflict when it has not ended and other models are served by now."""
     if meta["status"] not in ENDED and json.loads(meta["models"]) != _models(served):
         raise Conflict("the models or probes have changed since this generation began; start a new one", "id")
     prompt = json.loads(meta["prompt"])
     piece = Piece(prompt["text"], tuple(prompt["token_ids"]), prompt["tokenizer"])
-    return Order.of(call(meta), int(meta["index"]), Context((piece,)), int(meta["budget"]), served)
+    return ChoiceRequest.of(request(meta), int(meta["index"]), Context((piece,)), int(meta["budget"]), served)
 
 
 def public(id: str, meta: Mapping[str, str]) -> Json:

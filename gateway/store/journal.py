@@ -5,10 +5,9 @@ import json
 import logging
 from collections.abc import Awaitable, Mapping
 
-from gateway.storage.store import FIRST_FENCE, Store
-from gateway.tasks import Background
+from gateway.background import Background
+from gateway.store.store import FIRST_FENCE, Store
 from semspec.errors import Cancelled, SemspecError, Unavailable
-from semspec.records import Json
 
 _log = logging.getLogger(__name__)
 
@@ -48,11 +47,10 @@ class Journal:
         if self._heartbeat is None and self._is_there:
             self._heartbeat = background.spawn(self._hold(interval_s))
 
-    async def append(self, record: Json) -> None:
-        """Store the next record."""
+    async def append(self, index: int, record: str) -> None:
+        """Store the record of the next segment, as JSON."""
         if not self.degraded:
-            version = int(str(record["index"]))
-            await self._try(self._store.append(self._generation, self._fence, version, json.dumps(record)))
+            await self._try(self._store.append(self._generation, self._fence, index, record))
 
     async def finish(self, status: str, **outcome: str) -> None:
         """Store how the generation ended, if it was ever stored that it began."""

@@ -6,27 +6,33 @@ import secrets
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 
-from gateway.generations.call import Call
-from gateway.parts import Parts
-from gateway.storage.store import Store
-from gateway.tasks import Background
+from gateway.background import Background
+from gateway.store.store import Store
 from semspec.errors import Conflict, SemspecError
 from semspec.types import Message
 
 _log = logging.getLogger(__name__)
 
 
-async def held_session(call: Call, fence: int, parts: Parts, held: AsyncExitStack) -> "SessionLease | None":
-    """The session a call names, claimed by the writer with this fence for as long as `held` is open.
+async def held_session(
+    session: str | None,
+    owner: str,
+    writer: str,
+    store: Store,
+    background: Background,
+    lease_s: float,
+    held: AsyncExitStack,
+) -> "SessionLease | None":
+    """The session a request names, if it does, claimed for as long as `held` is open; `writer` is generation and fence.
 
     Raises: Conflict when another generation holds the session; Unavailable when Redis does not answer, since an answer
     without the conversation would be a wrong one.
     """
-    if call.session is None:
+    if session is None:
         return None
-    lease = SessionLease(parts.store, call.session, call.owner, f"{call.id} {fence} {secrets.token_hex(4)}")
-    held.callback(lambda: parts.background.spawn(lease.release()))  # also of a claim that is under way
-    await lease.claim(parts.settings.session_lease_s, parts.background)
+    lease = SessionLease(store, session, owner, f"{writer} {secrets.token_hex(4)}")
+    held.callback(lambda: background.spawn(lease.release()))  # also of a claim that is under way
+    await lease.claim(lease_s, background)
     return lease
 
 

@@ -5,7 +5,7 @@ Keys carry a hash tag each generation or session, so that a script's keys share 
 gateway that writes it, while that one is alive), `semspec:session:{ID}:turns` (list of JSON messages),
 `semspec:session:{ID}:claim` (the generation that holds the session), `semspec:idempotency:{DIGEST}` (what a key
 stands for) and `semspec:handshake:{TARGET}` (what the services said of themselves). A session's ID begins with its
-owner, see `generations/sessions.py`.
+owner, see `session_lease.py`.
 """
 
 import asyncio
@@ -23,7 +23,6 @@ from redis.exceptions import RedisError
 
 from gateway.settings import GatewaySettings
 from semspec.errors import Cancelled, Conflict, NotFound, SemspecError, Unavailable
-from semspec.records import Json
 from semspec.types import Message
 
 FIRST_FENCE = 1
@@ -140,10 +139,10 @@ class Store:
             raise missing_generation(generation)
         return meta
 
-    async def trace(self, generation: str, start: int = 0) -> list[Json]:
-        """The records of a generation from number `start` on, in order. Raises: Unavailable."""
-        records = await self._guarded("read", self._client.lrange(_segments(generation), start, -1))
-        return [json.loads(record) for record in records]
+    async def trace(self, generation: str, start: int = 0) -> list[str]:
+        """The records of a generation from number `start` on, in order, as JSON. Raises: Unavailable."""
+        records: list[str] = await self._guarded("read", self._client.lrange(_segments(generation), start, -1))
+        return records
 
     async def claim(self, session: str, token: str, lease_s: float) -> tuple[Message, ...]:
         """Hold a session for one generation; its turns so far. Raises: Conflict, Unavailable."""
@@ -209,7 +208,7 @@ _SCRIPTS = (
 
 
 def _source(name: str) -> str:
-    return files("gateway").joinpath("storage", "lua", f"{name}.lua").read_text()
+    return files("gateway").joinpath("store", "lua", f"{name}.lua").read_text()
 
 
 def _messages(lines: Sequence[str]) -> tuple[Message, ...]:

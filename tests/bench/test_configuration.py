@@ -4,8 +4,9 @@ import pytest
 
 from bench.configuration import parse
 from bench.runners.in_process import with_options
+from semspec.decoding import Generation
 from semspec.errors import InvalidRequest
-from semspec.types import Acceptance, Context, Generation, SamplingParams, Scoring, Segmentation
+from semspec.types import Acceptance, Context, SamplingParams, Scoring, Segmentation
 
 DEFAULTS = Generation(Context(()), SamplingParams(), acceptance=Acceptance("threshold", 0.1))
 

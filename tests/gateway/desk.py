@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from gateway.generations.admission import Admission, Limits
+from gateway.generation.admission import Admission, Limits
 from gateway.metrics import Metrics
 from semspec.errors import Overloaded
 

@@ -21,7 +21,7 @@ from gateway.app import create_app
 from gateway.metrics import Metrics
 from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
-from gateway.storage.store import Store
+from gateway.store.store import Store
 from semspec.keys import entry, new_key
 from semspec.stack.redis import find_server
 from tests.gateway.fakes import Fakes
@@ -176,7 +176,7 @@ async def running_gateway(settings: GatewaySettings, fakes: Fakes, ready: bool =
             await clients.enter_async_context(openai)
             await eventually(lambda: server.started)
             if ready:
-                await eventually(lambda: app.state.parts.readiness.status.served is not None)
+                await eventually(lambda: app.state.readiness.status.served is not None)
             yield Gateway(app, fakes, settings, base_url, http, openai)
     finally:
         server.told.set()

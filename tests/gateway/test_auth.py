@@ -11,7 +11,7 @@ import httpx
 import pytest
 from fastapi.routing import iter_route_contexts
 
-from gateway.http.errors import TGI_PATHS
+from gateway.api.errors import TGI_PATHS
 from semspec.errors import Unauthenticated, Unavailable
 from semspec.keys import entry, new_key
 from tests.gateway.fakes import Fakes
@@ -173,7 +173,7 @@ async def test_other_owner_cannot_cancel(start_gateway: GatewayFactory) -> None:
     body = {**BODY, "model": "semspec-demo:target"}
     running = asyncio.create_task(gateway.http.post("/v1/chat/completions", json=body, headers=bearer(OURS)))
     await asyncio.wait_for(gateway.fakes.target.paused.wait(), 10)
-    [key] = [key async for key in gateway.app.state.parts.store._client.scan_iter("semspec:{chatcmpl-*}:writer")]
+    [key] = [key async for key in gateway.app.state.store._client.scan_iter("semspec:{chatcmpl-*}:writer")]
     id = key.removeprefix("semspec:{").removesuffix("}:writer")
     refused = await gateway.http.post(f"/v1/generations/{id}/cancel", headers=bearer(THEIRS))
     assert refused.status_code == 404
@@ -208,14 +208,14 @@ async def test_readiness_tells_a_stranger_no_addresses(start_gateway: GatewayFac
     fakes = Fakes.make()
     fakes.drafter.lost = fakes.target.lost = Unavailable("connection refused by 10.1.2.3")
     gateway = await start_gateway(fakes, ready=False)
-    await eventually(lambda: gateway.app.state.parts.readiness.status.error is not None)
+    await eventually(lambda: gateway.app.state.readiness.status.error is not None)
     for headers, is_told in ((bearer(API_KEY), True), (bearer(new_key()), False), ({"authorization": ""}, False)):
         answer = await gateway.http.get("/ready", headers=headers)
         assert answer.status_code == 503 and ("10.1.2.3" in answer.text) == is_told
     fakes.target.lost = fakes.drafter.lost = None
-    await eventually(lambda: gateway.app.state.parts.readiness.status.error is None)
+    await eventually(lambda: gateway.app.state.readiness.status.error is None)
     fakes.drafter.lost = Unavailable("connection refused by 10.1.2.3")
-    await gateway.app.state.parts.readiness.check()
+    await gateway.app.state.readiness.check()
     told = [
         (await gateway.http.get("/ready", headers=headers)).json()["detail"]
         for headers in (bearer(API_KEY), WRONG["nothing"])

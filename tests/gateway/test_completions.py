@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
-from gateway.generations.served import STRATEGIES
+from semspec.decoding import STRATEGIES
 from semspec.errors import Unavailable
 from semspec.types import derive_seed
 from tests.gateway.fakes import NUM_SEGMENTS, Fakes

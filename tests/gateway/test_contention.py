@@ -1,7 +1,6 @@
 """Several who want the same at once, and clients that do not read: nobody keeps what another needs."""
 
 import asyncio
-import contextlib
 import json
 import secrets
 import socket
@@ -10,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.generations.run import attached_run
 from semspec.errors import Unavailable
 from tests.gateway.support import API_KEY, Gateway, GatewayFactory, eventually
 from tests.gateway.test_resume import (
@@ -43,7 +41,7 @@ async def test_client_that_does_not_read_gives_up_its_room(start_gateway: Gatewa
         client.connect(("127.0.0.1", int(gateway.base_url.rpartition(":")[2])))
         client.sendall(lines.encode() + content)
         await eventually(lambda: gateway.fakes.target.prompts != [])
-        await eventually(lambda: gateway.app.state.parts.admission.num_running == 0)
+        await eventually(lambda: gateway.app.state.admission.num_running == 0)
         assert (await gateway.chat()).status_code == 200
 
 
@@ -51,12 +49,12 @@ async def test_slow_reader_of_what_is_stored_stays_its_writer(start_gateway: Gat
     first, second = await start_gateway(writer_lease_s=1), await start_gateway(writer_lease_s=1)
     seen = await hang_up_after(first, 4, **TARGET)
     await status_becomes(second, seen[0]["id"], "interrupted")
-    parts = second.app.state.parts
-    async with attached_run(seen[0]["id"], parts) as run, contextlib.aclosing(run.events()) as stream:
-        await anext(stream)
+    store = second.app.state.store
+    async with second.app.state.generations.attached(seen[0]["id"]) as run:
+        await run.next()
         await asyncio.sleep(1.3)
-        assert await parts.store.take(seen[0]["id"]) in ("held", "ended")
-    assert (await parts.store.generation(seen[0]["id"]))["status"] != "running"
+        assert await store.take(seen[0]["id"]) in ("held", "ended")
+    assert (await store.generation(seen[0]["id"]))["status"] != "running"
 
 
 async def test_client_ahead_of_the_store_is_told_so(start_gateway: GatewayFactory) -> None:
@@ -88,7 +86,7 @@ async def test_word_to_cancel_that_comes_with_the_last_segment_leaves_no_turn(
     gateway.fakes.target.pause_at = 5
     running = asyncio.create_task(gateway.chat(**TARGET, semspec=session))
     await asyncio.wait_for(gateway.fakes.target.paused.wait(), 10)
-    await gateway.app.state.parts.store.cancel(await only_running(gateway))
+    await gateway.app.state.store.cancel(await only_running(gateway))
     gateway.fakes.target.resume.set()
     assert (await running).status_code == 409
     await gateway.chat(**TARGET, semspec=session)
@@ -97,7 +95,7 @@ async def test_word_to_cancel_that_comes_with_the_last_segment_leaves_no_turn(
 
 async def test_choice_that_was_never_begun_is_begun_by_whoever_asks_again(start_gateway: GatewayFactory) -> None:
     gateway, key = await start_gateway(writer_lease_s=1), secrets.token_hex(8)
-    store = gateway.app.state.parts.store
+    store = gateway.app.state.store
     begin = store.begin
 
     async def begin_all_but_one(id: str, meta: Any) -> None:
@@ -115,7 +113,7 @@ async def test_choice_that_was_never_begun_is_begun_by_whoever_asks_again(start_
 
 
 async def test_hanging_up_during_a_claim_gives_the_session_back(gateway: Gateway, session: dict[str, str]) -> None:
-    store, reached = gateway.app.state.parts.store, asyncio.Event()
+    store, reached = gateway.app.state.store, asyncio.Event()
     claim = store.claim
 
     async def slow(*arguments: Any) -> Any:

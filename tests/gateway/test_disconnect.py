@@ -32,7 +32,7 @@ async def test_disconnect_cancels_the_generation(gateway: Gateway, writer: str, 
     interrupted = f'semspec_gateway_generations_total{{status="interrupted",strategy="{writer}"}}'
     assert await gateway.metric(interrupted) == 1
     assert await gateway.metric("semspec_gateway_generations_in_flight") == 0
-    assert gateway.app.state.parts.admission.num_running == 0
+    assert gateway.app.state.admission.num_running == 0
 
 
 async def test_disconnect_cancels_every_choice_and_what_is_drafted_ahead(gateway: Gateway) -> None:

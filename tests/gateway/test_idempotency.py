@@ -121,9 +121,9 @@ async def test_repeat_of_a_request_in_the_queue_is_answered_by_it(start_gateway:
     await gateway.fakes.target.paused.wait()
     gateway.fakes.target.pause_at = None
     first, second = (asyncio.create_task(ask(gateway, key)) for _ in range(2))
-    await eventually(lambda: gateway.app.state.parts.admission.num_waiting == 1)
+    await eventually(lambda: gateway.app.state.admission.num_waiting == 1)
     await asyncio.sleep(0.3)
-    assert gateway.app.state.parts.admission.num_waiting == 1, "the repeat takes no place of its own"
+    assert gateway.app.state.admission.num_waiting == 1, "the repeat takes no place of its own"
     gateway.fakes.target.resume.set()
     answers = [await first, await second, await running]
     assert [answer.status_code for answer in answers] == [200] * 3

@@ -121,4 +121,4 @@ def test_settings_and_their_errors_hide_the_entries() -> None:
     settings = make_settings()
     app = create_app(settings, Fakes.make().backends, make_store(settings))
     hash = entry(OWNER, API_KEY).partition(":")[2]
-    assert hash not in repr(settings) and hash not in repr(app.state.parts)
+    assert hash not in repr(settings) and hash not in repr(vars(app.state))

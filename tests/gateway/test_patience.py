@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.generations.served import STRATEGIES
+from semspec.decoding import STRATEGIES
 from semspec.errors import Overloaded, SemspecError, Unavailable
-from semspec.types import Strategy, Writer
+from semspec.types import Writer
 from tests.gateway.fakes import FakeModel, Fakes, FakeVerifier
 from tests.gateway.support import GENEROUS_S, Gateway, GatewayFactory, eventually
 from tests.gateway.test_resume import only_running
@@ -51,7 +51,7 @@ def text(response: httpx.Response) -> str:
 @pytest.mark.parametrize("strategy", BY_TARGET)
 @pytest.mark.parametrize("num_answers", [1, 2, 3])
 async def test_generation_goes_on_as_if_nothing_had_happened(
-    start_gateway: GatewayFactory, strategy: Strategy, num_answers: int
+    start_gateway: GatewayFactory, strategy: str, num_answers: int
 ) -> None:
     fields = {"model": f"semspec-demo:{strategy}", "max_tokens": 120, "stream": True}
     undisturbed = await (await start_gateway()).chat(**fields)
@@ -77,7 +77,7 @@ async def test_overloaded_target_is_waited_for_as_well(start_gateway: GatewayFac
 async def test_whole_answer_does_not_wait_for_the_next_handshake(start_gateway: GatewayFactory) -> None:
     fakes = Fakes(FakeModel(Writer.DRAFT), Forgetful(2), FakeVerifier())
     gateway = await start_gateway(fakes, target_patience_s=60, recheck_s=1000)
-    readiness = gateway.app.state.parts.readiness
+    readiness = gateway.app.state.readiness
     asked = asyncio.create_task(gateway.chat())
     await eventually(lambda: asked.done())
     assert (await asked).status_code == 200

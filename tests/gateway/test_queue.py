@@ -9,7 +9,7 @@ from tests.gateway.support import GENEROUS_S, GatewayFactory, eventually
 async def test_request_over_http_waits_for_room(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(max_concurrent=1, max_n=1)
     gateway.fakes.target.pause_at = 2
-    admission = gateway.app.state.parts.admission
+    admission = gateway.app.state.admission
     async with AsyncExitStack() as held:
         await held.enter_async_context(asyncio.timeout(GENEROUS_S))
         running = asyncio.create_task(gateway.chat(model="semspec-demo:target"))
@@ -26,7 +26,7 @@ async def test_request_over_http_waits_for_room(start_gateway: GatewayFactory) -
 async def test_client_that_hangs_up_in_the_queue_leaves_no_trace(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(max_concurrent=1, max_n=1)
     gateway.fakes.target.pause_at = 2
-    admission = gateway.app.state.parts.admission
+    admission = gateway.app.state.admission
     running = asyncio.create_task(gateway.chat(model="semspec-demo:target"))
     await asyncio.wait_for(gateway.fakes.target.paused.wait(), GENEROUS_S)
     for stream in (False, True):
@@ -50,7 +50,7 @@ async def test_reattached_generation_asks_for_room_as_any_other(start_gateway: G
     second.fakes.drafter.pause_at = 2
     running = asyncio.create_task(second.chat(model="semspec-demo:draft"))
     await asyncio.wait_for(second.fakes.drafter.paused.wait(), GENEROUS_S)
-    store = second.app.state.parts.store
+    store = second.app.state.store
     async with asyncio.timeout(GENEROUS_S):
         while (await store.generation(id))["status"] != "interrupted":
             await asyncio.sleep(0.01)
@@ -71,7 +71,7 @@ async def test_choices_attached_again_have_their_room_together(start_gateway: Ga
             ids.append(response.headers["x-generation-id"])
         await eventually(lambda: first.fakes.num_writing == 0)
     second = await start_gateway(max_concurrent=2, max_n=2, queue_timeout_s=GENEROUS_S)
-    store, target = second.app.state.parts.store, second.fakes.target
+    store, target = second.app.state.store, second.fakes.target
     for id in ids:
         async with asyncio.timeout(GENEROUS_S):
             while (await store.generation(id))["status"] != "interrupted":
@@ -79,7 +79,7 @@ async def test_choices_attached_again_have_their_room_together(start_gateway: Ga
     target.pause_at = 2
     attached = [asyncio.create_task(second.http.get(f"/v1/generations/{id}/events")) for id in ids]
     await asyncio.wait_for(target.paused.wait(), GENEROUS_S)
-    await eventually(lambda: second.app.state.parts.admission.num_waiting == 1)
+    await eventually(lambda: second.app.state.admission.num_waiting == 1)
     await eventually(lambda: target.num_writing == 2)
     target.pause_at = None
     target.resume.set()

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.generations.served import STRATEGIES, Served
-from gateway.readiness import describe, mismatch
+from gateway.readiness import Served, describe, mismatch
+from semspec.decoding import STRATEGIES
 from semspec.errors import Mismatch, Unavailable
-from semspec.types import Segmentation, Strategy
+from semspec.types import Segmentation
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import GatewayFactory, eventually, make_readiness, make_settings
 
@@ -42,7 +42,7 @@ async def test_mismatched_gateway_serves_nothing_until_it_is_mended(start_gatewa
     fitting = fakes.drafter.model_info
     fakes.drafter.model_info = replace(fitting, fingerprint="another")
     gateway = await start_gateway(fakes, ready=False)
-    status = gateway.app.state.parts.readiness
+    status = gateway.app.state.readiness
     await eventually(lambda: isinstance(status.status.error, Mismatch))
     for response in (await gateway.http.get("/ready"), await gateway.chat()):
         assert response.status_code == 503
@@ -100,7 +100,7 @@ async def test_what_was_told_of_another_target_is_not_taken_for_this_one(start_g
     fakes.target.model_info = replace(fakes.target.model_info, fingerprint="never-met")
     fakes.drafter.lost = Unavailable("gone")
     young = await start_gateway(fakes, ready=False)
-    status = young.app.state.parts.readiness
+    status = young.app.state.readiness
     await eventually(lambda: status.status.error is not None)
     assert (await young.http.get("/ready")).status_code == 503
 
@@ -109,7 +109,7 @@ async def test_loss_of_the_target_ends_readiness_and_its_return_restores_it(star
     gateway = await start_gateway(handshake_interval_s=1000)
     gateway.fakes.target.lost = Unavailable("gone")
     assert (await gateway.chat()).status_code == 503
-    status = gateway.app.state.parts.readiness
+    status = gateway.app.state.readiness
     await eventually(lambda: status.status.error is not None)
     assert (await gateway.http.get("/ready")).status_code == 503
     gateway.fakes.target.lost = None
@@ -130,7 +130,7 @@ async def test_helper_that_comes_back_with_another_model_is_refused() -> None:
         readiness.require()
 
 
-OBSTACLES: dict[Strategy, tuple[Callable[[Served], Served], list[str]]] = {
+OBSTACLES: dict[str, tuple[Callable[[Served], Served], list[str]]] = {
     "token-level": (lambda s: replace(s, draft=replace(s.draft, tokenizer="x")), ["draft has x", "one vocabulary"]),
     "semantic+token-level": (lambda s: replace(s, target=replace(s.target, tokenizer="x")), ["target x", "'semantic'"]),
     "spec-reason": (
@@ -154,7 +154,7 @@ def change(fakes: Fakes, changed: Served) -> Fakes:
 
 @pytest.mark.parametrize("strategy", OBSTACLES)
 async def test_strategy_the_pair_cannot_do_is_refused_with_the_reason(
-    start_gateway: GatewayFactory, strategy: Strategy
+    start_gateway: GatewayFactory, strategy: str
 ) -> None:
     spoil, words = OBSTACLES[strategy]
     fakes = Fakes.make()
@@ -173,13 +173,13 @@ async def test_strategy_the_pair_cannot_do_is_refused_with_the_reason(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_whole_pair_can_do_every_strategy(strategy: Strategy) -> None:
+def test_whole_pair_can_do_every_strategy(strategy: str) -> None:
     assert served(Fakes.make()).unsupported_reason(strategy) is None
     assert mismatch(served(Fakes.make()), make_settings(default_strategy=strategy)) is None
 
 
 @pytest.mark.parametrize("strategy", OBSTACLES)
-def test_default_strategy_the_pair_cannot_do_is_a_mismatch(strategy: Strategy) -> None:
+def test_default_strategy_the_pair_cannot_do_is_a_mismatch(strategy: str) -> None:
     spoiled = OBSTACLES[strategy][0](served(Fakes.make()))
     assert mismatch(spoiled, make_settings()) is None
     reason = mismatch(spoiled, make_settings(default_strategy=strategy))
@@ -187,9 +187,7 @@ def test_default_strategy_the_pair_cannot_do_is_a_mismatch(strategy: Strategy) -
 
 
 @pytest.mark.parametrize("strategy", ["semantic", "semantic+token-level", "last-hidden", "surprisal"])
-async def test_segmentation_the_probes_do_not_know_is_refused(
-    start_gateway: GatewayFactory, strategy: Strategy
-) -> None:
+async def test_segmentation_the_probes_do_not_know_is_refused(start_gateway: GatewayFactory, strategy: str) -> None:
     fakes = Fakes.make()
     fakes.verifier.verifier_info = replace(fakes.verifier.verifier_info, segmentations=(Segmentation.PARAGRAPH,))
     gateway = await start_gateway(fakes)

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from gateway.http.errors import TGI_PATHS
+from gateway.api.errors import TGI_PATHS
 from semspec.errors import Unavailable
 from tests.gateway.fakes import WINDOW, Fakes
 from tests.gateway.support import Gateway, GatewayFactory, eventually
@@ -189,7 +189,7 @@ async def test_room_runs_out_and_comes_back(start_gateway: GatewayFactory) -> No
         assert error.headers["retry-after"] == "1"
         assert (await gateway.chat(model="semspec-demo:draft")).status_code == 200
     gateway.fakes.target.stuck_at = None
-    await eventually(lambda: gateway.app.state.parts.admission.num_running == 0)
+    await eventually(lambda: gateway.app.state.admission.num_running == 0)
     assert (await gateway.chat(n=2)).status_code == 200
 
 

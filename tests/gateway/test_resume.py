@@ -11,9 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.generations.served import STRATEGIES
-from gateway.storage.journal import Journal
-from semspec.types import Strategy
+from gateway.store.journal import Journal
+from semspec.decoding import STRATEGIES
 from tests.gateway.fakes import NUM_SEGMENTS, Fakes
 from tests.gateway.support import Gateway, GatewayFactory, RedisServer, eventually
 
@@ -45,7 +44,7 @@ async def test_text_held_back_to_the_end_is_told_once(gateway: Gateway) -> None:
 @pytest.mark.parametrize("strategy", REPEATABLE)
 @pytest.mark.parametrize("num_seen", [1, 4])
 async def test_interrupted_generation_goes_on_elsewhere_as_if_nothing_had_happened(
-    start_gateway: GatewayFactory, strategy: Strategy, num_seen: int
+    start_gateway: GatewayFactory, strategy: str, num_seen: int
 ) -> None:
     undisturbed = await (await start_gateway()).chat(stream=True, model=f"semspec-demo:{strategy}", max_tokens=120)
     first, second = await start_gateway(), await start_gateway()
@@ -123,7 +122,7 @@ async def test_failed_generation_goes_on_when_the_target_is_back(gateway: Gatewa
     failed = await gateway.chat(stream=True, model="semspec-demo:target")
     assert "went away" in failed.text
     gateway.fakes.target.lost_at = None
-    await eventually(lambda: gateway.app.state.parts.readiness.status.error is None)
+    await eventually(lambda: gateway.app.state.readiness.status.error is None)
     rest = await events(gateway, identity(failed), after="4")
     assert text(failed) + text(rest) == whole
 
@@ -271,7 +270,7 @@ async def status_becomes(gateway: Gateway, id: str, status: str) -> None:
 
 async def only_running(gateway: Gateway) -> str:
     """The id of the only request that this gateway runs."""
-    heartbeats = gateway.app.state.parts.background._tasks
+    heartbeats = gateway.app.state.background._tasks
     async with asyncio.timeout(10):
         while not (ids := [id for task in heartbeats if (id := _held_by(task)) is not None]):
             await asyncio.sleep(0.01)
@@ -290,7 +289,7 @@ def pause_heartbeats(gateway: Gateway) -> None:
     async def nothing(generation: str, fence: int) -> None:
         return None
 
-    gateway.app.state.parts.store.hold = nothing
+    gateway.app.state.store.hold = nothing
 
 
 async def hung_up(request: "asyncio.Task[httpx.Response]") -> None:

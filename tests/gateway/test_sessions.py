@@ -60,7 +60,7 @@ async def test_failure_gives_the_session_back(gateway: Gateway, session: str) ->
     gateway.fakes.target.lost_at = 1
     assert (await ask(gateway, session, "One?")).status_code == 503
     gateway.fakes.target.lost_at = None
-    await eventually(lambda: gateway.app.state.parts.readiness.status.error is None)
+    await eventually(lambda: gateway.app.state.readiness.status.error is None)
     await _eventually_free(gateway, session)
     assert gateway.fakes.target.prompts[-1] == "<user>Again?"
 

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.http.errors import TGI_PATHS
+from gateway.api.errors import TGI_PATHS
 from semspec.errors import Unavailable
 from tests.gateway.fakes import NUM_SEGMENTS, WINDOW
 from tests.gateway.support import Gateway, GatewayFactory, eventually
@@ -209,7 +209,7 @@ async def test_overload_is_told_as_such(start_gateway: GatewayFactory) -> None:
         refused = await post(gateway, "/generate")
         assert_tgi_error(refused, 429, "overloaded")
         assert refused.headers["retry-after"]
-    await eventually(lambda: gateway.app.state.parts.admission.num_running == 0)
+    await eventually(lambda: gateway.app.state.admission.num_running == 0)
     assert (await post(gateway, "/generate", max_new_tokens=1)).status_code == 200
 
 

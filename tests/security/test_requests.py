@@ -14,7 +14,7 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from gateway.http import schemas
+from gateway.api import bodies as schemas
 from gateway.keys import Keys
 from semspec.keys import entry, new_key
 from semspec.logging import JsonFormatter, KeyValueFormatter

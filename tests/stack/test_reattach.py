@@ -13,7 +13,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from gateway.generations.sessions import stored_name
+from gateway.store.session_lease import stored_name
 from semspec import client
 from semspec.client import Event, Gateway
 from semspec.stack import Stack, StackConfig

@@ -5,18 +5,9 @@ import sys
 
 import pytest
 
-from semspec.decoding import decode
+from semspec.decoding import Generation, decode
 from semspec.records import record_json
-from semspec.types import (
-    Acceptance,
-    Context,
-    Generation,
-    Message,
-    SamplingParams,
-    Segmentation,
-    SegmentRecord,
-    Strategy,
-)
+from semspec.types import Acceptance, Context, Message, SamplingParams, Segmentation, SegmentRecord
 from tests.stack.support import (
     QUESTION,
     Json,
@@ -36,7 +27,7 @@ MAX_TOKENS = 120
 SETTLED_S = 0.3
 """Processor time that two idle services may take in a second; a model at work takes nearly all of it."""
 
-CASES: list[tuple[Strategy, int, Segmentation, Acceptance]] = [
+CASES: list[tuple[str, int, Segmentation, Acceptance]] = [
     ("semantic", 1, Segmentation.PARAGRAPH, Acceptance("sample")),
     ("semantic", 2, Segmentation.PARAGRAPH, Acceptance("sample")),
     ("semantic", 3, Segmentation.PARAGRAPH, Acceptance("threshold", 1.05)),
@@ -58,7 +49,7 @@ async def in_process(generation: Generation, pair: Pair) -> list[Json]:
     return [dict(record_json(event)) for event in events if isinstance(event, SegmentRecord)]
 
 
-def fields(strategy: Strategy, gamma: int, segmentation: Segmentation, acceptance: Acceptance) -> Json:
+def fields(strategy: str, gamma: int, segmentation: Segmentation, acceptance: Acceptance) -> Json:
     """The request that asks for this; `sample` takes no threshold."""
     rule: Json = {"rule": acceptance.rule}
     if acceptance.rule == "threshold":
@@ -91,7 +82,7 @@ async def test_answer_over_rest_equals_the_loop_in_process(running: Running, pai
             sampling,
             MAX_TOKENS,
             strategy,
-            gamma,
+            gamma=gamma,
             segmentation=segmentation,
             acceptance=acceptance,
             session="here",

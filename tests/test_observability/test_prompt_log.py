@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from gateway.generations.choice import log_texts
+from gateway.generation.choice import log_texts
 from semspec.logging import KeyValueFormatter
 
 

@@ -1,27 +1,20 @@
 """Acceptance in vLLM's words: per response, and over the life of a gateway."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from gateway.generations.statistics import speculative_decoding
+from gateway.api.statistics import SpeculativeDecoding
 from gateway.metrics import Metrics
+from semspec.records import statistics
 from semspec.types import SegmentRecord
 from tests.test_observability.records import ACCEPTED, ALONE, HYBRID, PROPOSED, REWRITTEN
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """A generation's trace."""
-
-    records: tuple[SegmentRecord, ...]
-
-
 def reported(*records: SegmentRecord) -> dict[str, Any]:
-    report = speculative_decoding([Recorded(records)])
+    report = SpeculativeDecoding.of(statistics(records).steps)
     assert report is not None
-    return dict(report)
+    return report.model_dump()
 
 
 @pytest.mark.parametrize(
@@ -48,9 +41,8 @@ def test_report_holds_together_as_its_readers_check() -> None:
     assert report["num_spec_tokens"] is None, "a number would bound the histogram's length"
 
 
-def test_nothing_is_reported_where_nothing_was_decided_or_for_several_choices() -> None:
-    assert speculative_decoding([Recorded((ALONE,))]) is None
-    assert speculative_decoding([Recorded((ACCEPTED,)), Recorded((ACCEPTED,))]) is None
+def test_nothing_is_reported_where_nothing_was_decided() -> None:
+    assert SpeculativeDecoding.of(statistics([ALONE]).steps) is None
 
 
 def test_counters_add_up_to_the_reports() -> None:

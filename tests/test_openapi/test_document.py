@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
+from gateway.api.errors import TGI_PATHS
 from gateway.app import create_app
-from gateway.http.errors import TGI_PATHS
 from semspec.errors import TABLE
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import make_settings, make_store
