@@ -16,12 +16,11 @@ from gateway.settings import GatewaySettings
 from gateway.storage.store import Store
 from semspec.certificates import renewing_context
 from semspec.decoding import Backends
-from semspec.logging import configure_logging
+from semspec.observability import configure_logging, exported_traces
 from semspec.rpc.channel import ClientOptions
 from semspec.rpc.pool import PooledDrafter, PooledTarget, PooledVerifier, PoolOptions
 from semspec.rpc.tls import Certificates
 from semspec.settings import load_settings
-from semspec.tracing import exported_traces
 
 SERVER_HEADER_BYTES = 16 * 1024
 """Longest part of a request's head that is kept while the rest has not come."""

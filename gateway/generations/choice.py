@@ -7,6 +7,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Self
 
+from opentelemetry.trace import Span
+
 from gateway.generations.call import Call
 from gateway.generations.output_text import Delta
 from gateway.generations.served import Served
@@ -17,8 +19,8 @@ from gateway.parts import Parts
 from gateway.storage.journal import Journal
 from semspec.decoding import decode
 from semspec.errors import Cancelled, DeadlineExceeded, Overloaded, Unavailable
+from semspec.observability import Attributes, current, detached_span, known
 from semspec.records import record_json
-from semspec.tracing import Attributes, Span, span
 from semspec.types import (
     Context,
     Drafted,
@@ -39,22 +41,22 @@ async def in_span(generation: Generation, events: AsyncGenerator[Event, None]) -
     The span ends with the last event, before that is given out; closed earlier, it is marked as cancelled.
     """
     tally = _Tally()
-    with span("generation", attributes=_asked(generation)) as opened:
+    with detached_span("generation", attributes=_asked(generation)) as opened:
         async with aclosing(events):
             while isinstance(event := await _next(events, opened), SegmentRecord | Drafted):
                 if isinstance(event, SegmentRecord):
                     tally.add(event)
-                    opened.set(tally.numbers)
+                    opened.set_attributes(known(tally.numbers))
                 yield event
             if event is not None:
-                opened.set({"semspec.finish_reason": event.reason.value})
+                opened.set_attribute("semspec.finish_reason", event.reason.value)
     if event is not None:
         yield event
 
 
 async def _next(events: AsyncGenerator[Event, None], opened: Span) -> Event | None:
     """The next event; calls made for it, drafting ahead included, are the span's, what our consumer does is not."""
-    with opened.active():
+    with current(opened):
         return await anext(events, None)
 
 

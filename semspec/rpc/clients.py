@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import grpc
 from grpc import aio
+from opentelemetry.trace import Span
 
 from semspec.errors import (
     DeadlineExceeded,
@@ -69,12 +70,12 @@ class _Remote:
         """Cancel what runs and disconnect. Later calls raise Unavailable."""
         await self._channel.close()
 
-    def _metadata(self) -> tuple[tuple[str, str], ...]:
-        return self._authorization + call_metadata()
+    def _metadata(self, opened: Span) -> tuple[tuple[str, str], ...]:
+        return self._authorization + call_metadata(opened)
 
     async def _call(self, method: aio.UnaryUnaryMultiCallable[Q, R], request: Q) -> R:
-        with client_span(method, request) as opened, opened.active(), _rpc_errors():
-            return await method(request, timeout=self._options.call_timeout_s, metadata=self._metadata())
+        with client_span(method, request) as opened, _rpc_errors():
+            return await method(request, timeout=self._options.call_timeout_s, metadata=self._metadata(opened))
 
 
 class RemoteDrafter(_Remote):
@@ -96,8 +97,8 @@ class RemoteDrafter(_Remote):
         with _own_request():
             request = codec.write_request_to_wire(context, params)
         with client_span(self._stub.Write, request) as opened:
-            with _rpc_errors(), opened.active():
-                call = self._stub.Write(request, metadata=self._metadata())
+            with _rpc_errors():
+                call = self._stub.Write(request, metadata=self._metadata(opened))
             try:
                 responses = aiter(call)
                 while (response := await self._next(responses)) is not None:

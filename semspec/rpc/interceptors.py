@@ -10,11 +10,12 @@ from typing import Any, Never, TypeAlias, TypeVar, cast
 
 import grpc
 from grpc import aio
+from opentelemetry import context as otel_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from semspec.errors import InternalError, SemspecError, Unauthenticated, represent
-from semspec.logging import request_id
+from semspec.observability import request_id
 from semspec.rpc.metadata import AUTHORIZATION, MAX_REQUEST_ID_LENGTH, PARAMETER, REQUEST_ID, server_span
-from semspec.tracing import CARRIED
 
 OWN_METHODS = "/semspec."
 HEALTH_METHODS = "/grpc.health.v1.Health/"
@@ -46,7 +47,7 @@ class TokenInterceptor(aio.ServerInterceptor):
         return grpc.unary_unary_rpc_method_handler(_refuse)
 
     def _admits(self, details: grpc.HandlerCallDetails) -> bool:
-        return hmac.compare_digest(_metadata(details, AUTHORIZATION).encode(), self._expected)
+        return hmac.compare_digest(_metadata(details).get(AUTHORIZATION, "").encode(), self._expected)
 
 
 class ErrorInterceptor(aio.ServerInterceptor):
@@ -77,20 +78,21 @@ class _Origin:
 
     method: str
     request_id: str
-    carried: dict[str, str]
-    """The caller's trace."""
+    trace: otel_context.Context
+    """The caller's span."""
 
 
 def _origin(details: grpc.HandlerCallDetails) -> _Origin:
-    identifier = _metadata(details, REQUEST_ID)[:MAX_REQUEST_ID_LENGTH]
-    return _Origin(details.method, identifier, {key: value for key in CARRIED if (value := _metadata(details, key))})
+    metadata = _metadata(details)
+    identifier = metadata.get(REQUEST_ID, "")[:MAX_REQUEST_ID_LENGTH]
+    return _Origin(details.method, identifier, TraceContextTextMapPropagator().extract(metadata))
 
 
 def _guarded(behaviour: Unary[Q, R], origin: _Origin) -> Unary[Q, R]:
     async def call(request: Q, context: Context) -> R:
         request_id.set(origin.request_id)
         try:
-            with server_span(origin.method, request, origin.carried):
+            with server_span(origin.method, request, origin.trace):
                 return await behaviour(request, context)
         except Exception as error:
             await _abort(context, error)
@@ -104,13 +106,13 @@ def _guarded_stream(behaviour: Streaming[Q, R], origin: _Origin) -> Callable[[Q,
     async def call(request: Q, context: Context) -> None:
         request_id.set(origin.request_id)
         try:
-            with server_span(origin.method, request, origin.carried) as opened:
+            with server_span(origin.method, request, origin.trace) as opened:
                 num_segments = 0
                 async with aclosing(behaviour(request, context)) as responses:
                     async for response in responses:
                         await _send(context, response)
                         num_segments += 1
-                        opened.set({"semspec.num_segments": num_segments})
+                        opened.set_attribute("semspec.num_segments", num_segments)
         except Exception as error:
             await _abort(context, error)
 
@@ -137,5 +139,6 @@ async def _abort(context: Context, error: Exception) -> Never:
     await context.abort(status, error.message[:_MAX_DETAILS_LENGTH], trailer)
 
 
-def _metadata(details: grpc.HandlerCallDetails, key: str) -> str:
-    return next((str(value) for name, value in details.invocation_metadata or () if name == key), "")
+def _metadata(details: grpc.HandlerCallDetails) -> dict[str, str]:
+    """Of a key that is repeated, the first value."""
+    return {key: str(value) for key, value in reversed(tuple(details.invocation_metadata or ()))}

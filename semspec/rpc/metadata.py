@@ -1,13 +1,15 @@
 """Metadata and spans of a call: bearer token, request id, trace context."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 
-from semspec import tracing
+from opentelemetry.context import Context
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
 from semspec.errors import SemspecError, represent
-from semspec.logging import request_id
-from semspec.tracing import Attributes, Kind, Span, carried
+from semspec.observability import Attributes, detached_span, request_id
 
 AUTHORIZATION = "authorization"
 """Request: `Bearer <token>`."""
@@ -19,39 +21,37 @@ PARAMETER = "semspec-parameter"
 MAX_REQUEST_ID_LENGTH = 128
 
 
-def call_metadata() -> tuple[tuple[str, str], ...]:
-    """Whose work this task does: its request id, unless there is none or gRPC would refuse it, and its trace."""
+def call_metadata(opened: Span) -> tuple[tuple[str, str], ...]:
+    """Whose work a call is: its request id, unless there is none or gRPC would refuse it, and its span's trace."""
+    carrier: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(carrier, set_span_in_context(opened))
     identifier = request_id.get()[:MAX_REQUEST_ID_LENGTH]
     named = identifier and identifier.isascii() and identifier.isprintable()
-    return (*(((REQUEST_ID, identifier),) if named else ()), *carried().items())
+    return (*(((REQUEST_ID, identifier),) if named else ()), *carrier.items())
 
 
 _HANDSHAKE = "/Info"
 
 
-@contextmanager
-def client_span(method: object, request: object) -> Iterator[Span]:
+def client_span(method: object, request: object) -> AbstractContextManager[Span]:
     """The wait for a call, by the stub's `method`."""
     path: bytes = getattr(method, "_method", b"/")  # gRPC tells the name of a call to interceptors only
-    with _rpc_span(path.decode(), "client", _sizes(request)) as opened:
-        yield opened
+    return _rpc_span(path.decode(), SpanKind.CLIENT, request, None)
 
 
-@contextmanager
-def server_span(method: str, request: object, carried: Mapping[str, str]) -> Iterator[Span]:
+def server_span(method: str, request: object, caller: Context) -> AbstractContextManager[Span]:
     """The work for a call, below the caller's span."""
-    with _rpc_span(method, "server", _sizes(request), carried) as opened:
-        yield opened
+    return _rpc_span(method, SpanKind.SERVER, request, caller)
 
 
 @contextmanager
-def _rpc_span(method: str, kind: Kind, sizes: Attributes, carried: Mapping[str, str] | None = None) -> Iterator[Span]:
+def _rpc_span(method: str, kind: SpanKind, request: object, parent: Context | None) -> Iterator[Span]:
     if method.endswith(_HANDSHAKE):
-        yield Span(None)
+        yield INVALID_SPAN
         return
     name = method.removeprefix("/")
-    attributes = {"rpc.system.name": "grpc", "rpc.method": name, **sizes}
-    with tracing.span(name, kind, attributes, carried) as opened:
+    attributes = {"rpc.system.name": "grpc", "rpc.method": name, **_sizes(request)}
+    with detached_span(name, kind, attributes, parent) as opened:
         status = "OK"
         try:
             yield opened
@@ -62,7 +62,7 @@ def _rpc_span(method: str, kind: Kind, sizes: Attributes, carried: Mapping[str, 
             status = represent(error).grpc_status if isinstance(error, SemspecError) else "INTERNAL"
             raise
         finally:
-            opened.set({"rpc.response.status_code": status})
+            opened.set_attribute("rpc.response.status_code", status)
 
 
 def _sizes(request: object) -> Attributes:

@@ -16,7 +16,7 @@ from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
 from semspec.errors import SemspecError, Unavailable
-from semspec.logging import configure_logging
+from semspec.observability import configure_logging
 from semspec.rpc.interceptors import ErrorInterceptor, TokenInterceptor
 from semspec.rpc.memory import keep_freed_memory
 from semspec.rpc.tls import server_credentials

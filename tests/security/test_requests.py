@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from gateway.http import schemas
 from gateway.keys import Keys
 from semspec.keys import entry, new_key
-from semspec.logging import JsonFormatter, KeyValueFormatter
+from semspec.observability import JsonFormatter, KeyValueFormatter
 from tests.gateway.support import Gateway, GatewayFactory
 
 BODY = {"model": "semspec-demo", "messages": [{"role": "user", "content": "How many?"}]}
