@@ -22,8 +22,8 @@ from semspec.errors import (
     from_grpc_status,
 )
 from semspec.rpc import codec
+from semspec.rpc.calls import AUTHORIZATION, PARAMETER, call_metadata, client_span
 from semspec.rpc.channel import DEFAULT_OPTIONS, ClientOptions, open_channel
-from semspec.rpc.metadata import AUTHORIZATION, PARAMETER, call_metadata, client_span
 from semspec.types import (
     ChoiceScores,
     Context,

@@ -4,8 +4,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -17,8 +16,9 @@ from grpc_reflection.v1alpha import reflection
 
 from semspec.errors import SemspecError, Unavailable
 from semspec.observability import configure_logging
-from semspec.rpc.interceptors import ErrorInterceptor, TokenInterceptor
+from semspec.rpc.calls import ErrorInterceptor, TokenInterceptor
 from semspec.rpc.memory import keep_freed_memory
+from semspec.rpc.servicers import Backend, Service
 from semspec.rpc.tls import server_credentials
 from semspec.settings import ServiceSettings
 
@@ -31,37 +31,6 @@ B = TypeVar("B")
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 logger = logging.getLogger(__name__)
-
-
-class Backend(Generic[B]):
-    """What a service serves, which servicers may ask for before it is loaded."""
-
-    def __init__(self) -> None:
-        self._loaded: B | None = None
-
-    def provide(self, loaded: B) -> None:
-        """Let `get` return it from now on."""
-        self._loaded = loaded
-
-    def get(self) -> B:
-        """What was loaded. Raises: Unavailable before that."""
-        if self._loaded is None:
-            raise Unavailable("the model is still loading")
-        return self._loaded
-
-
-@dataclass(frozen=True, slots=True)
-class Service(Generic[B]):
-    """One gRPC service and how to come by what it serves."""
-
-    name: str
-    """Fully qualified, as health checks ask for it: `semspec.v1.Draft`."""
-    load: Callable[[], B]
-    """Blocking; runs in a worker thread while liveness is already answered. May raise any `SemspecError`."""
-    register: Callable[[Backend[B], aio.Server], None]
-    """Adds the servicer to a server."""
-    close: Callable[[B], Awaitable[None]] | None = None
-    """Frees what was loaded, after the last call has ended."""
 
 
 class ServiceServer(Generic[B]):

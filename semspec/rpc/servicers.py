@@ -1,15 +1,17 @@
 """The three services: wire in, protocol call, wire out. They raise; the interceptor sets codes."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from grpc import aio
 
 from semspec.decoding.protocols import Verifier
 from semspec.engine.protocol import Engine
+from semspec.errors import Unavailable
 from semspec.rpc import codec
-from semspec.rpc.interceptors import Context
-from semspec.rpc.server import Backend, Service
+from semspec.rpc.calls import Context
 from semspec.v1 import (
     draft_pb2_grpc,
     target_pb2,
@@ -22,6 +24,39 @@ from semspec.v1 import (
 DRAFT = "semspec.v1.Draft"
 TARGET = "semspec.v1.Target"
 VERIFIER = "semspec.v1.Verifier"
+
+B = TypeVar("B")
+
+
+class Backend(Generic[B]):
+    """What a service serves, which servicers may ask for before it is loaded."""
+
+    def __init__(self) -> None:
+        self._loaded: B | None = None
+
+    def provide(self, loaded: B) -> None:
+        """Let `get` return it from now on."""
+        self._loaded = loaded
+
+    def get(self) -> B:
+        """What was loaded. Raises: Unavailable before that."""
+        if self._loaded is None:
+            raise Unavailable("the model is still loading")
+        return self._loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Service(Generic[B]):
+    """One gRPC service and how to come by what it serves."""
+
+    name: str
+    """Fully qualified, as health checks ask for it: `semspec.v1.Draft`."""
+    load: Callable[[], B]
+    """Blocking; runs in a worker thread while liveness is already answered. May raise any `SemspecError`."""
+    register: Callable[[Backend[B], aio.Server], None]
+    """Adds the servicer to a server."""
+    close: Callable[[B], Awaitable[None]] | None = None
+    """Frees what was loaded, after the last call has ended."""
 
 
 class WritingServicer:

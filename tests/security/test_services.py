@@ -19,8 +19,8 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.rpc import codec
 from semspec.rpc.channel import ClientOptions
 from semspec.rpc.clients import RemoteTarget
-from semspec.rpc.server import Service, serve
-from semspec.rpc.servicers import draft_service, target_service, verifier_service
+from semspec.rpc.server import serve
+from semspec.rpc.servicers import Service, draft_service, target_service, verifier_service
 from semspec.types import Context, Message, SegmentScore, States, Writer
 from semspec.v1 import draft_pb2, target_pb2, types_pb2, verifier_pb2
 from tests.checkpoints import random_probes
@@ -94,7 +94,7 @@ async def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPa
         compared.append((one, other))
         return original(one, other)
 
-    monkeypatch.setattr("semspec.rpc.interceptors.hmac.compare_digest", compare)
+    monkeypatch.setattr("semspec.rpc.calls.hmac.compare_digest", compare)
     async with guarded(METHODS[0]) as address:
         await status(address, METHODS[0], b"", "Bearer guess")
     assert compared == [(b"Bearer guess", f"Bearer {TOKEN}".encode())]
