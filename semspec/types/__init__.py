@@ -1,35 +1,48 @@
 """The data types shared by the loop, the engines and the wire, as frozen dataclasses."""
 
-from semspec.rng import SamplingParams, derive_seed, uniform
 from semspec.types.engine import (
+    STATE_CONVENTION,
     SURPRISAL_FEATURES,
     ChoiceScores,
     Distribution,
     GeneratedSegment,
     GenerationParams,
-    Judgement,
+    ModelInfo,
+    OperatingPoint,
     Proposal,
     SegmentScore,
     States,
-    TokenLogprob,
     VerifiedTokens,
+    VerifierInfo,
 )
 from semspec.types.generation import (
     Acceptance,
     AcceptanceRule,
+    Context,
     Drafted,
     Event,
     Finished,
+    FinishReason,
     Forecast,
     Generation,
+    Judgement,
+    Message,
+    Piece,
+    SamplingParams,
     ScoreMethod,
     Scoring,
+    Segment,
+    Segmentation,
+    SegmentEnd,
     SegmentRecord,
     StageTimes,
     Strategy,
+    Token,
+    TokenLogprob,
+    Writer,
+    derive_seed,
+    uniform,
 )
-from semspec.types.info import STATE_CONVENTION, ModelInfo, OperatingPoint, VerifierInfo
-from semspec.types.text import Context, FinishReason, Message, Piece, Segment, Segmentation, SegmentEnd, Token, Writer
 
 __all__ = [
     "STATE_CONVENTION",
