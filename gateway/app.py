@@ -12,7 +12,6 @@ from gateway.http.errors import install_handlers
 from gateway.http.middleware import Authenticated, BodyDeadline, BodyLimit, Observed
 from gateway.http.openapi.document import TAGS, DocumentedApp, operation_id
 from gateway.http.routes import completions, generations, models, operations, playground, sessions, tgi
-from gateway.keys import Keys
 from gateway.metrics import POOLED, Metrics
 from gateway.parts import Parts
 from gateway.readiness import Readiness
@@ -21,6 +20,7 @@ from gateway.storage.store import Store
 from gateway.tasks import Background, cancelled
 from semspec import __version__
 from semspec.decoding import Backends
+from semspec.keys import Keys
 from semspec.rpc.pool import PooledRole
 
 _log = logging.getLogger(__name__)

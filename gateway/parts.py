@@ -7,13 +7,13 @@ from fastapi import Depends, Request
 
 from gateway.generations.admission import Admission
 from gateway.generations.costs import CostTable
-from gateway.keys import Keys
 from gateway.metrics import Metrics
 from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
 from gateway.storage.store import Store
 from gateway.tasks import Background
 from semspec.decoding import Backends
+from semspec.keys import Keys
 
 
 @dataclass(frozen=True, slots=True)

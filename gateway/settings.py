@@ -6,9 +6,9 @@ from typing import Literal, get_args
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from gateway.keys import read_entries
 from semspec.certificates import check_authority, check_pair
 from semspec.errors import InvalidRequest
+from semspec.keys import read_entries
 from semspec.rpc.pool.resolver import parse_endpoints
 from semspec.settings import MEBIBYTE
 from semspec.types import AcceptanceRule, ScoreMethod, Segmentation, Strategy

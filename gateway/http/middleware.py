@@ -17,10 +17,10 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http.errors import CLIENT_GONE_STATUS, error_response, internal_error
-from gateway.keys import Keys
 from gateway.metrics import Metrics
 from gateway.parts import Parts
 from semspec.errors import Unauthenticated, represent
+from semspec.keys import Keys
 from semspec.observability import mark_failed, request_id, span
 
 _OPEN = frozenset({"/", "/health", "/ready"})
