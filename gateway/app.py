@@ -16,13 +16,13 @@ from gateway.generation.admission import Admission, Limits
 from gateway.generation.choice import ChoiceRunner
 from gateway.generation.generations import Generations
 from gateway.generation.request import Api
-from gateway.keys import Keys
 from gateway.metrics import POOLED, Metrics
 from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
 from gateway.store.store import Store
 from semspec import __version__
 from semspec.decoding import Backends
+from semspec.keys import Keys
 from semspec.rpc.pool import PooledRole
 
 _log = logging.getLogger(__name__)

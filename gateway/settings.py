@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, SecretStr, ValidationInfo, create_model, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from gateway.keys import read_entries
 from semspec.certificates import check_authority, check_pair
 from semspec.decoding import STRATEGIES, plain_options
 from semspec.errors import InvalidRequest
+from semspec.keys import read_entries
 from semspec.rpc.pool.resolver import parse_endpoints
 from semspec.settings import MEBIBYTE
 from semspec.types import MAX_SCORE, AcceptanceRule, ScoreMethod, Segmentation

@@ -1,4 +1,4 @@
-"""Certificates in PEM files: checked before anything listens, and taken up again when they are renewed."""
+"""Files that are read again when they are renewed, and certificates: PEM files, checked before anything listens."""
 
 import logging
 import ssl
@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, Never, TypeVar
 
-from semspec.file_state import FileState, file_state
-
+FileState = tuple[int, ...]
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
@@ -96,4 +95,14 @@ def _no_password() -> Never:  # else OpenSSL asks for one at the terminal
 
 
 def _states(files: Sequence[Path]) -> list[FileState | None]:
-    return [file_state(path) for path in files]
+    return [_state(path) for path in files]
+
+
+def _state(path: Path) -> FileState | None:
+    """Other than before once a file was written, replaced or made readable, or is a link that leads elsewhere, as a
+    mounted secret's does; None: it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size

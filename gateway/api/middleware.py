@@ -10,16 +10,17 @@ from time import perf_counter
 from typing import Annotated
 
 from fastapi import Depends, Request
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.errors import CLIENT_GONE_STATUS, error_response, internal_error
-from gateway.keys import Keys
 from gateway.metrics import Metrics
 from semspec.errors import Unauthenticated, represent
-from semspec.logging import request_id
-from semspec.tracing import CARRIED, Attributes, Span, span
+from semspec.keys import Keys
+from semspec.observability import mark_failed, request_id, span
 
 _OPEN = frozenset({"/", "/health", "/ready"})
 
@@ -75,7 +76,7 @@ class Observed:
             return
         identity = _identity(Headers(scope=scope).get("x-request-id", ""))
         request_id.set(identity)
-        with _request_span(scope, identity) as opened, opened.active():
+        with _request_span(scope, identity) as opened:
             await self._answer(scope, receive, send, identity, opened)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, identity: str, opened: Span) -> None:
@@ -93,7 +94,7 @@ class Observed:
             await self._app(scope, receive, send_named)
         except Exception:
             _log.exception("request failed")
-            opened.fail("internal_error")
+            mark_failed(opened, "internal_error")
             if status is None:
                 await error_response(internal_error(), scope["path"])(scope, receive, send_named)
         finally:
@@ -115,21 +116,20 @@ class Observed:
 def _request_span(scope: Scope, identity: str) -> Iterator[Span]:
     """From the request's head to the last byte of the answer, below the client's own span if it sent one."""
     if scope["path"] in _POLLED:
-        yield Span(None)
+        yield INVALID_SPAN
         return
-    headers = Headers(scope=scope)
-    carried = {key: headers[key] for key in CARRIED if key in headers}
-    with span("HTTP", "server", {"semspec.request_id": identity}, carried) as opened:
+    context = TraceContextTextMapPropagator().extract(Headers(scope=scope))
+    with span("HTTP", SpanKind.SERVER, {"semspec.request_id": identity}, context) as opened:
         yield opened
 
 
 def _end_span(opened: Span, method: str, route: str, status: int) -> None:
     """The route's template, never the path or the query: those are the client's words."""
-    attributes: Attributes = {"http.request.method": method, "http.route": route, "http.response.status_code": status}
-    opened.rename(f"{method} {route}")
-    opened.set(attributes)
+    opened.update_name(f"{method} {route}")
+    opened.set_attributes({"http.request.method": method, "http.route": route})
+    opened.set_attribute("http.response.status_code", status)
     if status >= 500:
-        opened.fail(str(status))
+        mark_failed(opened, str(status))
 
 
 class Authenticated:

@@ -18,7 +18,7 @@ from gateway.store.journal import Journal
 from gateway.store.session_lease import SessionLease
 from semspec.decoding import Backends, Costs, Generation, decode
 from semspec.errors import Cancelled, DeadlineExceeded, Overloaded, Unavailable
-from semspec.observability import span
+from semspec.observability import known, span
 from semspec.records import SegmentTrace, statistics
 from semspec.types import Drafted, Finished, FinishReason, Message, SegmentRecord
 
@@ -178,16 +178,17 @@ def _asked(generation: Generation) -> dict[str, str | int]:
     }
 
 
-def _came_of(output: ChoiceOutput) -> dict[str, str | int | float]:
+def _came_of(output: ChoiceOutput) -> dict[str, str | int | float | bool]:
     numbers = statistics(output.records)
-    attributes = {
-        "semspec.num_segments": numbers.num_segments,
-        "semspec.num_tokens": numbers.num_tokens,
-        "semspec.num_target_tokens": numbers.num_target_tokens,
-        "semspec.acceptance_rate": numbers.acceptance_rate,
-        "semspec.fallback": numbers.fallback,
-    }
-    return {name: value for name, value in attributes.items() if value is not None}
+    return known(
+        {
+            "semspec.num_segments": numbers.num_segments,
+            "semspec.num_tokens": numbers.num_tokens,
+            "semspec.num_target_tokens": numbers.num_target_tokens,
+            "semspec.acceptance_rate": numbers.acceptance_rate,
+            "semspec.fallback": numbers.fallback,
+        }
+    )
 
 
 class _CostTable:

@@ -5,10 +5,12 @@ import ssl
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from urllib.parse import SplitResult, urlsplit
 
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from semspec.commands.terminal import say
-from semspec.errors import InvalidRequest, Unavailable
-from semspec.rpc.health import check_health
-from semspec.rpc.tls import Certificates
+from semspec.errors import InvalidRequest, NotFound, Unavailable
+from semspec.rpc.tls import Certificates, channel_credentials
 
 REMEDY = "give grpc://host:port, grpcs://host:port, http://host:port or https://host:port"
 
@@ -43,6 +45,32 @@ def _certificates(address: SplitResult, arguments: argparse.Namespace) -> Certif
     if arguments.ca is None:
         raise InvalidRequest("grpcs wants --ca, the PEM file of the authority that signed the service's certificate")
     return Certificates(arguments.ca, arguments.certificate, arguments.key)
+
+
+def check_health(address: str, service: str, timeout_s: float, certificates: Certificates | None = None) -> None:
+    """Return if the service at `address` (host:port) serves; the service "" stands for its process.
+
+    Raises: Unavailable when it does not, there is no answer or a certificate cannot be read; NotFound when it has no
+    service of this name.
+    """
+    with _channel(address, certificates) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                raise NotFound(f"{address} has no service {service!r}") from error
+            raise Unavailable(f"{address} does not answer: {error.details() or error.code().name}") from error
+    if answer.status != health_pb2.HealthCheckResponse.SERVING:
+        status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+        raise Unavailable(f"{service or 'the process'} at {address} is {status}")
+
+
+def _channel(address: str, certificates: Certificates | None) -> grpc.Channel:
+    options = (("grpc.enable_http_proxy", 0),)
+    if certificates is None:
+        return grpc.insecure_channel(address, options)
+    return grpc.secure_channel(address, channel_credentials(certificates), options)
 
 
 def _check_http(address: SplitResult, arguments: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import grpc
 from grpc import aio
+from opentelemetry.trace import Span
 
 from semspec.errors import (
     DeadlineExceeded,
@@ -20,9 +21,9 @@ from semspec.errors import (
     Unavailable,
     from_grpc_status,
 )
-from semspec.rpc import codec
+from semspec.rpc.calls import AUTHORIZATION, PARAMETER, call_metadata, client_span
 from semspec.rpc.channel import DEFAULT_OPTIONS, ClientOptions, open_channel
-from semspec.rpc.metadata import AUTHORIZATION, PARAMETER, call_metadata, client_span
+from semspec.rpc.codec import generation, handshake, scoring
 from semspec.types import (
     ChoiceScores,
     Context,
@@ -69,12 +70,12 @@ class _Remote:
         """Cancel what runs and disconnect. Later calls raise Unavailable."""
         await self._channel.close()
 
-    def _metadata(self) -> tuple[tuple[str, str], ...]:
-        return self._authorization + call_metadata()
+    def _metadata(self, opened: Span) -> tuple[tuple[str, str], ...]:
+        return self._authorization + call_metadata(opened)
 
     async def _call(self, method: aio.UnaryUnaryMultiCallable[Q, R], request: Q) -> R:
-        with client_span(method, request) as opened, opened.active(), _rpc_errors():
-            return await method(request, timeout=self._options.call_timeout_s, metadata=self._metadata())
+        with client_span(method, request) as opened, _rpc_errors():
+            return await method(request, timeout=self._options.call_timeout_s, metadata=self._metadata(opened))
 
 
 class RemoteDrafter(_Remote):
@@ -89,20 +90,20 @@ class RemoteDrafter(_Remote):
         """See `Drafter.info`."""
         response = await self._call(self._stub.Info, types_pb2.ModelInfoRequest())
         with _untrusted_answer():
-            return codec.model_info_from_wire(response)
+            return handshake.model_info_from_wire(response)
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         """See `Drafter.generate`. Also raises DeadlineExceeded when no segment arrives within `idle_timeout_s`."""
         with _own_request():
-            request = codec.write_request_to_wire(context, params)
+            request = generation.write_request_to_wire(context, params)
         with client_span(self._stub.Write, request) as opened:
-            with _rpc_errors(), opened.active():
-                call = self._stub.Write(request, metadata=self._metadata())
+            with _rpc_errors():
+                call = self._stub.Write(request, metadata=self._metadata(opened))
             try:
                 responses = aiter(call)
                 while (response := await self._next(responses)) is not None:
                     with _untrusted_answer():
-                        written = codec.written_from_wire(response)
+                        written = generation.written_from_wire(response)
                     yield written
             finally:
                 call.cancel()
@@ -112,10 +113,10 @@ class RemoteDrafter(_Remote):
     ) -> Proposal:
         """See `Drafter.propose`."""
         with _own_request():
-            request = codec.propose_request_to_wire(context, open_ids, params, num_tokens)
+            request = generation.propose_request_to_wire(context, open_ids, params, num_tokens)
         response = await self._call(self._stub.Propose, request)
         with _untrusted_answer():
-            return codec.proposal_from_wire(response)
+            return generation.proposal_from_wire(response)
 
     async def _next(self, responses: AsyncIterator[R]) -> R | None:
         timeout_s = self._options.idle_timeout_s
@@ -137,46 +138,46 @@ class RemoteTarget(RemoteDrafter):
     async def encode(self, prompt: str | Sequence[Message]) -> Piece:
         """See `Target.encode`."""
         with _own_request():
-            request = codec.encode_request_to_wire(prompt)
+            request = generation.encode_request_to_wire(prompt)
         response = await self._call(self._target.Encode, request)
         with _untrusted_answer():
-            return codec.encode_response_from_wire(response)
+            return generation.encode_response_from_wire(response)
 
     async def tokenize(self, text: str) -> list[Token]:
         """See `Target.tokenize`."""
         with _own_request():
-            request = codec.tokenize_request_to_wire(text)
+            request = generation.tokenize_request_to_wire(text)
         response = await self._call(self._target.Tokenize, request)
         with _untrusted_answer():
-            return codec.tokenize_response_from_wire(response)
+            return generation.tokenize_response_from_wire(response)
 
     async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
         """See `Target.score`."""
         with _own_request():
-            request = codec.read_request_to_wire(context, segments, session)
+            request = scoring.read_request_to_wire(context, segments, session)
         response = await self._call(self._target.Read, request)
         with _untrusted_answer():
-            return _one_each(codec.read_response_from_wire(response), segments)
+            return _one_each(scoring.read_response_from_wire(response), segments)
 
     async def verify(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
     ) -> VerifiedTokens:
         """See `Target.verify`."""
         with _own_request():
-            request = codec.verify_request_to_wire(context, open_ids, proposal, params)
+            request = scoring.verify_request_to_wire(context, open_ids, proposal, params)
         response = await self._call(self._target.Verify, request)
         with _untrusted_answer():
-            return codec.verify_response_from_wire(response, len(proposal.token_ids))
+            return scoring.verify_response_from_wire(response, len(proposal.token_ids))
 
     async def score_choices(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
     ) -> ChoiceScores:
         """See `Target.score_choices`."""
         with _own_request():
-            request = codec.ask_request_to_wire(context, question, prefill, options, session)
+            request = scoring.ask_request_to_wire(context, question, prefill, options, session)
         response = await self._call(self._target.Ask, request)
         with _untrusted_answer():
-            return codec.ask_response_from_wire(response, len(options))
+            return scoring.ask_response_from_wire(response, len(options))
 
 
 class RemoteVerifier(_Remote):
@@ -190,17 +191,17 @@ class RemoteVerifier(_Remote):
         """See `Verifier.info`."""
         response = await self._call(self._stub.Info, verifier_pb2.VerifierInfoRequest())
         with _untrusted_answer():
-            return codec.verifier_info_from_wire(response)
+            return handshake.verifier_info_from_wire(response)
 
     async def judge(
         self, draft_states: Sequence[States], readings: Sequence[SegmentScore], probes: str = ""
     ) -> list[Judgement]:
         """See `Verifier.judge`."""
         with _own_request():
-            request = codec.judge_request_to_wire(draft_states, readings, probes)
+            request = scoring.judge_request_to_wire(draft_states, readings, probes)
         response = await self._call(self._stub.Judge, request)
         with _untrusted_answer():
-            return _one_each(codec.judge_response_from_wire(response), draft_states)
+            return _one_each(scoring.judge_response_from_wire(response), draft_states)
 
 
 def from_rpc_error(error: aio.AioRpcError) -> SemspecError:

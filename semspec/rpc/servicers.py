@@ -1,15 +1,17 @@
 """The three services: wire in, protocol call, wire out. They raise; the interceptor sets codes."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from grpc import aio
 
 from semspec.decoding.protocols import Verifier
 from semspec.engine.protocol import Engine
-from semspec.rpc import codec
-from semspec.rpc.interceptors import Context
-from semspec.rpc.server import Backend, Service
+from semspec.errors import Unavailable
+from semspec.rpc.calls import Context
+from semspec.rpc.codec import generation, handshake, scoring
 from semspec.v1 import (
     draft_pb2_grpc,
     target_pb2,
@@ -23,6 +25,39 @@ DRAFT = "semspec.v1.Draft"
 TARGET = "semspec.v1.Target"
 VERIFIER = "semspec.v1.Verifier"
 
+B = TypeVar("B")
+
+
+class Backend(Generic[B]):
+    """What a service serves, which servicers may ask for before it is loaded."""
+
+    def __init__(self) -> None:
+        self._loaded: B | None = None
+
+    def provide(self, loaded: B) -> None:
+        """Let `get` return it from now on."""
+        self._loaded = loaded
+
+    def get(self) -> B:
+        """What was loaded. Raises: Unavailable before that."""
+        if self._loaded is None:
+            raise Unavailable("the model is still loading")
+        return self._loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Service(Generic[B]):
+    """One gRPC service and how to come by what it serves."""
+
+    name: str
+    """Fully qualified, as health checks ask for it: `semspec.v1.Draft`."""
+    load: Callable[[], B]
+    """Blocking; runs in a worker thread while liveness is already answered. May raise any `SemspecError`."""
+    register: Callable[[Backend[B], aio.Server], None]
+    """Adds the servicer to a server."""
+    close: Callable[[B], Awaitable[None]] | None = None
+    """Frees what was loaded, after the last call has ended."""
+
 
 class WritingServicer:
     """What draft and target share: `Info`, `Write` and `Propose`."""
@@ -32,21 +67,21 @@ class WritingServicer:
 
     async def Info(self, request: types_pb2.ModelInfoRequest, context: Context) -> types_pb2.ModelInfo:
         """What is served here."""
-        return codec.model_info_to_wire(await self._engine.get().info())
+        return handshake.model_info_to_wire(await self._engine.get().info())
 
     async def Write(
         self, request: types_pb2.WriteRequest, context: Context
     ) -> AsyncGenerator[types_pb2.WriteResponse, None]:
         """Segments as the engine finishes them; closing this generator closes the engine's."""
-        prefix, params = codec.write_request_from_wire(request)
+        prefix, params = generation.write_request_from_wire(request)
         async with aclosing(self._engine.get().generate(prefix, params)) as segments:
             async for written in segments:
-                yield codec.written_to_wire(written)
+                yield generation.written_to_wire(written)
 
     async def Propose(self, request: types_pb2.ProposeRequest, context: Context) -> types_pb2.Proposal:
         """Tokens with their distributions, for a target to verify."""
-        prefix, open_ids, params, num_tokens = codec.propose_request_from_wire(request)
-        return codec.proposal_to_wire(await self._engine.get().propose(prefix, open_ids, params, num_tokens))
+        prefix, open_ids, params, num_tokens = generation.propose_request_from_wire(request)
+        return generation.proposal_to_wire(await self._engine.get().propose(prefix, open_ids, params, num_tokens))
 
 
 class DraftServicer(WritingServicer, draft_pb2_grpc.DraftServicer):
@@ -58,29 +93,29 @@ class TargetServicer(WritingServicer, target_pb2_grpc.TargetServicer):
 
     async def Encode(self, request: target_pb2.EncodeRequest, context: Context) -> target_pb2.EncodeResponse:
         """Render and tokenize a prompt."""
-        prompt = codec.encode_request_from_wire(request)
-        return codec.encode_response_to_wire(await self._engine.get().encode(prompt))
+        prompt = generation.encode_request_from_wire(request)
+        return generation.encode_response_to_wire(await self._engine.get().encode(prompt))
 
     async def Tokenize(self, request: target_pb2.TokenizeRequest, context: Context) -> target_pb2.TokenizeResponse:
         """The tokens of a text."""
-        text = codec.tokenize_request_from_wire(request)
-        return codec.tokenize_response_to_wire(await self._engine.get().tokenize(text))
+        text = generation.tokenize_request_from_wire(request)
+        return generation.tokenize_response_to_wire(await self._engine.get().tokenize(text))
 
     async def Read(self, request: target_pb2.ReadRequest, context: Context) -> target_pb2.ReadResponse:
         """One forward pass over segments that follow a context."""
-        prefix, segments, session = codec.read_request_from_wire(request)
-        return codec.read_response_to_wire(await self._engine.get().score(prefix, segments, session))
+        prefix, segments, session = scoring.read_request_from_wire(request)
+        return scoring.read_response_to_wire(await self._engine.get().score(prefix, segments, session))
 
     async def Verify(self, request: target_pb2.VerifyRequest, context: Context) -> target_pb2.VerifyResponse:
         """Exact speculative sampling of proposed tokens."""
-        prefix, open_ids, proposal, params = codec.verify_request_from_wire(request)
-        return codec.verify_response_to_wire(await self._engine.get().verify(prefix, open_ids, proposal, params))
+        prefix, open_ids, proposal, params = scoring.verify_request_from_wire(request)
+        return scoring.verify_response_to_wire(await self._engine.get().verify(prefix, open_ids, proposal, params))
 
     async def Ask(self, request: target_pb2.AskRequest, context: Context) -> target_pb2.AskResponse:
         """How probable each of some one-token answers to a question about the context is."""
-        prefix, question, prefill, options, session = codec.ask_request_from_wire(request)
+        prefix, question, prefill, options, session = scoring.ask_request_from_wire(request)
         reply = await self._engine.get().score_choices(prefix, question, prefill, options, session)
-        return codec.ask_response_to_wire(reply)
+        return scoring.ask_response_to_wire(reply)
 
 
 class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
@@ -91,12 +126,12 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
 
     async def Info(self, request: verifier_pb2.VerifierInfoRequest, context: Context) -> verifier_pb2.VerifierInfo:
         """Which models' states the probes were trained on."""
-        return codec.verifier_info_to_wire(await self._verifier.get().info())
+        return handshake.verifier_info_to_wire(await self._verifier.get().info())
 
     async def Judge(self, request: verifier_pb2.JudgeRequest, context: Context) -> verifier_pb2.JudgeResponse:
         """The semantic probability of each segment's meaning under both models."""
-        draft_states, readings, probes = codec.judge_request_from_wire(request)
-        return codec.judge_response_to_wire(await self._verifier.get().judge(draft_states, readings, probes))
+        draft_states, readings, probes = scoring.judge_request_from_wire(request)
+        return scoring.judge_response_to_wire(await self._verifier.get().judge(draft_states, readings, probes))
 
 
 def draft_service(load: Callable[[], Engine]) -> Service[Engine]:

@@ -2,7 +2,6 @@
 
 from semspec.stack.child import StackError
 from semspec.stack.config import BUNDLED_PAIR, StackConfig
-from semspec.stack.signals import run
-from semspec.stack.supervisor import Stack
+from semspec.stack.supervisor import Stack, run
 
 __all__ = ["BUNDLED_PAIR", "Stack", "StackConfig", "StackError", "run"]

@@ -6,11 +6,13 @@ import http.client
 import json
 import secrets
 import shutil
+import signal
 import socket
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from semspec.errors import Mismatch, represent
 from semspec.keys import entry, new_key
@@ -165,6 +167,34 @@ class Stack:
 
     def _port_file(self, role: str) -> Path:
         return self._folder / f"{role}.port"
+
+
+def run(main: Coroutine[Any, Any, int]) -> int:
+    """Run `main` to its exit status; when a signal ends it, 128 plus the signal's number, as shells have it.
+
+    SIGINT, SIGTERM and SIGHUP cancel `main`, so that `async with Stack(...)` always gets to clean up.
+    """
+    return asyncio.run(_run(main))
+
+
+async def _run(main: Coroutine[Any, Any, int]) -> int:
+    task = asyncio.ensure_future(main)
+    received: list[signal.Signals] = []
+
+    def cancel(number: signal.Signals) -> None:
+        received.append(number)
+        task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            loop.add_signal_handler(number, cancel, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        return 128 + received[0]
 
 
 def _private_folder() -> Path:

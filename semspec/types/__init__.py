@@ -1,34 +1,47 @@
 """The data types shared by the loop, the engines and the wire, as frozen dataclasses."""
 
-from semspec.rng import SamplingParams, derive_seed, uniform
 from semspec.types.engine import (
+    STATE_CONVENTION,
     SURPRISAL_FEATURES,
     ChoiceScores,
     Distribution,
     GeneratedSegment,
     GenerationParams,
-    Judgement,
+    ModelInfo,
+    OperatingPoint,
     Proposal,
     SegmentScore,
     States,
-    TokenLogprob,
     VerifiedTokens,
+    VerifierInfo,
 )
 from semspec.types.generation import (
     MAX_SCORE,
     Acceptance,
     AcceptanceRule,
+    Context,
     Drafted,
     Event,
     Finished,
+    FinishReason,
     Forecast,
+    Judgement,
+    Message,
+    Piece,
+    SamplingParams,
     ScoreMethod,
     Scoring,
+    Segment,
+    Segmentation,
+    SegmentEnd,
     SegmentRecord,
     StageTimes,
+    Token,
+    TokenLogprob,
+    Writer,
+    derive_seed,
+    uniform,
 )
-from semspec.types.info import STATE_CONVENTION, ModelInfo, OperatingPoint, VerifierInfo
-from semspec.types.text import Context, FinishReason, Message, Piece, Segment, Segmentation, SegmentEnd, Token, Writer
 
 __all__ = [
     "MAX_SCORE",

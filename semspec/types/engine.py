@@ -1,10 +1,12 @@
-"""What the three roles are asked for, and what they answer."""
+"""What engines and verifiers are asked for, what they answer, and what they say of themselves."""
 
 from dataclasses import dataclass, field
 
-from semspec.rng import SamplingParams
-from semspec.types.text import Segment, Segmentation
+from semspec.types.generation import SamplingParams, Segment, Segmentation, TokenLogprob
 
+STATE_CONVENTION = "states-v1"
+"""Embedding and every block's output, the last one before the final norm; fp32 mean over the segment's own tokens,
+delimiter included, every token fed: `[num_layers + 1, hidden_size]`."""
 SURPRISAL_FEATURES = (
     "mean_log_probability", "min_log_probability", "sum_log_probability", "median_log_probability",
     "mean_entropy", "max_entropy", "argmax_share", "surprising_share", "min_margin", "num_tokens",
@@ -42,19 +44,6 @@ class States:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """A token and how likely its writer found it."""
-
-    token_id: int
-    data: bytes
-    """Its text in UTF-8, empty for end-of-sequence; a character may be spread over several tokens."""
-    logprob: float
-    """Natural logarithm of its probability, at temperature 1 and over the whole vocabulary."""
-    alternatives: tuple["TokenLogprob", ...] = ()
-    """The likeliest tokens in its place, most likely first; it may be among them."""
-
-
-@dataclass(frozen=True, slots=True)
 class GeneratedSegment:
     """A segment fresh from its writer."""
 
@@ -76,14 +65,6 @@ class SegmentScore:
     num_tokens: int
     duration_ms: float
     """Time of the forward, shared by all segments read in it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """The verifier's view of one segment: the semantic probability of its meaning under each model, in [0, 1]."""
-
-    draft_probability: float
-    target_probability: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +110,63 @@ class ChoiceScores:
     likeliest: str
     """Text of the most probable token, option or not."""
     duration_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a model service says of itself."""
+
+    model: str
+    """Name or path as configured."""
+    fingerprint: str
+    """Digest of weights and configuration."""
+    tokenizer: str
+    """Fingerprint of the tokenizer."""
+    num_layers: int
+    hidden_size: int
+    max_context_tokens: int
+    state_convention: str = STATE_CONVENTION
+    segmentations: tuple[Segmentation, ...] = tuple(Segmentation)
+    build: str = ""
+    can_be_asked: bool = False
+    """Whether its chat template keeps earlier turns, so that it can be asked about a step it has read."""
+    tells_logprobs: bool = True
+    """Whether it knows the logprobs of what it writes."""
+    cache_bytes: int = field(default=0, compare=False)
+    """Held now by keys and values of known prefixes."""
+    max_cache_bytes: int = 0
+    """What they may hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatingPoint:
+    """What one acceptance rule came to on held-out contexts, by the report of the probes."""
+
+    threshold: float | None
+    """None: the rule `sample`."""
+    acceptance: float
+    """Share of drafted segments accepted."""
+    right_accepted: float | None
+    """Share accepted of those that were right; None if no truth was known, as below."""
+    wrong_accepted: float | None
+    """Share accepted of those that were wrong."""
+    speed_up: float | None
+    """Expected, over the target alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierInfo:
+    """Which states the verifier's probes were trained on."""
+
+    draft_model: str
+    target_model: str
+    state_convention: str
+    segmentations: tuple[Segmentation, ...]
+    draft_probe: str = ""
+    """Digest of the draft probe's weights."""
+    target_probe: str = ""
+    build: str = ""
+    alternatives: tuple[str, ...] = ()
+    """Names of other probes of the same pair, such as `last-hidden`."""
+    operating_points: tuple[OperatingPoint, ...] = ()
+    """By rising threshold; empty if the probes' report has none."""

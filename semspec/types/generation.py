@@ -1,14 +1,118 @@
-"""What a request may choose, and the events a generation becomes."""
+"""A generation: its text, how its tokens are drawn, what is asked of the loop, and the events it becomes."""
 
+import hashlib
+import struct
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal
 
-from semspec.types.engine import Judgement, TokenLogprob
-from semspec.types.text import FinishReason, Segment
+
+class Writer(StrEnum):
+    """Who wrote a piece of a context."""
+
+    USER = "user"
+    DRAFT = "draft"
+    TARGET = "target"
+
+
+class Segmentation(StrEnum):
+    """Where a segment ends."""
+
+    PARAGRAPH = "paragraph"
+    """After `\\n\\n`."""
+    SENTENCE = "sentence"
+    """After sentence-ending `.`, `?` or `!`."""
+
+
+class SegmentEnd(StrEnum):
+    """Why a segment ended."""
+
+    BOUNDARY = "boundary"
+    EOS = "eos"
+    LENGTH = "length"
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended, in OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text with its writer's token ids. A reader with the same tokenizer takes the ids, any other the text."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    tokenizer: str
+    """Fingerprint of the tokenizer the ids belong to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment(Piece):
+    """A piece a model wrote: reasoning up to a boundary, end-of-sequence, or a budget."""
+
+    writer: Writer
+    end: SegmentEnd
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Everything before the next segment: the rendered prompt, then the segments kept so far."""
+
+    pieces: tuple[Piece, ...]
+
+    def extended(self, *segments: Segment) -> "Context":
+        return Context(self.pieces + segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token of a text, and where in it."""
+
+    id: int
+    text: str
+    start: int
+    """Of its first character, counted in characters."""
+    stop: int
+    """Behind its last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 switch those filters off."""
+
+    temperature: float = 0.6
+    top_p: float = 0.95
+    top_k: int = 0
+    seed: int = 0
+    """Names the stream of draws: token number t of a context is drawn with `uniform(seed, "token", t)`."""
+
+
+def derive_seed(seed: int, purpose: str, position: int) -> int:
+    """A 64-bit seed for one named use of a request's randomness."""
+    return int.from_bytes(_digest(seed, purpose, position), "little")
+
+
+def uniform(seed: int, purpose: str, position: int) -> float:
+    """The draw in [0, 1) that this name denotes, the same on every machine and every retry."""
+    return (int.from_bytes(_digest(seed, purpose, position), "little") >> 11) / (1 << 53)
+
+
+def _digest(seed: int, purpose: str, position: int) -> bytes:
+    return hashlib.blake2b(struct.pack("<Qq", seed, position) + purpose.encode(), digest_size=8).digest()
+
 
 AcceptanceRule = Literal["sample", "threshold"]
-
-
 ScoreMethod = Literal["greedy", "average"]
 
 
@@ -61,6 +165,27 @@ class Forecast:
     before anything was measured."""
     target_ms_per_token: float | None
     """The same of the target alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The verifier's view of one segment: the semantic probability of its meaning under each model, in [0, 1]."""
+
+    draft_probability: float
+    target_probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and how likely its writer found it."""
+
+    token_id: int
+    data: bytes
+    """Its text in UTF-8, empty for end-of-sequence; a character may be spread over several tokens."""
+    logprob: float
+    """Natural logarithm of its probability, at temperature 1 and over the whole vocabulary."""
+    alternatives: tuple["TokenLogprob", ...] = ()
+    """The likeliest tokens in its place, most likely first; it may be among them."""
 
 
 @dataclass(frozen=True, slots=True)

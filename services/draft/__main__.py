@@ -3,11 +3,10 @@
 from functools import partial
 
 from semspec.engine.protocol import load_engine
-from semspec.logging import configure_logging
+from semspec.observability import configure_logging, exported_traces
 from semspec.rpc.server import run
 from semspec.rpc.servicers import draft_service
 from semspec.settings import load_settings
-from semspec.tracing import exported_traces
 from semspec.types import Writer
 from services.draft.settings import DraftSettings
 

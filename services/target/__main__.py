@@ -3,12 +3,11 @@
 from functools import partial
 
 from semspec.engine.protocol import Engine, load_engine
-from semspec.logging import configure_logging
+from semspec.observability import configure_logging, exported_traces
 from semspec.remote.loading import load_remote_writer
 from semspec.rpc.server import run
 from semspec.rpc.servicers import target_service
 from semspec.settings import load_settings
-from semspec.tracing import exported_traces
 from semspec.types import Writer
 from services.target.settings import TargetSettings
 

@@ -4,11 +4,10 @@ import os
 from functools import partial
 
 from semspec.decoding.protocols import Verifier
-from semspec.logging import configure_logging
+from semspec.observability import configure_logging, exported_traces
 from semspec.rpc.server import run
 from semspec.rpc.servicers import verifier_service
 from semspec.settings import load_settings
-from semspec.tracing import exported_traces
 from services.verifier.settings import VerifierSettings
 
 

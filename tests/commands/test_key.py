@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.keys import Keys
 from semspec import cli
+from semspec.keys import Keys
 
 
 def printed(capsys: pytest.CaptureFixture[str], name: str) -> tuple[str, str]:

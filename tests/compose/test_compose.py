@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.keys import Keys
 from semspec import __version__
 from semspec.engine.tensor_parallel.workers import LEAVING_S
+from semspec.keys import Keys
 from semspec.stack import StackConfig
 from tests.compose.support import (
     BASE,

@@ -14,8 +14,8 @@ from semspec.engine.protocol import Engine
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.rpc.channel import ClientOptions
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
-from semspec.rpc.server import Service, ServiceServer
-from semspec.rpc.servicers import draft_service, target_service, verifier_service
+from semspec.rpc.server import ServiceServer
+from semspec.rpc.servicers import Service, draft_service, target_service, verifier_service
 from semspec.settings import ServiceSettings
 from semspec.types import (
     Acceptance,

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from gateway.app import create_app
-from gateway.keys import Keys
 from gateway.settings import GatewaySettings
-from semspec.keys import entry, new_key
+from semspec.keys import Keys, entry, new_key
 from semspec.settings import load_settings
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import (
@@ -42,7 +41,7 @@ async def test_file_of_keys_is_read_again_when_it_changes(
     assert await statuses(gateway, OURS, THEIRS) == [401, 200]
 
     file.write_text("broken")
-    await eventually(lambda: "the API keys stay as they were" in caplog.text)
+    await eventually(lambda: "cannot be used, the old stays" in caplog.text)
     assert await statuses(gateway, OURS, THEIRS) == [401, 200]
     assert "broken" not in caplog.text
 

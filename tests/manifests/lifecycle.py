@@ -6,8 +6,8 @@ from typing import Any
 from gateway.settings import GatewaySettings
 from semspec.cli import _parser
 from semspec.engine.tensor_parallel.workers import LEAVING_S
+from semspec.observability import FLUSH_TIMEOUT_S
 from semspec.settings import ModelSettings, ServiceSettings
-from semspec.tracing import FLUSH_TIMEOUT_S
 from tests.manifests.environment import SETTINGS, environment, settings_of
 from tests.manifests.kustomize import Manifest, Objects
 from tests.manifests.objects import Pod, bytes_of, mounts, pods

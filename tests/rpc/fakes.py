@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from semspec.errors import InvalidRequest
-from semspec.rpc.server import Service, ServiceServer
+from semspec.rpc.server import ServiceServer
+from semspec.rpc.servicers import Service
 from semspec.settings import ServiceSettings
 from semspec.types import (
     STATE_CONVENTION,

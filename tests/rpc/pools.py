@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from semspec.engine.protocol import Engine
 from semspec.rpc.pool import PooledTarget, PoolOptions
 from semspec.rpc.pool.pool import weight
-from semspec.rpc.server import Service, ServiceServer
-from semspec.rpc.servicers import target_service
+from semspec.rpc.server import ServiceServer
+from semspec.rpc.servicers import Service, target_service
 from semspec.settings import ServiceSettings
 from semspec.types import (
     Context,

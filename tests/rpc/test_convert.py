@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semspec.errors import InvalidRequest, Mismatch
-from semspec.rpc import codec
+from semspec.rpc.codec import common, generation, handshake, scoring
 from semspec.types import (
     SURPRISAL_FEATURES,
     Context,
@@ -82,8 +82,8 @@ token_logprobs = st.builds(TokenLogprob, uint32, st.binary(), log_probabilities,
 
 @given(contexts, orders)
 def test_write_request_survives_the_wire(context: Context, params: GenerationParams) -> None:
-    sent = codec.write_request_to_wire(context, params).SerializeToString()
-    assert codec.write_request_from_wire(types_pb2.WriteRequest.FromString(sent)) == (context, params)
+    sent = generation.write_request_to_wire(context, params).SerializeToString()
+    assert generation.write_request_from_wire(types_pb2.WriteRequest.FromString(sent)) == (context, params)
 
 
 @given(st.builds(GeneratedSegment, segments, st.none() | states, single), st.data())
@@ -92,51 +92,51 @@ def test_written_survives_the_wire(written: GeneratedSegment, data: st.DataObjec
     if num_tokens:  # a segment that a model wrote always has some
         logprobs = st.lists(token_logprobs, min_size=num_tokens, max_size=num_tokens).map(tuple)
         written = replace(written, logprobs=data.draw(st.none() | logprobs))
-    sent = codec.written_to_wire(written).SerializeToString()
-    assert codec.written_from_wire(types_pb2.WriteResponse.FromString(sent)) == written
+    sent = generation.written_to_wire(written).SerializeToString()
+    assert generation.written_from_wire(types_pb2.WriteResponse.FromString(sent)) == written
 
 
 @given(contexts, st.lists(segments, min_size=1), text)
 def test_read_request_survives_the_wire(context: Context, read: list[Segment], session: str) -> None:
-    sent = codec.read_request_to_wire(context, read, session).SerializeToString()
-    assert codec.read_request_from_wire(target_pb2.ReadRequest.FromString(sent)) == (context, read, session)
+    sent = scoring.read_request_to_wire(context, read, session).SerializeToString()
+    assert scoring.read_request_from_wire(target_pb2.ReadRequest.FromString(sent)) == (context, read, session)
 
 
 @given(st.lists(st.builds(SegmentScore, states, surprisals, uint32, st.just(2.5))))
 def test_readings_survive_the_wire(readings: list[SegmentScore]) -> None:
-    sent = codec.read_response_to_wire(readings).SerializeToString()
-    assert codec.read_response_from_wire(target_pb2.ReadResponse.FromString(sent)) == readings
+    sent = scoring.read_response_to_wire(readings).SerializeToString()
+    assert scoring.read_response_from_wire(target_pb2.ReadResponse.FromString(sent)) == readings
 
 
 @given(st.lists(st.tuples(states, st.builds(SegmentScore, states, surprisals, uint32, st.just(0.0))), min_size=1), text)
 def test_judge_request_survives_the_wire(pairs: list[tuple[States, SegmentScore]], probes: str) -> None:
     drafted, readings = [one for one, _ in pairs], [other for _, other in pairs]
-    sent = codec.judge_request_to_wire(drafted, readings, probes).SerializeToString()
-    assert codec.judge_request_from_wire(verifier_pb2.JudgeRequest.FromString(sent)) == (drafted, readings, probes)
+    sent = scoring.judge_request_to_wire(drafted, readings, probes).SerializeToString()
+    assert scoring.judge_request_from_wire(verifier_pb2.JudgeRequest.FromString(sent)) == (drafted, readings, probes)
 
 
 @given(st.lists(st.builds(Judgement, probabilities, probabilities)))
 def test_judgements_survive_the_wire_to_the_last_bit(judgements: list[Judgement]) -> None:
-    sent = codec.judge_response_to_wire(judgements).SerializeToString()
-    assert codec.judge_response_from_wire(verifier_pb2.JudgeResponse.FromString(sent)) == judgements
+    sent = scoring.judge_response_to_wire(judgements).SerializeToString()
+    assert scoring.judge_response_from_wire(verifier_pb2.JudgeResponse.FromString(sent)) == judgements
 
 
 @given(text | st.lists(st.builds(Message, st.sampled_from(["system", "user", "assistant"]), text), min_size=1))
 def test_encode_request_survives_the_wire(prompt: str | list[Message]) -> None:
-    assert codec.encode_request_from_wire(codec.encode_request_to_wire(prompt)) == prompt
+    assert generation.encode_request_from_wire(generation.encode_request_to_wire(prompt)) == prompt
 
 
 @given(text)
 def test_tokenize_request_survives_the_wire(asked: str) -> None:
-    sent = codec.tokenize_request_to_wire(asked).SerializeToString()
-    assert codec.tokenize_request_from_wire(target_pb2.TokenizeRequest.FromString(sent)) == asked
+    sent = generation.tokenize_request_to_wire(asked).SerializeToString()
+    assert generation.tokenize_request_from_wire(target_pb2.TokenizeRequest.FromString(sent)) == asked
 
 
 @given(st.lists(st.tuples(uint32, text, uint32, uint32)))
 def test_tokens_survive_the_wire(rows: list[tuple[int, str, int, int]]) -> None:
     tokens = [Token(number, said, min(a, b), max(a, b)) for number, said, a, b in rows]
-    sent = codec.tokenize_response_to_wire(tokens).SerializeToString()
-    assert codec.tokenize_response_from_wire(target_pb2.TokenizeResponse.FromString(sent)) == tokens
+    sent = generation.tokenize_response_to_wire(tokens).SerializeToString()
+    assert generation.tokenize_response_from_wire(target_pb2.TokenizeResponse.FromString(sent)) == tokens
 
 
 def test_handshakes_survive_the_wire() -> None:
@@ -144,16 +144,16 @@ def test_handshakes_survive_the_wire() -> None:
     segmentations = (Segmentation.PARAGRAPH, Segmentation.SENTENCE)
     alternatives = ("last-hidden", "surprisal")
     verifier = VerifierInfo("d", "t", "states-v1", segmentations, "p1", "p2", "0.1", alternatives, POINTS)
-    assert codec.model_info_from_wire(codec.model_info_to_wire(model)) == model
-    assert codec.verifier_info_from_wire(codec.verifier_info_to_wire(verifier)) == verifier
+    assert handshake.model_info_from_wire(handshake.model_info_to_wire(model)) == model
+    assert handshake.verifier_info_from_wire(handshake.verifier_info_to_wire(verifier)) == verifier
 
 
 @pytest.mark.parametrize(
     ("members", "table"),
     [
-        (Writer, codec.WRITERS_TO_WIRE),
-        (SegmentEnd, codec.ENDS_TO_WIRE),
-        (Segmentation, codec.SEGMENTATIONS_TO_WIRE),
+        (Writer, common.WRITERS_TO_WIRE),
+        (SegmentEnd, common.ENDS_TO_WIRE),
+        (Segmentation, common.SEGMENTATIONS_TO_WIRE),
     ],
 )
 def test_every_member_of_an_enum_has_a_number_of_its_own(members: type[object], table: dict[object, int]) -> None:
@@ -162,7 +162,7 @@ def test_every_member_of_an_enum_has_a_number_of_its_own(members: type[object], 
 
 
 def _write_request() -> types_pb2.WriteRequest:
-    return codec.write_request_to_wire(Context((*CONTEXT.pieces, SEGMENT)), ORDER)
+    return generation.write_request_to_wire(Context((*CONTEXT.pieces, SEGMENT)), ORDER)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_write_request_is_refused_by_field(spoil: Callable[[types_pb2.WriteReque
     message = _write_request()
     spoil(message)
     with pytest.raises(InvalidRequest) as refusal:
-        codec.write_request_from_wire(message)
+        generation.write_request_from_wire(message)
     assert refusal.value.parameter == field
     assert field in refusal.value.message
 
@@ -212,26 +212,26 @@ def test_write_request_is_refused_by_field(spoil: Callable[[types_pb2.WriteReque
     ],
 )
 def test_judge_request_is_refused_by_field(spoil: Callable[[verifier_pb2.JudgeRequest], object], field: str) -> None:
-    message = codec.judge_request_to_wire([STATES], [READING])
+    message = scoring.judge_request_to_wire([STATES], [READING])
     spoil(message)
     with pytest.raises(InvalidRequest) as refusal:
-        codec.judge_request_from_wire(message)
+        scoring.judge_request_from_wire(message)
     assert refusal.value.parameter == field
 
 
 def test_states_of_another_convention_do_not_match() -> None:
-    message = codec.judge_request_to_wire([STATES], [READING])
+    message = scoring.judge_request_to_wire([STATES], [READING])
     message.draft_states[0].convention = "states-v0"
     with pytest.raises(Mismatch, match="states-v0") as refusal:
-        codec.judge_request_from_wire(message)
+        scoring.judge_request_from_wire(message)
     assert refusal.value.parameter == "draft_states[0].convention"
 
 
 def test_reading_a_prompt_as_a_segment_is_refused() -> None:
-    message = codec.read_request_to_wire(CONTEXT, [SEGMENT], "")
+    message = scoring.read_request_to_wire(CONTEXT, [SEGMENT], "")
     message.segments[0].CopyFrom(message.context[0])
     with pytest.raises(InvalidRequest) as refusal:
-        codec.read_request_from_wire(message)
+        scoring.read_request_from_wire(message)
     assert refusal.value.parameter == "segments[0].writer"
 
 
@@ -240,20 +240,20 @@ def test_reading_a_prompt_as_a_segment_is_refused() -> None:
     [
         (target_pb2.EncodeRequest(), "prompt"),
         (target_pb2.EncodeRequest(conversation=target_pb2.Conversation()), "conversation.messages"),
-        (codec.encode_request_to_wire([Message("tool", "")]), "conversation.messages[0].role"),  # type: ignore[arg-type]
+        (generation.encode_request_to_wire([Message("tool", "")]), "conversation.messages[0].role"),  # type: ignore[arg-type]
     ],
 )
 def test_encode_request_is_refused_by_field(message: target_pb2.EncodeRequest, field: str) -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        codec.encode_request_from_wire(message)
+        generation.encode_request_from_wire(message)
     assert refusal.value.parameter == field
 
 
 @pytest.mark.parametrize("value", [math.nan, -0.001, 1.001])
 def test_judgement_that_is_no_probability_is_refused(value: float) -> None:
-    message = codec.judge_response_to_wire([Judgement(0.5, value)])
+    message = scoring.judge_response_to_wire([Judgement(0.5, value)])
     with pytest.raises(InvalidRequest, match="target_probability"):
-        codec.judge_response_from_wire(message)
+        scoring.judge_response_from_wire(message)
 
 
 @pytest.mark.parametrize(
@@ -268,17 +268,17 @@ def test_judgement_that_is_no_probability_is_refused(value: float) -> None:
 def test_logprobs_that_cannot_be_are_refused_by_field(
     spoil: Callable[[types_pb2.WriteResponse], object], field: str
 ) -> None:
-    message = codec.written_to_wire(GeneratedSegment(SEGMENT, None, 1.0, LOGPROBS))
+    message = generation.written_to_wire(GeneratedSegment(SEGMENT, None, 1.0, LOGPROBS))
     spoil(message)
     with pytest.raises(InvalidRequest) as refusal:
-        codec.written_from_wire(message)
+        generation.written_from_wire(message)
     assert refusal.value.parameter == field
 
 
 def test_token_that_stops_before_it_starts_is_refused() -> None:
-    message = codec.tokenize_response_to_wire([Token(1, "a", 0, 1), Token(2, "b", 3, 2)])
+    message = generation.tokenize_response_to_wire([Token(1, "a", 0, 1), Token(2, "b", 3, 2)])
     with pytest.raises(InvalidRequest) as refusal:
-        codec.tokenize_response_from_wire(message)
+        generation.tokenize_response_from_wire(message)
     assert refusal.value.parameter == "tokens[1].stop"
 
 
@@ -287,8 +287,8 @@ def test_token_that_stops_before_it_starts_is_refused() -> None:
     [("threshold", -0.1), ("threshold", math.inf), ("acceptance", 1.1), ("wrong_accepted", -1), ("speed_up", math.nan)],
 )
 def test_operating_point_that_cannot_be_is_refused_by_field(name: str, value: float) -> None:
-    message = codec.verifier_info_to_wire(VerifierInfo("d", "t", "states-v1", (), operating_points=POINTS))
+    message = handshake.verifier_info_to_wire(VerifierInfo("d", "t", "states-v1", (), operating_points=POINTS))
     setattr(message.operating_points[2], name, value)
     with pytest.raises(InvalidRequest) as refusal:
-        codec.verifier_info_from_wire(message)
+        handshake.verifier_info_from_wire(message)
     assert refusal.value.parameter == f"operating_points[2].{name}"

@@ -21,7 +21,7 @@ from semspec.errors import (
     from_grpc_status,
     represent,
 )
-from semspec.logging import request_id
+from semspec.observability import request_id
 from semspec.rpc.channel import ClientOptions
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.rpc.servicers import draft_service, target_service, verifier_service

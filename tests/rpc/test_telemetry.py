@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from semspec.logging import JsonFormatter, KeyValueFormatter, configure_logging, request_id
+from semspec.observability import JsonFormatter, KeyValueFormatter, configure_logging, request_id
 
 
 def record(message: str, **extra: object) -> logging.LogRecord:

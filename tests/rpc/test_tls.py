@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from semspec.commands.health import check_health
 from semspec.errors import Unavailable
 from semspec.rpc.channel import ClientOptions
 from semspec.rpc.clients import RemoteDrafter
-from semspec.rpc.health import check_health
 from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import DRAFT, draft_service
 from semspec.rpc.tls import Certificates

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from semspec.engine.protocol import Engine
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InternalError, InvalidRequest, Mismatch, Unavailable
-from semspec.rpc import codec
 from semspec.rpc.channel import ClientOptions
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget
+from semspec.rpc.codec import generation, scoring
 from semspec.rpc.servicers import draft_service, target_service
 from semspec.types import (
     ChoiceScores,
@@ -54,30 +54,30 @@ proposals = st.lists(st.tuples(uint32, distributions)).flatmap(
 def test_propose_request_survives_the_wire(
     context: Context, open_ids: tuple[int, ...], params: GenerationParams, num_tokens: int
 ) -> None:
-    sent = codec.propose_request_to_wire(context, open_ids, params, num_tokens).SerializeToString()
-    received = codec.propose_request_from_wire(types_pb2.ProposeRequest.FromString(sent))
+    sent = generation.propose_request_to_wire(context, open_ids, params, num_tokens).SerializeToString()
+    received = generation.propose_request_from_wire(types_pb2.ProposeRequest.FromString(sent))
     assert received == (context, open_ids, GenerationParams(params.sampling, session=params.session), num_tokens)
 
 
 @given(proposals)
 def test_proposal_survives_the_wire(proposal: Proposal) -> None:
-    sent = codec.proposal_to_wire(proposal).SerializeToString()
-    assert codec.proposal_from_wire(types_pb2.Proposal.FromString(sent)) == proposal
+    sent = generation.proposal_to_wire(proposal).SerializeToString()
+    assert generation.proposal_from_wire(types_pb2.Proposal.FromString(sent)) == proposal
 
 
 @given(contexts, token_ids, proposals, orders)
 def test_verify_request_survives_the_wire(
     context: Context, open_ids: tuple[int, ...], proposal: Proposal, params: GenerationParams
 ) -> None:
-    sent = codec.verify_request_to_wire(context, open_ids, proposal, params).SerializeToString()
-    received = codec.verify_request_from_wire(target_pb2.VerifyRequest.FromString(sent))
+    sent = scoring.verify_request_to_wire(context, open_ids, proposal, params).SerializeToString()
+    received = scoring.verify_request_from_wire(target_pb2.VerifyRequest.FromString(sent))
     assert received == (context, open_ids, proposal, replace(params, want_states=False, num_logprobs=None))
 
 
 @given(st.builds(VerifiedTokens, st.lists(segments).map(tuple), token_ids, uint32, single))
 def test_verified_survives_the_wire(verified: VerifiedTokens) -> None:
-    sent = codec.verify_response_to_wire(verified).SerializeToString()
-    received = codec.verify_response_from_wire(target_pb2.VerifyResponse.FromString(sent), verified.num_accepted)
+    sent = scoring.verify_response_to_wire(verified).SerializeToString()
+    received = scoring.verify_response_from_wire(target_pb2.VerifyResponse.FromString(sent), verified.num_accepted)
     assert received == verified
 
 
@@ -85,15 +85,15 @@ def test_verified_survives_the_wire(verified: VerifiedTokens) -> None:
 def test_ask_request_survives_the_wire(
     context: Context, question: str, prefill: str, options: list[str], session: str
 ) -> None:
-    sent = codec.ask_request_to_wire(context, question, prefill, options, session).SerializeToString()
-    received = codec.ask_request_from_wire(target_pb2.AskRequest.FromString(sent))
+    sent = scoring.ask_request_to_wire(context, question, prefill, options, session).SerializeToString()
+    received = scoring.ask_request_from_wire(target_pb2.AskRequest.FromString(sent))
     assert received == (context, question, prefill, options, session)
 
 
 @given(st.builds(ChoiceScores, st.lists(probabilities).map(tuple), text, single))
 def test_reply_survives_the_wire_to_the_last_bit(reply: ChoiceScores) -> None:
-    sent = codec.ask_response_to_wire(reply).SerializeToString()
-    assert codec.ask_response_from_wire(target_pb2.AskResponse.FromString(sent), len(reply.probabilities)) == reply
+    sent = scoring.ask_response_to_wire(reply).SerializeToString()
+    assert scoring.ask_response_from_wire(target_pb2.AskResponse.FromString(sent), len(reply.probabilities)) == reply
 
 
 Spoil = Callable[..., object]
@@ -108,10 +108,10 @@ Spoil = Callable[..., object]
     ],
 )
 def test_propose_request_is_refused_by_field(spoil: Spoil, field: str) -> None:
-    message = codec.propose_request_to_wire(CONTEXT, OPEN_IDS, ORDER, 4)
+    message = generation.propose_request_to_wire(CONTEXT, OPEN_IDS, ORDER, 4)
     spoil(message)
     with pytest.raises(InvalidRequest) as refusal:
-        codec.propose_request_from_wire(message)
+        generation.propose_request_from_wire(message)
     assert refusal.value.parameter == field
 
 
@@ -137,10 +137,10 @@ def test_propose_request_is_refused_by_field(spoil: Spoil, field: str) -> None:
     ],
 )
 def test_verify_request_is_refused_by_field(spoil: Spoil, field: str) -> None:
-    message = codec.verify_request_to_wire(CONTEXT, OPEN_IDS, PROPOSAL, ORDER)
+    message = scoring.verify_request_to_wire(CONTEXT, OPEN_IDS, PROPOSAL, ORDER)
     spoil(message)
     with pytest.raises(InvalidRequest) as refusal:
-        codec.verify_request_from_wire(message)
+        scoring.verify_request_from_wire(message)
     assert refusal.value.parameter == field
     assert field in refusal.value.message
 
@@ -154,10 +154,10 @@ def test_verify_request_is_refused_by_field(spoil: Spoil, field: str) -> None:
     ],
 )
 def test_ask_request_is_refused_by_field(spoil: Spoil, field: str) -> None:
-    message = codec.ask_request_to_wire(CONTEXT, "Is it so?", "It is ", ["so"], "")
+    message = scoring.ask_request_to_wire(CONTEXT, "Is it so?", "It is ", ["so"], "")
     spoil(message)
     with pytest.raises(InvalidRequest) as refusal:
-        codec.ask_request_from_wire(message)
+        scoring.ask_request_from_wire(message)
     assert refusal.value.parameter == field
 
 

@@ -15,9 +15,8 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.api import bodies as schemas
-from gateway.keys import Keys
-from semspec.keys import entry, new_key
-from semspec.logging import JsonFormatter, KeyValueFormatter
+from semspec.keys import Keys, entry, new_key
+from semspec.observability import JsonFormatter, KeyValueFormatter
 from tests.gateway.support import Gateway, GatewayFactory
 
 BODY = {"model": "semspec-demo", "messages": [{"role": "user", "content": "How many?"}]}
@@ -134,7 +133,7 @@ def test_keys_are_compared_in_constant_time_and_every_one(monkeypatch: pytest.Mo
         compared.append((one, other))
         return original(one, other)
 
-    monkeypatch.setattr("gateway.keys.hmac.compare_digest", compare)
+    monkeypatch.setattr("semspec.keys.hmac.compare_digest", compare)
     names = ("first", "second", "third")
     held = {name: new_key() for name in names}
     keys = Keys(" ".join(entry(name, key) for name, key in held.items()), None)

@@ -16,11 +16,11 @@ from google.protobuf.message import Message as Wire
 from grpc import aio
 
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.rpc import codec
 from semspec.rpc.channel import ClientOptions
 from semspec.rpc.clients import RemoteTarget
-from semspec.rpc.server import Service, serve
-from semspec.rpc.servicers import draft_service, target_service, verifier_service
+from semspec.rpc.codec import generation, scoring
+from semspec.rpc.server import serve
+from semspec.rpc.servicers import Service, draft_service, target_service, verifier_service
 from semspec.types import Context, Message, SegmentScore, States, Writer
 from semspec.v1 import draft_pb2, target_pb2, types_pb2, verifier_pb2
 from tests.checkpoints import random_probes
@@ -94,7 +94,7 @@ async def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPa
         compared.append((one, other))
         return original(one, other)
 
-    monkeypatch.setattr("semspec.rpc.interceptors.hmac.compare_digest", compare)
+    monkeypatch.setattr("semspec.rpc.calls.hmac.compare_digest", compare)
     async with guarded(METHODS[0]) as address:
         await status(address, METHODS[0], b"", "Bearer guess")
     assert compared == [(b"Bearer guess", f"Bearer {TOKEN}".encode())]
@@ -136,14 +136,14 @@ async def sound_messages(address: str) -> dict[str, Wire]:
     context = Context((prompt,))
     reading = SegmentScore(States(bytes(4 * 4 * 32), (4, 32), "m"), (0.5,) * 7, 2, 0.0)
     messages: list[Wire] = [
-        codec.write_request_to_wire(context, SHORT),
-        codec.propose_request_to_wire(context, (1,), SHORT, 2),
-        codec.encode_request_to_wire([Message("user", "Hello?")]),
-        codec.tokenize_request_to_wire("Hello?"),
-        codec.read_request_to_wire(context, [SEGMENT], "s"),
-        codec.verify_request_to_wire(context, (1,), PROPOSAL, SHORT),
-        codec.ask_request_to_wire(context, "Is it right?", "", ("yes", "no"), "s"),
-        codec.judge_request_to_wire([reading.states], [reading]),
+        generation.write_request_to_wire(context, SHORT),
+        generation.propose_request_to_wire(context, (1,), SHORT, 2),
+        generation.encode_request_to_wire([Message("user", "Hello?")]),
+        generation.tokenize_request_to_wire("Hello?"),
+        scoring.read_request_to_wire(context, [SEGMENT], "s"),
+        scoring.verify_request_to_wire(context, (1,), PROPOSAL, SHORT),
+        scoring.ask_request_to_wire(context, "Is it right?", "", ("yes", "no"), "s"),
+        scoring.judge_request_to_wire([reading.states], [reading]),
         types_pb2.ModelInfoRequest(),
         verifier_pb2.VerifierInfoRequest(),
     ]

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from gateway.generation.choice import log_texts
-from semspec.logging import KeyValueFormatter
+from semspec.observability import KeyValueFormatter
 
 
 def test_texts_are_logged_in_one_line_if_wanted(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,20 +4,25 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import INVALID_SPAN, SpanKind
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from semspec.errors import ContextTooLong
+from semspec.observability import FLUSH_TIMEOUT_S, current, detached_span, exported_traces, span
 from semspec.rpc.clients import RemoteTarget
 from semspec.rpc.servicers import target_service
-from semspec.tracing import FLUSH_TIMEOUT_S, carried, exported_traces, span
 from tests.rpc.fakes import CONTEXT, ORDER, SEGMENT, FakeEngine, serving
 from tests.test_observability.collector import Collector, Received, collecting, named
 
 VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_SDK_DISABLED")
 REMOTE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+CALLER = TraceContextTextMapPropagator().extract(REMOTE)
 
 
 @pytest.fixture
@@ -48,7 +53,7 @@ def both_sides(spans: list[Received], name: str) -> tuple[Received, Received]:
 async def test_call_leaves_a_span_on_either_side_below_the_active_one(collector: Collector) -> None:
     with exported_traces("semspec-test"):
         async with target(FakeEngine()) as client:
-            with span("request", "server", carried=REMOTE) as opened, opened.active():
+            with span("request", SpanKind.SERVER, context=CALLER):
                 await client.info()
                 await client.score(CONTEXT, [SEGMENT, SEGMENT])
                 assert [written async for written in client.generate(CONTEXT, ORDER)]
@@ -87,7 +92,7 @@ async def test_cancelled_stream_is_recorded_as_such_with_what_it_had_written(col
 
 async def test_spans_of_tasks_side_by_side_do_not_mix(collector: Collector) -> None:
     async def work(name: str) -> None:
-        with span(name) as opened, opened.active():
+        with span(name):
             await asyncio.sleep(0)
             with span(f"{name}'s"):
                 await asyncio.sleep(0)
@@ -99,6 +104,29 @@ async def test_spans_of_tasks_side_by_side_do_not_mix(collector: Collector) -> N
         assert child.parent_id == parent.span_id and parent.parent_id == ""
 
 
+async def test_span_around_a_generator_is_not_current_in_its_consumer(collector: Collector) -> None:
+    async def produce() -> AsyncGenerator[int, None]:
+        with detached_span("produce") as opened:
+            for number in range(2):
+                with current(opened), span("step", attributes={"known": number, "unknown": None}):
+                    await asyncio.sleep(0)
+                yield number
+
+    with exported_traces("semspec-test"), span("consume") as consumer:
+        async with aclosing(produce()) as numbers:
+            async for _ in numbers:
+                assert trace.get_current_span() is consumer
+    [parent], [producer] = named(collector.spans, "consume"), named(collector.spans, "produce")
+    assert producer.parent_id == parent.span_id
+    assert [step.parent_id for step in named(collector.spans, "step")] == [producer.span_id] * 2
+    assert [step.attributes for step in named(collector.spans, "step")] == [{"known": 0}, {"known": 1}]
+
+
+def test_frameworks_that_look_for_a_global_provider_find_none(collector: Collector) -> None:
+    with exported_traces("semspec-test"), span("work"):
+        assert trace.get_tracer("fastapi").start_span("theirs", Context()) is INVALID_SPAN
+
+
 @pytest.mark.parametrize("variables", [{}, {"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}])
 def test_nothing_is_recorded_or_sent_when(
     variables: dict[str, str], collector: Collector, monkeypatch: pytest.MonkeyPatch
@@ -107,22 +135,22 @@ def test_nothing_is_recorded_or_sent_when(
         monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with exported_traces("semspec-test"), span("work") as opened, opened.active():
-        assert opened.recorded is None and carried() == {}
+    with exported_traces("semspec-test"), span("work") as opened:
+        assert not opened.is_recording() and not opened.get_span_context().is_valid
     assert collector.bodies == []
 
 
-def test_library_needs_no_opentelemetry_while_traces_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_needs_no_sdk_while_traces_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     program = """
 import sys
-sys.modules["opentelemetry"] = None
+sys.modules["opentelemetry.sdk"] = sys.modules["opentelemetry.exporter"] = None
 import semspec.rpc.clients, semspec.rpc.servicers
-from semspec.tracing import exported_traces, span
-with exported_traces("semspec-test"), span("work") as opened, opened.active():
-    opened.set({"key": "value"})
-    opened.fail("code")
+from semspec.observability import exported_traces, mark_failed, span
+with exported_traces("semspec-test"), span("work", attributes={"key": None}) as opened:
+    opened.set_attribute("key", "value")
+    mark_failed(opened, "code")
 """
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
 
@@ -132,7 +160,7 @@ def test_missing_extra_costs_one_warning(
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with exported_traces("semspec-test"), span("work") as opened:
-        assert opened.recorded is None
+        assert not opened.is_recording()
     [line] = caplog.messages
     assert "install semspec[otel]" in line
 
@@ -140,7 +168,7 @@ def test_missing_extra_costs_one_warning(
 def test_collector_that_never_answers_holds_up_the_end_for_a_bounded_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("semspec.tracing.FLUSH_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("semspec.observability.FLUSH_TIMEOUT_S", 0.2)
     assert FLUSH_TIMEOUT_S <= 3
     with collecting() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{collector.address}")

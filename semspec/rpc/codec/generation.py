@@ -1,4 +1,4 @@
-"""`Write` and `Propose`: sampling parameters in, segments or proposed tokens out."""
+"""`Encode`, `Tokenize`, `Write` and `Propose`: texts and sampling parameters in, tokens, segments or proposals out."""
 
 import math
 from collections.abc import Sequence
@@ -7,10 +7,12 @@ from dataclasses import replace
 from semspec.rpc.codec.common import (
     SEGMENTATIONS_FROM_WIRE,
     SEGMENTATIONS_TO_WIRE,
+    check_filled,
     check_positive,
     context_from_wire,
     invalid,
     known,
+    piece_from_wire,
     put_piece,
     put_states,
     segment_from_wire,
@@ -21,11 +23,81 @@ from semspec.types import (
     Distribution,
     GeneratedSegment,
     GenerationParams,
+    Message,
+    Piece,
     Proposal,
     SamplingParams,
+    Token,
     TokenLogprob,
 )
 from semspec.v1 import target_pb2, types_pb2
+
+_ROLES = ("system", "user", "assistant")
+
+
+def encode_request_to_wire(prompt: str | Sequence[Message]) -> target_pb2.EncodeRequest:
+    """A text as it is, or a conversation to be rendered."""
+    if isinstance(prompt, str):
+        return target_pb2.EncodeRequest(text=prompt)
+    turns = [target_pb2.Message(role=turn.role, content=turn.content) for turn in prompt]
+    return target_pb2.EncodeRequest(conversation=target_pb2.Conversation(messages=turns))
+
+
+def encode_request_from_wire(message: target_pb2.EncodeRequest) -> str | list[Message]:
+    """A text as it is, or a conversation to be rendered."""
+    match message.WhichOneof("prompt"):
+        case "text":
+            return message.text
+        case "conversation":
+            return _messages_from_wire(message.conversation.messages)
+        case _:
+            raise invalid("prompt", "give a text or a conversation")
+
+
+def _messages_from_wire(turns: Sequence[target_pb2.Message]) -> list[Message]:
+    check_filled(turns, "conversation.messages")
+    for i, turn in enumerate(turns):
+        if turn.role not in _ROLES:
+            raise invalid(f"conversation.messages[{i}].role", f"must be one of {_ROLES}, not {turn.role!r}")
+    return [Message(turn.role, turn.content) for turn in turns]  # type: ignore[arg-type]  # one of _ROLES
+
+
+def encode_response_to_wire(prompt: Piece) -> target_pb2.EncodeResponse:
+    """The tokenized prompt."""
+    message = target_pb2.EncodeResponse()
+    put_piece(message.prompt, prompt)
+    return message
+
+
+def encode_response_from_wire(message: target_pb2.EncodeResponse) -> Piece:
+    """The tokenized prompt."""
+    return piece_from_wire(message.prompt, "prompt")
+
+
+def tokenize_request_to_wire(text: str) -> target_pb2.TokenizeRequest:
+    """A text as it is."""
+    return target_pb2.TokenizeRequest(text=text)
+
+
+def tokenize_request_from_wire(message: target_pb2.TokenizeRequest) -> str:
+    """A text as it is, which may be empty."""
+    return message.text
+
+
+def tokenize_response_to_wire(tokens: Sequence[Token]) -> target_pb2.TokenizeResponse:
+    """The tokens of a text."""
+    message = target_pb2.TokenizeResponse()
+    for token in tokens:
+        message.tokens.add(id=token.id, text=token.text, start=token.start, stop=token.stop)
+    return message
+
+
+def tokenize_response_from_wire(message: target_pb2.TokenizeResponse) -> list[Token]:
+    """The tokens of a text."""
+    for i, token in enumerate(message.tokens):
+        if token.stop < token.start:
+            raise invalid(f"tokens[{i}].stop", f"is {token.stop}, before its start at {token.start}")
+    return [Token(token.id, token.text, token.start, token.stop) for token in message.tokens]
 
 
 def put_logprobs(message: types_pb2.WriteResponse, logprobs: Sequence[TokenLogprob]) -> None:

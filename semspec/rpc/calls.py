@@ -1,23 +1,34 @@
-"""What stands before every servicer: the bearer token, the request's names, and the table from errors to statuses."""
+"""What accompanies every call: bearer token, request id and trace in its metadata, a span on either side, and on the
+server the mapping of errors to statuses."""
 
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Never, TypeAlias, TypeVar, cast
 
 import grpc
 from grpc import aio
+from opentelemetry.context import Context as OtelContext
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from semspec.errors import InternalError, SemspecError, Unauthenticated, represent
-from semspec.logging import request_id
-from semspec.rpc.metadata import AUTHORIZATION, MAX_REQUEST_ID_LENGTH, PARAMETER, REQUEST_ID, server_span
-from semspec.tracing import CARRIED
+from semspec.observability import Attributes, detached_span, request_id
 
+AUTHORIZATION = "authorization"
+"""Request: `Bearer <token>`."""
+REQUEST_ID = "x-request-id"
+"""Request: whose work this is, for the logs of both sides."""
+PARAMETER = "semspec-parameter"
+"""Trailer: the request field at fault, if one is."""
+
+MAX_REQUEST_ID_LENGTH = 128
 OWN_METHODS = "/semspec."
 HEALTH_METHODS = "/grpc.health.v1.Health/"
+_HANDSHAKE = "/Info"
 _MAX_DETAILS_LENGTH = 500  # a status travels in a header, 8 KiB at most once percent-encoded
 
 Q = TypeVar("Q")
@@ -29,6 +40,54 @@ Streaming = Callable[[Q, Context], AsyncGenerator[R, None]]
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
 
 logger = logging.getLogger(__name__)
+_propagator = TraceContextTextMapPropagator()
+
+
+def call_metadata(opened: Span) -> tuple[tuple[str, str], ...]:
+    """Whose work a call is: its request id, unless there is none or gRPC would refuse it, and its span's trace."""
+    carrier: dict[str, str] = {}
+    _propagator.inject(carrier, set_span_in_context(opened))
+    identifier = request_id.get()[:MAX_REQUEST_ID_LENGTH]
+    if identifier and identifier.isascii() and identifier.isprintable():
+        carrier[REQUEST_ID] = identifier
+    return tuple(carrier.items())
+
+
+def client_span(method: object, request: object) -> AbstractContextManager[Span]:
+    """The wait for a call, by the stub's `method`; none of a handshake."""
+    path: bytes = getattr(method, "_method", b"/")  # gRPC tells the name of a call to interceptors only
+    return _rpc_span(path.decode(), SpanKind.CLIENT, request)
+
+
+@contextmanager
+def _rpc_span(method: str, kind: SpanKind, request: object, parent: OtelContext | None = None) -> Iterator[Span]:
+    if method.endswith(_HANDSHAKE):
+        yield INVALID_SPAN
+        return
+    name = method.removeprefix("/")
+    attributes = {"rpc.system.name": "grpc", "rpc.method": name, **_sizes(request)}
+    with detached_span(name, kind, attributes, parent) as opened:
+        status = "OK"
+        try:
+            yield opened
+        except (asyncio.CancelledError, GeneratorExit):
+            status = "CANCELLED"
+            raise
+        except Exception as error:
+            status = represent(error).grpc_status if isinstance(error, SemspecError) else "INTERNAL"
+            raise
+        finally:
+            opened.set_attribute("rpc.response.status_code", status)
+
+
+def _sizes(request: object) -> Attributes:
+    """How much a request is about, as far as its fields say."""
+    segments = getattr(request, "segments", None) or getattr(request, "readings", None)
+    proposal = getattr(request, "proposal", None)
+    return {
+        "semspec.num_segments": len(segments) if segments else None,
+        "semspec.num_tokens": getattr(request, "num_tokens", None) if proposal is None else len(proposal.token_ids),
+    }
 
 
 class TokenInterceptor(aio.ServerInterceptor):
@@ -46,7 +105,7 @@ class TokenInterceptor(aio.ServerInterceptor):
         return grpc.unary_unary_rpc_method_handler(_refuse)
 
     def _admits(self, details: grpc.HandlerCallDetails) -> bool:
-        return hmac.compare_digest(_metadata(details, AUTHORIZATION).encode(), self._expected)
+        return hmac.compare_digest(_metadata(details).get(AUTHORIZATION, "").encode(), self._expected)
 
 
 class ErrorInterceptor(aio.ServerInterceptor):
@@ -62,7 +121,9 @@ class ErrorInterceptor(aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(OWN_METHODS):
             return handler
-        origin = _origin(handler_call_details)
+        metadata = _metadata(handler_call_details)
+        identifier = metadata.get(REQUEST_ID, "")[:MAX_REQUEST_ID_LENGTH]
+        origin = _Origin(handler_call_details.method, identifier, _propagator.extract(metadata))
         codecs = handler.request_deserializer, handler.response_serializer
         if handler.response_streaming:
             streaming = cast(Streaming[Any, Any], handler.unary_stream)
@@ -77,20 +138,21 @@ class _Origin:
 
     method: str
     request_id: str
-    carried: dict[str, str]
-    """The caller's trace."""
+    parent: OtelContext
+    """With the caller's span."""
 
-
-def _origin(details: grpc.HandlerCallDetails) -> _Origin:
-    identifier = _metadata(details, REQUEST_ID)[:MAX_REQUEST_ID_LENGTH]
-    return _Origin(details.method, identifier, {key: value for key in CARRIED if (value := _metadata(details, key))})
+    @contextmanager
+    def serving(self, request: object) -> Iterator[Span]:
+        """The work for a call: its request id, and its span below the caller's."""
+        request_id.set(self.request_id)
+        with _rpc_span(self.method, SpanKind.SERVER, request, self.parent) as opened:
+            yield opened
 
 
 def _guarded(behaviour: Unary[Q, R], origin: _Origin) -> Unary[Q, R]:
     async def call(request: Q, context: Context) -> R:
-        request_id.set(origin.request_id)
         try:
-            with server_span(origin.method, request, origin.carried):
+            with origin.serving(request):
                 return await behaviour(request, context)
         except Exception as error:
             await _abort(context, error)
@@ -102,15 +164,14 @@ def _guarded_stream(behaviour: Streaming[Q, R], origin: _Origin) -> Callable[[Q,
     # A coroutine that writes, not a generator: gRPC drops a cancelled generator for the collector to close some day,
     # whereas here the cancellation arrives in `write` or in the generator, and either way closes it now.
     async def call(request: Q, context: Context) -> None:
-        request_id.set(origin.request_id)
         try:
-            with server_span(origin.method, request, origin.carried) as opened:
+            with origin.serving(request) as opened:
                 num_segments = 0
                 async with aclosing(behaviour(request, context)) as responses:
                     async for response in responses:
                         await _send(context, response)
                         num_segments += 1
-                        opened.set({"semspec.num_segments": num_segments})
+                        opened.set_attribute("semspec.num_segments", num_segments)
         except Exception as error:
             await _abort(context, error)
 
@@ -137,5 +198,6 @@ async def _abort(context: Context, error: Exception) -> Never:
     await context.abort(status, error.message[:_MAX_DETAILS_LENGTH], trailer)
 
 
-def _metadata(details: grpc.HandlerCallDetails, key: str) -> str:
-    return next((str(value) for name, value in details.invocation_metadata or () if name == key), "")
+def _metadata(details: grpc.HandlerCallDetails) -> dict[str, str]:
+    """Of a key that is repeated, the first value."""
+    return {key: str(value) for key, value in reversed(tuple(details.invocation_metadata or ()))}
