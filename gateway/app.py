@@ -11,14 +11,16 @@ from gateway.api.document import TAGS, DocumentedApp, operation_id
 from gateway.api.errors import install_handlers
 from gateway.api.middleware import Authenticated, BodyDeadline, BodyLimit, Observed
 from gateway.api.sse import FormatFactory, Responder
-from gateway.background import Background, cancelled
 from gateway.generation.admission import Admission, Limits
+from gateway.generation.attach import Attacher
 from gateway.generation.choice import ChoiceRunner
 from gateway.generation.generations import Generations
 from gateway.generation.request import Api
 from gateway.metrics import POOLED, Metrics
 from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
+from gateway.store.journal import Background, cancelled
+from gateway.store.session_lease import Sessions
 from gateway.store.store import Store
 from semspec import __version__
 from semspec.decoding import Backends
@@ -42,7 +44,11 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
     readiness = Readiness(backends, settings, store, metrics)
     runner = ChoiceRunner(backends, readiness, metrics, background, settings)
     admission = Admission(Limits.of(settings), metrics)
-    generations = Generations(backends.target, runner, admission, readiness, store, metrics, background, settings)
+    sessions = Sessions(store, background, settings.session_lease_s)
+    attacher = Attacher(runner, store, sessions, background, settings)
+    generations = Generations(
+        backends.target, runner, admission, readiness, attacher, store, sessions, metrics, settings
+    )
     formats: dict[Api, FormatFactory] = {
         "chat": openai.ChatFormat,
         "completions": openai.CompletionFormat,

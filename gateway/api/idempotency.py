@@ -10,8 +10,8 @@ from time import monotonic
 
 from pydantic import BaseModel
 
+from gateway.generation.generations import Run
 from gateway.generation.request import Request
-from gateway.generation.run import Run
 from gateway.store.store import Store
 from semspec.errors import InvalidRequest, NotFound, Unavailable
 

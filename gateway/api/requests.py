@@ -20,6 +20,7 @@ _ROLES: dict[str, Literal["system", "user", "assistant"]] = {
     "assistant": "assistant",
 }
 
+_PLAIN_OPTIONS = [name for name, *_ in plain_options()]
 _PREFIXES: dict[Api, str] = {"chat": "chatcmpl", "completions": "cmpl", "tgi": "tgi"}
 
 
@@ -102,7 +103,7 @@ def _plan(body: GenerationRequest, settings: GatewaySettings) -> Generation:
 
 def _plain_options(options: Extension, settings: GatewaySettings) -> dict[str, Any]:
     """Those of the strategies, asked for or by default."""
-    asked = {name: getattr(options, name) for name, *_ in plain_options()}
+    asked = {name: getattr(options, name) for name in _PLAIN_OPTIONS}
     return {name: getattr(settings, f"default_{name}") if value is None else value for name, value in asked.items()}
 
 

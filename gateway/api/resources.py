@@ -1,6 +1,7 @@
 """What is stored of generations and sessions, ways back to a generation that runs, and the names of models."""
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated
 
@@ -21,13 +22,13 @@ from gateway.api.resource_models import (
 )
 from gateway.api.responses import EVENTS, FORGOTTEN, GENERATION, MODEL, MODELS, SESSION, TRACE
 from gateway.api.sse import Responder
-from gateway.generation import stored
+from gateway.generation.request import stored_request
 from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
 from gateway.store.session_lease import stored_name
-from gateway.store.store import Store
+from gateway.store.store import Store, missing_generation
 from semspec.errors import Conflict, NotFound
-from semspec.records import SegmentTrace
+from semspec.records import Json, SegmentTrace
 
 GenerationId = Annotated[str, Path(pattern="^[A-Za-z0-9-]{1,64}$")]
 LastEventId = Annotated[str | None, Header(pattern=r"^\d{1,9}(-\d{1,9}){0,7}$")]
@@ -41,12 +42,12 @@ def generations(responder: Responder, store: Store) -> APIRouter:
     @routes.get("/{id}", responses=GENERATION)
     async def generation(id: GenerationId, owner: OwnerOf) -> StoredGeneration:
         """Parameters, models, prompt and outcome."""
-        return StoredGeneration.model_validate(stored.public(id, await stored.owned(id, owner, store)))
+        return StoredGeneration.model_validate(_public(id, await _owned(id, owner, store)))
 
     @routes.get("/{id}/trace", responses=TRACE)
     async def trace(id: GenerationId, owner: OwnerOf) -> GenerationTrace:
         """The records of all kept segments so far, in order."""
-        meta = await stored.owned(id, owner, store)
+        meta = await _owned(id, owner, store)
         return GenerationTrace(
             id=id,
             object="generation.trace",
@@ -63,16 +64,16 @@ def generations(responder: Responder, store: Store) -> APIRouter:
         trace: Annotated[bool, Query(description="segment records as well")] = False,
     ) -> Response:
         """A stream of what the client has not seen yet, then of what follows; without a writer, it is resumed."""
-        await stored.owned(id, owner, store)
+        await _owned(id, owner, store)
         return responder.attached(id, [int(count) for count in (last_event_id or "0").split("-")], trace)
 
     @routes.post("/{id}/cancel", responses=GENERATION)
     async def cancel(id: GenerationId, owner: OwnerOf) -> StoredGeneration:
         """End a generation and the other choices of its request for good; one that has ended stays as it is."""
-        for choice_id in stored.request(await stored.owned(id, owner, store)).choice_ids:
+        for choice_id in stored_request(await _owned(id, owner, store)).choice_ids:
             with suppress(NotFound):  # not begun yet
                 await store.cancel(choice_id)
-        return StoredGeneration.model_validate(stored.public(id, await store.generation(id)))
+        return StoredGeneration.model_validate(_public(id, await store.generation(id)))
 
     return routes
 
@@ -126,6 +127,33 @@ def models(readiness: Readiness, settings: GatewaySettings) -> APIRouter:
         return names()[name]
 
     return routes
+
+
+async def _owned(id: str, owner: str, store: Store) -> dict[str, str]:
+    """The fields of a generation of this owner's.
+
+    Raises: NotFound, of another's as if there were none; Unavailable.
+    """
+    fields = await store.generation(id)
+    if stored_request(fields).owner != owner:
+        raise missing_generation(id)
+    return fields
+
+
+def _public(id: str, meta: Mapping[str, str]) -> Json:
+    """What a client may see of it."""
+    return {
+        "id": id,
+        "object": "generation",
+        "status": meta["status"],
+        "created": int(meta["created"]),
+        "model": meta["model"],
+        "seed": int(meta["seed"]),
+        "session": meta["session"] or None,
+        "finish_reason": meta.get("finish_reason"),
+        "degraded": json.loads(meta.get("degraded", "false")),
+        **{name: json.loads(meta.get(name, "null")) for name in ("parameters", "models", "prompt", "usage")},
+    }
 
 
 def _missing(id: str) -> NotFound:

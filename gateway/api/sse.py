@@ -16,10 +16,9 @@ from starlette.types import Receive, Scope, Send
 from gateway.api.errors import ClientGone, internal_error
 from gateway.api.idempotency import HEADER, IdempotencyKey
 from gateway.api.middleware import owner_of
-from gateway.generation.generations import Generations
+from gateway.generation.generations import Generations, Run
 from gateway.generation.output import ChoiceEvent, ChoiceOutput, Ended, Kept
 from gateway.generation.request import Api, Request
-from gateway.generation.run import Run
 from gateway.readiness import Served
 from gateway.settings import GatewaySettings
 from gateway.store.store import Store

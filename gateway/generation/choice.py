@@ -1,26 +1,32 @@
 """Runs the decoding loop for one choice: each segment is stored, then counted, then handed on."""
 
+import asyncio
 import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
+from time import monotonic
 
-from gateway.background import Background
 from gateway.generation.output import ChoiceEvent, ChoiceOutput, Ended
 from gateway.generation.request import ChoiceRequest
-from gateway.generation.target_retry import TargetRetry
 from gateway.metrics import Metrics
 from gateway.readiness import Readiness
 from gateway.settings import GatewaySettings
-from gateway.store.journal import Journal
+from gateway.store.journal import Background, Journal
 from gateway.store.session_lease import SessionLease
-from semspec.decoding import Backends, Costs, Generation, decode
-from semspec.errors import Cancelled, DeadlineExceeded, Overloaded, Unavailable
+from semspec.decoding import Backends, Costs, Generation, Target, decode
+from semspec.errors import Cancelled, Conflict, DeadlineExceeded, Overloaded, SemspecError, Unavailable
 from semspec.observability import known, span
 from semspec.records import SegmentTrace, statistics
 from semspec.types import Drafted, Finished, FinishReason, Message, SegmentRecord
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+ANSWER_S = 2.0
+"""Longest wait for one sign of life."""
+MAX_FRUITLESS = 8
+"""How often a target may be lost, back, and lost again before the next segment: the question may be what kills it."""
 
 Emit = Callable[[ChoiceEvent], None]
 
@@ -156,6 +162,49 @@ class ChoiceRunner:
         self._metrics.generation(choice.generation.strategy, status, output.latency_s)
         if journal.degraded or output.degraded:
             self._metrics.degraded()
+
+
+class TargetRetry:
+    """How long one generation goes on waiting: anew after each segment."""
+
+    def __init__(self, target: Target, fingerprint: str, patience_s: float) -> None:
+        """`fingerprint` is that of the model the generation began with."""
+        self._target = target
+        self._fingerprint = fingerprint
+        self._patience_s = patience_s
+        self._num_segments = -1
+        self._until = 0.0
+        self._pause_s = FIRST_PAUSE_S
+        self._num_fruitless = 0
+
+    async def target_is_back(self, lost: SemspecError, num_segments: int) -> None:
+        """Return when the target answers again, at the earliest a little later than the last time.
+
+        Raises: `lost` when it does not in time; Conflict when it is another model by then.
+        """
+        if num_segments > self._num_segments:
+            self._num_segments, self._until, self._pause_s = num_segments, monotonic() + self._patience_s, FIRST_PAUSE_S
+            self._num_fruitless = 0
+            _log.warning("waiting up to %g s for the target: %s", self._patience_s, lost.message)
+        self._num_fruitless += isinstance(lost, Unavailable)
+        if self._num_fruitless > MAX_FRUITLESS:
+            raise lost
+        while (left := self._until - monotonic()) > 0:
+            await asyncio.sleep(min(self._pause_s, left))
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            if await self._answers():
+                return
+        raise lost
+
+    async def _answers(self) -> bool:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                info = await self._target.info()
+        except (Unavailable, Overloaded, DeadlineExceeded, TimeoutError):
+            return False
+        if info.fingerprint != self._fingerprint:
+            raise Conflict("the target that came back serves another model; start a new generation", "id")
+        return True
 
 
 def log_texts(wanted: bool, generation_id: str, prompt: str, answer: str) -> None:

@@ -1,29 +1,92 @@
-"""Begins the generations of a request, and attaches to those that were begun before."""
+"""Begins the generations of a request, attaches to those that were begun before, and runs them side by side."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Self
 
-from gateway.background import Background
-from gateway.generation import stored
 from gateway.generation.admission import Admission
-from gateway.generation.attach import Attached, SharedSlots
+from gateway.generation.attach import Attacher, SharedSlots
 from gateway.generation.choice import ChoiceRunner, Emit
-from gateway.generation.output import ChoiceOutput
-from gateway.generation.request import ChoiceRequest, Request
-from gateway.generation.run import Run
+from gateway.generation.output import ChoiceEvent, ChoiceOutput
+from gateway.generation.request import ChoiceRequest, Request, stored_choice, stored_fields
 from gateway.generation.strictness import at_strictness
 from gateway.metrics import Metrics
 from gateway.readiness import Readiness, Served
 from gateway.settings import GatewaySettings
-from gateway.store.journal import Journal
-from gateway.store.session_lease import SessionLease, held_session
+from gateway.store.journal import Journal, cancelled
+from gateway.store.session_lease import SessionLease, Sessions
 from gateway.store.store import FIRST_FENCE, Store
 from semspec.decoding import STRATEGIES, Target
-from semspec.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, NotFound, SemspecError
+from semspec.errors import Cancelled, ContextTooLong, DeadlineExceeded, InvalidRequest, NotFound, SemspecError
 from semspec.types import Context, Message, Piece
+
+Work = Callable[[Emit], Coroutine[None, None, None]]
+"""Generates one choice, and emits its events."""
+
+
+class Run:
+    """An async context: inside, the choices are generated; leaving it cancels what the models do for them."""
+
+    def __init__(
+        self,
+        request: Request,
+        served: Served,
+        outputs: Sequence[ChoiceOutput],
+        works: Sequence[Work],
+        was_cancelled: asyncio.Event,
+        deadline_s: float,
+    ) -> None:
+        """`was_cancelled` is set when the request turns out to have been cancelled, here or through another gateway."""
+        self.request = request
+        self.served = served
+        self.outputs = outputs
+        self._works = works
+        self._was_cancelled = was_cancelled
+        self._deadline_s = deadline_s
+        self._queue: asyncio.Queue[tuple[int, ChoiceEvent] | Exception | None] = asyncio.Queue()
+        self._num_running = len(works)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def next(self) -> tuple[int, ChoiceEvent] | None:
+        """The next event of any choice, with the choice's index; None after the last.
+
+        Raises: the first error of a choice; Cancelled, DeadlineExceeded.
+        """
+        item = await self._queue.get()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    async def __aenter__(self) -> Self:
+        self._timer = asyncio.get_running_loop().call_later(self._deadline_s, self._time_out)
+        self._tasks = [asyncio.create_task(self._generate(index, work)) for index, work in enumerate(self._works)]
+        self._tasks.append(asyncio.create_task(self._watch()))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._timer.cancel()
+        await cancelled(*self._tasks)
+
+    async def _generate(self, index: int, work: Work) -> None:
+        try:
+            await work(lambda event: self._queue.put_nowait((index, event)))
+        except Exception as error:
+            self._queue.put_nowait(error)
+            return
+        self._num_running -= 1
+        if not self._num_running:
+            self._queue.put_nowait(None)
+
+    def _time_out(self) -> None:
+        message = "the generation took longer than this server allows; ask for fewer tokens"
+        self._queue.put_nowait(DeadlineExceeded(message))
+
+    async def _watch(self) -> None:
+        await self._was_cancelled.wait()
+        self._queue.put_nowait(Cancelled("the generation was cancelled"))
 
 
 class Generations:
@@ -35,18 +98,20 @@ class Generations:
         runner: ChoiceRunner,
         admission: Admission,
         readiness: Readiness,
+        attacher: Attacher,
         store: Store,
+        sessions: Sessions,
         metrics: Metrics,
-        background: Background,
         settings: GatewaySettings,
     ) -> None:
         self._target = target
         self._runner = runner
         self._admission = admission
         self._readiness = readiness
+        self._attacher = attacher
         self._store = store
+        self._sessions = sessions
         self._metrics = metrics
-        self._background = background
         self._settings = settings
 
     @asynccontextmanager
@@ -59,10 +124,10 @@ class Generations:
         request = _checked(request, served)
         async with AsyncExitStack() as held:
             await held.enter_async_context(self._admission.admitted(request.owner, request.num_choices))
-            lease = await held_session(
-                request.session, request.owner, f"{request.id} {FIRST_FENCE}", self._store, self._background,
-                settings.session_lease_s, held,
-            )  # fmt: skip
+            lease = None
+            if request.session is not None:
+                writer = f"{request.id} {FIRST_FENCE}"
+                lease = await self._sessions.claimed(request.session, request.owner, writer, held)
             turns = lease.turns if lease else ()
             _check_session_size(request, turns, settings.max_session_bytes)
             request = replace(request, num_turns=len(turns))
@@ -87,18 +152,15 @@ class Generations:
         Raises: NotFound, Conflict, Unavailable, Mismatch.
         """
         served = self._readiness.known()
-        first = stored.choice_request(await self._store.generation(id), served)
+        first = stored_choice(await self._store.generation(id), served)
         choices = [await self._stored_choice(first, index) for index in range(first.request.num_choices)]
         was_cancelled, outputs = asyncio.Event(), [choice.output() for choice in choices]
         async with AsyncExitStack() as held:
             slots = SharedSlots(self._admission, first.request, held)
             works = [
-                Attached(
-                    choice, output, was_cancelled, num_seen, slots, self._runner, self._store, self._background,
-                    self._settings,
-                ).run
+                partial(self._attacher.run, choice, output, num_seen, was_cancelled, slots)
                 for choice, output, num_seen in zip(choices, outputs, [*seen, *[0] * len(choices)], strict=False)
-            ]  # fmt: skip
+            ]
             request = first.request if trace is None else replace(first.request, trace=trace, include_usage=True)
             deadline_s = self._settings.generation_deadline_s
             async with Run(request, served, outputs, works, was_cancelled, deadline_s) as run:
@@ -107,18 +169,18 @@ class Generations:
     async def _begin(
         self, choice: ChoiceRequest, output: ChoiceOutput, journal: Journal, lease: SessionLease | None, emit: Emit
     ) -> None:
-        await journal.begin(stored.meta(choice))
+        await journal.begin(stored_fields(choice))
         await self._runner.run(choice, output, journal, lease, emit)
 
     async def _stored_choice(self, first: ChoiceRequest, index: int) -> ChoiceRequest:
         """One choice of a request; begun now, if its gateway did not come so far."""
         try:
-            return stored.choice_request(await self._store.generation(first.request.choice_id(index)), first.served)
+            return stored_choice(await self._store.generation(first.request.choice_id(index)), first.served)
         except NotFound:
             generation = first.generation
             context, max_tokens = generation.context, generation.max_tokens
             choice = ChoiceRequest.of(first.request, index, context, max_tokens, first.served)
-            await Journal(self._store, choice.id, asyncio.Event()).begin(stored.meta(choice))
+            await Journal(self._store, choice.id, asyncio.Event()).begin(stored_fields(choice))
             return choice
 
     async def _encode(self, request: Request, turns: Sequence[Message]) -> Piece:

@@ -1,16 +1,21 @@
-"""A validated request with every default filled in, and what each of its choices is to generate."""
+"""A validated request with every default filled in, what each of its choices is to generate, and both as Redis keeps
+them: enough to go on with a generation, and to understand it.
+"""
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
-from pydantic import create_model
+from pydantic import TypeAdapter, create_model
 
 from gateway.generation.output import ChoiceOutput, ReasoningParser, StopChecker
 from gateway.generation.strictness import Expected
 from gateway.readiness import Served
 from semspec.decoding import Generation, option_types
-from semspec.records import Body
-from semspec.types import Context, Message, Segmentation, derive_seed
+from semspec.errors import Conflict
+from semspec.records import Body, Json
+from semspec.types import Context, Message, Piece, Segmentation, derive_seed
 
 _FIELDS: dict[str, Any] = {name: (kind, ...) for name, kind in option_types().items()}
 _Options: Any = create_model("_Options", __base__=Body, **_FIELDS)
@@ -32,7 +37,7 @@ class Parameters(_Options):
     @classmethod
     def of(cls, generation: Generation, strictness: float | None, stops: tuple[str, ...]) -> Self:
         return cls(
-            **{name: getattr(generation, name) for name in option_types()},
+            **{name: getattr(generation, name) for name in _FIELDS},
             strategy=generation.strategy,
             segmentation=generation.segmentation,
             strictness=strictness,
@@ -144,3 +149,51 @@ class ChoiceRequest:
         reasoning_parser = ReasoningParser.after(self.prompt) if self.request.api == "chat" else None
         stop_checker = StopChecker(self.request.stops, self.request.keep_stop, reasoning_parser)
         return ChoiceOutput(self.id, self.generation, stop_checker)
+
+
+_REQUEST = TypeAdapter(Request)
+
+ENDED = ("finished", "cancelled")
+"""States that no gateway leaves again."""
+
+
+def stored_fields(choice: ChoiceRequest) -> dict[str, str]:
+    """What Redis keeps of a generation that begins, beside its segments."""
+    generation = choice.generation
+    prompt = generation.context.pieces[0]
+    return {
+        "status": "running",
+        "created": str(choice.request.created),
+        "model": choice.request.model,
+        "seed": str(generation.sampling.seed),
+        "session": choice.request.session or "",
+        "parameters": choice.parameters.model_dump_json(),
+        "prompt": json.dumps({"text": prompt.text, "token_ids": list(prompt.token_ids), "tokenizer": prompt.tokenizer}),
+        "models": json.dumps(_models(choice.served)),
+        "index": str(choice.index),
+        "budget": str(generation.max_tokens),
+        "call": _REQUEST.dump_json(choice.request).decode(),
+    }
+
+
+def stored_request(meta: Mapping[str, str]) -> Request:
+    """The request that the fields belong to."""
+    return _REQUEST.validate_json(meta["call"])
+
+
+def stored_choice(meta: Mapping[str, str], served: Served) -> ChoiceRequest:
+    """The choice whose fields these are. Raises: Conflict when it has not ended and other models are served by now."""
+    if meta["status"] not in ENDED and json.loads(meta["models"]) != _models(served):
+        raise Conflict("the models or probes have changed since this generation began; start a new one", "id")
+    prompt = json.loads(meta["prompt"])
+    piece = Piece(prompt["text"], tuple(prompt["token_ids"]), prompt["tokenizer"])
+    return ChoiceRequest.of(stored_request(meta), int(meta["index"]), Context((piece,)), int(meta["budget"]), served)
+
+
+def _models(served: Served) -> Json:
+    return {
+        "draft": served.draft.fingerprint,
+        "target": served.target.fingerprint,
+        "draft_probe": served.verifier.draft_probe,
+        "target_probe": served.verifier.target_probe,
+    }

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 
-from gateway.background import Background
+from gateway.store.journal import Background
 from gateway.store.store import Store
 from semspec.errors import Conflict, SemspecError
 from semspec.types import Message
@@ -14,26 +14,24 @@ from semspec.types import Message
 _log = logging.getLogger(__name__)
 
 
-async def held_session(
-    session: str | None,
-    owner: str,
-    writer: str,
-    store: Store,
-    background: Background,
-    lease_s: float,
-    held: AsyncExitStack,
-) -> "SessionLease | None":
-    """The session a request names, if it does, claimed for as long as `held` is open; `writer` is generation and fence.
+class Sessions:
+    """Claims on sessions, by the generations of this gateway."""
 
-    Raises: Conflict when another generation holds the session; Unavailable when Redis does not answer, since an answer
-    without the conversation would be a wrong one.
-    """
-    if session is None:
-        return None
-    lease = SessionLease(store, session, owner, f"{writer} {secrets.token_hex(4)}")
-    held.callback(lambda: background.spawn(lease.release()))  # also of a claim that is under way
-    await lease.claim(lease_s, background)
-    return lease
+    def __init__(self, store: Store, background: Background, lease_s: float) -> None:
+        self._store = store
+        self._background = background
+        self._lease_s = lease_s
+
+    async def claimed(self, session: str, owner: str, writer: str, held: AsyncExitStack) -> "SessionLease":
+        """The session an owner names, claimed for as long as `held` is open; `writer` is a generation and its fence.
+
+        Raises: Conflict when another generation holds the session; Unavailable when Redis does not answer, since an
+        answer without the conversation would be a wrong one.
+        """
+        lease = SessionLease(self._store, session, owner, f"{writer} {secrets.token_hex(4)}")
+        held.callback(lambda: self._background.spawn(lease.release()))  # also of a claim that is under way
+        await lease.claim(self._lease_s, self._background)
+        return lease
 
 
 def stored_name(session: str, owner: str) -> str:

@@ -5,9 +5,8 @@ from contextlib import aclosing
 
 from semspec.decoding import auto, semantic, single, spec_reason, spec_thinking, token_level
 from semspec.decoding.generation import Generation
-from semspec.decoding.progress import Progress
 from semspec.decoding.protocols import Backends
-from semspec.decoding.steps import BackendUnavailable, write_on
+from semspec.decoding.steps import BackendUnavailable, Progress, write_on
 from semspec.decoding.strategy import Strategy
 from semspec.errors import ContextTooLong
 from semspec.types import Event, Finished, FinishReason

@@ -13,9 +13,21 @@ from typing import Annotated
 
 from pydantic import Field
 
-from semspec.decoding.progress import Progress, Step, Stopwatch, shared, total, waited
 from semspec.decoding.protocols import Backends, Drafter, Verifier
-from semspec.decoding.steps import Rewrite, by_draft, by_target, in_window, or_backend_unavailable, write_all
+from semspec.decoding.steps import (
+    Progress,
+    Rewrite,
+    Step,
+    Stopwatch,
+    by_draft,
+    by_target,
+    in_window,
+    or_backend_unavailable,
+    shared,
+    total,
+    waited,
+    write_all,
+)
 from semspec.decoding.strategy import Strategy
 from semspec.errors import Mismatch
 from semspec.types import (

@@ -2,9 +2,8 @@
 
 from collections.abc import AsyncGenerator
 
-from semspec.decoding.progress import Progress
 from semspec.decoding.protocols import Backends
-from semspec.decoding.steps import write_on
+from semspec.decoding.steps import Progress, write_on
 from semspec.decoding.strategy import Strategy
 from semspec.types import SegmentRecord, Writer
 

@@ -11,9 +11,19 @@ ten are exact. Theirs also stops at the first boxed answer or repeated step, our
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 
-from semspec.decoding.progress import Progress, Step, Stopwatch, total, waited
 from semspec.decoding.protocols import Backends, Drafter, Target
-from semspec.decoding.steps import Rewrite, by_draft, by_target, in_window, write_all
+from semspec.decoding.steps import (
+    Progress,
+    Rewrite,
+    Step,
+    Stopwatch,
+    by_draft,
+    by_target,
+    in_window,
+    total,
+    waited,
+    write_all,
+)
 from semspec.decoding.strategy import Strategy
 from semspec.types import ChoiceScores, Drafted, GeneratedSegment, ScoreMethod, Scoring, SegmentRecord, StageTimes
 

@@ -14,9 +14,17 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from semspec.decoding.progress import Progress, Stopwatch, total, waited
 from semspec.decoding.protocols import Backends, Drafter
-from semspec.decoding.steps import by_draft, or_backend_unavailable, write_all, write_on
+from semspec.decoding.steps import (
+    Progress,
+    Stopwatch,
+    by_draft,
+    or_backend_unavailable,
+    total,
+    waited,
+    write_all,
+    write_on,
+)
 from semspec.decoding.strategy import Strategy
 from semspec.errors import Unavailable
 from semspec.types import Segment, SegmentEnd, SegmentRecord, StageTimes, Writer

@@ -3,8 +3,8 @@
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
-from semspec.decoding.progress import Progress, Step
 from semspec.decoding.protocols import Backends
+from semspec.decoding.steps import Progress, Step
 from semspec.types import Writer
 
 Rounds = Callable[[Progress, Backends], AsyncGenerator[Step, None]]

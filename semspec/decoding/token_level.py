@@ -11,9 +11,18 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from semspec.decoding import semantic
-from semspec.decoding.progress import Progress, Step, Stopwatch, total, waited
 from semspec.decoding.protocols import Backends, Drafter
-from semspec.decoding.steps import BackendUnavailable, Rewrite, or_backend_unavailable, rewritten
+from semspec.decoding.steps import (
+    BackendUnavailable,
+    Progress,
+    Rewrite,
+    Step,
+    Stopwatch,
+    or_backend_unavailable,
+    rewritten,
+    total,
+    waited,
+)
 from semspec.decoding.strategy import Strategy
 from semspec.types import Proposal, Segment, SegmentRecord, StageTimes, VerifiedTokens
 

@@ -30,7 +30,7 @@ async def test_without_redis_generation_goes_on_and_the_rest_says_503(start_gate
     answer = await gateway.chat()
     assert answer.status_code == 200 and answer.json()["semspec"]["degraded"] is True
     streamed = await gateway.chat(stream=True)
-    assert '"degraded": true' in streamed.text and streamed.text.endswith("data: [DONE]\n\n")
+    assert '"degraded":true' in streamed.text and streamed.text.endswith("data: [DONE]\n\n")
     for path in ("", "/trace"):
         stored = await gateway.http.get(f"/v1/generations/{answer.json()['id']}{path}")
         assert stored.status_code == 503 and stored.json()["error"]["code"] == "service_unavailable"

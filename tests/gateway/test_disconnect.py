@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 
 import httpx
 import pytest
@@ -55,7 +56,7 @@ async def test_interrupted_generation_is_stored_as_such(gateway: Gateway) -> Non
         line = await anext(lines)
         while "id: 2" not in await anext(lines):
             pass
-    identity = line.partition('"id": "')[2].partition('"')[0]
+    identity = json.loads(line.removeprefix("data: "))["id"]
     async with asyncio.timeout(10):
         while True:
             stored = (await gateway.http.get(f"/v1/generations/{identity}/trace")).json()
