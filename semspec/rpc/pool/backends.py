@@ -100,13 +100,18 @@ class _PooledWriter(PooledRole[W]):
         while (rest := _rest(params, kept)) is not None:
             replica = await self._pool.choose(params.session, tried, model)
             model = model or replica.model
+            stream = replica.client.generate(context.extended(*kept), rest)
             try:
-                async with aclosing(_segments(replica, context.extended(*kept), rest)) as segments:
-                    async for written in segments:
-                        kept.append(written.segment)
-                        model, tried = model or replica.model, {}
-                        yield written
-                return
+                with replica.counted():
+                    async with aclosing(stream):
+                        while True:
+                            async with replica.cut_off():
+                                written = await anext(stream, None)
+                            if written is None:
+                                return
+                            kept.append(written.segment)
+                            model, tried = model or replica.model, {}
+                            yield written
             except ELSEWHERE as error:
                 replica.failed(error)
                 tried[replica] = error
@@ -177,20 +182,6 @@ class PooledVerifier(PooledRole[RemoteVerifier]):
     ) -> list[Judgement]:
         """See `Verifier.judge`."""
         return await self._pool.call(lambda verifier: verifier.judge(draft_states, readings, probes))
-
-
-async def _segments(
-    replica: Replica[W], context: Context, params: GenerationParams
-) -> AsyncGenerator[GeneratedSegment, None]:
-    """What a replica writes, each segment awaited as long as the replica shows signs of life."""
-    with replica.counted():
-        async with aclosing(replica.client.generate(context, params)) as stream:
-            while True:
-                async with replica.cut_off():
-                    written = await anext(stream, None)
-                if written is None:
-                    return
-                yield written
 
 
 def _rest(params: GenerationParams, kept: Sequence[Segment]) -> GenerationParams | None:

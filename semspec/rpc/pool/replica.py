@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
+from types import TracebackType
 from typing import Generic, Protocol, TypeVar
 
 from grpc import aio
@@ -110,20 +111,14 @@ class Replica(Generic[C]):
         finally:
             self.num_in_flight -= 1
 
-    @asynccontextmanager
-    async def cut_off(self) -> AsyncIterator[None]:
-        """Wait inside for the replica, as long as it shows signs of life. Raises: Unavailable when it does not."""
+    def cut_off(self) -> "_CutOff":
+        """An async context: wait inside for the replica, as long as it shows signs of life.
+
+        Raises: Unavailable when it does not.
+        """
         if self.health is Health.UNREACHABLE:
             raise self._silence()
-        try:
-            async with asyncio.timeout(None) as cut:
-                self._waiting.add(cut)
-                try:
-                    yield
-                finally:
-                    self._waiting.discard(cut)
-        except TimeoutError:
-            raise self._silence() from None
+        return _CutOff(self._waiting, self._silence)
 
     def failed(self, error: SemspecError) -> None:
         """A call ended with this: prefer others until the replica has been asked."""
@@ -200,3 +195,25 @@ class Replica(Generic[C]):
 
     def _silence(self) -> Unavailable:
         return Unavailable(f"{self.address} has fallen silent")
+
+
+class _CutOff:
+    """Inside, the current task is among those `waiting`; it may be cut off by rescheduling its timeout."""
+
+    def __init__(self, waiting: set[asyncio.Timeout], silence: Callable[[], Unavailable]) -> None:
+        self._timeout = asyncio.timeout(None)
+        self._waiting = waiting
+        self._silence = silence
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+        self._waiting.add(self._timeout)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._waiting.discard(self._timeout)
+        try:
+            await self._timeout.__aexit__(kind, error, traceback)
+        except TimeoutError:
+            raise self._silence() from None
