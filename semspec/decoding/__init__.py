@@ -1,8 +1,7 @@
 """Strategies that decide who writes each segment: pure async algorithms over three protocols."""
 
 from semspec.decoding.costs import Costs
-from semspec.decoding.generation import Generation, option_types, plain_options
-from semspec.decoding.loop import STRATEGIES, decode
+from semspec.decoding.loop import STRATEGIES, Generation, decode, option_types, plain_options
 from semspec.decoding.protocols import Backends, Drafter, Target, Verifier
 from semspec.decoding.strategy import Strategy
 

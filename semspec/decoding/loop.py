@@ -1,15 +1,18 @@
-"""The loop around every strategy: its steps, the target alone once a backend is lost, and the end."""
+"""The registry of strategies, one request to the loop, and the loop around every strategy: its steps, the target alone
+once a backend is lost, and the end.
+"""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from dataclasses import dataclass, fields
+from typing import Any, get_type_hints
 
 from semspec.decoding import auto, semantic, single, spec_reason, spec_thinking, token_level
-from semspec.decoding.generation import Generation
 from semspec.decoding.protocols import Backends
 from semspec.decoding.steps import BackendUnavailable, Progress, write_on
 from semspec.decoding.strategy import Strategy
 from semspec.errors import ContextTooLong
-from semspec.types import Event, Finished, FinishReason
+from semspec.types import Context, Event, Finished, FinishReason, SamplingParams, Segmentation
 
 STRATEGIES: dict[str, Strategy] = {
     "semantic": semantic.STRATEGY,
@@ -24,6 +27,38 @@ STRATEGIES: dict[str, Strategy] = {
     "target": single.TARGET,
     "draft": single.DRAFT,
 }
+
+
+@dataclass(frozen=True)
+class Generation(semantic.Options, token_level.Options, spec_reason.Options):
+    """What to generate, and how. Of the strategies' options, those of other strategies are not read."""
+
+    context: Context
+    sampling: SamplingParams
+    max_tokens: int = 1024
+    """Counted in the tokens of each segment's writer."""
+    strategy: str = "semantic"
+    """A key of `STRATEGIES`."""
+    segmentation: Segmentation = Segmentation.PARAGRAPH
+    num_logprobs: int | None = None
+    """See `GenerationParams`."""
+    show_drafts: bool = False
+    """Tell of drafted segments as soon as there are any, by `Drafted` events."""
+    session: str = ""
+
+
+def option_types() -> dict[str, Any]:
+    """The annotated type of each option of a strategy, by its name."""
+    bases = reversed(Generation.__bases__)
+    return {name: kind for options in bases for name, kind in get_type_hints(options, include_extras=True).items()}
+
+
+def plain_options() -> Iterator[tuple[str, Any, Any]]:
+    """(name, annotated type, default) of each option of a strategy that is a number, a text or a flag."""
+    defaults = {field.name: field.default for field in fields(Generation)}
+    for name, kind in option_types().items():
+        if isinstance(defaults[name], int | float | str):
+            yield name, kind, defaults[name]
 
 
 async def decode(generation: Generation, backends: Backends) -> AsyncGenerator[Event, None]:

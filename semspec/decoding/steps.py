@@ -34,7 +34,7 @@ from semspec.types import (
 )
 
 if TYPE_CHECKING:
-    from semspec.decoding.generation import Generation
+    from semspec.decoding.loop import Generation
 
 Stage = Literal["draft_ms", "read_ms", "judge_ms", "write_ms"]
 

@@ -1,4 +1,6 @@
-"""What a strategy declares of itself. Each has a file of its own, and a line in `loop.STRATEGIES`."""
+"""What a strategy declares of itself. Each has a file of its own, and a line in `loop.STRATEGIES`; if it reads
+new request options, its `Options` are a base of `loop.Generation`.
+"""
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
