@@ -74,8 +74,9 @@ def config(start_timeout_s: float = 30.0, stop_grace_s: float = 5.0, **programs:
 
 
 @pytest.fixture(autouse=True)
-def temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where the stack puts its files, in supervisors of their own as well; `tmp_path` is too long for a socket."""
+    tmp_path_factory.getbasetemp()  # made now, or pytest would make it in the folder that goes
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as folder:
         monkeypatch.setattr("tempfile.tempdir", folder)
         monkeypatch.setenv("TMPDIR", folder)
