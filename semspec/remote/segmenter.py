@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from semspec.engine.segmentation import RULES, cut
-from semspec.remote.protocol import Delta
+from semspec.remote.client import Delta
 from semspec.types import Context, GenerationParams, ModelInfo, Piece, Segment, Segmentation, SegmentEnd, Token, Writer
 
 

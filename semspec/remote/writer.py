@@ -1,14 +1,19 @@
-"""An engine whose segments are written elsewhere."""
+"""An engine whose segments are written by a server, and how the settings make one."""
 
+import asyncio
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING, cast
 
-from semspec.engine.protocol import Engine
-from semspec.errors import ContextTooLong, InvalidRequest, Unavailable
-from semspec.remote.protocol import Completion, CompletionClient
+from semspec.engine.protocol import Engine, load_engine
+from semspec.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Mismatch, Overloaded, Unavailable
+from semspec.remote.client import Completion, CompletionClient, Server, connect
 from semspec.remote.segmenter import TokenizedSegmenter, Tokens
+from semspec.settings import ModelSettings
 from semspec.types import (
     ChoiceScores,
     Context,
@@ -29,8 +34,13 @@ from semspec.types import (
     derive_seed,
 )
 
+if TYPE_CHECKING:
+    from semspec.engine.transformers_engine import TransformersEngine
+
 MAX_SEED = 2**63
 """OpenAI's seeds are signed integers of 64 bits."""
+
+logger = logging.getLogger(__name__)
 
 
 class RemoteWriter:
@@ -127,3 +137,42 @@ def _stop_at(params: GenerationParams) -> str | None:
     """Of a single paragraph the end is a text; of other orders only who reads along knows it."""
     is_paragraph = params.max_segments == 1 and params.segmentation is Segmentation.PARAGRAPH
     return "\n\n" if is_paragraph else None
+
+
+def load_remote_writer(settings: ModelSettings, server: Server, writer: Writer) -> Engine:
+    """The model the settings name, with `server` writing for it.
+
+    Raises: Mismatch when either cannot serve. A server that is merely away is waited for by those who call.
+    """
+    asyncio.run(_check(settings.model, server))
+    engine = load_engine(settings, writer)
+    return RemoteWriter(engine, cast("TransformersEngine", engine).lm, connect(server), writer)
+
+
+async def _check(model: str, server: Server) -> None:
+    """Compare names, all that a server tells of its model."""
+    async with aclosing(connect(server)) as client:
+        served = await _served(client)
+    if served is None:
+        return
+    if server.api == "openai" and server.model not in served:
+        names = ", ".join(served) or "nothing"
+        raise Mismatch(f"{server.url} serves {names}, not {server.model}; {server.remedy}")
+    name = server.model if server.api == "openai" else served[0]
+    if name is not None and Path(name).name == Path(model).name:
+        logger.info("segments are written by %s at %s", name, server.url)
+    else:
+        logger.warning(
+            "segments are written by %s at %s, states are those of %s: it must be the same model",
+            name,
+            server.url,
+            model,
+        )
+
+
+async def _served(client: CompletionClient) -> list[str] | None:
+    try:
+        return await client.served()
+    except (Unavailable, Overloaded, DeadlineExceeded) as error:
+        logger.warning("the model of the server that writes could not be checked: %s", error.message)
+        return None

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from semspec.errors import Unavailable
-from semspec.remote.protocol import Api
+from semspec.remote.client import Api
 from semspec.types import Context, SamplingParams, Segment, SegmentEnd, Writer
 from tests.remote.servers import Script, serving
 from tests.remote.support import Local

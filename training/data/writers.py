@@ -10,8 +10,7 @@ from typing import Protocol
 from semspec.engine.batch import ContextBatch
 from semspec.engine.causal_lm import CausalLM
 from semspec.errors import InvalidRequest, Unavailable
-from semspec.remote.connecting import connect
-from semspec.remote.protocol import Completion, CompletionClient, Server
+from semspec.remote.client import Completion, CompletionClient, Server, connect
 from semspec.remote.segmenter import TextSegmenter
 from semspec.types import Context, SamplingParams, Segment, Segmentation, SegmentEnd, Writer
 from training.config import ServerSampler
