@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from semspec.errors import Mismatch
-from semspec.probes.strictness import operating_points
-from semspec.probes.verifier import ProbeVerifier
+from semspec.probes.verifier import ProbeVerifier, operating_points
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import OperatingPoint
 from tests.probes.test_probe import card, save
