@@ -18,7 +18,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from demo.probe_data import ParserEquivalence, questions
 from semspec.engine.causal_lm import CausalLM
-from semspec.engine.fingerprint import model_fingerprint
+from semspec.engine.checkpoint import model_fingerprint
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Context, SamplingParams, Writer, derive_seed
 from training.clustering.entailment import EntailmentConfig, EntailmentEquivalence

@@ -8,8 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from semspec.engine.causal_lm import CausalLM
-from semspec.engine.sampling import draw_tokens
-from semspec.engine.scoring import surprisal
+from semspec.engine.logits import draw_tokens, surprisal
 from semspec.engine.segmenter import end_after, ends_before
 from semspec.types import SamplingParams, Segmentation, SegmentEnd
 

@@ -8,26 +8,16 @@ from typing import Literal
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    DynamicCache,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
-from transformers.utils import cached_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from semspec import __version__
+from semspec.engine.checkpoint import eos_ids, load_tokenizer, model_info
 from semspec.engine.decoder import Decoder, unsupported_reason
-from semspec.engine.fingerprint import model_fingerprint, tokenizer_fingerprint
 from semspec.engine.kv_cache import KV, BufferKV, DynamicKV
-from semspec.engine.state_hooks import StateHooks
 from semspec.engine.tensor_parallel.leader import LeadingDecoder, lead
 from semspec.engine.tensor_parallel.share import checkpoint_folder
 from semspec.engine.tensor_parallel.split import ALONE, Split
-from semspec.engine.tokenization import TokenBytes, can_be_asked, tokenize
+from semspec.engine.tokenization import TokenBytes, tokenize
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.types import Context, Message, ModelInfo, Piece, Segment, SegmentEnd, Token
 
@@ -63,8 +53,8 @@ class CausalLM:
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.info = info
-        self.eos_ids = _eos_ids(model, tokenizer)
-        self._tap = StateHooks(model)
+        self.eos_ids = eos_ids(model.generation_config, tokenizer)
+        self._hooks = StateHooks(model)
         self._leading = leading
         self._decoder = leading or _decoder(self.model, info, engine)
         self._token_texts: dict[int, str] = {}
@@ -108,24 +98,12 @@ class CausalLM:
                 if split.num_ranks == 1
                 else lead(checkpoint_folder(name, revision), split, device, dtype, max_context_tokens)
             )
-            fingerprint = model_fingerprint(name, revision)
+            info = model_info(name, revision, model.config, tokenizer, max_context_tokens)
         except (OSError, ValueError, SafetensorError) as error:
             reason = " ".join(str(error).split())[:300]
             raise Mismatch(
                 f"cannot load model {name!r}: {reason}; give a folder or hub id with safetensors weights"
             ) from error
-        config = model.config.get_text_config()
-        window = int(getattr(config, "max_position_embeddings", 0) or 1 << 20)
-        info = ModelInfo(
-            model=Path(name).name if Path(name).exists() else name,
-            fingerprint=fingerprint,
-            tokenizer=tokenizer_fingerprint(tokenizer),
-            num_layers=int(config.num_hidden_layers),
-            hidden_size=int(config.hidden_size),
-            max_context_tokens=min(window, max_context_tokens or window),
-            build=__version__,
-            can_be_asked=can_be_asked(tokenizer),
-        )
         return cls(model, tokenizer, info, engine, leading)
 
     def close(self) -> None:
@@ -163,9 +141,9 @@ class CausalLM:
         """
         if self._leading:
             raise Mismatch(f"{self.info.model} is split over several processes, which compute no batches")
-        self._tap.is_open = want_states
+        self._hooks.is_open = want_states
         output = self.model(input_ids=ids, past_key_values=kv, use_cache=True, logits_to_keep=num_rows)
-        return Forward(output.logits, self._tap.drain() if want_states else output.logits.new_empty(0))
+        return Forward(output.logits, self._hooks.drain() if want_states else output.logits.new_empty(0))
 
     def encode(self, prompt: str | Sequence[Message]) -> Piece:
         """A prompt in this model's tokens. See `semspec.decoding.protocols.Target.encode`."""
@@ -259,18 +237,6 @@ def _whole(name: str, revision: str | None, device: str, dtype: str) -> PreTrain
     return model.to(device)
 
 
-def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer exactly as its tokenizer.json says.
-
-    AutoTokenizer prefers a class chosen by the model's type, which for Qwen2 rebuilds the pipeline in code and ignores
-    the file's own.
-    """
-    has_file = cached_file(name, "tokenizer.json", revision=revision, _raise_exceptions_for_missing_entries=False)
-    loader = PreTrainedTokenizerFast if has_file else AutoTokenizer
-    tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(name, revision=revision, trust_remote_code=False)
-    return tokenizer
-
-
 def _decoder(model: PreTrainedModel, info: ModelInfo, engine: EngineName) -> Decoder | None:
     """Our decoder of `model`, if it is wanted and can be had. Raises: Mismatch if only wanted."""
     if engine == "transformers":
@@ -282,10 +248,34 @@ def _decoder(model: PreTrainedModel, info: ModelInfo, engine: EngineName) -> Dec
     return Decoder(model, info.max_context_tokens)
 
 
-def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    configured = getattr(model.generation_config, "eos_token_id", None)
-    if configured is None:
-        configured = tokenizer.eos_token_id
-    if configured is None:
-        raise Mismatch("the model names no end-of-sequence token; set eos_token_id in generation_config.json")
-    return frozenset(configured if isinstance(configured, list) else [configured])
+class StateHooks:
+    """Collects the input of the first block and the output of every block, while open."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.is_open = False
+        self._caught: list[Tensor] = []
+        blocks = _blocks(model)
+        blocks[0].register_forward_pre_hook(self._catch_input, with_kwargs=True)
+        for block in blocks:
+            block.register_forward_hook(self._catch_output)
+
+    def drain(self) -> Tensor:
+        """`[num_layers + 1, batch, length, hidden_size]` of the last forward."""
+        caught, self._caught, self.is_open = self._caught, [], False
+        return torch.stack([layer.to(caught[-1].device) for layer in caught])
+
+    def _catch_input(self, block: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        if self.is_open:
+            self._caught = [args[0] if args else kwargs["hidden_states"]]
+
+    def _catch_output(self, block: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> None:
+        if self.is_open:
+            self._caught.append(output[0] if isinstance(output, tuple) else output)
+
+
+def _blocks(model: PreTrainedModel) -> nn.ModuleList:
+    num_layers = model.config.get_text_config().num_hidden_layers
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+            return module
+    raise Mismatch(f"{type(model).__name__} has no list of {num_layers} blocks; it cannot stream its hidden states")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from semspec.engine.causal_lm import CausalLM
-from semspec.engine.sampling import draw_token, filtered, pick, renormalised
+from semspec.engine.logits import draw_token, filtered, pick, renormalised
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.types import Distribution, Proposal, SamplingParams, uniform
 

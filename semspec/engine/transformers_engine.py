@@ -12,9 +12,8 @@ from torch import Tensor
 
 from semspec.engine.causal_lm import CausalLM, EngineName
 from semspec.engine.kv_cache import Prefix, PrefixCache
-from semspec.engine.sampling import draw_token
+from semspec.engine.logits import draw_token, scores_of, states_of, token_logprob
 from semspec.engine.scheduler import Scheduler, Steps, within_memory
-from semspec.engine.scoring import readings_of, states_of, token_logprob
 from semspec.engine.segmenter import Segmenter, end_after, ends_before
 from semspec.engine.speculative import check_proposal, check_token_ids, draw_with_distribution, verify_tokens
 from semspec.engine.tensor_parallel.split import ALONE, Split
@@ -228,7 +227,7 @@ class TransformersEngine:
             flat = [token for ids in read for token in ids]
             rows, states = self._feed(prefix, flat, num_rows=len(flat), want_states=True)
             prefix.remember_logits(len(prefix.tokens), rows[-1])
-            readings = readings_of(read, torch.cat([first[None], rows]), states, self._lm.info.fingerprint)
+            readings = scores_of(read, torch.cat([first[None], rows]), states, self._lm.info.fingerprint)
             duration_ms = (perf_counter() - start) * 1e3
             yield [replace(reading, duration_ms=duration_ms) for reading in readings]
 

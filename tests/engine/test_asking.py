@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from semspec.engine.causal_lm import CausalLM, load_tokenizer
+from semspec.engine.causal_lm import CausalLM
+from semspec.engine.checkpoint import load_tokenizer
 from semspec.engine.tokenization import can_be_asked, turn_after
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch

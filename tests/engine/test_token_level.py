@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from demo.problems import SPLITS, make_problem
-from semspec.engine.sampling import renormalised
+from semspec.engine.logits import renormalised
 from semspec.engine.segmentation import cut
 from semspec.engine.segmenter import Segmenter
 from semspec.engine.speculative import dense
