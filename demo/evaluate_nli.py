@@ -51,7 +51,7 @@ class Scribe:
         }
 
     def alternatives(self, question: Question) -> Iterator[Alternatives]:
-        start = prompt(question, PromptConfig(), self._target)
+        start = prompt(question, PromptConfig(), self._target.tokenizer)
         pieces = mixed_trace(question, start, self._writers, CONTEXTS.draft_share, SEED, CONTEXTS.max_segments)
         for depth in choose_depths(len(pieces) - 1, CONTEXTS, f"{SEED} {question.id}"):
             context = Context(tuple(pieces[: depth + 1]))

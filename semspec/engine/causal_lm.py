@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -17,15 +16,12 @@ from semspec.engine.kv_cache import KV, BufferKV, DynamicKV
 from semspec.engine.tensor_parallel.leader import LeadingDecoder, lead
 from semspec.engine.tensor_parallel.share import checkpoint_folder
 from semspec.engine.tensor_parallel.split import ALONE, Split
-from semspec.engine.tokenization import TokenBytes, tokenize
-from semspec.errors import InvalidRequest, Mismatch
-from semspec.types import Context, Message, ModelInfo, Piece, Segment, SegmentEnd, Token
+from semspec.engine.tokenization import ModelTokenizer
+from semspec.errors import Mismatch
+from semspec.types import ModelInfo
 
 EngineName = Literal["auto", "transformers", "fast"]
 """What runs the forward of one sequence: transformers, our decoder ("fast"), or our decoder where it can."""
-
-TEXT_OVERLAP = 8
-"""Tokens of the context decoded along with a segment, for tokenizers whose first piece depends on what precedes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +47,12 @@ class CausalLM:
     ) -> None:
         """`leading`: where `model` is rank 0's share of the weights, the forward of the whole."""
         self.model = model.eval().requires_grad_(False)
-        self.tokenizer = tokenizer
         self.info = info
-        self.eos_ids = eos_ids(model.generation_config, tokenizer)
+        num_embeddings = int(model.get_input_embeddings().num_embeddings)
+        self.tokenizer = ModelTokenizer(tokenizer, info, eos_ids(model.generation_config, tokenizer), num_embeddings)
         self._hooks = StateHooks(model)
         self._leading = leading
         self._decoder = leading or _decoder(self.model, info, engine)
-        self._token_texts: dict[int, str] = {}
-
-    @cached_property
-    def num_embeddings(self) -> int:
-        """Token ids there are."""
-        return int(self.model.get_input_embeddings().num_embeddings)
-
-    @cached_property
-    def token_bytes(self) -> TokenBytes:
-        """What each token adds to a text."""
-        return TokenBytes(self.tokenizer)
 
     @classmethod
     def load(
@@ -144,86 +129,6 @@ class CausalLM:
         self._hooks.is_open = want_states
         output = self.model(input_ids=ids, past_key_values=kv, use_cache=True, logits_to_keep=num_rows)
         return Forward(output.logits, self._hooks.drain() if want_states else output.logits.new_empty(0))
-
-    def encode(self, prompt: str | Sequence[Message]) -> Piece:
-        """A prompt in this model's tokens. See `semspec.decoding.protocols.Target.encode`."""
-        if isinstance(prompt, str):
-            text, ids = prompt, self.tokenizer.encode(prompt)
-        else:
-            text = self._render(prompt)
-            ids = self.tokenizer.encode(text, add_special_tokens=False)
-        if not text.strip() or not ids:
-            raise InvalidRequest(
-                "the prompt is empty; send some text", "prompt" if isinstance(prompt, str) else "messages"
-            )
-        return Piece(text, tuple(ids), self.info.tokenizer)
-
-    def tokenize(self, text: str) -> list[Token]:
-        """A text in this model's tokens. See `semspec.decoding.protocols.Target.tokenize`."""
-        return tokenize(self.tokenizer, text)
-
-    def _render(self, messages: Sequence[Message]) -> str:
-        if self.tokenizer.chat_template is None:
-            raise InvalidRequest(f"{self.info.model} has no chat template; use /v1/completions", "messages")
-        if not any(message.content.strip() for message in messages):
-            raise InvalidRequest("the messages are empty; send some text", "messages")
-        turns = [{"role": message.role, "content": message.content} for message in messages]
-        try:
-            return str(self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
-        except Exception as error:  # templates raise what they like
-            raise InvalidRequest(f"the chat template refuses these messages: {error}", "messages") from error
-
-    def read_ids(self, piece: Piece, is_first: bool) -> Sequence[int]:
-        """A piece in this model's tokens: its own ids if they are of this tokenizer, else its text tokenized.
-
-        Raises: InvalidRequest when an id has no embedding; on a GPU the forward would take the process down.
-        """
-        if piece.tokenizer == self.info.tokenizer:
-            if max(piece.token_ids, default=0) >= self.num_embeddings:
-                raise InvalidRequest(
-                    f"a token id is outside the vocabulary of {self.num_embeddings} tokens", "token_ids"
-                )
-            return piece.token_ids
-        if isinstance(piece, Segment) and piece.end is SegmentEnd.EOS:
-            return [*self._tokenized(piece.text, False), min(self.eos_ids)]
-        bos = self.tokenizer.bos_token
-        wants_specials = is_first and not (bos and piece.text.startswith(bos))
-        return self._tokenized(piece.text, wants_specials)
-
-    def context_ids(self, context: Context) -> list[int]:
-        """A whole context in this model's tokens. Raises: InvalidRequest when it is empty."""
-        ids = [
-            token for index, piece in enumerate(context.pieces) for token in self.read_ids(piece, is_first=index == 0)
-        ]
-        if not ids:
-            raise InvalidRequest("the context is empty; send a prompt", "context")
-        return ids
-
-    def without_bos(self, text: str) -> str:
-        """`text` for a server that tokenizes it: a beginning-of-sequence token it would add itself is left out."""
-        bos = self.tokenizer.bos_token
-        if bos and text.startswith(bos) and self._tokenized("", True)[:1] == [self.tokenizer.bos_token_id]:
-            return text[len(bos) :]
-        return text
-
-    def _tokenized(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return ids
-
-    def text_of(self, context: Sequence[int], tokens: Sequence[int]) -> str:
-        """The text `tokens` add after `context`, without special tokens."""
-        overlap = list(context[-TEXT_OVERLAP:])
-        head = self._decode(overlap)
-        return self._decode([*overlap, *tokens])[len(head) :]
-
-    def token_text(self, token: int) -> str:
-        """What one token says by itself, special tokens included."""
-        if token not in self._token_texts:
-            self._token_texts[token] = self.tokenizer.decode([token])
-        return self._token_texts[token]
-
-    def _decode(self, tokens: list[int]) -> str:
-        return str(self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def _whole(name: str, revision: str | None, device: str, dtype: str) -> PreTrainedModel:

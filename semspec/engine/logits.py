@@ -7,7 +7,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from semspec.engine.causal_lm import CausalLM
+from semspec.engine.tokenization import ModelTokenizer
 from semspec.types import SamplingParams, SegmentScore, States, TokenLogprob, uniform
 
 LARGEST_DRAW = 1 - 2**-23
@@ -116,11 +116,12 @@ def scores_of(segments: Sequence[list[int]], logits: Tensor, states: Tensor, mod
     return scores
 
 
-def token_logprob(lm: CausalLM, logits: Tensor, token: int, num_alternatives: int) -> TokenLogprob:
+def token_logprob(tokenizer: ModelTokenizer, logits: Tensor, token: int, num_alternatives: int) -> TokenLogprob:
     """Of `token`, drawn from `logits` `[vocab_size]`, and of the likeliest tokens in its place, at temperature 1 and
     before top-k and top-p. Impossible tokens are no alternatives."""
     log_probabilities = torch.log_softmax(logits.float(), -1)
     likeliest = log_probabilities.topk(min(num_alternatives, len(log_probabilities)))
     pairs = zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
-    alternatives = tuple(TokenLogprob(other, lm.token_bytes(other), value) for other, value in pairs if isfinite(value))
-    return TokenLogprob(token, lm.token_bytes(token), float(log_probabilities[token]), alternatives)
+    bytes_of = tokenizer.token_bytes
+    alternatives = tuple(TokenLogprob(other, bytes_of(other), value) for other, value in pairs if isfinite(value))
+    return TokenLogprob(token, bytes_of(token), float(log_probabilities[token]), alternatives)

@@ -3,19 +3,27 @@
 from typing import Protocol
 
 from semspec.decoding.protocols import Target
+from semspec.engine.tokenization import ModelTokenizer
 from semspec.settings import ModelSettings
 from semspec.types import Writer
 
 
 class Engine(Target, Protocol):
-    """A model that can write and read. Served as draft or as target: the difference is the weights."""
+    """A model that generates and scores. Served as draft or as target: the difference is the weights."""
 
     async def aclose(self) -> None:
         """Cancel what runs and free the model. Later calls raise Unavailable."""
         ...
 
 
-def load_engine(settings: ModelSettings, writer: Writer) -> Engine:
+class LocalEngine(Engine, Protocol):
+    """An engine whose tokenizer is in this process, for those who build on it, such as a remote writer."""
+
+    @property
+    def tokenizer(self) -> ModelTokenizer: ...
+
+
+def load_engine(settings: ModelSettings, writer: Writer) -> LocalEngine:
     """The model the settings name. Raises: Mismatch when it cannot be served."""
     from semspec.engine.tensor_parallel.split import Split  # slow to import, as is the engine: liveness answers first
     from semspec.engine.transformers_engine import TransformersEngine

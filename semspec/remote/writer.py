@@ -7,12 +7,12 @@ from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, cast
 
 from semspec.engine.protocol import Engine, load_engine
-from semspec.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Mismatch, Overloaded, Unavailable
+from semspec.engine.segmentation import TextSegmenter
+from semspec.engine.tokenization import ModelTokenizer
+from semspec.errors import DeadlineExceeded, InvalidRequest, Mismatch, Overloaded, Unavailable
 from semspec.remote.client import Completion, CompletionClient, Server, connect
-from semspec.remote.segmenter import TokenizedSegmenter, Tokens
 from semspec.settings import ModelSettings
 from semspec.types import (
     ChoiceScores,
@@ -34,9 +34,6 @@ from semspec.types import (
     derive_seed,
 )
 
-if TYPE_CHECKING:
-    from semspec.engine.transformers_engine import TransformersEngine
-
 MAX_SEED = 2**63
 """OpenAI's seeds are signed integers of 64 bits."""
 
@@ -44,14 +41,14 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteWriter:
-    """`write` goes to a server, everything else to the engine here, which runs the same model.
+    """`generate` goes to a server, everything else to the engine here, which runs the same model.
 
-    See `semspec.engine.protocol.Engine`. `write` raises what `CompletionClient.stream` does, beside ContextTooLong and
-    InvalidRequest.
+    See `semspec.engine.protocol.Engine`. `generate` raises ContextTooLong, InvalidRequest and what
+    `CompletionClient.stream` raises.
     """
 
-    def __init__(self, engine: Engine, tokens: Tokens, client: CompletionClient, writer: Writer) -> None:
-        self._engine, self._tokens, self._client, self._writer = engine, tokens, client, writer
+    def __init__(self, engine: Engine, tokenizer: ModelTokenizer, client: CompletionClient, writer: Writer) -> None:
+        self._engine, self._tokenizer, self._client, self._writer = engine, tokenizer, client, writer
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         if params.num_logprobs is not None:
@@ -66,15 +63,17 @@ class RemoteWriter:
                 start = now
 
     async def _segments(self, context: Context, params: GenerationParams) -> AsyncGenerator[Segment, None]:
-        segmenter = TokenizedSegmenter(self._tokens, self._writer, params, self._room(context))
-        prompt = self._tokens.without_bos("".join(piece.text for piece in context.pieces))
+        num_tokens = len(self._tokenizer.context_ids(context))
+        self._tokenizer.check_room(num_tokens, "context")
+        segmenter = TextSegmenter(self._tokenizer, self._writer, params, num_tokens)
+        prompt = self._tokenizer.without_bos("".join(piece.text for piece in context.pieces))
         for stop_at in (_stop_at(params), None):  # a second time when the first stop was before a segment's first word
             text = prompt + segmenter.text
             completion = Completion(text, params.sampling, segmenter.num_left, _seed(params, text), stop_at)
             end: SegmentEnd | None = None
             async with aclosing(self._client.stream(completion)) as deltas:
                 async for delta in deltas:
-                    for segment in segmenter.take(delta):
+                    for segment in segmenter.take(delta.text, delta.end):
                         yield segment
                     if segmenter.is_done:
                         return
@@ -83,17 +82,9 @@ class RemoteWriter:
                 break
         raise Unavailable("the server that writes for this model broke off without an end; retry")
 
-    def _room(self, context: Context) -> int:
-        num_tokens, window = len(self._tokens.context_ids(context)), self._tokens.info.max_context_tokens
-        if num_tokens >= window:
-            raise ContextTooLong(
-                f"{num_tokens} tokens leave no room in the window of {window}; shorten the context", "context"
-            )
-        return window - num_tokens
-
     async def _states(self, context: Context, segment: Segment, session: str) -> States:
-        [reading] = await self._engine.score(context, [segment], session)
-        return reading.states
+        [score] = await self._engine.score(context, [segment], session)
+        return score.states
 
     async def info(self) -> ModelInfo:
         return replace(await self._engine.info(), tells_logprobs=False)
@@ -146,7 +137,7 @@ def load_remote_writer(settings: ModelSettings, server: Server, writer: Writer) 
     """
     asyncio.run(_check(settings.model, server))
     engine = load_engine(settings, writer)
-    return RemoteWriter(engine, cast("TransformersEngine", engine).lm, connect(server), writer)
+    return RemoteWriter(engine, engine.tokenizer, connect(server), writer)
 
 
 async def _check(model: str, server: Server) -> None:
