@@ -194,19 +194,19 @@ class TokenSegmenter(Segmenter):
         return self._budget - len(self.open_ids)
 
     def end_before(self, token: int) -> Segment | None:
-        """The open segment, closed, if `token` shows that it had ended before it. `token` itself is not taken."""
+        """Close the open segment if `token` shows that it had ended before it; `token` itself is not taken."""
         if ends_before(self._tokenizer, self._params.segmentation, self._context, self.open_ids, token):
             return self._close_open(SegmentEnd.BOUNDARY)
         return None
 
     def append(self, token: int) -> Segment | None:
-        """Take `token`; the open segment, closed, if it ends with it."""
+        """Take `token`, and close the open segment if it ends with it."""
         self.open_ids.append(token)
         end = end_after(self._tokenizer, self._params.segmentation, self._context, self.open_ids, self._limit)
         return self._close_open(end) if end else None
 
     def take(self, token: int) -> bool:
-        """Both in turn. Whether there was a place for `token`: not if the call is done, or now turns out to be."""
+        """`end_before` and `append` in turn. False if the call is done before `token`, which is then not taken."""
         if self.is_done or (self.end_before(token) and self.is_done):
             return False
         self.append(token)
