@@ -13,6 +13,7 @@ from typing import Any
 
 from bench.report.floor import measure_machine, weights_of
 from demo.problems import SPLITS, make_problem
+from semspec.engine.protocol import Engine
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Context, GenerationParams, Message, SamplingParams, Segment, SegmentEnd, Writer
@@ -38,7 +39,9 @@ async def main() -> None:
 
 async def _medians() -> dict[str, float]:
     writers = (Writer.DRAFT, Writer.TARGET)
-    engines = {writer: TransformersEngine.load(str(BUNDLED_PAIR / writer), writer=writer) for writer in writers}
+    engines: dict[Writer, Engine] = {
+        writer: TransformersEngine.load(str(BUNDLED_PAIR / writer), writer=writer) for writer in writers
+    }
     rounds = [await _round(engines, SPLITS["tune"][number]) for number in range(NUM_ROUNDS + 1)][1:]  # one to warm up
     for engine in engines.values():
         await engine.aclose()
@@ -48,7 +51,7 @@ async def _medians() -> dict[str, float]:
     }
 
 
-async def _round(engines: dict[Writer, TransformersEngine], seed: int) -> dict[str, float]:
+async def _round(engines: dict[Writer, Engine], seed: int) -> dict[str, float]:
     """All measurements once, the models in turn, in milliseconds."""
     times = {}
     for writer, engine in engines.items():
@@ -59,7 +62,7 @@ async def _round(engines: dict[Writer, TransformersEngine], seed: int) -> dict[s
     return times
 
 
-async def _decode(engine: TransformersEngine, context: Context, want_states: bool) -> float:
+async def _decode(engine: Engine, context: Context, want_states: bool) -> float:
     """Milliseconds a token over NUM_TOKENS tokens."""
     left, start = NUM_TOKENS, perf_counter()
     while left > 0:
@@ -70,7 +73,7 @@ async def _decode(engine: TransformersEngine, context: Context, want_states: boo
     return (perf_counter() - start) * 1e3 / NUM_TOKENS
 
 
-async def _read(engine: TransformersEngine, context: Context, num_tokens: int) -> float:
+async def _read(engine: Engine, context: Context, num_tokens: int) -> float:
     """Milliseconds to read `num_tokens` tokens after the context, which is cached."""
     [prompt] = context.pieces
     segment = Segment("", prompt.token_ids[:num_tokens], prompt.tokenizer, Writer.DRAFT, SegmentEnd.BOUNDARY)

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
 from demo.client import boxed
 from demo.problems import SPLITS, make_problem
-from semspec.engine.causal_lm import load_tokenizer
+from semspec.engine.checkpoint import load_tokenizer
 from semspec.stack import BUNDLED_PAIR
 
 BATCH_SIZE = 50

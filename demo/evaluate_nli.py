@@ -18,7 +18,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from demo.probe_data import ParserEquivalence, questions
 from semspec.engine.causal_lm import CausalLM
-from semspec.engine.fingerprint import model_fingerprint
+from semspec.engine.checkpoint import model_fingerprint
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Context, SamplingParams, Writer, derive_seed
 from training.clustering.entailment import EntailmentConfig, EntailmentEquivalence
@@ -51,7 +51,7 @@ class Scribe:
         }
 
     def alternatives(self, question: Question) -> Iterator[Alternatives]:
-        start = prompt(question, PromptConfig(), self._target)
+        start = prompt(question, PromptConfig(), self._target.tokenizer)
         pieces = mixed_trace(question, start, self._writers, CONTEXTS.draft_share, SEED, CONTEXTS.max_segments)
         for depth in choose_depths(len(pieces) - 1, CONTEXTS, f"{SEED} {question.id}"):
             context = Context(tuple(pieces[: depth + 1]))

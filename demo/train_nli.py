@@ -23,7 +23,7 @@ from demo.nli_data import ENTAILMENT, LABELS, Pair, Step, held_out_questions, pa
 from demo.problems import SPLITS
 from demo.tokenizer import PIECE, build_tokenizer
 from demo.trainer import Course, Trainer
-from semspec.engine.fingerprint import model_fingerprint
+from semspec.engine.checkpoint import model_fingerprint
 from training.clustering.nli import NliConfig, NliModel, Verdict
 
 log = logging.getLogger("demo.train_nli")

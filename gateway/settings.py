@@ -7,7 +7,7 @@ from pydantic import Field, SecretStr, ValidationInfo, create_model, field_valid
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from semspec.certificates import check_authority, check_pair
-from semspec.decoding import STRATEGIES, plain_options
+from semspec.decoding import STRATEGIES, options
 from semspec.errors import InvalidRequest
 from semspec.keys import read_entries
 from semspec.rpc.pool.resolver import parse_endpoints
@@ -27,7 +27,12 @@ else:
 _ADDRESS = "host:port of the {} service, or several with commas; a host may have many addresses, one a replica"
 
 
-_DEFAULTS: dict[str, Any] = {f"default_{name}": (kind, default) for name, kind, default in plain_options()}
+PLAIN_OPTIONS = {name: (found, found.option) for name, found in options().items() if found.option is not None}
+"""Of the strategies' request options, those that are a number, a text or a flag."""
+_DEFAULTS: dict[str, Any] = {
+    f"default_{name}": (found.type, Field(found.default, ge=option.ge, le=option.le, description=option.description))
+    for name, (found, option) in PLAIN_OPTIONS.items()
+}
 _StrategyDefaults: Any = create_model("_StrategyDefaults", __base__=BaseSettings, **_DEFAULTS)
 
 

@@ -12,7 +12,7 @@ from bench.gpu.record import Facts
 from bench.gpu.shapes import Scale
 from bench.gpu.timing import Sample, Timer, Work
 from semspec.engine.kv_cache import KV
-from semspec.engine.scoring import surprisal
+from semspec.engine.logits import surprisal
 
 KINDS = ("none", "last", "all")
 """Layers whose states are pooled and brought to the host."""

@@ -14,6 +14,7 @@ from bench.gpu.judge import RandomProbes
 from bench.gpu.models import Pair, random_context
 from bench.gpu.timing import Timer
 from semspec.engine.kv_cache import FIRST_CAPACITY, BufferKV
+from semspec.engine.protocol import Engine
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import Context, GeneratedSegment, GenerationParams, Segment, Writer
 
@@ -134,7 +135,7 @@ class Stand:
         return perf_counter()
 
 
-async def _first(engine: TransformersEngine, context: Context, params: GenerationParams) -> GeneratedSegment:
+async def _first(engine: Engine, context: Context, params: GenerationParams) -> GeneratedSegment:
     async for written in engine.generate(context, params):
         return written
     raise RuntimeError("the engine wrote nothing")

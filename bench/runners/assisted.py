@@ -16,8 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
-from semspec.engine.causal_lm import load_tokenizer
-from semspec.engine.fingerprint import tokenizer_fingerprint
+from semspec.engine.checkpoint import load_tokenizer, tokenizer_fingerprint
 from semspec.types import Message
 
 NUM_LOOKUP_TOKENS = 10

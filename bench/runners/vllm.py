@@ -20,7 +20,7 @@ from transformers import AutoConfig
 
 from bench.configuration import Configuration
 from bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
-from semspec.engine.causal_lm import load_tokenizer
+from semspec.engine.checkpoint import load_tokenizer
 from semspec.stack.child import Child, StackError
 
 MODEL = "pair"

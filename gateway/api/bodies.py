@@ -15,8 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.settings import MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOPS, StrategyName
-from semspec.decoding import plain_options
+from gateway.settings import MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOPS, PLAIN_OPTIONS, StrategyName
 from semspec.types import MAX_SCORE, AcceptanceRule, ScoreMethod
 
 NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -163,7 +162,10 @@ class ScoringOptions(Strict):
     threshold: float | None = Field(default=None, ge=0, le=MAX_SCORE)
 
 
-_FIELDS: dict[str, Any] = {name: (kind | None, None) for name, kind, _ in plain_options()}
+_FIELDS: dict[str, Any] = {
+    name: (found.type | None, Field(default=None, ge=option.ge, le=option.le))
+    for name, (found, option) in PLAIN_OPTIONS.items()
+}
 _Options: Any = create_model("_Options", __base__=Strict, **_FIELDS)
 
 

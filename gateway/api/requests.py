@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from gateway.api.bodies import ChatRequest, CompletionRequest, Extension, GenerationRequest, TgiRequest
 from gateway.generation.request import Api, Request
-from gateway.settings import GatewaySettings
-from semspec.decoding import STRATEGIES, Generation, plain_options
+from gateway.settings import PLAIN_OPTIONS, GatewaySettings
+from semspec.decoding import STRATEGIES, Generation
 from semspec.errors import InvalidRequest, NotFound
 from semspec.types import Acceptance, Context, Message, SamplingParams, Scoring, Segmentation
 
@@ -20,7 +20,6 @@ _ROLES: dict[str, Literal["system", "user", "assistant"]] = {
     "assistant": "assistant",
 }
 
-_PLAIN_OPTIONS = [name for name, *_ in plain_options()]
 _PREFIXES: dict[Api, str] = {"chat": "chatcmpl", "completions": "cmpl", "tgi": "tgi"}
 
 
@@ -103,7 +102,7 @@ def _plan(body: GenerationRequest, settings: GatewaySettings) -> Generation:
 
 def _plain_options(options: Extension, settings: GatewaySettings) -> dict[str, Any]:
     """Those of the strategies, asked for or by default."""
-    asked = {name: getattr(options, name) for name in _PLAIN_OPTIONS}
+    asked = {name: getattr(options, name) for name in PLAIN_OPTIONS}
     return {name: getattr(settings, f"default_{name}") if value is None else value for name, value in asked.items()}
 
 

@@ -12,12 +12,12 @@ from pydantic import TypeAdapter, create_model
 from gateway.generation.output import ChoiceOutput, ReasoningParser, StopChecker
 from gateway.generation.strictness import Expected
 from gateway.readiness import Served
-from semspec.decoding import Generation, option_types
+from semspec.decoding import Generation, options
 from semspec.errors import Conflict
 from semspec.records import Body, Json
 from semspec.types import Context, Message, Piece, Segmentation, derive_seed
 
-_FIELDS: dict[str, Any] = {name: (kind, ...) for name, kind in option_types().items()}
+_FIELDS: dict[str, Any] = {name: (found.type, ...) for name, found in options().items()}
 _Options: Any = create_model("_Options", __base__=Body, **_FIELDS)
 
 

@@ -1,11 +1,11 @@
 """Strategies that decide who writes each segment: pure async algorithms over three protocols."""
 
 from semspec.decoding.costs import Costs
-from semspec.decoding.loop import STRATEGIES, Generation, decode, option_types, plain_options
+from semspec.decoding.loop import STRATEGIES, Generation, decode, options
 from semspec.decoding.protocols import Backends, Drafter, Target, Verifier
 from semspec.decoding.strategy import Strategy
 
 __all__ = [
     "STRATEGIES", "Backends", "Costs", "Drafter", "Generation", "Strategy", "Target", "Verifier", "decode",
-    "option_types", "plain_options",
+    "options",
 ]  # fmt: skip

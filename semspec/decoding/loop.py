@@ -2,15 +2,15 @@
 once a backend is lost, and the end.
 """
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, fields
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from semspec.decoding import auto, semantic, single, spec_reason, spec_thinking, token_level
 from semspec.decoding.protocols import Backends
 from semspec.decoding.steps import BackendUnavailable, Progress, write_on
-from semspec.decoding.strategy import Strategy
+from semspec.decoding.strategy import Option, Strategy
 from semspec.errors import ContextTooLong
 from semspec.types import Context, Event, Finished, FinishReason, SamplingParams, Segmentation
 
@@ -47,18 +47,26 @@ class Generation(semantic.Options, token_level.Options, spec_reason.Options):
     session: str = ""
 
 
-def option_types() -> dict[str, Any]:
-    """The annotated type of each option of a strategy, by its name."""
-    bases = reversed(Generation.__bases__)
-    return {name: kind for options in bases for name, kind in get_type_hints(options, include_extras=True).items()}
+@dataclass(frozen=True, slots=True)
+class OptionField:
+    """A request option of a strategy."""
+
+    type: Any
+    default: object
+    """A dataclass's field for an option that is itself an object."""
+    option: Option | None
+    """Of an option that is a number, a text or a flag."""
 
 
-def plain_options() -> Iterator[tuple[str, Any, Any]]:
-    """(name, annotated type, default) of each option of a strategy that is a number, a text or a flag."""
-    defaults = {field.name: field.default for field in fields(Generation)}
-    for name, kind in option_types().items():
-        if isinstance(defaults[name], int | float | str):
-            yield name, kind, defaults[name]
+def options() -> dict[str, OptionField]:
+    """The request options of all strategies, by their names."""
+    found = {}
+    for base in Generation.__bases__:
+        hints = get_type_hints(base, include_extras=True)
+        for field in fields(base):
+            kind, *metadata = get_args(hints[field.name]) or (hints[field.name],)
+            found[field.name] = OptionField(kind, field.default, next(iter(metadata), None))
+    return found
 
 
 async def decode(generation: Generation, backends: Backends) -> AsyncGenerator[Event, None]:

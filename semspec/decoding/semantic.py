@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated
 
-from pydantic import Field
-
 from semspec.decoding.protocols import Backends, Drafter, Verifier
 from semspec.decoding.steps import (
     Progress,
@@ -28,7 +26,7 @@ from semspec.decoding.steps import (
     waited,
     write_all,
 )
-from semspec.decoding.strategy import Strategy
+from semspec.decoding.strategy import Option, Strategy
 from semspec.errors import Mismatch
 from semspec.types import (
     Acceptance,
@@ -48,9 +46,9 @@ from semspec.types import (
 class Options:
     """Of a request, for every strategy that drafts segments and judges them."""
 
-    gamma: Annotated[int, Field(ge=1, le=8, description="segments drafted before the target reads them")] = 1
+    gamma: Annotated[int, Option("segments drafted before the target reads them", ge=1, le=8)] = 1
     acceptance: Acceptance = field(default_factory=Acceptance)
-    draft_ahead: Annotated[bool, Field(description="true drafts on while the target reads")] = True
+    draft_ahead: Annotated[bool, Option("true drafts on while the target reads")] = True
     """A rejection cancels what was drafted ahead. Changes speed, never the outcome."""
 
 

@@ -14,6 +14,17 @@ Rounds = Callable[[Progress, Backends], AsyncGenerator[Step, None]]
 
 
 @dataclass(frozen=True, slots=True)
+class Option:
+    """What is known of a request option beside its type, as the metadata of its `Annotated`."""
+
+    description: str
+    ge: float | None = None
+    """Least value,"""
+    le: float | None = None
+    """and greatest."""
+
+
+@dataclass(frozen=True, slots=True)
 class Strategy:
     """How segments come to be, and what that needs of the models and probes that are served.
 

@@ -8,8 +8,6 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from semspec.decoding import semantic
 from semspec.decoding.protocols import Backends, Drafter
 from semspec.decoding.steps import (
@@ -23,7 +21,7 @@ from semspec.decoding.steps import (
     total,
     waited,
 )
-from semspec.decoding.strategy import Strategy
+from semspec.decoding.strategy import Option, Strategy
 from semspec.types import Proposal, Segment, SegmentRecord, StageTimes, VerifiedTokens
 
 
@@ -31,7 +29,7 @@ from semspec.types import Proposal, Segment, SegmentRecord, StageTimes, Verified
 class Options:
     """Of a request, for the strategies whose target verifies the draft's tokens."""
 
-    token_gamma: Annotated[int, Field(ge=1, le=16, description="tokens the draft proposes at a time")] = 4
+    token_gamma: Annotated[int, Option("tokens the draft proposes at a time", ge=1, le=16)] = 4
 
 
 NOTHING = Proposal((), (), "", 0.0)

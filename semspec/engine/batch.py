@@ -8,9 +8,8 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from semspec.engine.causal_lm import CausalLM
-from semspec.engine.sampling import draw_tokens
-from semspec.engine.scoring import surprisal
-from semspec.engine.segmenter import end_after, ends_before
+from semspec.engine.logits import draw_tokens, surprisal
+from semspec.engine.segmentation import end_after, ends_before
 from semspec.types import SamplingParams, Segmentation, SegmentEnd
 
 
@@ -51,11 +50,11 @@ class ContextBatch:
         for position in range(len(self._context), len(self._context) + max_tokens):
             tokens = draw_tokens(logits, sampling, [seeds[row] for row in live], position)
             for row, token in zip(live, tokens, strict=True):
-                if ends_before(self._lm, segmentation, self._context, rows[row], token):
+                if ends_before(self._lm.tokenizer, segmentation, self._context, rows[row], token):
                     ends[row] = SegmentEnd.BOUNDARY
                     continue
                 rows[row].append(token)
-                if end := end_after(self._lm, segmentation, self._context, rows[row], max_tokens):
+                if end := end_after(self._lm.tokenizer, segmentation, self._context, rows[row], max_tokens):
                     ends[row] = end
             kept = [i for i, row in enumerate(live) if row not in ends]
             if not kept:
@@ -80,7 +79,7 @@ class ContextBatch:
         return BatchReading(torch.stack(states), torch.stack(statistics))
 
     def text_of(self, segment: Sequence[int]) -> str:
-        return self._lm.text_of(self._context, segment)
+        return self._lm.tokenizer.text_of(self._context, segment)
 
     def _repeated(self, num_rows: int) -> DynamicCache:
         kv = DynamicCache()

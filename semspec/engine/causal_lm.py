@@ -2,40 +2,26 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    DynamicCache,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
-from transformers.utils import cached_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from semspec import __version__
+from semspec.engine.checkpoint import eos_ids, load_tokenizer, model_info
 from semspec.engine.decoder import Decoder, unsupported_reason
-from semspec.engine.fingerprint import model_fingerprint, tokenizer_fingerprint
 from semspec.engine.kv_cache import KV, BufferKV, DynamicKV
-from semspec.engine.state_hooks import StateHooks
 from semspec.engine.tensor_parallel.leader import LeadingDecoder, lead
 from semspec.engine.tensor_parallel.share import checkpoint_folder
 from semspec.engine.tensor_parallel.split import ALONE, Split
-from semspec.engine.tokenization import TokenBytes, can_be_asked, tokenize
-from semspec.errors import InvalidRequest, Mismatch
-from semspec.types import Context, Message, ModelInfo, Piece, Segment, SegmentEnd, Token
+from semspec.engine.tokenization import ModelTokenizer
+from semspec.errors import Mismatch
+from semspec.types import ModelInfo
 
 EngineName = Literal["auto", "transformers", "fast"]
 """What runs the forward of one sequence: transformers, our decoder ("fast"), or our decoder where it can."""
-
-TEXT_OVERLAP = 8
-"""Tokens of the context decoded along with a segment, for tokenizers whose first piece depends on what precedes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +47,12 @@ class CausalLM:
     ) -> None:
         """`leading`: where `model` is rank 0's share of the weights, the forward of the whole."""
         self.model = model.eval().requires_grad_(False)
-        self.tokenizer = tokenizer
         self.info = info
-        self.eos_ids = _eos_ids(model, tokenizer)
-        self._tap = StateHooks(model)
+        num_embeddings = int(model.get_input_embeddings().num_embeddings)
+        self.tokenizer = ModelTokenizer(tokenizer, info, eos_ids(model.generation_config, tokenizer), num_embeddings)
+        self._hooks = StateHooks(model)
         self._leading = leading
         self._decoder = leading or _decoder(self.model, info, engine)
-        self._token_texts: dict[int, str] = {}
-
-    @cached_property
-    def num_embeddings(self) -> int:
-        """Token ids there are."""
-        return int(self.model.get_input_embeddings().num_embeddings)
-
-    @cached_property
-    def token_bytes(self) -> TokenBytes:
-        """What each token adds to a text."""
-        return TokenBytes(self.tokenizer)
 
     @classmethod
     def load(
@@ -108,24 +83,12 @@ class CausalLM:
                 if split.num_ranks == 1
                 else lead(checkpoint_folder(name, revision), split, device, dtype, max_context_tokens)
             )
-            fingerprint = model_fingerprint(name, revision)
+            info = model_info(name, revision, model.config, tokenizer, max_context_tokens)
         except (OSError, ValueError, SafetensorError) as error:
             reason = " ".join(str(error).split())[:300]
             raise Mismatch(
                 f"cannot load model {name!r}: {reason}; give a folder or hub id with safetensors weights"
             ) from error
-        config = model.config.get_text_config()
-        window = int(getattr(config, "max_position_embeddings", 0) or 1 << 20)
-        info = ModelInfo(
-            model=Path(name).name if Path(name).exists() else name,
-            fingerprint=fingerprint,
-            tokenizer=tokenizer_fingerprint(tokenizer),
-            num_layers=int(config.num_hidden_layers),
-            hidden_size=int(config.hidden_size),
-            max_context_tokens=min(window, max_context_tokens or window),
-            build=__version__,
-            can_be_asked=can_be_asked(tokenizer),
-        )
         return cls(model, tokenizer, info, engine, leading)
 
     def close(self) -> None:
@@ -163,89 +126,9 @@ class CausalLM:
         """
         if self._leading:
             raise Mismatch(f"{self.info.model} is split over several processes, which compute no batches")
-        self._tap.is_open = want_states
+        self._hooks.is_open = want_states
         output = self.model(input_ids=ids, past_key_values=kv, use_cache=True, logits_to_keep=num_rows)
-        return Forward(output.logits, self._tap.drain() if want_states else output.logits.new_empty(0))
-
-    def encode(self, prompt: str | Sequence[Message]) -> Piece:
-        """A prompt in this model's tokens. See `semspec.decoding.protocols.Target.encode`."""
-        if isinstance(prompt, str):
-            text, ids = prompt, self.tokenizer.encode(prompt)
-        else:
-            text = self._render(prompt)
-            ids = self.tokenizer.encode(text, add_special_tokens=False)
-        if not text.strip() or not ids:
-            raise InvalidRequest(
-                "the prompt is empty; send some text", "prompt" if isinstance(prompt, str) else "messages"
-            )
-        return Piece(text, tuple(ids), self.info.tokenizer)
-
-    def tokenize(self, text: str) -> list[Token]:
-        """A text in this model's tokens. See `semspec.decoding.protocols.Target.tokenize`."""
-        return tokenize(self.tokenizer, text)
-
-    def _render(self, messages: Sequence[Message]) -> str:
-        if self.tokenizer.chat_template is None:
-            raise InvalidRequest(f"{self.info.model} has no chat template; use /v1/completions", "messages")
-        if not any(message.content.strip() for message in messages):
-            raise InvalidRequest("the messages are empty; send some text", "messages")
-        turns = [{"role": message.role, "content": message.content} for message in messages]
-        try:
-            return str(self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
-        except Exception as error:  # templates raise what they like
-            raise InvalidRequest(f"the chat template refuses these messages: {error}", "messages") from error
-
-    def read_ids(self, piece: Piece, is_first: bool) -> Sequence[int]:
-        """A piece in this model's tokens: its own ids if they are of this tokenizer, else its text tokenized.
-
-        Raises: InvalidRequest when an id has no embedding; on a GPU the forward would take the process down.
-        """
-        if piece.tokenizer == self.info.tokenizer:
-            if max(piece.token_ids, default=0) >= self.num_embeddings:
-                raise InvalidRequest(
-                    f"a token id is outside the vocabulary of {self.num_embeddings} tokens", "token_ids"
-                )
-            return piece.token_ids
-        if isinstance(piece, Segment) and piece.end is SegmentEnd.EOS:
-            return [*self._tokenized(piece.text, False), min(self.eos_ids)]
-        bos = self.tokenizer.bos_token
-        wants_specials = is_first and not (bos and piece.text.startswith(bos))
-        return self._tokenized(piece.text, wants_specials)
-
-    def context_ids(self, context: Context) -> list[int]:
-        """A whole context in this model's tokens. Raises: InvalidRequest when it is empty."""
-        ids = [
-            token for index, piece in enumerate(context.pieces) for token in self.read_ids(piece, is_first=index == 0)
-        ]
-        if not ids:
-            raise InvalidRequest("the context is empty; send a prompt", "context")
-        return ids
-
-    def without_bos(self, text: str) -> str:
-        """`text` for a server that tokenizes it: a beginning-of-sequence token it would add itself is left out."""
-        bos = self.tokenizer.bos_token
-        if bos and text.startswith(bos) and self._tokenized("", True)[:1] == [self.tokenizer.bos_token_id]:
-            return text[len(bos) :]
-        return text
-
-    def _tokenized(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return ids
-
-    def text_of(self, context: Sequence[int], tokens: Sequence[int]) -> str:
-        """The text `tokens` add after `context`, without special tokens."""
-        overlap = list(context[-TEXT_OVERLAP:])
-        head = self._decode(overlap)
-        return self._decode([*overlap, *tokens])[len(head) :]
-
-    def token_text(self, token: int) -> str:
-        """What one token says by itself, special tokens included."""
-        if token not in self._token_texts:
-            self._token_texts[token] = self.tokenizer.decode([token])
-        return self._token_texts[token]
-
-    def _decode(self, tokens: list[int]) -> str:
-        return str(self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return Forward(output.logits, self._hooks.drain() if want_states else output.logits.new_empty(0))
 
 
 def _whole(name: str, revision: str | None, device: str, dtype: str) -> PreTrainedModel:
@@ -259,18 +142,6 @@ def _whole(name: str, revision: str | None, device: str, dtype: str) -> PreTrain
     return model.to(device)
 
 
-def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer exactly as its tokenizer.json says.
-
-    AutoTokenizer prefers a class chosen by the model's type, which for Qwen2 rebuilds the pipeline in code and ignores
-    the file's own.
-    """
-    has_file = cached_file(name, "tokenizer.json", revision=revision, _raise_exceptions_for_missing_entries=False)
-    loader = PreTrainedTokenizerFast if has_file else AutoTokenizer
-    tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(name, revision=revision, trust_remote_code=False)
-    return tokenizer
-
-
 def _decoder(model: PreTrainedModel, info: ModelInfo, engine: EngineName) -> Decoder | None:
     """Our decoder of `model`, if it is wanted and can be had. Raises: Mismatch if only wanted."""
     if engine == "transformers":
@@ -282,10 +153,34 @@ def _decoder(model: PreTrainedModel, info: ModelInfo, engine: EngineName) -> Dec
     return Decoder(model, info.max_context_tokens)
 
 
-def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    configured = getattr(model.generation_config, "eos_token_id", None)
-    if configured is None:
-        configured = tokenizer.eos_token_id
-    if configured is None:
-        raise Mismatch("the model names no end-of-sequence token; set eos_token_id in generation_config.json")
-    return frozenset(configured if isinstance(configured, list) else [configured])
+class StateHooks:
+    """Collects the input of the first block and the output of every block, while open."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.is_open = False
+        self._caught: list[Tensor] = []
+        blocks = _blocks(model)
+        blocks[0].register_forward_pre_hook(self._catch_input, with_kwargs=True)
+        for block in blocks:
+            block.register_forward_hook(self._catch_output)
+
+    def drain(self) -> Tensor:
+        """`[num_layers + 1, batch, length, hidden_size]` of the last forward."""
+        caught, self._caught, self.is_open = self._caught, [], False
+        return torch.stack([layer.to(caught[-1].device) for layer in caught])
+
+    def _catch_input(self, block: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        if self.is_open:
+            self._caught = [args[0] if args else kwargs["hidden_states"]]
+
+    def _catch_output(self, block: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> None:
+        if self.is_open:
+            self._caught.append(output[0] if isinstance(output, tuple) else output)
+
+
+def _blocks(model: PreTrainedModel) -> nn.ModuleList:
+    num_layers = model.config.get_text_config().num_hidden_layers
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+            return module
+    raise Mismatch(f"{type(model).__name__} has no list of {num_layers} blocks; it cannot stream its hidden states")

@@ -1,21 +1,57 @@
-"""What every engine that runs a causal LM offers, and how a service loads one."""
+"""What every engine that runs a causal LM offers, and how a service loads one.
 
-from typing import Protocol
+An engine has two verbs. *Generate*: `generate` writes segments, `propose` writes tokens for a target to verify.
+*Score*: `score` reads segments in one forward pass, `verify` reads proposed tokens, `score_choices` returns the
+probabilities of answers. Beside them are `encode`, `tokenize` and `info`. `Drafter` and `Target` in
+`semspec.decoding.protocols` specify these methods and what they raise: they are the part of an engine that the decoding
+loop calls, in one process or over gRPC. `Engine` adds what the process that owns the model needs. In-process engines,
+remote writers and fakes satisfy it.
+
+What holds for every engine:
+
+- A call names its whole context. Caches, batches and `session` change its speed, not its result.
+- Token t of a context is drawn with `uniform(seed, "token", t)`. One call that writes five segments equals five calls.
+- Every token of a segment is fed before its states are pooled (`states-v1`): writing and scoring give equal states.
+- Closing a generator, or cancelling an await, stops the work between two forward passes.
+- Text becomes ids, and ids become segments, by `semspec.engine.tokenization` and `semspec.engine.segmentation`.
+
+Planned additions are optional fields and keyword-only arguments with defaults, so that no call of today changes:
+
+- One rendered prompt per model: an optional field of `Piece` with the renderings; `ModelTokenizer.read_ids` selects.
+- n samples that share a prefix: `GenerationParams.num_samples`, and the sample's number in `GeneratedSegment`.
+- Priorities: `GenerationParams.priority`; a keyword-only `priority` of `score` and `score_choices`.
+- Grammars: `GenerationParams.grammar`, applied to the logits before the draw in `generate`, `propose` and `verify`.
+- Token tries: `Proposal.parents`, the parent of each proposed token; empty for a chain, as today.
+- The last token's state, and projected states: fields of `GenerationParams` and keyword-only arguments of `score`
+  request them; optional fields of `GeneratedSegment` and `SegmentScore` return them, beside the pooled states.
+"""
+
+from typing import TYPE_CHECKING, Protocol
 
 from semspec.decoding.protocols import Target
-from semspec.settings import ModelSettings
+from semspec.engine.tokenization import ModelTokenizer
 from semspec.types import Writer
+
+if TYPE_CHECKING:
+    from semspec.settings import ModelSettings  # pydantic, which those who only run an engine may lack
 
 
 class Engine(Target, Protocol):
-    """A model that can write and read. Served as draft or as target: the difference is the weights."""
+    """A model that generates and scores. Served as draft or as target: the difference is the weights."""
 
     async def aclose(self) -> None:
         """Cancel what runs and free the model. Later calls raise Unavailable."""
         ...
 
 
-def load_engine(settings: ModelSettings, writer: Writer) -> Engine:
+class LocalEngine(Engine, Protocol):
+    """An engine whose tokenizer is in this process, for those who build on it, such as a remote writer."""
+
+    @property
+    def tokenizer(self) -> ModelTokenizer: ...
+
+
+def load_engine(settings: "ModelSettings", writer: Writer) -> LocalEngine:
     """The model the settings name. Raises: Mismatch when it cannot be served."""
     from semspec.engine.tensor_parallel.split import Split  # slow to import, as is the engine: liveness answers first
     from semspec.engine.transformers_engine import TransformersEngine

@@ -1,10 +1,11 @@
-"""Where a segment ends, decided on text while it grows token by token."""
+"""Where segments end: rules on growing text, and their use on a model's token ids and on text from a server."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from semspec.types import Segmentation
+from semspec.engine.tokenization import ModelTokenizer
+from semspec.types import GenerationParams, Segment, Segmentation, SegmentEnd, Writer
 
 ABBREVIATIONS = frozenset(
     (
@@ -97,3 +98,190 @@ def cut(text: str, segmentation: Segmentation) -> Iterator[str]:
         start = end
     if text[start:]:
         yield text[start:]
+
+
+def first_segment(text: str, segmentation: Segmentation) -> str | None:
+    """The segment that `text` begins with, if it is whole whatever follows: `text` is all that has come of a stream."""
+    rule = RULES[segmentation]
+    if rule.marks.isdisjoint(text):
+        return None
+    first, *others = cut(text, segmentation)
+    return first if others or rule.ends_inside(first) else None
+
+
+def end_after(
+    tokenizer: ModelTokenizer,
+    segmentation: Segmentation,
+    context: Sequence[int],
+    tokens: Sequence[int],
+    max_tokens: int,
+) -> SegmentEnd | None:
+    """Why the segment `tokens` ends with its last token, if it does."""
+    if tokens[-1] in tokenizer.eos_ids:
+        return SegmentEnd.EOS
+    rule = RULES[segmentation]
+    if _may_end(rule, tokenizer.token_text(tokens[-1])) and rule.ends_inside(tokenizer.text_of(context, tokens)):
+        return SegmentEnd.BOUNDARY
+    return SegmentEnd.LENGTH if len(tokens) >= max_tokens else None
+
+
+def ends_before(
+    tokenizer: ModelTokenizer,
+    segmentation: Segmentation,
+    context: Sequence[int],
+    tokens: Sequence[int],
+    following: int,
+) -> bool:
+    """Whether the token `following` shows that the segment had ended with `tokens`."""
+    if not tokens:
+        return False
+    rule, text = RULES[segmentation], tokenizer.token_text(following)
+    if not (_may_end(rule, tokenizer.token_text(tokens[-1])) or _may_end(rule, text)):
+        return False
+    return rule.ends_before(tokenizer.text_of(context, tokens), text)
+
+
+def _may_end(rule: Rule, token_text: str) -> bool:
+    return not rule.marks.isdisjoint(token_text)
+
+
+class Segmenter:
+    """The segments of one call, within its budgets: what `TokenSegmenter` and `TextSegmenter` share."""
+
+    def __init__(
+        self, tokenizer: ModelTokenizer, writer: Writer, params: GenerationParams, num_context_tokens: int
+    ) -> None:
+        self._tokenizer, self._writer, self._params = tokenizer, writer, params
+        self._budget = min(params.max_tokens, tokenizer.info.max_context_tokens - num_context_tokens)
+        self.segments: list[Segment] = []
+        """Those that are whole."""
+        self.is_done = self._budget <= 0
+        """Whether `params` asks for no more."""
+
+    @property
+    def _limit(self) -> int:
+        """Most tokens of the open segment."""
+        return min(self._params.max_segment_tokens, self._budget)
+
+    def _close(self, text: str, ids: Sequence[int], end: SegmentEnd) -> Segment:
+        segment = Segment(text, tuple(ids), self._tokenizer.info.tokenizer, self._writer, end)
+        self.segments.append(segment)
+        self._budget -= len(ids)
+        has_all = self._budget <= 0 or len(self.segments) == (self._params.max_segments or -1)
+        self.is_done = has_all or end is SegmentEnd.EOS
+        return segment
+
+
+class TokenSegmenter(Segmenter):
+    """Takes a model's tokens one by one."""
+
+    def __init__(
+        self,
+        tokenizer: ModelTokenizer,
+        writer: Writer,
+        params: GenerationParams,
+        context: Sequence[int],
+        open_ids: Sequence[int] = (),
+    ) -> None:
+        """`open_ids`: tokens of a segment begun after `context`, from whose end the budgets of `params` count."""
+        super().__init__(tokenizer, writer, params, len(context))
+        self._context = list(context)
+        self.open_ids = list(open_ids)
+
+    @property
+    def num_left(self) -> int:
+        """Most tokens that can still be taken."""
+        return self._budget - len(self.open_ids)
+
+    def end_before(self, token: int) -> Segment | None:
+        """Close the open segment if `token` shows that it had ended before it; `token` itself is not taken."""
+        if ends_before(self._tokenizer, self._params.segmentation, self._context, self.open_ids, token):
+            return self._close_open(SegmentEnd.BOUNDARY)
+        return None
+
+    def append(self, token: int) -> Segment | None:
+        """Take `token`, and close the open segment if it ends with it."""
+        self.open_ids.append(token)
+        end = end_after(self._tokenizer, self._params.segmentation, self._context, self.open_ids, self._limit)
+        return self._close_open(end) if end else None
+
+    def take(self, token: int) -> bool:
+        """`end_before` and `append` in turn. False if the call is done before `token`, which is then not taken."""
+        if self.is_done or (self.end_before(token) and self.is_done):
+            return False
+        self.append(token)
+        return True
+
+    def _close_open(self, end: SegmentEnd) -> Segment:
+        ids, self.open_ids = self.open_ids, []
+        segment = self._close(self._tokenizer.text_of(self._context, ids), ids, end)
+        self._context += ids
+        return segment
+
+
+class TextSegmenter(Segmenter):
+    """Takes text in pieces of any size, and tokenizes the segments found in it.
+
+    A segment is whole with the piece that completes it, as for `TokenSegmenter` it is with a token.
+    """
+
+    def __init__(
+        self, tokenizer: ModelTokenizer, writer: Writer, params: GenerationParams, num_context_tokens: int
+    ) -> None:
+        super().__init__(tokenizer, writer, params, num_context_tokens)
+        self.text = ""
+        """All that has come."""
+        self._open = ""
+        """What of it is not yet part of a segment."""
+        self._num_bytes_within_limit = 0
+        """Open text of so many bytes cannot have too many tokens: each has a byte at least."""
+
+    @property
+    def num_left(self) -> int:
+        """Tokens the server may still write."""
+        left = self._budget
+        if self._params.max_segments:
+            num_segments = self._params.max_segments - len(self.segments)
+            left = min(left, num_segments * self._params.max_segment_tokens)
+        return max(1, left - len(self._tokenizer.tokenize(self._open)))
+
+    def take(self, text: str, end: SegmentEnd | None = None) -> Iterator[Segment]:
+        """The segments that `text` completes. `end`: with the last piece, why the server stopped."""
+        self.text += text
+        self._open += text
+        while not self.is_done and (segment := self._next(end)):
+            self._num_bytes_within_limit = 0
+            yield segment
+        self.is_done |= end in (SegmentEnd.EOS, SegmentEnd.LENGTH)
+
+    def _next(self, end: SegmentEnd | None) -> Segment | None:
+        if (whole := first_segment(self._open, self._params.segmentation)) is not None:
+            return self._close_text(whole, SegmentEnd.BOUNDARY)
+        if end is SegmentEnd.EOS or (end is SegmentEnd.LENGTH and self._open):
+            return self._close_text(self._open, end)
+        return self._close_text(self._open, SegmentEnd.LENGTH) if self._is_too_long() else None
+
+    def _is_too_long(self) -> bool:
+        num_bytes = len(self._open.encode())
+        if num_bytes <= max(self._num_bytes_within_limit, self._limit):
+            return False
+        num_tokens = len(self._tokenizer.tokenize(self._open))
+        self._num_bytes_within_limit = num_bytes + self._limit - num_tokens
+        return num_tokens > self._limit
+
+    def _close_text(self, text: str, end: SegmentEnd) -> Segment:
+        """`text`, the beginning of the open text, as a segment, or as much of it as a segment may hold."""
+        ids = self._tokenizer.read_ids(Segment(text, (), "", self._writer, end), is_first=False)
+        if len(ids) > self._limit:
+            stop, ids = self._cut_off(text)
+            text, end = text[:stop], SegmentEnd.LENGTH
+        self._open = self._open[len(text) :]
+        return self._close(text, ids, end)
+
+    def _cut_off(self, text: str) -> tuple[int, list[int]]:
+        """Where a segment that is too long ends, between two characters, and its ids."""
+        tokens = self._tokenizer.tokenize(text)
+        num_kept = min(self._limit, len(tokens))
+        while 1 < num_kept < len(tokens) and tokens[num_kept].start < tokens[num_kept - 1].stop:
+            num_kept -= 1
+        return tokens[num_kept - 1].stop, [token.id for token in tokens[:num_kept]]

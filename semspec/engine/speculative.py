@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semspec.engine.causal_lm import CausalLM
-from semspec.engine.sampling import draw_token, filtered, pick, renormalised
+from semspec.engine.logits import draw_token, filtered, pick, renormalised
+from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.types import Distribution, Proposal, SamplingParams, uniform
 
@@ -19,25 +19,25 @@ TOTAL_TOLERANCE = 1e-3
 """How far from 1 the rounded probabilities of a whole vocabulary may add up."""
 
 
-def check_proposal(lm: CausalLM, proposal: Proposal) -> None:
+def check_proposal(tokenizer: ModelTokenizer, proposal: Proposal) -> None:
     """Raises: Mismatch when the tokens are of another vocabulary, InvalidRequest when a token or a distribution cannot
     be. (Sizes are checked at the wire, values here: a distribution may hold the whole vocabulary.)"""
-    if proposal.token_ids and proposal.tokenizer != lm.info.tokenizer:
+    if proposal.token_ids and proposal.tokenizer != tokenizer.info.tokenizer:
         raise Mismatch(
             "draft and target have different tokenizers, so tokens cannot be verified one by one; "
             "choose a strategy that verifies segments, such as semantic",
             "proposal.tokenizer",
         )
-    check_token_ids(lm, proposal.token_ids, "proposal.token_ids")
+    check_token_ids(tokenizer, proposal.token_ids, "proposal.token_ids")
     for index, (token, distribution) in enumerate(zip(proposal.token_ids, proposal.distributions, strict=True)):
         if complaint := _flaw(token, distribution):
             field = f"proposal.distributions[{index}]"
             raise InvalidRequest(f"{field}: {complaint}", field)
 
 
-def check_token_ids(lm: CausalLM, token_ids: Sequence[int], field: str) -> None:
+def check_token_ids(tokenizer: ModelTokenizer, token_ids: Sequence[int], field: str) -> None:
     """Raises: InvalidRequest when one has no embedding."""
-    size = lm.model.get_input_embeddings().num_embeddings
+    size = tokenizer.num_embeddings
     for index, token in enumerate(token_ids):
         if not 0 <= token < size:
             raise InvalidRequest(

@@ -1,12 +1,134 @@
-"""Tokens of a text, bytes of a token, and the chat turn that asks a model to choose among answers."""
+"""Text and token ids as one model reads and writes them: beside its engine, the same for every backend."""
 
 import re
 from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-from transformers import PreTrainedTokenizerBase
+from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
+from semspec.types import Context, Message, ModelInfo, Piece, Segment, SegmentEnd, Token
 
-from semspec.errors import InvalidRequest, Mismatch
-from semspec.types import Token
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase  # seconds to import; services answer liveness first
+
+TEXT_OVERLAP = 8
+"""Tokens of the context decoded along with a segment, for tokenizers whose first piece depends on what precedes it."""
+
+
+class ModelTokenizer:
+    """A model's tokenizer, with what its model says of ids: which end a sequence, which exist, how many fit."""
+
+    def __init__(
+        self, raw: "PreTrainedTokenizerBase", info: ModelInfo, eos_ids: frozenset[int], num_embeddings: int
+    ) -> None:
+        """`raw`: Hugging Face's; `num_embeddings`: token ids there are."""
+        self.raw, self.info = raw, info
+        self.eos_ids, self.num_embeddings = eos_ids, num_embeddings
+        self._token_texts: dict[int, str] = {}
+
+    @cached_property
+    def token_bytes(self) -> "TokenBytes":
+        """What each token adds to a text."""
+        return TokenBytes(self.raw)
+
+    def encode(self, prompt: str | Sequence[Message]) -> Piece:
+        """A prompt in this model's tokens. See `semspec.decoding.protocols.Target.encode`; any length is accepted."""
+        if isinstance(prompt, str):
+            text, ids = prompt, self.raw.encode(prompt)
+        else:
+            text = self._render(prompt)
+            ids = self.ids_of(text)
+        if not text.strip() or not ids:
+            raise InvalidRequest("the prompt is empty; send some text", parameter_of(prompt))
+        return Piece(text, tuple(ids), self.info.tokenizer)
+
+    def tokenize(self, text: str) -> list[Token]:
+        """A text in this model's tokens. See `semspec.decoding.protocols.Target.tokenize`."""
+        return tokenize(self.raw, text)
+
+    def ids_of(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """The token ids of a text."""
+        ids: list[int] = self.raw.encode(text, add_special_tokens=add_special_tokens)
+        return ids
+
+    def read_ids(self, piece: Piece, is_first: bool) -> Sequence[int]:
+        """A piece in this model's tokens: its own ids if they are of this tokenizer, else its text tokenized.
+
+        Raises: InvalidRequest when an id has no embedding; on a GPU the forward would take the process down.
+        """
+        if piece.tokenizer == self.info.tokenizer:
+            if max(piece.token_ids, default=0) >= self.num_embeddings:
+                raise InvalidRequest(
+                    f"a token id is outside the vocabulary of {self.num_embeddings} tokens", "token_ids"
+                )
+            return piece.token_ids
+        if isinstance(piece, Segment) and piece.end is SegmentEnd.EOS:
+            return [*self.ids_of(piece.text), min(self.eos_ids)]
+        bos = self.raw.bos_token
+        wants_specials = is_first and not (bos and piece.text.startswith(bos))
+        return self.ids_of(piece.text, wants_specials)
+
+    def context_ids(self, context: Context) -> list[int]:
+        """A whole context in this model's tokens. Raises: InvalidRequest when it is empty."""
+        ids = [
+            token for index, piece in enumerate(context.pieces) for token in self.read_ids(piece, is_first=index == 0)
+        ]
+        if not ids:
+            raise InvalidRequest("the context is empty; send a prompt", "context")
+        return ids
+
+    def check_room(self, num_tokens: int, parameter: str) -> None:
+        """Raises: ContextTooLong when the model's window leaves no token after `num_tokens`."""
+        window = self.info.max_context_tokens
+        if num_tokens >= window:
+            raise ContextTooLong(
+                f"{num_tokens} tokens leave no room in the window of {window}; shorten the {parameter}", parameter
+            )
+
+    def without_bos(self, text: str) -> str:
+        """`text` for a server that tokenizes it: a beginning-of-sequence token it would add itself is left out."""
+        bos = self.raw.bos_token
+        if bos and text.startswith(bos) and self.ids_of("", True)[:1] == [self.raw.bos_token_id]:
+            return text[len(bos) :]
+        return text
+
+    def text_of(self, context: Sequence[int], tokens: Sequence[int]) -> str:
+        """The text `tokens` add after `context`, without special tokens."""
+        overlap = list(context[-TEXT_OVERLAP:])
+        head = _decode(self.raw, overlap)
+        return _decode(self.raw, [*overlap, *tokens])[len(head) :]
+
+    def token_text(self, token: int) -> str:
+        """What one token says by itself, special tokens included."""
+        if token not in self._token_texts:
+            self._token_texts[token] = self.raw.decode([token])
+        return self._token_texts[token]
+
+    def question_ids(self, context: Sequence[int], question: str, prefill: str) -> list[int]:
+        """`turn_after` for a context of these ids: an end of turn that the context wrote itself is not repeated."""
+        turn = turn_after(self.raw, question, prefill)
+        return turn[1:] if context[-1] in self.eos_ids and turn[0] in self.eos_ids else turn
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        if self.raw.chat_template is None:
+            raise InvalidRequest(f"{self.info.model} has no chat template; use /v1/completions", "messages")
+        if not any(message.content.strip() for message in messages):
+            raise InvalidRequest("the messages are empty; send some text", "messages")
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            return str(self.raw.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        except Exception as error:  # templates raise what they like
+            raise InvalidRequest(f"the chat template refuses these messages: {error}", "messages") from error
+
+
+def parameter_of(prompt: str | Sequence[Message]) -> str:
+    """What a client calls a prompt of this form."""
+    return "prompt" if isinstance(prompt, str) else "messages"
+
+
+def _decode(tokenizer: "PreTrainedTokenizerBase", tokens: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
 
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _OTHERS = sorted({*range(0x100)} - {*_PRINTABLE})
@@ -17,7 +139,7 @@ BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 """A byte on its own, as SentencePiece writes it."""
 
 
-def tokenize(tokenizer: PreTrainedTokenizerBase, text: str) -> list[Token]:
+def tokenize(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[Token]:
     """The tokens of `text`, none added. Each of those that share a character has the whole of it as its text.
 
     Raises: Mismatch when the tokenizer does not know places.
@@ -32,7 +154,7 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, text: str) -> list[Token]:
 class TokenBytes:
     """What each token adds to a text, in UTF-8. A token may be part of a character; special ones add nothing."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
         self._is_byte_level = _is_byte_level(tokenizer)
         self._before: list[int] = tokenizer.encode("a", add_special_tokens=False)
@@ -45,7 +167,7 @@ class TokenBytes:
         return self._known[token]
 
     def _bytes(self, token: int) -> bytes:
-        text = self._decode([*self._before, token])[len(self._decode(self._before)) :]
+        text = _decode(self._tokenizer, [*self._before, token])[len(_decode(self._tokenizer, self._before)) :]
         if not text:
             return b""
         piece = str(self._tokenizer.convert_ids_to_tokens(token))
@@ -55,11 +177,8 @@ class TokenBytes:
             return bytes.fromhex(byte[1])
         return text.encode()
 
-    def _decode(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-
-def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
+def _is_byte_level(tokenizer: "PreTrainedTokenizerBase") -> bool:
     decoder = tokenizer.backend_tokenizer.decoder if tokenizer.is_fast else None
     return decoder is not None and b'"type":"ByteLevel"' in decoder.__getstate__()
 
@@ -71,12 +190,12 @@ THINK = "<think>"
 REMEDY = "choose another strategy, or a target that can be asked"
 
 
-def turn_after(tokenizer: PreTrainedTokenizerBase, question: str, prefill: str) -> list[int]:
+def turn_after(tokenizer: "PreTrainedTokenizerBase", question: str, prefill: str) -> list[int]:
     """Tokens that end the assistant's turn, put `question` in a user's, and begin the answer with `prefill`.
 
     A `<think>` that the template opens itself is not doubled. Raises: Mismatch when the template drops earlier turns.
     """
-    rendered = _render(tokenizer, question)
+    rendered = _rendered(tokenizer, question)
     _, found, suffix = rendered.rpartition(EARLIER_TURN)
     if not found or question.strip() not in suffix:
         raise Mismatch(f"the target's chat template drops earlier turns, so it cannot be asked; {REMEDY}")
@@ -86,7 +205,7 @@ def turn_after(tokenizer: PreTrainedTokenizerBase, question: str, prefill: str) 
     return token_ids
 
 
-def can_be_asked(tokenizer: PreTrainedTokenizerBase) -> bool:
+def can_be_asked(tokenizer: "PreTrainedTokenizerBase") -> bool:
     """Whether `turn_after` works with this tokenizer's chat template."""
     try:
         return bool(turn_after(tokenizer, "A question?", ""))
@@ -94,21 +213,21 @@ def can_be_asked(tokenizer: PreTrainedTokenizerBase) -> bool:
         return False
 
 
-def option_ids(tokenizer: PreTrainedTokenizerBase, options: Sequence[str]) -> list[int]:
+def option_ids(tokenizer: "PreTrainedTokenizerBase", options: Sequence[str]) -> list[int]:
     """The one token of each option. Raises: InvalidRequest when an option is not one, or there are none."""
     if not options:
         raise InvalidRequest("options: at least one is needed", "options")
     return [_single_token(tokenizer, option, f"options[{index}]") for index, option in enumerate(options)]
 
 
-def _single_token(tokenizer: PreTrainedTokenizerBase, option: str, field: str) -> int:
+def _single_token(tokenizer: "PreTrainedTokenizerBase", option: str, field: str) -> int:
     token_ids: list[int] = tokenizer.encode(option, add_special_tokens=False)
     if len(token_ids) != 1 or token_ids[0] == tokenizer.unk_token_id:
         raise InvalidRequest(f"{field}: {option!r} is not one token of the target's vocabulary", field)
     return token_ids[0]
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, question: str) -> str:
+def _rendered(tokenizer: "PreTrainedTokenizerBase", question: str) -> str:
     if tokenizer.chat_template is None:
         raise Mismatch(f"the target has no chat template, so it cannot be asked; {REMEDY}")
     turns = [

@@ -12,14 +12,13 @@ from torch import Tensor
 
 from semspec.engine.causal_lm import CausalLM, EngineName
 from semspec.engine.kv_cache import Prefix, PrefixCache
-from semspec.engine.sampling import draw_token
+from semspec.engine.logits import draw_token, scores_of, states_of, token_logprob
 from semspec.engine.scheduler import Scheduler, Steps, within_memory
-from semspec.engine.scoring import readings_of, states_of, token_logprob
-from semspec.engine.segmenter import Segmenter, end_after, ends_before
+from semspec.engine.segmentation import TokenSegmenter
 from semspec.engine.speculative import check_proposal, check_token_ids, draw_with_distribution, verify_tokens
 from semspec.engine.tensor_parallel.split import ALONE, Split
-from semspec.engine.tokenization import option_ids, turn_after
-from semspec.errors import ContextTooLong, InvalidRequest
+from semspec.engine.tokenization import ModelTokenizer, option_ids, parameter_of
+from semspec.errors import InvalidRequest
 from semspec.types import (
     ChoiceScores,
     Context,
@@ -31,7 +30,6 @@ from semspec.types import (
     Piece,
     Proposal,
     Segment,
-    SegmentEnd,
     SegmentScore,
     Token,
     TokenLogprob,
@@ -50,6 +48,7 @@ class TransformersEngine:
 
     def __init__(self, lm: CausalLM, writer: Writer, cache_bytes: int) -> None:
         self._lm, self._writer = lm, writer
+        self.tokenizer: ModelTokenizer = lm.tokenizer
         self._cache = PrefixCache(cache_bytes, lm.new_kv)
         self._scheduler = Scheduler(f"engine-{writer}")
 
@@ -82,12 +81,12 @@ class TransformersEngine:
         return replace(self._lm.info, cache_bytes=cache.num_bytes, max_cache_bytes=cache.max_bytes)
 
     async def encode(self, prompt: str | Sequence[Message]) -> Piece:
-        piece = self._lm.encode(prompt)
-        self._check_room(len(piece.token_ids), "prompt" if isinstance(prompt, str) else "messages")
+        piece = self.tokenizer.encode(prompt)
+        self.tokenizer.check_room(len(piece.token_ids), parameter_of(prompt))
         return piece
 
     async def tokenize(self, text: str) -> list[Token]:
-        return self._lm.tokenize(text)
+        return self.tokenizer.tokenize(text)
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         async for written in self._scheduler.stream(within_memory(self._generate_steps(context, params), self._cache)):
@@ -121,13 +120,6 @@ class TransformersEngine:
             async for result in results:
                 return result
         raise RuntimeError("a unary call yields once")
-
-    def _check_room(self, num_tokens: int, parameter: str) -> None:
-        window = self._lm.info.max_context_tokens
-        if num_tokens >= window:
-            raise ContextTooLong(
-                f"{num_tokens} tokens leave no room in the window of {window}; shorten the {parameter}", parameter
-            )
 
     @contextmanager
     def _prefix(self, tokens: list[int], session: str) -> Iterator[Prefix]:
@@ -170,74 +162,64 @@ class TransformersEngine:
         return torch.cat([first, self._feed(prefix, following, len(following))[0]]) if following else first
 
     def _generate_steps(self, context: Context, params: GenerationParams) -> Steps[GeneratedSegment]:
-        tokens = self._lm.context_ids(context)
-        self._check_room(len(tokens), "context")
+        tokens = self.tokenizer.context_ids(context)
+        self.tokenizer.check_room(len(tokens), "context")
+        segmenter = TokenSegmenter(self.tokenizer, self._writer, params, tokens)
         start = perf_counter()
         with self._prefix(tokens, params.session) as prefix:
             yield from self._prefill(prefix, tokens)
-            budget = min(params.max_tokens, self._lm.info.max_context_tokens - len(tokens))
-            num_segments = 0
-            while budget > 0:
-                capped = replace(params, max_segment_tokens=min(params.max_segment_tokens, budget))
-                written = yield from self._write_segment(prefix, capped)
-                budget -= len(written.segment.token_ids)
-                num_segments += 1
+            while not segmenter.is_done:
+                written = yield from self._write_segment(prefix, segmenter, params)
                 now = perf_counter()
                 yield replace(written, duration_ms=(now - start) * 1e3)
                 start = now
-                if written.segment.end is SegmentEnd.EOS or num_segments == params.max_segments:
-                    break
 
-    def _write_segment(self, prefix: Prefix, params: GenerationParams) -> Generator[None, None, GeneratedSegment]:
-        """One segment after `prefix`; every token of it is fed, so that states and cache are whole."""
-        context = list(prefix.tokens)
-        tokens: list[int] = []
+    def _write_segment(
+        self, prefix: Prefix, segmenter: TokenSegmenter, params: GenerationParams
+    ) -> Generator[None, None, GeneratedSegment]:
+        """The next segment after `prefix`; every token of it is fed, so that states and cache are whole."""
         logprobs: list[TokenLogprob] = []
-        pooled: Tensor | None = None
-        end: SegmentEnd | None = None
-        while end is None:
+        total: Tensor | None = None
+        segment: Segment | None = None
+        while segment is None:
             logits = prefix.logits[len(prefix.tokens)]
             token = draw_token(logits, params.sampling, len(prefix.tokens))
-            if ends_before(self._lm, params.segmentation, context, tokens, token):
-                end = SegmentEnd.BOUNDARY
+            if segment := segmenter.end_before(token):
                 break
             if params.num_logprobs is not None:
-                logprobs.append(token_logprob(self._lm, logits, token, params.num_logprobs))
+                logprobs.append(token_logprob(self.tokenizer, logits, token, params.num_logprobs))
             rows, states = self._feed(prefix, [token], want_states=params.want_states)
             prefix.remember_logits(len(prefix.tokens), rows[-1])
-            tokens.append(token)
             if params.want_states:
-                pooled = states[:, 0].float() if pooled is None else pooled + states[:, 0]
+                total = states[:, 0].float() if total is None else total + states[:, 0]
             yield None
-            end = end_after(self._lm, params.segmentation, context, tokens, params.max_segment_tokens)
-        text = self._lm.text_of(context, tokens)
-        segment = Segment(text, tuple(tokens), self._lm.info.tokenizer, self._writer, end)
-        pooled_states = None if pooled is None else states_of(pooled / len(tokens), self._lm.info.fingerprint)
-        return GeneratedSegment(segment, pooled_states, 0.0, None if params.num_logprobs is None else tuple(logprobs))
+            segment = segmenter.append(token)
+        pooled = None if total is None else states_of(total / len(segment.token_ids), self._lm.info.fingerprint)
+        return GeneratedSegment(segment, pooled, 0.0, None if params.num_logprobs is None else tuple(logprobs))
 
     def _score_steps(self, context: Context, segments: Sequence[Segment], session: str) -> Steps[list[SegmentScore]]:
-        tokens = self._lm.context_ids(context)
-        read = [list(self._lm.read_ids(segment, is_first=False)) for segment in segments]
-        if not read or not all(read):
+        tokens = self.tokenizer.context_ids(context)
+        ids = [list(self.tokenizer.read_ids(segment, is_first=False)) for segment in segments]
+        if not ids or not all(ids):
             raise InvalidRequest("nothing to read; send segments that hold text", "segments")
-        self._check_room(len(tokens) + sum(map(len, read)), "segments")
+        flat = [token for own in ids for token in own]
+        self.tokenizer.check_room(len(tokens) + len(flat), "segments")
         start = perf_counter()
         with self._prefix(tokens, session) as prefix:
             yield from self._prefill(prefix, tokens)
             first = prefix.logits[len(tokens)]
-            flat = [token for ids in read for token in ids]
             rows, states = self._feed(prefix, flat, num_rows=len(flat), want_states=True)
             prefix.remember_logits(len(prefix.tokens), rows[-1])
-            readings = readings_of(read, torch.cat([first[None], rows]), states, self._lm.info.fingerprint)
+            scores = scores_of(ids, torch.cat([first[None], rows]), states, self._lm.info.fingerprint)
             duration_ms = (perf_counter() - start) * 1e3
-            yield [replace(reading, duration_ms=duration_ms) for reading in readings]
+            yield [replace(score, duration_ms=duration_ms) for score in scores]
 
     def _propose_steps(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
     ) -> Steps[Proposal]:
-        check_token_ids(self._lm, open_ids, "open_token_ids")
-        tokens = [*self._lm.context_ids(context), *open_ids]
-        self._check_room(len(tokens), "context")
+        check_token_ids(self.tokenizer, open_ids, "open_token_ids")
+        tokens = [*self.tokenizer.context_ids(context), *open_ids]
+        self.tokenizer.check_room(len(tokens), "context")
         start = perf_counter()
         with self._prefix(tokens, params.session) as prefix:
             yield from self._prefill(prefix, tokens)
@@ -252,7 +234,7 @@ class TransformersEngine:
                 token, distribution = draw_with_distribution(prefix.logits[position], params.sampling, position)
                 drafted.append(token)
                 distributions.append(distribution)
-                if token in self._lm.eos_ids:
+                if token in self.tokenizer.eos_ids:
                     break
             duration_ms = (perf_counter() - start) * 1e3
             yield Proposal(tuple(drafted), tuple(distributions), self._lm.info.tokenizer, duration_ms)
@@ -260,12 +242,12 @@ class TransformersEngine:
     def _verify_steps(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
     ) -> Steps[VerifiedTokens]:
-        check_token_ids(self._lm, open_ids, "open_token_ids")
-        check_proposal(self._lm, proposal)
-        context_ids = self._lm.context_ids(context)
+        check_token_ids(self.tokenizer, open_ids, "open_token_ids")
+        check_proposal(self.tokenizer, proposal)
+        context_ids = self.tokenizer.context_ids(context)
         tokens = [*context_ids, *open_ids]
-        self._check_room(len(tokens), "context")
-        segmenter = Segmenter(self._lm, self._writer, context_ids, open_ids, params)
+        self.tokenizer.check_room(len(tokens), "context")
+        segmenter = TokenSegmenter(self.tokenizer, self._writer, params, context_ids, open_ids)
         if segmenter.num_left < 1:
             raise InvalidRequest("open_token_ids: they already fill max_tokens", "open_token_ids")
         drafted = proposal.token_ids[: segmenter.num_left]
@@ -284,18 +266,16 @@ class TransformersEngine:
     def _score_choices_steps(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str
     ) -> Steps[ChoiceScores]:
-        tokens = self._lm.context_ids(context)
-        turn = turn_after(self._lm.tokenizer, question, prefill)
-        if tokens[-1] in self._lm.eos_ids and turn[0] in self._lm.eos_ids:  # the context has ended its turn itself
-            turn = turn[1:]
-        asked = option_ids(self._lm.tokenizer, options)
-        self._check_room(len(tokens) + len(turn), "context")
+        tokens = self.tokenizer.context_ids(context)
+        turn = self.tokenizer.question_ids(tokens, question, prefill)
+        asked = option_ids(self.tokenizer.raw, options)
+        self.tokenizer.check_room(len(tokens) + len(turn), "context")
         start = perf_counter()
         with self._prefix(tokens, session) as prefix:
             rows = yield from self._feed_after(prefix, tokens, turn)
             prefix.crop(len(tokens))  # the turn is beside the work: the next call goes on from the context
             prefix.remember_logits(len(tokens), rows[0])
             probabilities = torch.softmax(rows[-1].float(), -1)
-            likeliest = self._lm.token_text(int(probabilities.argmax()))
+            likeliest = self.tokenizer.token_text(int(probabilities.argmax()))
             duration_ms = (perf_counter() - start) * 1e3
             yield ChoiceScores(tuple(probabilities[asked].tolist()), likeliest, duration_ms)

@@ -161,7 +161,8 @@ def _features(card: ProbeCard, role: str, states: Sequence[States], surprisal: T
 
 
 def operating_points(card: ProbeCard) -> tuple[OperatingPoint, ...]:
-    """Those in the card, by rising threshold, the rule `sample` last; none if the report left none.
+    """What stricter and more lenient acceptance rules come to, by the report in the card: by rising threshold, the rule
+    `sample` last; none if the report left none.
 
     A row without threshold is that rule if it is the last one, and otherwise unknown, as one without acceptance is.
     Raises: Mismatch when they cannot be read.

@@ -4,13 +4,12 @@ from collections.abc import AsyncGenerator
 
 from openai import AsyncOpenAI, omit
 
-from semspec.remote.failures import paced, translated
-from semspec.remote.protocol import Completion, Delta, Server
+from semspec.remote.client import Completion, Delta, Server, paced, translated
 from semspec.types import SegmentEnd
 
 
 class OpenAIClient:
-    """See `semspec.remote.protocol.CompletionClient`."""
+    """See `semspec.remote.client.CompletionClient`."""
 
     def __init__(self, server: Server) -> None:
         self._server = server

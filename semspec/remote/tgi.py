@@ -5,15 +5,14 @@ from typing import Any
 
 from huggingface_hub import AsyncInferenceClient, get_async_session, hf_raise_for_status
 
-from semspec.remote.failures import paced, translated
-from semspec.remote.protocol import Completion, Delta, Server
+from semspec.remote.client import Completion, Delta, Server, paced, translated
 from semspec.types import SamplingParams, SegmentEnd
 
 ENDS = {"eos_token": SegmentEnd.EOS, "stop_sequence": SegmentEnd.BOUNDARY, "length": SegmentEnd.LENGTH}
 
 
 class TgiClient:
-    """See `semspec.remote.protocol.CompletionClient`."""
+    """See `semspec.remote.client.CompletionClient`."""
 
     def __init__(self, server: Server) -> None:
         self._server = server

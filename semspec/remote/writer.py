@@ -1,14 +1,19 @@
-"""An engine whose segments are written elsewhere."""
+"""An engine whose segments are written by a server, and how the settings make one."""
 
+import asyncio
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 
-from semspec.engine.protocol import Engine
-from semspec.errors import ContextTooLong, InvalidRequest, Unavailable
-from semspec.remote.protocol import Completion, CompletionClient
-from semspec.remote.segmenter import TokenizedSegmenter, Tokens
+from semspec.engine.protocol import Engine, load_engine
+from semspec.engine.segmentation import TextSegmenter
+from semspec.engine.tokenization import ModelTokenizer
+from semspec.errors import DeadlineExceeded, InvalidRequest, Mismatch, Overloaded, Unavailable
+from semspec.remote.client import Completion, CompletionClient, Server, connect
+from semspec.settings import ModelSettings
 from semspec.types import (
     ChoiceScores,
     Context,
@@ -32,16 +37,18 @@ from semspec.types import (
 MAX_SEED = 2**63
 """OpenAI's seeds are signed integers of 64 bits."""
 
+logger = logging.getLogger(__name__)
+
 
 class RemoteWriter:
-    """`write` goes to a server, everything else to the engine here, which runs the same model.
+    """`generate` goes to a server, everything else to the engine here, which runs the same model.
 
-    See `semspec.engine.protocol.Engine`. `write` raises what `CompletionClient.stream` does, beside ContextTooLong and
-    InvalidRequest.
+    See `semspec.engine.protocol.Engine`. `generate` raises ContextTooLong, InvalidRequest and what
+    `CompletionClient.stream` raises.
     """
 
-    def __init__(self, engine: Engine, tokens: Tokens, client: CompletionClient, writer: Writer) -> None:
-        self._engine, self._tokens, self._client, self._writer = engine, tokens, client, writer
+    def __init__(self, engine: Engine, tokenizer: ModelTokenizer, client: CompletionClient, writer: Writer) -> None:
+        self._engine, self._tokenizer, self._client, self._writer = engine, tokenizer, client, writer
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         if params.num_logprobs is not None:
@@ -56,15 +63,17 @@ class RemoteWriter:
                 start = now
 
     async def _segments(self, context: Context, params: GenerationParams) -> AsyncGenerator[Segment, None]:
-        segmenter = TokenizedSegmenter(self._tokens, self._writer, params, self._room(context))
-        prompt = self._tokens.without_bos("".join(piece.text for piece in context.pieces))
+        num_tokens = len(self._tokenizer.context_ids(context))
+        self._tokenizer.check_room(num_tokens, "context")
+        segmenter = TextSegmenter(self._tokenizer, self._writer, params, num_tokens)
+        prompt = self._tokenizer.without_bos("".join(piece.text for piece in context.pieces))
         for stop_at in (_stop_at(params), None):  # a second time when the first stop was before a segment's first word
             text = prompt + segmenter.text
             completion = Completion(text, params.sampling, segmenter.num_left, _seed(params, text), stop_at)
             end: SegmentEnd | None = None
             async with aclosing(self._client.stream(completion)) as deltas:
                 async for delta in deltas:
-                    for segment in segmenter.take(delta):
+                    for segment in segmenter.take(delta.text, delta.end):
                         yield segment
                     if segmenter.is_done:
                         return
@@ -73,17 +82,9 @@ class RemoteWriter:
                 break
         raise Unavailable("the server that writes for this model broke off without an end; retry")
 
-    def _room(self, context: Context) -> int:
-        num_tokens, window = len(self._tokens.context_ids(context)), self._tokens.info.max_context_tokens
-        if num_tokens >= window:
-            raise ContextTooLong(
-                f"{num_tokens} tokens leave no room in the window of {window}; shorten the context", "context"
-            )
-        return window - num_tokens
-
     async def _states(self, context: Context, segment: Segment, session: str) -> States:
-        [reading] = await self._engine.score(context, [segment], session)
-        return reading.states
+        [score] = await self._engine.score(context, [segment], session)
+        return score.states
 
     async def info(self) -> ModelInfo:
         return replace(await self._engine.info(), tells_logprobs=False)
@@ -127,3 +128,42 @@ def _stop_at(params: GenerationParams) -> str | None:
     """Of a single paragraph the end is a text; of other orders only who reads along knows it."""
     is_paragraph = params.max_segments == 1 and params.segmentation is Segmentation.PARAGRAPH
     return "\n\n" if is_paragraph else None
+
+
+def load_remote_writer(settings: ModelSettings, server: Server, writer: Writer) -> Engine:
+    """The model the settings name, with `server` writing for it.
+
+    Raises: Mismatch when either cannot serve. A server that is merely away is waited for by those who call.
+    """
+    asyncio.run(_check(settings.model, server))
+    engine = load_engine(settings, writer)
+    return RemoteWriter(engine, engine.tokenizer, connect(server), writer)
+
+
+async def _check(model: str, server: Server) -> None:
+    """Compare names, all that a server tells of its model."""
+    async with aclosing(connect(server)) as client:
+        served = await _served(client)
+    if served is None:
+        return
+    if server.api == "openai" and server.model not in served:
+        names = ", ".join(served) or "nothing"
+        raise Mismatch(f"{server.url} serves {names}, not {server.model}; {server.remedy}")
+    name = server.model if server.api == "openai" else served[0]
+    if name is not None and Path(name).name == Path(model).name:
+        logger.info("segments are written by %s at %s", name, server.url)
+    else:
+        logger.warning(
+            "segments are written by %s at %s, states are those of %s: it must be the same model",
+            name,
+            server.url,
+            model,
+        )
+
+
+async def _served(client: CompletionClient) -> list[str] | None:
+    try:
+        return await client.served()
+    except (Unavailable, Overloaded, DeadlineExceeded) as error:
+        logger.warning("the model of the server that writes could not be checked: %s", error.message)
+        return None

@@ -4,7 +4,7 @@ from functools import partial
 
 from semspec.engine.protocol import Engine, load_engine
 from semspec.observability import configure_logging, exported_traces
-from semspec.remote.loading import load_remote_writer
+from semspec.remote.writer import load_remote_writer
 from semspec.rpc.server import run
 from semspec.rpc.servicers import target_service
 from semspec.settings import load_settings

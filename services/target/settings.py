@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from semspec.remote.protocol import Server
+from semspec.remote.client import Server
 from semspec.settings import ModelSettings
 
 

@@ -16,7 +16,7 @@ from bench.runners.assisted import TransformersRunner, open_transformers
 from bench.runners.in_process import open_in_process
 from bench.runners.protocol import Ask, NotApplicable, RunnerError
 from demo.problems import make_problem
-from semspec.engine.causal_lm import load_tokenizer
+from semspec.engine.checkpoint import load_tokenizer
 from semspec.stack.config import BUNDLED_PAIR
 from semspec.types import Message
 

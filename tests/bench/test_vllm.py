@@ -15,7 +15,7 @@ from bench.configuration import parse
 from bench.runners.protocol import Ask, NotApplicable, RunnerError
 from bench.runners.vllm import Site, VllmRunner, open_vllm, reason, write_tokenizer
 from demo.problems import make_problem
-from semspec.engine.causal_lm import load_tokenizer
+from semspec.engine.checkpoint import load_tokenizer
 from semspec.stack.config import BUNDLED_PAIR
 from semspec.types import Message
 from tests.test_stack import is_running, left_alive

@@ -11,7 +11,7 @@ from bench.configuration import parse
 from bench.runners.in_process import InProcessRunner, open_in_process
 from bench.runners.protocol import Ask, Outcome
 from bench.tasks import Question, load_task
-from semspec.engine.fingerprint import model_fingerprint
+from semspec.engine.checkpoint import model_fingerprint
 from semspec.stack import BUNDLED_PAIR
 
 MEBIBYTE = 1 << 20

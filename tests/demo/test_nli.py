@@ -13,7 +13,7 @@ from demo.probe_data import ParserEquivalence
 from demo.problems import SPLITS
 from demo.train_nli import COURSE, WINDOW, Examples, build_nli_tokenizer
 from demo.wording import TARGET_AUTHOR, read
-from semspec.engine.causal_lm import load_tokenizer
+from semspec.engine.checkpoint import load_tokenizer
 from training.clustering.entailment import EntailmentConfig, EntailmentEquivalence
 from training.clustering.equivalence import Alternatives
 from training.clustering.nli import NliConfig, NliModel, PairFormat

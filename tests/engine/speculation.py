@@ -66,7 +66,7 @@ def certainly(engine: TransformersEngine, token_ids: tuple[int, ...]) -> Proposa
     """Each token with probability 1."""
     one = struct.pack("<f", 1.0)
     distributions = tuple(Distribution(struct.pack("<I", token), one) for token in token_ids)
-    return Proposal(token_ids, distributions, engine._lm.info.tokenizer, 0.0)
+    return Proposal(token_ids, distributions, engine.tokenizer.info.tokenizer, 0.0)
 
 
 async def only_prefix(engine: TransformersEngine) -> Prefix:

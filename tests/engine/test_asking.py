@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from semspec.engine.causal_lm import CausalLM, load_tokenizer
+from semspec.engine.causal_lm import CausalLM
+from semspec.engine.checkpoint import load_tokenizer
 from semspec.engine.tokenization import can_be_asked, turn_after
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
@@ -111,24 +112,26 @@ async def test_probabilities_are_those_of_the_whole_sequence(engine: Transformer
     context = await reasoned(engine)
     reply = await engine.score_choices(context, QUESTION, PREFILL, DIGITS)
     lm = CausalLM.load(str(checkpoint), None, "cpu", "float32")
-    tokens = lm.context_ids(context) + turn_after(lm.tokenizer, QUESTION, PREFILL)
+    tokens = lm.tokenizer.context_ids(context) + turn_after(lm.tokenizer.raw, QUESTION, PREFILL)
     expected = torch.softmax(lm.forward(tokens, lm.new_kv()).logits[-1], -1)
-    ids = [lm.tokenizer.convert_tokens_to_ids(digit) for digit in DIGITS]
+    ids = [lm.tokenizer.raw.convert_tokens_to_ids(digit) for digit in DIGITS]
     assert reply.probabilities == pytest.approx(expected[ids].tolist(), rel=1e-4)
-    assert reply.likeliest == lm.token_text(int(expected.argmax()))
+    assert reply.likeliest == lm.tokenizer.token_text(int(expected.argmax()))
     assert 0 < sum(reply.probabilities) < 1
 
 
 async def test_context_that_has_ended_its_turn_is_not_ended_twice(engine: TransformersEngine, checkpoint: Path) -> None:
     context = await reasoned(engine)
     lm = CausalLM.load(str(checkpoint), None, "cpu", "float32")
-    [eos] = lm.eos_ids
+    [eos] = lm.tokenizer.eos_ids
     last = Segment("", (eos,), lm.info.tokenizer, Writer.DRAFT, SegmentEnd.EOS)
     ended = await engine.score_choices(context.extended(last), QUESTION, PREFILL, DIGITS)
-    turn = turn_after(lm.tokenizer, QUESTION, PREFILL)
-    tokens = [*lm.context_ids(context), eos, *(turn[1:] if turn[0] == eos else turn)]
+    turn = turn_after(lm.tokenizer.raw, QUESTION, PREFILL)
+    tokens = [*lm.tokenizer.context_ids(context), eos, *(turn[1:] if turn[0] == eos else turn)]
     expected = torch.softmax(lm.forward(tokens, lm.new_kv()).logits[-1], -1)
-    assert ended.probabilities[7] == pytest.approx(float(expected[lm.tokenizer.convert_tokens_to_ids("7")]), rel=1e-4)
+    assert ended.probabilities[7] == pytest.approx(
+        float(expected[lm.tokenizer.raw.convert_tokens_to_ids("7")]), rel=1e-4
+    )
 
 
 async def test_asking_leaves_the_context_in_the_cache_and_nothing_else(
@@ -136,10 +139,10 @@ async def test_asking_leaves_the_context_in_the_cache_and_nothing_else(
 ) -> None:
     context = await reasoned(engine)
     first = await engine.score_choices(context, QUESTION, PREFILL, DIGITS, "s")
-    assert (await only_prefix(engine)).tokens == engine._lm.context_ids(context)
+    assert (await only_prefix(engine)).tokens == engine.tokenizer.context_ids(context)
     sizes = spied(engine, monkeypatch)
     again = await engine.score_choices(context, QUESTION, PREFILL, DIGITS, "s")
-    assert sizes == [len(turn_after(engine._lm.tokenizer, QUESTION, PREFILL))]
+    assert sizes == [len(turn_after(engine.tokenizer.raw, QUESTION, PREFILL))]
     sizes.clear()
     [mine] = await written(engine, context, params(session="s", max_tokens=5))
     assert sizes == [1] * len(mine.segment.token_ids)
@@ -158,7 +161,7 @@ async def test_asking_between_steps_feeds_a_step_once(
     await engine.score_choices(before, QUESTION, PREFILL, DIGITS, "s")
     sizes = spied(engine, monkeypatch)
     reply = await engine.score_choices(whole, QUESTION, PREFILL, DIGITS, "s")
-    num_asked = len(turn_after(engine._lm.tokenizer, QUESTION, PREFILL))
+    num_asked = len(turn_after(engine.tokenizer.raw, QUESTION, PREFILL))
     assert sizes == [len(whole.pieces[-1].token_ids) + num_asked]
     assert reply.probabilities == pytest.approx(
         (await uncached.score_choices(whole, QUESTION, PREFILL, DIGITS)).probabilities, rel=1e-4

@@ -207,7 +207,7 @@ def test_pickled_weights_are_refused(checkpoint: Path, tmp_path: Path) -> None:
 
 
 def test_fingerprint_tells_two_trainings_apart(checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    from semspec.engine.fingerprint import model_fingerprint
+    from semspec.engine.checkpoint import model_fingerprint
 
     original = model_fingerprint(str(checkpoints["qwen2"]), None)
     for file in checkpoints["qwen2"].iterdir():

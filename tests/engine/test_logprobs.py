@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from semspec.engine.causal_lm import CausalLM, EngineName
-from semspec.engine.scoring import token_logprob
+from semspec.engine.logits import token_logprob
 from semspec.engine.tokenization import BYTE_OF, TokenBytes, tokenize
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch
@@ -152,7 +152,7 @@ async def test_logprobs_are_those_of_a_plain_forward_whatever_the_sampling(
         likeliest = row.topk(4)
         assert [other.token_id for other in told.alternatives] == likeliest.indices.tolist()
         assert [other.logprob for other in told.alternatives] == pytest.approx(likeliest.values.tolist(), abs=1e-4)
-        assert all(other.data == engine._lm.token_bytes(other.token_id) for other in told.alternatives)
+        assert all(other.data == engine.tokenizer.token_bytes(other.token_id) for other in told.alternatives)
     await engine.aclose()
 
 
@@ -189,7 +189,7 @@ async def test_logprobs_and_tokens_over_the_wire_equal_those_in_process(uncached
 def test_impossible_tokens_are_no_alternatives_and_few_tokens_are_all_there_are() -> None:
     lm = lm_of(random_model("qwen2"), "fast")
     logits = torch.tensor([0.0, -torch.inf, 0.0, -torch.inf])
-    told = token_logprob(lm, logits, 2, 20)
+    told = token_logprob(lm.tokenizer, logits, 2, 20)
     assert {other.token_id for other in told.alternatives} == {0, 2}
     assert told.logprob == pytest.approx(-0.6931, abs=1e-4)
 
@@ -222,6 +222,6 @@ def test_tokenizer_that_knows_no_places_is_refused(
     checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lm = CausalLM.load(str(checkpoints["qwen2"]), None, "cpu", "float32")
-    monkeypatch.setattr(type(lm.tokenizer), "is_fast", False)
+    monkeypatch.setattr(type(lm.tokenizer.raw), "is_fast", False)
     with pytest.raises(Mismatch, match=r"tokenizer\.json"):
-        lm.tokenize("Tom")
+        lm.tokenizer.tokenize("Tom")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from semspec.engine.sampling import draw_token, draw_tokens, filtered, pick
+from semspec.engine.logits import draw_token, draw_tokens, filtered, pick
 from semspec.types import SamplingParams
 
 LOGITS = torch.tensor([1.0, 3.0, 0.0, 2.0, 2.5, -1.0, 0.5, 1.5])

@@ -9,7 +9,7 @@ import torch
 from scipy.stats import chisquare
 
 from semspec.engine import speculative
-from semspec.engine.sampling import renormalised
+from semspec.engine.logits import renormalised
 from semspec.engine.speculative import dense, draw_with_distribution, sparse, verify_tokens
 from semspec.types import Distribution, SamplingParams
 from tests.engine.speculation import always_accepting, own_stream

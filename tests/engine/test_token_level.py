@@ -12,9 +12,8 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from demo.problems import SPLITS, make_problem
-from semspec.engine.sampling import renormalised
-from semspec.engine.segmentation import cut
-from semspec.engine.segmenter import Segmenter
+from semspec.engine.logits import renormalised
+from semspec.engine.segmentation import TokenSegmenter, cut
 from semspec.engine.speculative import dense
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
@@ -120,21 +119,21 @@ async def test_greedy_rounds_write_what_write_writes(
 TEXT = " Tom sells 6 pens. 25 - 6 = 19.\n\nTom has 19 pens. How many pens does Tom have now?\n\n"
 
 
-def segmenter(engine: TransformersEngine, open_ids: Sequence[int], **fields: object) -> Segmenter:
-    context = engine._lm.tokenizer.encode("Tom has pens: 25.")
-    return Segmenter(engine._lm, Writer.TARGET, context, open_ids, params(**({"max_segments": 0} | fields)))
+def segmenter(engine: TransformersEngine, open_ids: Sequence[int], **fields: object) -> TokenSegmenter:
+    context = engine.tokenizer.ids_of("Tom has pens: 25.")
+    return TokenSegmenter(engine.tokenizer, Writer.TARGET, params(**({"max_segments": 0} | fields)), context, open_ids)
 
 
 @pytest.mark.parametrize("segmentation", Segmentation)
 def test_segments_are_cut_wherever_the_proposal_begins(engine: TransformersEngine, segmentation: Segmentation) -> None:
-    tokens = engine._lm.tokenizer.encode(TEXT)
+    tokens = engine.tokenizer.ids_of(TEXT)
     expected = list(cut(TEXT, segmentation))
-    num_first = len(engine._lm.tokenizer.encode(expected[0]))
+    num_first = len(engine.tokenizer.ids_of(expected[0]))
     for start in range(num_first):
         cutting = segmenter(engine, tokens[:start], segmentation=segmentation)
         assert all(cutting.take(token) for token in tokens[start:])
         texts = [segment.text for segment in cutting.segments]
-        assert [*texts, engine._lm.text_of([], cutting.open_ids)][: len(expected)] == expected
+        assert [*texts, engine.tokenizer.text_of([], cutting.open_ids)][: len(expected)] == expected
     assert len(expected) == {Segmentation.PARAGRAPH: 2, Segmentation.SENTENCE: 5}[segmentation]
 
 
@@ -150,7 +149,7 @@ def test_what_follows_the_end_of_an_order_is_dropped(
     engine: TransformersEngine, fields: dict[str, object], num_taken: int, end: SegmentEnd
 ) -> None:
     cutting = segmenter(engine, (), segmentation=Segmentation.SENTENCE, **fields)
-    taken = [cutting.take(token) for token in engine._lm.tokenizer.encode(TEXT)]
+    taken = [cutting.take(token) for token in engine.tokenizer.ids_of(TEXT)]
     assert taken == [True] * num_taken + [False] * (len(taken) - num_taken)
     assert cutting.segments[-1].end is end and cutting.open_ids == []
 
@@ -171,7 +170,7 @@ async def test_budgets_are_kept_to_the_token(
 
 async def test_end_of_sequence_inside_a_proposal_ends_all(engine: TransformersEngine) -> None:
     context = await prompt(engine)
-    eos = min(engine._lm.eos_ids)
+    eos = min(engine.tokenizer.eos_ids)
     what = params(max_segments=0)
     with always_accepting():
         verified = await engine.verify(context, (5,), certainly(engine, (6, eos, 7)), what)
@@ -207,12 +206,12 @@ async def test_proposal_ends_with_end_of_sequence_and_with_the_window(engine: Tr
     num_tokens = len(context.pieces[0].token_ids)
     proposal = await engine.propose(context, (), params(sampling=SamplingParams(0)), 500)
     assert num_tokens + len(proposal.token_ids) <= 600
-    assert len(proposal.token_ids) == 600 - num_tokens or proposal.token_ids[-1] in engine._lm.eos_ids
+    assert len(proposal.token_ids) == 600 - num_tokens or proposal.token_ids[-1] in engine.tokenizer.eos_ids
     full = await engine.propose(context, (5,) * (599 - num_tokens), params(), 4)
     assert len(full.token_ids) == 1
     with pytest.raises(ContextTooLong, match="600"):
         await engine.propose(context, (5,) * (600 - num_tokens), params(), 4)
-    eos = min(engine._lm.eos_ids)
+    eos = min(engine.tokenizer.eos_ids)
     with pytest.MonkeyPatch.context() as patch:
         certain = (eos, certainly(engine, (eos,)).distributions[0])
         patch.setattr("semspec.engine.transformers_engine.draw_with_distribution", lambda *_: certain)

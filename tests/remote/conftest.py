@@ -22,7 +22,7 @@ async def local() -> AsyncIterator[Local]:
 
 @pytest.fixture(scope="package")
 def context(local: Local) -> Context:
-    return Context((local.lm.encode(PROMPT),))
+    return Context((local.lm.tokenizer.encode(PROMPT),))
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from semspec.remote.protocol import Api
+from semspec.remote.client import Api
 
 Json = dict[str, Any]
 NAME = "some/model"

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.remote.connecting import connect
-from semspec.remote.protocol import Api, Server
+from semspec.remote.client import Api, Server, connect
 from semspec.remote.writer import RemoteWriter
 from semspec.types import GeneratedSegment, GenerationParams, SamplingParams, Segment, Writer
 from tests.remote.servers import NAME, Script, serving
@@ -30,7 +29,7 @@ class Local:
     def pieces(self, written: list[GeneratedSegment]) -> list[str]:
         """What a server that runs the model streams: one token a piece."""
         ids = [token for one in written for token in one.segment.token_ids]
-        return [self.lm.token_text(token) for token in ids if token not in self.lm.eos_ids]
+        return [self.lm.tokenizer.token_text(token) for token in ids if token not in self.lm.tokenizer.eos_ids]
 
     @asynccontextmanager
     async def written_by(self, api: Api, script: Script, timeout_s: float = 5.0) -> AsyncIterator[RemoteWriter]:
@@ -38,7 +37,7 @@ class Local:
         async with serving(api, script) as url:
             client = connect(Server(api, url, NAME, "the-token", timeout_s, remedy="check this and that"))
             try:
-                yield RemoteWriter(self.engine, self.lm, client, Writer.TARGET)
+                yield RemoteWriter(self.engine, self.lm.tokenizer, client, Writer.TARGET)
             finally:
                 await client.aclose()
 

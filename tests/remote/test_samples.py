@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from semspec.errors import Unavailable
-from semspec.remote.protocol import Api
+from semspec.remote.client import Api
 from semspec.types import Context, SamplingParams, Segment, SegmentEnd, Writer
 from tests.remote.servers import Script, serving
 from tests.remote.support import Local
@@ -21,7 +21,7 @@ STEP = "On day 1, Sara gets 9 extra books."
 async def sampled(local: Local, context: Context, api: Api, script: Script, seeds: list[int]) -> list[Segment]:
     async with serving(api, script) as url:
         config = ServerSampler(backend=api, base_url=url, model="m", concurrency=2, max_retries=0)
-        writer = ServerWriter(config, Writer.DRAFT, WritingRecipe(SamplingParams(0.8)), local.lm)
+        writer = ServerWriter(config, Writer.DRAFT, WritingRecipe(SamplingParams(0.8)), local.lm.tokenizer)
         return await asyncio.to_thread(writer.generate, context, seeds)
 
 

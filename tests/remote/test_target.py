@@ -18,7 +18,7 @@ from semspec.engine.protocol import Engine
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch, Unavailable
 from semspec.probes.verifier import ProbeVerifier
-from semspec.remote.protocol import Api
+from semspec.remote.client import Api
 from semspec.settings import load_settings
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Context, GeneratedSegment, Writer

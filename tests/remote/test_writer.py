@@ -10,8 +10,7 @@ import pytest
 
 from semspec.decoding.protocols import Target
 from semspec.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Mismatch, Overloaded, Unavailable
-from semspec.remote.connecting import connect
-from semspec.remote.protocol import Api, Completion, Server
+from semspec.remote.client import Api, Completion, Server, connect
 from semspec.types import Context, GeneratedSegment, GenerationParams, SamplingParams, Segmentation, SegmentEnd
 from tests.remote.servers import NAME, Json, Script, serving
 from tests.remote.support import PARAGRAPH, PROMPT, TO_THE_END, Local, collected, segments
@@ -128,7 +127,7 @@ async def test_stop_before_the_first_word_does_not_end_a_paragraph(local: Local,
 async def test_end_without_a_word_is_a_segment(local: Local, context: Context, api: Api) -> None:
     async with local.written_by(api, Script([])) as remote:
         [served] = await collected(remote.generate(context, PARAGRAPH))
-    assert (served.segment.text, served.segment.token_ids) == ("", (min(local.lm.eos_ids),))
+    assert (served.segment.text, served.segment.token_ids) == ("", (min(local.lm.tokenizer.eos_ids),))
     assert served.segment.end is SegmentEnd.EOS
 
 
@@ -152,7 +151,7 @@ async def test_segment_without_a_boundary_is_cut_between_tokens(local: Local, co
     assert [len(one.token_ids) for one in served[:3]] == [6, 6, 6]
     assert {one.end for one in served[:3]} == {SegmentEnd.LENGTH} and served[-1].end is SegmentEnd.EOS
     ids = [token for one in served for token in one.token_ids]
-    assert local.lm.text_of((), ids) == f"{STEP}\n\n"
+    assert local.lm.tokenizer.text_of((), ids) == f"{STEP}\n\n"
 
 
 async def test_tokens_beyond_the_budget_are_left_out(local: Local, context: Context) -> None:

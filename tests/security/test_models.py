@@ -137,7 +137,7 @@ def test_template_of_a_checkpoint_cannot_leave_its_sandbox(checkpoint: Path) -> 
     template = "{{ messages.__class__.__mro__[1].__subclasses__() }}"
     change(checkpoint / "tokenizer_config.json", chat_template=template)
     with pytest.raises(InvalidRequest, match="refuses"):
-        load(checkpoint).encode([Message("user", "Hello?")])
+        load(checkpoint).tokenizer.encode([Message("user", "Hello?")])
 
 
 def calls() -> Iterator[tuple[Path, ast.Call]]:

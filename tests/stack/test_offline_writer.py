@@ -29,20 +29,20 @@ async def test_served_segments_are_those_of_the_engine(
     url = f"{running.stack.base_url}/v1"
     config = ServerSampler(backend="openai", base_url=url, model=model, concurrency=2, api_key_env=API_KEY)
     lm = CausalLM.load(str(pair.target), None, "cpu", "float32")
-    context = Context((lm.encode(QUESTION),))
+    context = Context((lm.tokenizer.encode(QUESTION),))
     streams = [derive_seed(seed, "target", 0) for seed in SEEDS]  # as the loop names its target's draws
     local = EngineWriter(ModelDesk(lm, 3), Writer.TARGET, recipe).generate(context, streams)
-    served = await asyncio.to_thread(ServerWriter(config, Writer.TARGET, recipe, lm).generate, context, SEEDS)
+    served = await asyncio.to_thread(ServerWriter(config, Writer.TARGET, recipe, lm.tokenizer).generate, context, SEEDS)
     assert [one.end for one in served] == [one.end for one in local]
     assert [one.text for one in served] == [one.text for one in local]
     assert segmentation is not Segmentation.PARAGRAPH or SegmentEnd.BOUNDARY in {one.end for one in served}
-    assert all(lm.read_ids(one, is_first=False) for one in served)
+    assert all(lm.tokenizer.read_ids(one, is_first=False) for one in served)
 
 
 async def test_server_that_is_not_there_is_named(pair: Pair) -> None:
     recipe = WritingRecipe(SamplingParams())
     config = ServerSampler(backend="openai", base_url="http://127.0.0.1:9/v1", model="x", max_retries=0)
     lm = CausalLM.load(str(pair.target), None, "cpu", "float32")
-    writer = ServerWriter(config, Writer.TARGET, recipe, lm)
+    writer = ServerWriter(config, Writer.TARGET, recipe, lm.tokenizer)
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9/v1 does not write segments: .* check sampler\.base_url"):
         await asyncio.to_thread(writer.generate, Context(()), [1])

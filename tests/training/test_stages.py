@@ -105,7 +105,7 @@ async def test_states_on_disk_are_those_the_engines_serve(made: Pipeline, models
 
 def segment_of(row: Row, engines: dict[Writer, TransformersEngine]) -> Segment:
     writer = Writer(row["writer"])
-    tokenizer = engines[writer]._lm.info.tokenizer
+    tokenizer = engines[writer].tokenizer.info.tokenizer
     return Segment(row["text"], tuple(row["token_ids"]), tokenizer, writer, SegmentEnd(row["end"]))
 
 

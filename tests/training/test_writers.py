@@ -41,17 +41,17 @@ def tgi(lm: CausalLM, seen: list[dict[str, Any]]) -> Iterator[str]:
                 self.wfile.write(f"data:{json.dumps(event)}\n\n".encode())
 
         def _events(self, prompt: str, parameters: dict[str, Any]) -> Iterator[dict[str, Any]]:
-            context = lm.encode(prompt).token_ids
+            context = lm.tokenizer.encode(prompt).token_ids
             sampling = SamplingParams(parameters["temperature"], parameters["top_p"], seed=parameters["seed"])
             tokens, limit = list[int](), parameters["max_new_tokens"]
-            while len(tokens) < limit and not (tokens and tokens[-1] in lm.eos_ids):
+            while len(tokens) < limit and not (tokens and tokens[-1] in lm.tokenizer.eos_ids):
                 batch = ContextBatch(lm, [*context, *tokens])
                 [one] = batch.sample(sampling, [sampling.seed], Segmentation.PARAGRAPH, 1)
                 tokens += one.token_ids
-                is_end = tokens[-1] in lm.eos_ids
+                is_end = tokens[-1] in lm.tokenizer.eos_ids
                 reason = "eos_token" if is_end else "length" if len(tokens) == limit else None
                 details = {"finish_reason": reason, "generated_tokens": len(tokens), "input_length": len(context)}
-                text = lm.token_text(tokens[-1])
+                text = lm.tokenizer.token_text(tokens[-1])
                 yield {
                     "index": len(tokens),
                     "token": {"id": tokens[-1], "text": text, "logprob": 0.0, "special": is_end},
@@ -80,16 +80,16 @@ def test_tgi_segments_are_those_of_the_engine(num_steps: int, max_tokens: int, e
     text = document.prompt + "".join(
         f"{step}\n\n" for step in document.segments[: num_steps or -len(document.segments)]
     )
-    context, seen = Context((lm.encode(text),)), list[dict[str, Any]]()
+    context, seen = Context((lm.tokenizer.encode(text),)), list[dict[str, Any]]()
     recipe = WritingRecipe(SamplingParams(1.0, 0.9), max_segment_tokens=max_tokens)
     local = EngineWriter(ModelDesk(lm, 3), Writer.DRAFT, recipe).generate(context, SEEDS)
     with tgi(lm, seen) as address:
-        writer = ServerWriter(ServerSampler(backend="tgi", base_url=address), Writer.DRAFT, recipe, lm)
+        writer = ServerWriter(ServerSampler(backend="tgi", base_url=address), Writer.DRAFT, recipe, lm.tokenizer)
         served = writer.generate(context, SEEDS)
     assert [(one.text, one.end) for one in served] == [(one.text, one.end) for one in local]
     assert SegmentEnd(end) in {one.end for one in served}
     for one, other in zip(served, local, strict=True):
-        assert one.writer is Writer.DRAFT and tuple(lm.read_ids(one, is_first=False)) == other.token_ids
+        assert one.writer is Writer.DRAFT and tuple(lm.tokenizer.read_ids(one, is_first=False)) == other.token_ids
     assert {body["parameters"]["seed"] for body in seen} == set(SEEDS)
     assert all(body["inputs"] == text for body in seen)
 
@@ -102,5 +102,5 @@ def test_missing_key_is_told_before_the_first_request(monkeypatch: pytest.Monkey
             config,
             Writer.DRAFT,
             WritingRecipe(SamplingParams()),
-            CausalLM.load(str(BUNDLED_PAIR / "draft"), None, "cpu", "float32"),
+            CausalLM.load(str(BUNDLED_PAIR / "draft"), None, "cpu", "float32").tokenizer,
         )

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
-from semspec.engine.causal_lm import load_tokenizer
+from semspec.engine.checkpoint import load_tokenizer
 from semspec.errors import Mismatch
 
 WINDOW_LIMIT = 512

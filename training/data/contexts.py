@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from semspec.engine.causal_lm import CausalLM
 from semspec.engine.segmentation import cut
+from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InvalidRequest
 from semspec.types import Context, Message, Piece, Segment, Segmentation, SegmentEnd, Writer, derive_seed
 from training.config import ContextsConfig, PromptConfig
@@ -37,7 +37,7 @@ class ProbeContext:
         return "".join(piece.text for piece in self.context.pieces[1:])
 
 
-def prompt(question: Question, config: PromptConfig, target: CausalLM) -> Piece:
+def prompt(question: Question, config: PromptConfig, target: ModelTokenizer) -> Piece:
     """The question as the target's prompt, as the gateway would render it."""
     text = config.template.replace("{question}", question.text)
     return target.encode([Message("user", text)] if config.chat else text)
@@ -60,7 +60,9 @@ def mixed_trace(
     return pieces
 
 
-def given_trace(question: Question, start: Piece, target: CausalLM, rule: Segmentation, limit: int) -> list[Piece]:
+def given_trace(
+    question: Question, start: Piece, target: ModelTokenizer, rule: Segmentation, limit: int
+) -> list[Piece]:
     """The data's own trace, cut where `rule` would end a segment."""
     if not question.trace:
         raise InvalidRequest(
@@ -70,7 +72,7 @@ def given_trace(question: Question, start: Piece, target: CausalLM, rule: Segmen
         )
     pieces = [start]
     for text in list(cut(question.trace, rule))[:-1][:limit]:
-        ids = tuple(target.tokenizer.encode(text, add_special_tokens=False))
+        ids = tuple(target.ids_of(text))
         pieces.append(Segment(text, ids, target.info.tokenizer, Writer.TARGET, SegmentEnd.BOUNDARY))
     return pieces
 

@@ -54,7 +54,7 @@ class Pair:
         recipe = WritingRecipe(config.samples.sampling, config.segmentation, config.max_segment_tokens)
         sampler = (config.draft if writer is Writer.DRAFT else config.target).sampler
         if isinstance(sampler, ServerSampler):
-            return ServerWriter(sampler, writer, recipe, self.desks[writer].lm)
+            return ServerWriter(sampler, writer, recipe, self.desks[writer].lm.tokenizer)
         return EngineWriter(self.desks[writer], writer, recipe)
 
 

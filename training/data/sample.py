@@ -48,8 +48,8 @@ class Sampler:
 
     def _ids(self, reader: Writer, segments: Sequence[Segment]) -> list[list[int]]:
         """Segments in the reader's tokens; of one without a word, which a server may send, end-of-sequence."""
-        lm = self._desks[reader].lm
-        return [list(lm.read_ids(segment, is_first=False)) or [min(lm.eos_ids)] for segment in segments]
+        tokenizer = self._desks[reader].lm.tokenizer
+        return [list(tokenizer.read_ids(one, is_first=False)) or [min(tokenizer.eos_ids)] for one in segments]
 
     def _read(self, reader: Writer, context: Context, segments: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
         desk = self._desks[reader]

@@ -89,7 +89,7 @@ class ContextsStage:
         self.folder.commit(number, [".parquet"], self.inputs(number), num_contexts=num_contexts)
 
     def _trace(self, index: int) -> Row:
-        config, question, target = self._config, self._questions.all[index], self._pair.target
+        config, question, target = self._config, self._questions.all[index], self._pair.target.tokenizer
         contexts, start = config.contexts, prompt(question, config.prompt, target)
         if contexts.traces == "data":
             pieces = given_trace(question, start, target, config.segmentation, contexts.max_segments)

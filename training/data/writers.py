@@ -9,10 +9,10 @@ from typing import Protocol
 
 from semspec.engine.batch import ContextBatch
 from semspec.engine.causal_lm import CausalLM
+from semspec.engine.segmentation import first_segment
+from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InvalidRequest, Unavailable
-from semspec.remote.connecting import connect
-from semspec.remote.protocol import Completion, CompletionClient, Server
-from semspec.remote.segmenter import TextSegmenter
+from semspec.remote.client import Completion, CompletionClient, Server, connect
 from semspec.types import Context, SamplingParams, Segment, Segmentation, SegmentEnd, Writer
 from training.config import ServerSampler
 
@@ -62,7 +62,7 @@ class ModelDesk:
     def at(self, context: Context) -> ContextBatch:
         if self._batch is None or context != self._context:
             self._batch = None  # its memory first
-            self._batch, self._context = ContextBatch(self.lm, self.lm.context_ids(context)), context
+            self._batch, self._context = ContextBatch(self.lm, self.lm.tokenizer.context_ids(context)), context
         return self._batch
 
 
@@ -72,9 +72,9 @@ class ServerWriter:
     Text only: the reader tokenizes it. That needs nothing of the server but streaming.
     """
 
-    def __init__(self, config: ServerSampler, writer: Writer, recipe: WritingRecipe, lm: CausalLM) -> None:
-        """`lm` is the same model here, the one that will read what the server writes."""
-        self._config, self._writer, self._recipe, self._lm = config, writer, recipe, lm
+    def __init__(self, config: ServerSampler, writer: Writer, recipe: WritingRecipe, tokenizer: ModelTokenizer) -> None:
+        """`tokenizer`: of the same model here, the one that will read what the server writes."""
+        self._config, self._writer, self._recipe, self._tokenizer = config, writer, recipe, tokenizer
         self._server = Server(
             config.backend,
             config.base_url,
@@ -87,7 +87,7 @@ class ServerWriter:
 
     def generate(self, context: Context, seeds: Sequence[int]) -> list[Segment]:
         """Raises: Unavailable, DeadlineExceeded, Overloaded, Mismatch when the server does not write."""
-        prompt = self._lm.without_bos("".join(piece.text for piece in context.pieces))
+        prompt = self._tokenizer.without_bos("".join(piece.text for piece in context.pieces))
         limit, sampling = self._recipe.max_segment_tokens, self._recipe.sampling
         sent = [seed % 2**31 if self._config.seeded else None for seed in seeds]
         return asyncio.run(self._segments([Completion(prompt, sampling, limit, seed) for seed in sent]))
@@ -103,14 +103,14 @@ class ServerWriter:
         return [task.result() for task in tasks]
 
     async def _segment(self, client: CompletionClient, completion: Completion, room: asyncio.Semaphore) -> Segment:
-        segmenter = TextSegmenter(self._recipe.segmentation)
+        text = ""
         async with room, aclosing(client.stream(completion)) as deltas:
             async for delta in deltas:
-                segmenter.open += delta.text
-                if (whole := segmenter.take_whole()) is not None:
+                text += delta.text
+                if (whole := first_segment(text, self._recipe.segmentation)) is not None:
                     return Segment(whole, (), "", self._writer, SegmentEnd.BOUNDARY)
                 if delta.end:
-                    return Segment(segmenter.open, (), "", self._writer, delta.end)
+                    return Segment(text, (), "", self._writer, delta.end)
         raise Unavailable(f"{self._config.base_url} broke off without an end; run the same command again")
 
 

@@ -23,7 +23,7 @@ def measure(pair: Pair, contexts: Sequence[ProbeContext], segmentation: Segmenta
     reads: list[float] = []
     for context in contexts:
         for writer, desk in pair.desks.items():
-            batch = ContextBatch(desk.lm, desk.lm.context_ids(context.context))
+            batch = ContextBatch(desk.lm, desk.lm.tokenizer.context_ids(context.context))
             [segment], seconds = _timed(partial(batch.sample, SamplingParams(), [0], segmentation, max_tokens))
             written[writer].append(1e3 * seconds / len(segment.token_ids))
             if writer is Writer.TARGET:

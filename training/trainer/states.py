@@ -83,7 +83,7 @@ class Rows:
         return Rows(self.states.to(device), self.surprisal.to(device))
 
     def assembled(self) -> Tensor:
-        """`[num_segments, num_features]` fp32, as `semspec.probes.features.assemble`."""
+        """`[num_segments, num_features]` fp32, as `semspec.probes.probe.assemble`."""
         return torch.cat((self.states.flatten(1).float(), self.surprisal), 1)
 
 

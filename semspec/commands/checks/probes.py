@@ -34,7 +34,7 @@ def check_probes(config: StackConfig) -> Iterator[Check]:
 
 def _fit(role: str, artifact: "Artifact", model: str) -> Check:
     """Whether a probe was trained on the states of this very model."""
-    from semspec.engine.fingerprint import model_fingerprint
+    from semspec.engine.checkpoint import model_fingerprint
 
     name, card, folder = f"{role} probe", artifact.card, find_folder(model)
     if folder is None or not (folder / "config.json").is_file():
