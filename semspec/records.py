@@ -199,6 +199,27 @@ def statistics(records: Iterable[SegmentRecord]) -> Statistics:
     )
 
 
+def speculative_decoding(steps: Sequence[Step]) -> dict[str, Any] | None:
+    """What `vllm serve --per-request-spec-decode-metrics summary` tells of a request; None where nothing drafted was
+    decided on. `num_spec_tokens`, the most tokens a draft may have, is None: a segment has no such bound."""
+    num_draft = sum(step.num_draft_tokens for step in steps)
+    if not num_draft:
+        return None
+    num_accepted = sum(step.num_accepted_tokens for step in steps)
+    histogram = [0] * (1 + max(step.num_accepted_tokens for step in steps))
+    for step in steps:
+        histogram[step.num_accepted_tokens] += 1
+    return {
+        "mean_acceptance_length": 1 + num_accepted / len(steps),
+        "draft_acceptance_rate": num_accepted / num_draft,
+        "acceptance_histogram": histogram,
+        "num_accepted_draft_tokens": num_accepted,
+        "num_draft_tokens": num_draft,
+        "num_spec_steps": len(steps),
+        "num_spec_tokens": None,
+    }
+
+
 def share(part: float, whole: float) -> float | None:
     """None of nothing."""
     return part / whole if whole else None

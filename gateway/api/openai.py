@@ -35,10 +35,11 @@ from gateway.api.openai_models import (
 from gateway.api.requests import chat_request, completion_request
 from gateway.api.responses import CHAT, COMPLETION, IDEMPOTENT
 from gateway.api.sse import Responder
-from gateway.api.statistics import AnswerMetrics, Statistics, TokenCounts
-from gateway.generation.output import ChoiceOutput, Delta, Ended, Kept
-from gateway.generation.request import Request
+from gateway.api.statistics import AnswerMetrics, ChoiceStatistics, SpeculativeDecoding, Statistics, TokenCounts
+from gateway.generation.output import ChoiceOutput, Delta, Ended, Kept, numbers, usage
+from gateway.generation.request import Parameters, Request
 from gateway.settings import GatewaySettings
+from semspec import records
 from semspec.errors import SemspecError
 from semspec.records import SegmentTrace
 from semspec.types import Drafted, FinishReason, TokenLogprob
@@ -93,17 +94,16 @@ class _OpenAIFormat(ABC):
         end = [self._end(index, ended.reason)]
         if not outputs:
             return [self._chunk(end)]
-        numbers = {"semspec": Statistics.of(outputs, self._request), "metrics": AnswerMetrics.of(outputs)}
+        told = statistics(outputs, self._request)
         if not self._request.include_usage:
-            return [self._chunk(end, **numbers)]
-        return [self._chunk(end), self._chunk([], usage=TokenCounts.of(outputs), **numbers)]
+            return [self._chunk(end, **told)]
+        return [self._chunk(end), self._chunk([], usage=TokenCounts(**usage(outputs)), **told)]
 
     def response(self, outputs: Sequence[ChoiceOutput]) -> BaseModel:
         return self._whole(
             [self._choice(index, output) for index, output in enumerate(outputs)],
-            usage=TokenCounts.of(outputs),
-            semspec=Statistics.of(outputs, self._request),
-            metrics=AnswerMetrics.of(outputs),
+            usage=TokenCounts(**usage(outputs)),
+            **statistics(outputs, self._request),
         )
 
     def error(self, error: SemspecError) -> BaseModel:
@@ -202,6 +202,33 @@ class CompletionFormat(_OpenAIFormat):
             top_logprobs=[{_text(other): other.logprob for other in token.alternatives} for token in tokens],
             text_offset=[*accumulate(map(len, texts), initial=offset)][:-1],
         )
+
+
+def statistics(outputs: Sequence[ChoiceOutput], request: Request) -> dict[str, Any]:
+    """What an answer says beyond its API: `semspec`, over all choices and each by itself if there are several; and
+    `metrics`, null for several choices, as in vLLM."""
+    is_one = len(outputs) == 1
+    numbers_of_all = Statistics(
+        **numbers(outputs),
+        parameters=Parameters.of(outputs[0].generation, request.strictness, request.stops),
+        expected=request.expected,
+        seed=request.seed,
+        choices=None if is_one else [_choice_statistics(output, request.trace) for output in outputs],
+        trace=_trace(outputs[0]) if is_one and request.trace else None,
+    )
+    decisions = records.statistics(outputs[0].records).steps if is_one else []
+    decoding = records.speculative_decoding(decisions)
+    metrics = AnswerMetrics(speculative_decoding=None if decoding is None else SpeculativeDecoding(**decoding))
+    return {"semspec": numbers_of_all, "metrics": metrics}
+
+
+def _choice_statistics(output: ChoiceOutput, trace: bool) -> ChoiceStatistics:
+    seed = output.generation.sampling.seed
+    return ChoiceStatistics(**numbers([output]), seed=seed, trace=_trace(output) if trace else None)
+
+
+def _trace(output: ChoiceOutput) -> list[SegmentTrace]:
+    return [SegmentTrace.of(record) for record in output.records]
 
 
 def _message(text: Delta) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from pydantic import BaseModel
 
 from gateway.api.bodies import TgiRequest, TokenizeRequest
 from gateway.api.errors import tgi_error_body
+from gateway.api.openai import statistics
 from gateway.api.requests import text_request, tgi_request
 from gateway.api.responses import EITHER, GENERATE, GENERATE_STREAM, IDEMPOTENT, INFO, TOKENIZE
 from gateway.api.sse import GENERATION_ID, Responder
-from gateway.api.statistics import AnswerMetrics, Statistics
 from gateway.api.tgi_models import TgiAnswer, TgiChunk, TgiDetails, TgiEnd, TgiInfo, TgiPlace, TgiStarted, TgiToken
 from gateway.api.tgi_tokens import SegmentStream, ShownToken, TokenStream
 from gateway.generation.output import ChoiceOutput, Ended, Kept
@@ -120,8 +120,7 @@ class TgiFormat:
         end = {
             "generated_text": self._text(output),
             "details": TgiEnd(**self._end(output, self._num_events + 1)) if self._request.details else None,
-            "semspec": Statistics.of(outputs, self._request),
-            "metrics": AnswerMetrics.of(outputs),
+            **statistics(outputs, self._request),
         }
         return [*chunks, self._chunk(last, **end)]
 
@@ -130,8 +129,7 @@ class TgiFormat:
         return TgiAnswer(
             generated_text=self._text(output),
             details=self._details(output) if self._request.details else None,
-            semspec=Statistics.of(outputs, self._request),
-            metrics=AnswerMetrics.of(outputs),
+            **statistics(outputs, self._request),
         )
 
     def error(self, error: SemspecError) -> BaseModel:

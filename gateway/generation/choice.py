@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from time import monotonic
 
-from gateway.generation.output import ChoiceEvent, ChoiceOutput, Ended
+from gateway.generation.output import ChoiceEvent, ChoiceOutput, Ended, usage
 from gateway.generation.request import ChoiceRequest
 from gateway.metrics import Metrics
 from gateway.readiness import Readiness
@@ -148,9 +148,7 @@ class ChoiceRunner:
         if lease is not None:
             turns = [*choice.request.messages, Message("assistant", output.seen.content)]
             committed = await lease.commit(turns, choice.request.num_turns)
-        usage = {"prompt_tokens": output.num_prompt_tokens, "completion_tokens": output.num_tokens}
-        counts = json.dumps({**usage, "total_tokens": sum(usage.values())})
-        await journal.finish("finished", finish_reason=reason.value, usage=counts)
+        await journal.finish("finished", finish_reason=reason.value, usage=json.dumps(usage([output])))
         output.degraded = journal.degraded or not committed
         log_texts(self._settings.log_prompts, choice.id, choice.prompt, output.text)
         return ended

@@ -5,8 +5,10 @@ answer apart.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 from semspec.decoding import Generation
+from semspec.records import share, statistics
 from semspec.types import Drafted, FinishReason, SegmentRecord, TokenLogprob
 
 THINK, END_OF_THINKING = "<think>", "</think>"
@@ -193,3 +195,34 @@ class ChoiceOutput:
     def latency_s(self) -> float:
         """From the start to the end of decoding, or to now."""
         return (self._end or perf_counter()) - self._start
+
+
+def numbers(outputs: Sequence[ChoiceOutput]) -> dict[str, Any]:
+    """What came of a choice, or of all of a request's, as responses tell it."""
+    counted = statistics(record for output in outputs for record in output.records)
+    latency_s = max(output.latency_s for output in outputs)
+    return {
+        "id": outputs[0].id,
+        "strategy": outputs[0].generation.strategy,
+        "num_segments": counted.num_segments,
+        "num_accepted": counted.num_accepted,
+        "num_rejected": counted.num_rejected,
+        "acceptance_rate": counted.acceptance_rate,
+        "num_proposed_tokens": counted.num_proposed_tokens,
+        "num_accepted_tokens": counted.num_accepted_tokens,
+        "target_ratio": counted.target_ratio,
+        "latency_ms": latency_s * 1e3,
+        "tokens_per_s": share(counted.num_tokens, latency_s),
+        "fallback": counted.fallback,
+        "degraded": any(output.degraded for output in outputs),
+    }
+
+
+def usage(outputs: Sequence[ChoiceOutput]) -> dict[str, int]:
+    """OpenAI's token counts over all choices; their common prompt counts once."""
+    num_prompt, num_completion = outputs[0].num_prompt_tokens, sum(output.num_tokens for output in outputs)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_completion,
+        "total_tokens": num_prompt + num_completion,
+    }

@@ -4,17 +4,16 @@ from typing import Any
 
 import pytest
 
-from gateway.api.statistics import SpeculativeDecoding
 from gateway.metrics import Metrics
-from semspec.records import statistics
+from semspec.records import speculative_decoding, statistics
 from semspec.types import SegmentRecord
 from tests.test_observability.records import ACCEPTED, ALONE, HYBRID, PROPOSED, REWRITTEN
 
 
 def reported(*records: SegmentRecord) -> dict[str, Any]:
-    report = SpeculativeDecoding.of(statistics(records).steps)
+    report = speculative_decoding(statistics(records).steps)
     assert report is not None
-    return report.model_dump()
+    return report
 
 
 @pytest.mark.parametrize(
@@ -42,7 +41,7 @@ def test_report_holds_together_as_its_readers_check() -> None:
 
 
 def test_nothing_is_reported_where_nothing_was_decided() -> None:
-    assert SpeculativeDecoding.of(statistics([ALONE]).steps) is None
+    assert speculative_decoding(statistics([ALONE]).steps) is None
 
 
 def test_counters_add_up_to_the_reports() -> None:
