@@ -13,18 +13,11 @@ from scipy.stats import binomtest
 from bench.configuration import Configuration, parse
 from bench.record import RECORDS, STAGES, Record, read_records
 from semspec.errors import InvalidRequest
+from training.report.numbers import Measured
 
 NUM_RESAMPLES = 2000
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A value with its standard error, from resampling questions."""
-
-    value: float
-    error: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +28,15 @@ class Row:
     configuration: Configuration
     num_questions: int
     num_samples: int
-    pass_at_1: Estimate
+    pass_at_1: Measured
     """Share of right answers, averaged over the samples of a question first."""
-    difference: Estimate
+    difference: Measured
     """pass@1 minus the baseline's, paired by question."""
     mcnemar_p: float | None
     """Of the difference: exact, two-sided; None with several samples a question."""
-    latency_s: Estimate
+    latency_s: Measured
     median_latency_s: float
-    speedup: Estimate
+    speedup: Measured
     """The baseline's mean latency over this one's."""
     tokens_per_s: float
     mean_tokens: float
@@ -182,16 +175,16 @@ def _by_question(values: Floats, questions: NDArray[np.intp]) -> Floats:
     return means
 
 
-def _mean(values: Floats) -> Estimate:
+def _mean(values: Floats) -> Measured:
     error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
-    return Estimate(float(values.mean()), float(error))
+    return Measured(float(values.mean()), float(error))
 
 
-def _ratio(above: Floats, below: Floats) -> Estimate:
+def _ratio(above: Floats, below: Floats) -> Measured:
     """Of means; its error by resampling questions."""
     picks = np.random.default_rng(0).integers(0, len(below), (NUM_RESAMPLES, len(below)))
     error = (above[picks].mean(1) / below[picks].mean(1)).std()
-    return Estimate(float(above.mean() / below.mean()), float(error))
+    return Measured(float(above.mean() / below.mean()), float(error))
 
 
 def _mcnemar(right: Floats, base_right: Floats) -> float:

@@ -18,8 +18,8 @@ from training.data.pair import Pair, info_of
 from training.data.stages import ClustersStage, ContextsStage, SamplesStage
 from training.evaluation.cost import measure
 from training.evaluation.evaluate import Cost, Evidence, Predicted, Report, card_curve, evaluate
+from training.evaluation.plots import StatesPicture
 from training.evaluation.report import Example, example_rows, write_report
-from training.evaluation.states_picture import StatesPicture
 from training.files import StageFolder, read_json, read_rows, write_json
 from training.progress import Reporter
 from training.trainer.probes import ALTERNATIVES, SERVED, Fitter, Variant, compared

@@ -1,39 +1,32 @@
 """One page of four panels from the record; what is not there yet is left blank and says so."""
 
 from collections.abc import Callable
-from io import BytesIO
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+
+from training.report.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY, panels, png, styled
 
 Facts = dict[str, Any]
 
-BLUE, ORANGE, GREEN, RED, SKY, GREY, BLACK = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#777777", "#1c1e21"
 STAGES = (("draft_ms", "draft writes", SKY), ("read_ms", "target reads", BLUE), ("judge_ms", "probes judge", ORANGE),
           ("rewrite_ms", "target rewrites", RED))  # fmt: skip
 WAYS = ("transformers", "eager", "graph", "engine")
-DPI = 110
 
 
 def draw(document: Facts) -> bytes:
     """A PNG of the record so far."""
     stages = {name: row["facts"] for name, row in document["stages"].items() if "facts" in row}
-    figure = Figure(figsize=(13, 9))
-    FigureCanvasAgg(figure)
-    figure.subplots_adjust(0.13, 0.06, 0.98, 0.88, 0.16, 0.26)
     painters: tuple[Callable[[Axes, Facts], None], ...] = (_decoding, _reading, _rounds, _speedups)
-    for axes, painter in zip(figure.subplots(2, 2).flat, painters, strict=True):
-        axes.spines[["top", "right"]].set_visible(False)
-        try:
-            painter(axes, stages)
-        except (KeyError, IndexError):
-            axes.text(0.5, 0.5, "not measured", ha="center", va="center", transform=axes.transAxes, color=GREY)
-    figure.suptitle(_title(document, stages))
-    data = BytesIO()
-    figure.savefig(data, format="png", dpi=DPI)
-    return data.getvalue()
+    with styled():
+        figure, axes = panels(2, (13, 9), num_rows=2)
+        for panel, painter in zip(axes, painters, strict=True):
+            try:
+                painter(panel, stages)
+            except (KeyError, IndexError):
+                panel.text(0.5, 0.5, "not measured", ha="center", va="center", transform=panel.transAxes, color=GREY)
+        figure.suptitle(_title(document, stages))
+        return png(figure)
 
 
 def _title(document: Facts, stages: Facts) -> str:
@@ -81,7 +74,7 @@ def _reading(axes: Axes, stages: Facts) -> None:
     axes.set_ylim(0)
     axes.set_title("The target reads a segment, in units of one of its decode steps")
     axes.set_xlabel("tokens of the segment")
-    axes.legend(fontsize=8, frameon=False)
+    axes.legend()
 
 
 def _replays(stages: Facts) -> list[Facts]:
@@ -103,7 +96,7 @@ def _rounds(axes: Axes, stages: Facts) -> None:
     axes.set_xticks(range(len(replays)), [f"{replay['target_ratio']:.2f}" for replay in replays])
     axes.set_xlabel("target ratio (share of tokens written by the target)")
     axes.set_title(f"Milliseconds a token, rounds of {replays[0]['segment_tokens']} tokens in turn (measured)")
-    axes.legend(fontsize=8, frameon=False)
+    axes.legend()
 
 
 def _speedups(axes: Axes, stages: Facts) -> None:
@@ -121,4 +114,4 @@ def _speedups(axes: Axes, stages: Facts) -> None:
     axes.set_ylim(0)
     axes.set_title("Speed-up over the target alone (verdicts replayed)")
     axes.set_xlabel("target ratio")
-    axes.legend(fontsize=8, frameon=False)
+    axes.legend()

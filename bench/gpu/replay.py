@@ -7,11 +7,10 @@ import torch
 
 from bench.gpu.judge import RandomProbes
 from bench.gpu.models import Pair
-from bench.gpu.published import PUBLISHED, PublishedPoint
 from bench.gpu.record import Facts, Record
 from bench.gpu.rounds import Stand, verdicts
 from bench.gpu.shapes import Scale
-from bench.gpu.speedup import Stages, replayed
+from bench.gpu.speedup import PUBLISHED, PublishedPoint, Stages, replayed
 from bench.gpu.timing import Timer, summarised
 
 NEEDS = ("models", "decode", "read", "judge")

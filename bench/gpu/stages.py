@@ -10,12 +10,11 @@ from bench.gpu.judge import measure_judge
 from bench.gpu.light import Light, measure_light
 from bench.gpu.models import Pair, build
 from bench.gpu.parity import measure_parity
-from bench.gpu.published import PUBLISHED
 from bench.gpu.read import measure_reads
 from bench.gpu.record import Facts, Record
 from bench.gpu.replay import NEEDS, Replays
 from bench.gpu.shapes import Scale, fitted
-from bench.gpu.speedup import at_floors, computed, speedups
+from bench.gpu.speedup import PUBLISHED, at_floors, computed, speedups
 from bench.gpu.timing import Timer
 
 LIGHT_S, PARITY_S, MODELS_S, DECODE_S, READ_S, JUDGE_S = 10.0, 15.0, 60.0, 60.0, 90.0, 15.0

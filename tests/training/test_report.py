@@ -11,9 +11,9 @@ import pytest
 from tests.training.judged import guessed, made_up
 from training.data.labels import Labels
 from training.evaluation.evaluate import Cost, Evidence, Report, evaluate
-from training.evaluation.pictures import pictures
-from training.evaluation.report import KINDS, Example, example_rows, page, write_report
-from training.evaluation.states_picture import StatesPicture, embedded
+from training.evaluation.plots import StatesPicture, embedded
+from training.evaluation.report import KINDS, Example, example_rows, pictures, sections, write_report
+from training.report.document import as_html
 
 PNG = b"\x89PNG\r\n\x1a\n"
 HOSTILE = "<script>alert('x')</script> & \"quotes\"\n\n"
@@ -117,7 +117,7 @@ def test_page_without_truth_curve_domains_states_and_examples() -> None:
     report = evaluate(Evidence("bare", labels, served, Cost(0.7, 7.3, 11.4, 0.5)), num_resamples=2)
     drawn = list(pictures(report))
     assert [picture.name for picture in drawn] == ["acceptance", "ratios", "strictness", "reliability"]
-    text = page(report, drawn, [])
+    text = as_html("T", sections(report, drawn, []))
     assert "the target says it too" in text and "There are none." in text
 
 

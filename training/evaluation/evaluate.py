@@ -89,7 +89,7 @@ class Report:
         return self.variants[0]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, rounded; null for what could not be had."""
+        """Plain values, rounded; null for what could not be had. An error is a `standard_error` in the file."""
         plain: dict[str, Any] = _plain(asdict(self))
         return plain
 
@@ -153,7 +153,7 @@ def _histogram(judged: Drafts) -> Histogram:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _plain(child) for name, child in value.items()}
+        return {"standard_error" if name == "error" else name: _plain(child) for name, child in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(child) for child in value]
     if isinstance(value, float):
