@@ -18,7 +18,7 @@ from bench.runners.in_process import open_in_process
 from bench.runners.protocol import Ask, NotApplicable, Outcome, Runner, RunnerError
 from bench.runners.vllm import open_vllm
 from bench.tasks import Question, Task
-from demo.turns import in_turns
+from demo.client import in_turns
 from semspec.errors import InvalidRequest
 from semspec.types import Writer, derive_seed
 from training.files import write_json

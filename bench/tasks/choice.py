@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from bench.tasks.answers import boxed_answers, conclusion
 from bench.tasks.protocol import LoadedTask
-from bench.tasks.questions import make_questions
-from bench.tasks.source import HubDataset, Row, read_rows
+from bench.tasks.source import HubDataset, Row, make_questions, read_rows
 from semspec.types import Message
 
 GPQA_DIAMOND = HubDataset("Idavidrein/gpqa", "train", config="gpqa_diamond", is_gated=True)

@@ -1,12 +1,18 @@
-"""Where questions come from: a JSON lines file, or a dataset of the hub."""
+"""Where questions come from: a JSON lines file, or a dataset of the hub, its records made into questions."""
 
+import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.tasks.protocol import Question
 from semspec.errors import InvalidRequest
+from semspec.types import Message
+
+Parts = tuple[str, tuple[Message, ...], str]
+"""A question's text, its messages and its reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +129,25 @@ def _unavailable(dataset: HubDataset, error: Exception) -> str:
         page = f"https://huggingface.co/datasets/{dataset.id}"
         remedies.insert(0, f"it is gated: ask for access at {page} and log in with `hf auth login`, or")
     return f"cannot load dataset {dataset.id}: {reason}; {' '.join(remedies)}"
+
+
+def make_questions(rows: Sequence[Row], id_field: str, parts: Callable[[Row], Parts]) -> list[Question]:
+    """Each record's question, in order, named by its `id_field` or, without one, by a digest of its text."""
+    questions: list[Question] = []
+    taken: set[str] = set()
+    for row in rows:
+        text, messages, reference = parts(row)
+        name = row.text(id_field) if row.has(id_field) else hashlib.sha256(text.encode()).hexdigest()[:12]
+        name = _free(name, taken)
+        taken.add(name)
+        questions.append(Question(name, messages, reference))
+    return questions
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """The name, numbered if an earlier question has it."""
+    number, candidate = 1, name
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}#{number}"
+    return candidate

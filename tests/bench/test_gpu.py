@@ -13,14 +13,13 @@ import pytest
 import torch
 
 from bench.gpu.__main__ import main
-from bench.gpu.light import Light
 from bench.gpu.models import build
 from bench.gpu.parity import measure_parity
 from bench.gpu.record import Record
+from bench.gpu.replay import PUBLISHED, Stages
 from bench.gpu.rounds import Round, ahead_ms, verdicts
 from bench.gpu.shapes import PAPER, TINY, fitted
-from bench.gpu.speedup import PUBLISHED, Stages
-from bench.gpu.timing import LEAST_REPETITIONS, Timer, summarised
+from bench.gpu.timing import LEAST_REPETITIONS, Light, Timer, summarised
 from semspec.engine.cuda_graph import MAX_TOKENS
 
 CPU = torch.device("cpu")
