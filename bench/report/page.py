@@ -2,8 +2,7 @@
 
 import gzip
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from math import isnan
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from bench.report.speed_of_light import SpeedOfLight, read_cost
 from bench.report.tables import main_table
 from bench.summary import Run
 from semspec.errors import InvalidRequest
-from training.files import replacing, write_json
+from training.files import plain, replacing, write_json
 from training.report.document import Section, as_html, as_markdown, write_pictures, write_text
 
 TITLE = "Bench: speed and quality, side by side"
@@ -94,14 +93,5 @@ def _table(path: Path) -> str:
 
 def _summary(run: Run) -> dict[str, Any]:
     facts = {"settings": run.settings, "environment": run.environment, "not_applicable": run.not_applicable}
-    plain: dict[str, Any] = _plain(facts | {"rows": [row.as_json() for row in run.rows]})
-    return plain
-
-
-def _plain(value: Any) -> Any:
-    """JSON knows no nan: null for what could not be had."""
-    if isinstance(value, float):
-        return None if isnan(value) else value
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+    found: dict[str, Any] = plain(facts | {"rows": [row.as_json() for row in run.rows]})
+    return found

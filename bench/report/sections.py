@@ -9,9 +9,10 @@ from bench.report.probes import ProbesReport, offline
 from bench.report.speed_of_light import COST_COMMAND, SpeedOfLight
 from bench.report.tables import lost, main_row, pair_name, run_command, sample_size, setting
 from bench.summary import Row, Run
+from training.files import flat
 from training.report.document import Block, Code, Section, Table, Text
 from training.report.drawing import Picture
-from training.report.numbers import decimal, measured_decimal, share
+from training.report.numbers import NONE, decimal, measured_decimal, share
 
 LOSSY = (
     "Not lossless. Semantic acceptance keeps what means the same as far as a probe can tell; a wrong step that looks "
@@ -185,9 +186,9 @@ def speed_of_light(found: SpeedOfLight | None) -> Section:
 def caveats(runs: Sequence[Run], given: Mapping[str, Path | None]) -> Iterator[Section]:
     """What the numbers are not, where they are from, and how to have them again; `given` are the report's options."""
     yield Section("What it is not", (Text(LOSSY), *(Text(text) for text in _warnings(runs))))
-    facts = [_flat(run.settings) | _flat(run.environment) for run in runs]
+    facts = [flat(run.settings, " ") | flat(run.environment, " ") for run in runs]
     names = dict.fromkeys(name for one in facts for name in one)
-    rows = tuple((name, *(one.get(name, "-") for one in facts)) for name in names)
+    rows = [(name, *(_fact(one.get(name)) for one in facts)) for name in names]
     yield Section("Environment", (Table(("", *(run.name for run in runs)), rows),))
     commands = [run_command(run, [row.label for row in run.rows]) for run in runs]
     options = [f"{name} {_shown(path)}" for name, path in given.items() if path]
@@ -207,14 +208,11 @@ def _warnings(runs: Sequence[Run]) -> Iterator[str]:
             yield f"`{run.name}` has {sample_size(run)}: differences of a few points are noise."
 
 
+def _fact(value: Any) -> str:
+    return NONE if value in (None, [], "") else str(value)
+
+
 def _shown(path: Path) -> str:
     """From here, where the commands are given; of a path elsewhere its name has to do."""
     path = path.resolve()
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
-
-
-def _flat(value: Any, name: str = "") -> dict[str, str]:
-    """Nested mappings as one, names joined by spaces."""
-    if not isinstance(value, dict):
-        return {name: "-" if value in (None, [], "") else str(value)}
-    return {key: leaf for inner, own in value.items() for key, leaf in _flat(own, f"{name} {inner}".strip()).items()}

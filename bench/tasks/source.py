@@ -1,7 +1,6 @@
 """Where questions come from: a JSON lines file, or a dataset of the hub, its records made into questions."""
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 from bench.tasks.protocol import Question
 from semspec.errors import InvalidRequest
 from semspec.types import Message
+from training.files import json_lines
 
 Parts = tuple[str, tuple[Message, ...], str]
 """A question's text, its messages and its reference."""
@@ -56,7 +56,7 @@ def read_rows(own: HubDataset, data: str | None) -> Sequence[Row]:
     if data is None:
         return _checked(list(_hub_rows(own)), own.id)
     if _is_file(data):
-        return _checked(list(_file_rows(Path(data))), data)
+        return _checked([Row(*one) for one in json_lines(Path(data), "data")], data)
     is_own = data == own.id
     return _checked(list(_hub_rows(own if is_own else HubDataset(data, own.split))), data)
 
@@ -73,30 +73,6 @@ def _checked(rows: Sequence[Row], title: str) -> Sequence[Row]:
     if not rows:
         raise InvalidRequest(f"{title} holds no question; give a JSON lines file, one question a line", "data")
     return rows
-
-
-def _file_rows(path: Path) -> Iterator[Row]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield Row(f"{path}:{number}", _object(line, f"{path}:{number}"))
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{path} is not UTF-8 text; give a JSON lines file", "data") from error
-    except OSError as error:
-        raise InvalidRequest(
-            f"cannot read {path}: {error.strerror}; give a JSON lines file or the id of a dataset", "data"
-        ) from error
-
-
-def _object(line: str, place: str) -> Mapping[str, Any]:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{place} is not JSON: {error}; one question a line", "data") from error
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"{place} is not a JSON object; one question a line", "data")
-    return value
 
 
 def _hub_rows(dataset: HubDataset) -> Iterator[Row]:
