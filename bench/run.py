@@ -108,7 +108,7 @@ class Comparison:
 
     async def _warm_up(self, runners: Runners) -> list[Configuration]:
         """One untimed answer each; those the pair cannot do are left out, with their reason."""
-        question, applicable = self._plan.task.questions()[-1], []
+        question, applicable = self._plan.task.questions[-1], []
         for configuration in self._plan.configurations:
             try:
                 await runners[configuration.runner].ask(self._order(question, configuration, 0))
@@ -122,7 +122,7 @@ class Comparison:
         return applicable
 
     async def _ask_all(self, runners: Runners, configurations: Sequence[Configuration]) -> None:
-        path, questions = self._folder / RECORDS, self._plan.task.questions()
+        path, questions = self._folder / RECORDS, self._plan.task.questions
         done = {record.key for record in read_records(path)}
         schedule = [
             (sample, question, configuration)

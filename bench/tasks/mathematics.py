@@ -16,7 +16,7 @@ from threading import Lock
 from weakref import finalize
 
 from bench.tasks.answers import boxed_answers, conclusion
-from bench.tasks.protocol import LoadedTask
+from bench.tasks.protocol import Task
 from bench.tasks.source import HubDataset, Row, make_questions, read_rows
 from semspec.errors import InternalError, InvalidRequest
 from semspec.types import Message
@@ -101,13 +101,13 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         pass
 
 
-def load_mathematics(name: str, own: HubDataset, id_field: str, data: str | None) -> LoadedTask:
+def load_mathematics(name: str, own: HubDataset, id_field: str, data: str | None) -> Task:
     """The task of a dataset with questions and answers. Raises: InvalidRequest, see `read_rows` and `Row.text`."""
     if find_spec("math_verify") is None:
         raise InvalidRequest(f"{name} is graded by math-verify: pip install 'semspec[bench]'", "task")
     questions = make_questions(read_rows(own, data), id_field, _parts)
     judge = Judge()
-    return LoadedTask(name, questions, lambda reference, text: judge.is_equivalent(reference, stated_answer(text)))
+    return Task(name, questions, lambda reference, text: judge.is_equivalent(reference, stated_answer(text)))
 
 
 def _parts(row: Row) -> tuple[str, tuple[Message, ...], str]:
