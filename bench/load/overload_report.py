@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from bench.load.asking import BROKEN, GREEDY_SHARE, HUNG, OWNERS, Answer, Owner, Stage, Visit
+from bench.summary import mean
 from semspec.errors import Overloaded, Unavailable, represent
 from training.report.document import Code, Section, Table, Text
 from training.report.drawing import BLUE, GREY, ORANGE, PERCENT, Picture, panels
@@ -19,20 +20,6 @@ from training.report.numbers import NONE, Measured, measured_decimal
 REFUSED, AWAY = (represent(kind("")).code for kind in (Overloaded, Unavailable))
 
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Percentiles:
-    """In seconds."""
-
-    p50: float
-    p90: float
-    p99: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Percentiles | None":
-        """None of nothing."""
-        return cls(*map(float, np.percentile(values, (50, 90, 99)))) if values else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +85,13 @@ def facts(visits: Sequence[Visit]) -> Json:
         "num_other": sum(code not in (REFUSED, AWAY, HUNG, BROKEN) for code in codes),
         "num_attempts": sum(len(visit.attempts) for visit in visits),
         "num_attempts_refused": sum(answer.code == REFUSED for visit in visits for answer in visit.attempts),
-        **{name: asdict(found) if (found := Percentiles.of(values)) else None for name, values in times.items()},
+        **{name: percentiles(values) for name, values in times.items()},
     }
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float] | None:
+    """In the values' unit; None of nothing."""
+    return {f"p{share}": float(np.percentile(values, share)) for share in (50, 90, 99)} if values else None
 
 
 def speeds(overload: Overload) -> dict[str, Measured]:
@@ -116,14 +108,9 @@ def speeds(overload: Overload) -> dict[str, Measured]:
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Measured:
     """Of the means of two independent samples; its error to first order."""
-    (a, a_error), (b, b_error) = _mean(above), _mean(below)
-    return Measured(a / b, a / b * hypot(a_error / a, b_error / b))
-
-
-def _mean(values: Sequence[float]) -> tuple[float, float]:
-    """With its standard error."""
-    array = np.asarray(values, dtype=np.float64)
-    return float(array.mean()), float(array.std(ddof=1) / np.sqrt(len(array)))
+    a, b = (mean(np.asarray(values, dtype=np.float64)) for values in (above, below))
+    quotient = a.value / b.value
+    return Measured(quotient, quotient * hypot(a.error / a.value, b.error / b.value))
 
 
 def page(overload: Overload, run: Mapping[str, Any]) -> list[Section]:

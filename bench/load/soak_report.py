@@ -163,12 +163,10 @@ def _counts(counted: Mapping[str, float]) -> str:
 def slope(x: ArrayLike, y: ArrayLike) -> Measured:
     """Of the line through (x, y) by least squares over means of batches; nan with fewer than three points."""
     xs, ys = (_batched(np.asarray(values, dtype=np.float64)) for values in (x, y))
-    spread = float(((xs - xs.mean()) ** 2).sum()) if len(xs) else 0.0
-    if len(xs) < 3 or not spread:
+    if len(xs) < 3 or xs.min() == xs.max():
         return Measured(nan)
-    value = float(((xs - xs.mean()) * (ys - ys.mean())).sum() / spread)
-    residuals = ys - ys.mean() - value * (xs - xs.mean())
-    return Measured(value, float(np.sqrt((residuals**2).sum() / (len(xs) - 2) / spread)))
+    (value, _), covariance = np.polyfit(xs, ys, 1, cov=True)
+    return Measured(float(value), float(np.sqrt(covariance[0, 0])))
 
 
 def _batched(values: np.ndarray) -> np.ndarray:

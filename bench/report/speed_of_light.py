@@ -3,15 +3,14 @@ products, beside what `cost.json` says they do cost."""
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from time import perf_counter
 
 import torch
 from safetensors import safe_open
+from torch.utils.benchmark import Timer
 
 from semspec.errors import InvalidRequest
 from training.report.document import Table
@@ -61,33 +60,16 @@ def weights_of(checkpoint: Path) -> Weights:
 
 def measure_machine() -> Machine:
     """With one thread, in a second or two: the best of a few tries, since anything else running only slows it."""
-    with _one_thread():
-        weights, vector = torch.ones(VECTOR_SIDE, VECTOR_SIDE), torch.ones(VECTOR_SIDE)  # zeros share one page
-        reading_s = _fastest_s(lambda: torch.mv(weights, vector))
-        left, right = torch.rand(MATRIX_SIDE, MATRIX_SIDE), torch.rand(MATRIX_SIDE, MATRIX_SIDE)
-        multiplying_s = _fastest_s(lambda: torch.mm(left, right))
-    return Machine(weights.nbytes / reading_s, 2 * MATRIX_SIDE**3 / multiplying_s)
+    weights, vector = torch.ones(VECTOR_SIDE, VECTOR_SIDE), torch.ones(VECTOR_SIDE)  # zeros share one page
+    left, right = torch.rand(MATRIX_SIDE, MATRIX_SIDE), torch.rand(MATRIX_SIDE, MATRIX_SIDE)
+    reading_s = _fastest_s("torch.mv(a, b)", weights, vector)
+    return Machine(weights.nbytes / reading_s, 2 * MATRIX_SIDE**3 / _fastest_s("torch.mm(a, b)", left, right))
 
 
-def _fastest_s(work: Callable[[], object]) -> float:
-    work()  # the first one also sets up
-    return min(_seconds(work) for _ in range(NUM_TRIES))
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    start = perf_counter()
-    work()
-    return perf_counter() - start
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def _fastest_s(product: str, a: torch.Tensor, b: torch.Tensor) -> float:
+    """Of a product of `a` and `b`; the timer warms up before each try."""
+    timer = Timer(product, globals={"a": a, "b": b}, num_threads=1)
+    return float(min(timer.timeit(1).mean for _ in range(NUM_TRIES)))
 
 
 @dataclass(frozen=True, slots=True)

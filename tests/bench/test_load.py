@@ -16,7 +16,7 @@ import pytest
 
 from bench.load.asking import GREEDY_SHARE, HUNG, OWNERS, STAGES, Answer, Stage, Visit, arrivals, ask, client
 from bench.load.overload import Load, Plan, measured
-from bench.load.overload_report import REFUSED, Overload, Percentiles, facts, page, ratio, speeds
+from bench.load.overload_report import REFUSED, Overload, facts, page, percentiles, ratio, speeds
 from bench.load.processes import MEBIBYTE, Held, Sample, Watch
 from bench.load.soak import CANCELLATIONS, CANCELLED_SHARE, Clients, gauges, order
 from bench.load.soak_report import Soak, slope
@@ -64,8 +64,8 @@ def test_ratio_of_means_has_the_error_of_both() -> None:
 
 
 def test_percentiles_of_nothing_are_none() -> None:
-    assert Percentiles.of([]) is None
-    assert Percentiles.of(list(range(101))) == Percentiles(50, 90, 99)
+    assert percentiles([]) is None
+    assert percentiles(list(range(101))) == {"p50": 50, "p90": 90, "p99": 99}
 
 
 def test_a_third_of_the_orders_is_given_up() -> None:
