@@ -72,19 +72,6 @@ class Fit:
     errors_by_seed: dict[int, float]
     """Each seed's lowest squared error on validation."""
 
-    @property
-    def spread(self) -> float:
-        """Between the best and the worst seed's error: how much luck is in it."""
-        return max(self.errors_by_seed.values()) - min(self.errors_by_seed.values())
-
-    @property
-    def num_epochs_run(self) -> int:
-        return len(self.history)
-
-    @property
-    def best_validation_error(self) -> float:
-        return self.errors_by_seed[self.seed]
-
 
 class _Work:
     """A fit under way: what a checkpoint keeps."""
