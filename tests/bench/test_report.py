@@ -15,7 +15,7 @@ from bench.report.tables import main_row
 from bench.summary import Run
 from tests.bench.made_up import COST, FEW, HOSTILE, RATES, made_up_run
 from tests.pages import num_pictures
-from training.report.document import Section, Table, Text, as_html, as_markdown
+from training.report.document import Bullets, Code, Section, Table, Text, as_html, as_markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBES = ROOT / "bench/results/probes/report.json"
@@ -224,6 +224,8 @@ def test_probes_report_gives_curve_and_domains() -> None:
 
 
 def test_code_stands_as_code_and_the_rest_is_escaped_in_both_settings() -> None:
-    sections = [Section("A < B", (Text("`x < y` and <b>"),))]
-    assert "`x < y` and &lt;b>" in as_markdown("T", sections)
-    assert "<code>x &lt; y</code> and &lt;b&gt;" in as_html("T", sections)
+    blocks = (Text("`x < y` and <b>"), Bullets(("<i>",)), Code(("<u> `z`",)))
+    markdown, page = as_markdown("T", [Section("A < B", blocks)]), as_html("T", [Section("A < B", blocks)])
+    assert "`x < y` and &lt;b>" in markdown and "- &lt;i>\n" in markdown and "\n<u> `z`\n" in markdown
+    assert "<code>x &lt; y</code> and &lt;b&gt;" in page
+    assert "<li>&lt;i&gt;</li>" in page and "<pre>&lt;u&gt; `z`\n" in page
