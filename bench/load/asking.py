@@ -16,6 +16,9 @@ from semspec.errors import represent
 HUNG, BROKEN = "hung", "connection broke"
 
 Json = dict[str, Any]
+Owner = Literal["greedy", "modest"]
+OWNERS: tuple[Owner, Owner] = ("greedy", "modest")
+GREEDY_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +47,6 @@ class Answer:
     @property
     def first_segment_after_wait_s(self) -> float:
         return (self.first_segment_s or 0.0) - self.wait_s
-
-
-Owner = Literal["greedy", "modest"]
-OWNERS: tuple[Owner, Owner] = ("greedy", "modest")
-GREEDY_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)

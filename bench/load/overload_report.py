@@ -20,6 +20,15 @@ from training.report.numbers import NONE, Measured, measured_decimal
 REFUSED, AWAY = (represent(kind("")).code for kind in (Overloaded, Unavailable))
 
 Json = dict[str, Any]
+_HEAD = ("load", "requests", "answered", "at first", "429 for good", "503", "hung", "other", "refusals on the way")
+_TIMES = {
+    "latency": "latency_s",
+    "first segment": "first_segment_s",
+    "wait": "wait_s",
+    "after it": "after_wait_s",
+    "first segment after it": "first_segment_after_wait_s",
+}
+_KEY_HEAD = ("load", "key", "requests", "answered", "of its requests", "of all answers", "wait, p50 / p90 / p99")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,17 +157,6 @@ def _conditions(overload: Overload, run: Mapping[str, Any]) -> Text:
         f"are Poisson, {GREEDY_SHARE:.0%} of them of one key. A refused client comes back when `Retry-After` says so, "
         "twice at most; an impatient one at once."
     )
-
-
-_HEAD = ("load", "requests", "answered", "at first", "429 for good", "503", "hung", "other", "refusals on the way")
-_TIMES = {
-    "latency": "latency_s",
-    "first segment": "first_segment_s",
-    "wait": "wait_s",
-    "after it": "after_wait_s",
-    "first segment after it": "first_segment_after_wait_s",
-}
-_KEY_HEAD = ("load", "key", "requests", "answered", "of its requests", "of all answers", "wait, p50 / p90 / p99")
 
 
 def _outcome(name: str, one: Json) -> list[str]:

@@ -19,6 +19,9 @@ NUM_BATCHES = 20
 """Samples of a process resemble their neighbours; means over batches hardly do."""
 
 Json = dict[str, Any]
+_MEMORY_HEAD = ("process", "RSS before", "at half", "after", "slope of RSS", "own memory (USS) after", "slope of USS")
+_HANDLES = {"file descriptors": "num_fds", "threads": "num_threads", "TCP connections": "num_connections"}
+_HANDLES_HEAD = ("process", *_HANDLES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +113,6 @@ def _conditions(soak: Soak, run: Mapping[str, Any]) -> Text:
         f"{run['load_average']:.1f}. Strategies, lengths, streams, sessions, traces and numbers of choices are mixed; "
         f"{num_given_up / max(soak.num_requests, 1):.0%} of the requests were given up by their clients."
     )
-
-
-_MEMORY_HEAD = ("process", "RSS before", "at half", "after", "slope of RSS", "own memory (USS) after", "slope of USS")
-_HANDLES = {"file descriptors": "num_fds", "threads": "num_threads", "TCP connections": "num_connections"}
-_HANDLES_HEAD = ("process", *_HANDLES)
 
 
 def _memory_row(soak: Soak, name: str) -> list[str]:
