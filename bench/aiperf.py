@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from demo.client import MAX_TOKENS
 from demo.problems import SPLITS, make_problem
 from semspec.stack import BUNDLED_PAIR, Stack, StackConfig
 from training.files import write_json
+from training.report.document import Code, Section, Table, Text, as_markdown, write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results" / "aiperf"
@@ -49,7 +50,7 @@ async def main() -> None:
     profiles = {model: await _profile(aiperf, model) for model in MODELS}
     write_json(RESULTS / "profile.json", profiles)
     summary = _summary(profiles)
-    (RESULTS / "summary.md").write_text(summary)
+    write_text(RESULTS / "summary.md", summary)
     print(summary)
 
 
@@ -108,23 +109,23 @@ def _summary(profiles: Mapping[str, Json]) -> str:
     rows = [[label, *(_cell(profile, *place) for profile in profiles.values())] for label, place in ROWS.items()]
     rows.append(["load of the machine before it", *(f"{profile['load_average']:.1f}" for profile in profiles.values())])
     rows.append(["the gateway's counters agree", *(_agreement(profile) for profile in profiles.values())])
-    return "\n".join(
-        [
-            f"# AIPerf\n\n{head}, streamed, the bundled pair on {where['processor']} ({where['num_cores']} cores).\n",
-            *_table(["", *names], rows),
-            "\nA draft here is a segment, so an acceptance length is that of whole segments; under `token-level` it is",
-            "all tokens accepted while one segment was written. `target` drafts nothing, so there is nothing to tell.",
-            "Acceptance does not depend on the machine; times do, and say little where its load exceeds its cores.",
-            f"\nAgain: `python -m bench.aiperf`, which runs\n\n```sh\naiperf {' '.join(_options('MODEL'))} \\",
-            "    --tokenizer demo/pair/target --input-file QUESTIONS.jsonl \\",
-            "    --url http://127.0.0.1:8080 --api-key KEY\n```\n",
-        ]
+    command = (
+        f"aiperf {' '.join(_options('MODEL'))} \\",
+        "    --tokenizer demo/pair/target --input-file QUESTIONS.jsonl \\",
+        "    --url http://127.0.0.1:8080 --api-key KEY",
     )
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    rule = ["---", *("---:" for _ in head[1:])]
-    return [f"| {' | '.join(row)} |" for row in (head, rule, *rows)]
+    blocks = (
+        Text(f"{head}, streamed, the bundled pair on {where['processor']} ({where['num_cores']} cores)."),
+        Table(("", *names), rows),
+        Text(
+            "A draft here is a segment, so an acceptance length is that of whole segments; under `token-level` it is "
+            "all tokens accepted while one segment was written. `target` drafts nothing, so there is nothing to tell. "
+            "Acceptance does not depend on the machine; times do, and say little where its load exceeds its cores."
+        ),
+        Text("Again: `python -m bench.aiperf`, which runs"),
+        Code(command),
+    )
+    return as_markdown("AIPerf", [Section("", blocks)])
 
 
 def _cell(profile: Json, metric: str, statistic: str) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from bench.configuration import Configuration, parse
 from bench.environment import ROLES, window
-from bench.report import readme_tables, write_report
+from bench.report.page import readme_tables, write_report
 from bench.run import Comparison, Plan, default_folder, opened
 from bench.runners.protocol import RunnerError
 from bench.summary import load_run

@@ -11,7 +11,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from bench.report.floor import measure_machine, weights_of
+from bench.report.speed_of_light import measure_machine, weights_of
 from demo.problems import SPLITS, make_problem
 from semspec.engine.protocol import Engine
 from semspec.engine.transformers_engine import TransformersEngine

@@ -18,7 +18,7 @@ from bench.runners.in_process import open_in_process
 from bench.runners.protocol import Ask, NotApplicable, Outcome, Runner, RunnerError
 from bench.runners.vllm import open_vllm
 from bench.tasks import Question, Task
-from demo.turns import in_turns
+from demo.client import in_turns
 from semspec.errors import InvalidRequest
 from semspec.records import SegmentTrace, statistics
 from semspec.types import derive_seed
@@ -109,7 +109,7 @@ class Comparison:
 
     async def _warm_up(self, runners: Runners) -> list[Configuration]:
         """One untimed answer each; those the pair cannot do are left out, with their reason."""
-        question, applicable = self._plan.task.questions()[-1], []
+        question, applicable = self._plan.task.questions[-1], []
         for configuration in self._plan.configurations:
             try:
                 await runners[configuration.runner].ask(self._order(question, configuration, 0))
@@ -123,7 +123,7 @@ class Comparison:
         return applicable
 
     async def _ask_all(self, runners: Runners, configurations: Sequence[Configuration]) -> None:
-        path, questions = self._folder / RECORDS, self._plan.task.questions()
+        path, questions = self._folder / RECORDS, self._plan.task.questions
         done = {record.key for record in read_records(path)}
         schedule = [
             (sample, question, configuration)

@@ -13,18 +13,11 @@ from scipy.stats import binomtest
 from bench.configuration import Configuration, parse
 from bench.record import RECORDS, STAGES, Record, read_records
 from semspec.errors import InvalidRequest
+from training.report.numbers import Measured
 
 NUM_RESAMPLES = 2000
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A value with its standard error, from resampling questions."""
-
-    value: float
-    error: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +28,15 @@ class Row:
     configuration: Configuration
     num_questions: int
     num_samples: int
-    pass_at_1: Estimate
+    pass_at_1: Measured
     """Share of right answers, averaged over the samples of a question first."""
-    difference: Estimate
+    difference: Measured
     """pass@1 minus the baseline's, paired by question."""
     mcnemar_p: float | None
     """Of the difference: exact, two-sided; None with several samples a question."""
-    latency_s: Estimate
+    latency_s: Measured
     median_latency_s: float
-    speedup: Estimate
+    speedup: Measured
     """The baseline's mean latency over this one's."""
     tokens_per_s: float
     mean_tokens: float
@@ -119,23 +112,24 @@ def _row(own: Sequence[Record], baseline: Sequence[Record]) -> Row:
     questions = np.unique([record.question for record in own], return_inverse=True)[1]
     right, base_right = (_by_question(_array(records, "is_right"), questions) for records in (own, baseline))
     latency, base_latency = (_by_question(_array(records, "latency_s"), questions) for records in (own, baseline))
-    num_tokens, sums = _array(own, "num_tokens").sum(), _Sums(own)
+    num_tokens = _array(own, "num_tokens").sum()
+    knows_writers = all(record.num_target_tokens is not None for record in own)
     return Row(
         label=own[0].label,
         configuration=parse(own[0].label),
         num_questions=len(right),
         num_samples=len(own) // len(right),
-        pass_at_1=_mean(right),
-        difference=_mean(right - base_right),
+        pass_at_1=mean(right),
+        difference=mean(right - base_right),
         mcnemar_p=_mcnemar(right, base_right) if len(own) == len(right) else None,
-        latency_s=_mean(latency),
+        latency_s=mean(latency),
         median_latency_s=float(np.median(_array(own, "latency_s"))),
         speedup=_ratio(base_latency, latency),
         tokens_per_s=float(num_tokens / _array(own, "latency_s").sum()),
         mean_tokens=float(num_tokens / len(own)),
-        target_ratio=sums.target_ratio,
-        acceptance_rate=sums.share("num_accepted", "num_accepted", "num_rejected"),
-        token_acceptance_rate=sums.share("num_accepted_tokens", "num_proposed_tokens"),
+        target_ratio=_share(own, "num_target_tokens", "num_tokens") if knows_writers else None,
+        acceptance_rate=_share(own, "num_accepted", "num_accepted", "num_rejected"),
+        token_acceptance_rate=_share(own, "num_accepted_tokens", "num_proposed_tokens"),
         share_cut=float(np.mean([record.finish_reason == "length" for record in own])),
         share_equal_to_baseline=float(
             np.mean([a.text_digest == b.text_digest for a, b in zip(own, baseline, strict=True)])
@@ -145,23 +139,10 @@ def _row(own: Sequence[Record], baseline: Sequence[Record]) -> Row:
     )
 
 
-class _Sums:
-    """Counts over all answers of a configuration."""
-
-    def __init__(self, records: Sequence[Record]) -> None:
-        self._records = records
-
-    def share(self, part: str, *whole: str) -> float | None:
-        total = sum(self._sum(name) for name in whole)
-        return self._sum(part) / total if total else None
-
-    @property
-    def target_ratio(self) -> float | None:
-        known = all(record.num_target_tokens is not None for record in self._records)
-        return self.share("num_target_tokens", "num_tokens") if known else None
-
-    def _sum(self, name: str) -> float:
-        return float(_array(self._records, name).sum())
+def _share(records: Sequence[Record], part: str, *whole: str) -> float | None:
+    """Of a count in other counts, over all answers of a configuration; None where there is nothing to count."""
+    total = sum(float(_array(records, name).sum()) for name in whole)
+    return float(_array(records, part).sum()) / total if total else None
 
 
 def _stages(records: Sequence[Record]) -> dict[str, float]:
@@ -182,16 +163,17 @@ def _by_question(values: Floats, questions: NDArray[np.intp]) -> Floats:
     return means
 
 
-def _mean(values: Floats) -> Estimate:
+def mean(values: Floats) -> Measured:
+    """Of independent values."""
     error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
-    return Estimate(float(values.mean()), float(error))
+    return Measured(float(values.mean()), float(error))
 
 
-def _ratio(above: Floats, below: Floats) -> Estimate:
+def _ratio(above: Floats, below: Floats) -> Measured:
     """Of means; its error by resampling questions."""
     picks = np.random.default_rng(0).integers(0, len(below), (NUM_RESAMPLES, len(below)))
     error = (above[picks].mean(1) / below[picks].mean(1)).std()
-    return Estimate(float(above.mean() / below.mean()), float(error))
+    return Measured(float(above.mean() / below.mean()), float(error))
 
 
 def _mcnemar(right: Floats, base_right: Floats) -> float:

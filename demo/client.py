@@ -1,10 +1,10 @@
-"""Asking the gateway over REST, as any client would."""
+"""Asking the gateway over REST, as any client would, and comparing fairly on a machine that is never quite still."""
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import httpx
 
@@ -17,6 +17,8 @@ MAX_TOKENS = 512
 """Twice what the longest solution needs, so that a model that rambles pays for it."""
 
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
+Q = TypeVar("Q")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +125,12 @@ def boxed(text: str) -> str | None:
 
 def _text(message: Json) -> str:
     return f"{message.get('reasoning_content') or ''}{message.get('content') or ''}"
+
+
+def in_turns(questions: Sequence[Q], contestants: Sequence[T]) -> Iterator[tuple[Q, T]]:
+    """Each question with all contestants, another one first each time, so that whatever else the machine does weighs on
+    all alike."""
+    for index, question in enumerate(questions):
+        first = index % len(contestants)
+        for contestant in (*contestants[first:], *contestants[:first]):
+            yield question, contestant

@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.progress import track
 
 from demo import show
-from demo.client import Answer, ChatClient, Client, Strategy
+from demo.client import Answer, ChatClient, Client, Strategy, in_turns
 from demo.problems import SPLITS, make_problem
-from demo.turns import in_turns
 from semspec.stack import BUNDLED_PAIR, Stack, StackConfig, StackError, run
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)

@@ -8,10 +8,9 @@ import pytest
 from rich.console import Console
 
 from demo import show
-from demo.client import Answer, ChatClient, Client, Strategy, boxed
+from demo.client import Answer, ChatClient, Client, Strategy, boxed, in_turns
 from demo.problems import make_problem
 from demo.run import STRATEGIES
-from demo.turns import in_turns
 
 PROBLEM = make_problem(3)
 

@@ -2,6 +2,7 @@
 
     questions -> contexts -> samples -> clusters -> labels -> probes -> report
 
-`data` makes labelled segments, `meaning` decides which of them mean the same, `fitting` learns from them, `judging`
-says whether to serve what was learned. Each stage writes its own files whole or not at all, and skips what is there.
+`data` makes labelled segments, `clustering` decides which of them mean the same, `trainer` learns from them,
+`evaluation` says whether to serve what was learned; `report` holds what its pages and the bench's are made of. Each
+stage writes its own files whole or not at all, and skips what is there.
 """

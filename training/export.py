@@ -1,32 +1,69 @@
 """The last stages: the probes fitted, judged on held-out questions, and delivered with their report."""
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from statistics import median
+from time import perf_counter
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+from semspec.engine.batch import ContextBatch
 from semspec.errors import Mismatch
 from semspec.probes.probe import save_probe
-from semspec.types import ModelInfo
+from semspec.types import ModelInfo, SamplingParams, Segmentation, Writer
 from training.config import PipelineConfig
+from training.data.contexts import ProbeContext
 from training.data.labels import Labels
 from training.data.pair import Pair, info_of
 from training.data.stages import ClustersStage, ContextsStage, SamplesStage
-from training.evaluation.cost import measure
 from training.evaluation.evaluate import Cost, Evidence, Predicted, Report, card_curve, evaluate
+from training.evaluation.plots import StatesPicture
 from training.evaluation.report import Example, example_rows, write_report
-from training.evaluation.states_picture import StatesPicture
 from training.files import StageFolder, read_json, read_rows, write_json
 from training.progress import Reporter
 from training.trainer.probes import ALTERNATIVES, SERVED, Fitter, Variant, compared
 from training.trainer.states import FeatureSource, StateStore
 
+T = TypeVar("T")
 NUM_TIMED_CONTEXTS = 24
 TAIL_CHARACTERS = 400
+
+
+def measure(pair: Pair, contexts: Sequence[ProbeContext], segmentation: Segmentation, max_tokens: int) -> Cost:
+    """Medians over `contexts` of writing and reading one next segment, its context already known."""
+    written: dict[Writer, list[float]] = {Writer.DRAFT: [], Writer.TARGET: []}
+    reads: list[float] = []
+    for context in contexts:
+        for writer, desk in pair.desks.items():
+            batch = ContextBatch(desk.lm, desk.lm.tokenizer.context_ids(context.context))
+            [segment], seconds = _timed(partial(batch.sample, SamplingParams(), [0], segmentation, max_tokens))
+            written[writer].append(1e3 * seconds / len(segment.token_ids))
+            if writer is Writer.TARGET:
+                reads.append(1e3 * _timed(partial(batch.read, [segment.token_ids]))[1])
+    return Cost(
+        draft_ms_per_token=round(median(written[Writer.DRAFT]), 3),
+        target_ms_per_token=round(median(written[Writer.TARGET]), 3),
+        read_ms=round(median(reads), 3),
+        judge_ms=0.0,
+    )
+
+
+def _timed(work: Callable[[], T]) -> tuple[T, float]:
+    _synchronize()
+    start = perf_counter()
+    result = work()
+    _synchronize()
+    return result, perf_counter() - start
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 class Delivery:

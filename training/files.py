@@ -14,6 +14,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from semspec.errors import Mismatch, Unavailable
+from semspec.errors import InvalidRequest, Mismatch, Unavailable
 
 Row = dict[str, Any]
 
@@ -71,6 +72,49 @@ def write_json(path: Path, value: object) -> None:
 
 def read_json(path: Path) -> Any:
     return json.loads(path.read_text())
+
+
+def json_lines(path: Path, parameter: str) -> Iterator[tuple[str, Row]]:
+    """`path:line` and the object of each line that is not blank. Raises: InvalidRequest about `parameter`."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield f"{path}:{number}", _object(line, f"{path}:{number}", parameter)
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{path} is not UTF-8 text; give a JSON lines file", parameter) from error
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}; give a JSON lines file", parameter) from error
+
+
+def _object(line: str, place: str, parameter: str) -> Row:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{place} is not JSON: {error}; one question a line", parameter) from error
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{place} is not a JSON object; one question a line", parameter)
+    return value
+
+
+def plain(value: Any, num_digits: int | None = None) -> Any:
+    """`value` as JSON knows it, rounded where wanted; null for a number that could not be computed."""
+    if isinstance(value, float):
+        return None if not isfinite(value) else value if num_digits is None else round(value, num_digits)
+    if isinstance(value, Mapping):
+        return {str(name): plain(one, num_digits) for name, one in value.items()}
+    return [plain(one, num_digits) for one in value] if isinstance(value, list | tuple) else value
+
+
+def flat(value: Any, separator: str, name: str = "") -> dict[str, Any]:
+    """Nested mappings as one, names joined by `separator`."""
+    if not isinstance(value, Mapping):
+        return {name: value}
+    return {
+        key: leaf
+        for inner, own in value.items()
+        for key, leaf in flat(own, separator, f"{name}{separator if name else ''}{inner}").items()
+    }
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -122,8 +166,8 @@ class StageFolder:
         if not path.exists():
             write_json(path, wanted)
             return
-        found = _flat(read_json(path))
-        wanted = _flat(wanted)
+        found = flat(read_json(path), ".")
+        wanted = flat(wanted, ".")
         differing = [
             f"{name}: {found.get(name)!r} there, {wanted.get(name)!r} now"
             for name in sorted(found.keys() | wanted.keys())
@@ -187,12 +231,3 @@ def digest_of(value: object) -> str:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else -1
-
-
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Nested mappings as one, keys joined by dots."""
-    if not isinstance(value, dict):
-        return {name: value}
-    return {
-        key: leaf for inner, child in value.items() for key, leaf in _flat(child, f"{name}.{inner}".strip(".")).items()
-    }

@@ -1,30 +1,97 @@
-"""The whole way from a pair of models to probes, stage after stage, each resumable where it stopped."""
+"""The whole way from a pair of models to probes, stage after stage, each resumable where it stopped; and what a run
+will take, from a pilot of a few questions."""
 
 import shutil
 import tempfile
-from collections.abc import Iterator
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
+import torch
+
 from semspec.errors import InvalidRequest, Unavailable
-from semspec.probes.probe import layer_indices
+from semspec.probes.probe import Probe, layer_indices, num_features
 from semspec.types import Writer
 from training.clustering.entailment import EntailmentEquivalence
 from training.clustering.equivalence import Equivalence
 from training.config import EntailmentEquivalenceConfig, PipelineConfig
 from training.data.labels import Labels, gather_labels, label, read_labels, write_labels
-from training.data.pair import Pair
+from training.data.pair import Pair, states_dtype
 from training.data.questions import Question, gather, question_row, resolve
 from training.data.stages import ClustersStage, ContextsStage, Questions, SamplesStage, Stage
-from training.estimate import Estimate, fit_seconds, gigabytes, state_row_bytes, timed
 from training.export import Delivery
 from training.files import Row, StageFolder, read_rows, write_json, write_rows
-from training.progress import Reporter
+from training.progress import Reporter, duration
 from training.trainer.recipe import Role
 
+NUM_TIMED_STEPS = 3
 SHARDED = ("contexts", "samples", "clusters")
 WHOLE = ("labels", "probes", "report")
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Of a whole run on one worker."""
+
+    num_questions: int
+    num_contexts: int
+    stage_s: dict[str, float]
+    states_bytes: int
+    free_bytes: int
+
+    def __str__(self) -> str:
+        lines = [f"{self.num_questions} questions, about {self.num_contexts} contexts"]
+        lines += [f"{name:<9} {duration(seconds)}" for name, seconds in self.stage_s.items()]
+        lines += [
+            f"{'together':<9} {duration(sum(self.stage_s.values()))} on one worker; --shard i/n divides the first three"
+        ]
+        lines += [f"{'disk':<9} {gigabytes(self.states_bytes)} for the states ({gigabytes(self.free_bytes)} free)"]
+        return "\n".join(lines)
+
+
+def state_row_bytes(pair: Pair, config: PipelineConfig) -> int:
+    """Of the states of one context: N target-written segments, N draft-written ones."""
+    dtype = states_dtype(config.samples.states_dtype, pair.target.model.dtype)
+    infos = {writer: desk.lm.info for writer, desk in pair.desks.items()}
+    sizes = {writer: (info.num_layers + 1) * info.hidden_size for writer, info in infos.items()}
+    return config.samples.num_samples * dtype.itemsize * (2 * sizes[Writer.TARGET] + sizes[Writer.DRAFT])
+
+
+def fit_seconds(config: PipelineConfig, pair: Pair, num_rows: int) -> float:
+    """Of fitting the target's probe once, from a few timed steps on its device."""
+    recipe, info = config.probes, pair.target.info
+    width = num_features(recipe.features, recipe.layers, (info.num_layers + 1, info.hidden_size))
+    if recipe.projection:
+        width = (info.num_layers + 1) * recipe.projection.width
+    device = "cuda" if torch.cuda.is_available() and recipe.device != "cpu" else "cpu"
+    probe, batch = Probe(width).to(device), torch.randn(recipe.batch_size, width, device=device)
+    optimizer = torch.optim.AdamW(probe.parameters())
+
+    def step() -> None:
+        probe(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    step()
+    start = time.perf_counter()
+    for _ in range(NUM_TIMED_STEPS):
+        step()
+    return (time.perf_counter() - start) / NUM_TIMED_STEPS * num_rows / recipe.batch_size
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def gigabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"
 
 
 class Pipeline:

@@ -23,53 +23,32 @@ class Reporter:
     @contextmanager
     def bar(self, title: str, total: int, unit: str, done: int = 0) -> Iterator[Callable[[int], None]]:
         """A bar of `total` units, `done` of which are behind us; yields what moves it on."""
-        pace = _Pace(total, done, unit)
         columns = [
             TextColumn("{task.description:<10}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]}"),
         ]
-        with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self._console) as progress:
-            task = progress.add_task(title, total=total, completed=done, rate="")
+        progress = Progress(
+            *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self._console, speed_estimate_period=1e9
+        )
+        with progress:
+            number = progress.add_task(title, total=total, completed=done, rate="")
+            [task] = progress.tasks
+            logged_at = time.monotonic()
 
             def advance(count: int) -> None:
-                if not count:
+                nonlocal logged_at
+                progress.update(number, advance=count)
+                rate = f"{task.speed or 0:.2f} {unit}/s"
+                progress.update(number, rate=rate)
+                if self._console.is_terminal or (time.monotonic() - logged_at < LOG_EVERY_S and not task.finished):
                     return
-                pace.advance(count)
-                progress.update(task, advance=count, rate=f"{pace.rate:.2f} {unit}/s")
-                if not self._console.is_terminal and pace.is_time():
-                    self.say(f"{title}: {pace}")
+                logged_at = time.monotonic()
+                left = "unknown time" if task.time_remaining is None else duration(task.time_remaining)
+                self.say(f"{title}: {task.completed:.0f}/{total} {unit}, {rate}, {left} left")
 
             yield advance
-
-
-class _Pace:
-    """Units done, their rate since the start, and the time left."""
-
-    def __init__(self, total: int, done: int, unit: str) -> None:
-        self._total, self._done, self._unit = total, done, unit
-        self._num_own, self._start = 0, time.monotonic()
-        self._last = self._start
-
-    def advance(self, count: int) -> None:
-        self._done += count
-        self._num_own += count
-
-    @property
-    def rate(self) -> float:
-        return self._num_own / max(time.monotonic() - self._start, 1e-6)
-
-    def is_time(self) -> bool:
-        now = time.monotonic()
-        if now - self._last < LOG_EVERY_S and self._done < self._total:
-            return False
-        self._last = now
-        return True
-
-    def __str__(self) -> str:
-        left = duration((self._total - self._done) / max(self.rate, 1e-9))
-        return f"{self._done}/{self._total} {self._unit}, {self.rate:.2f}/s, {left} left"
 
 
 def duration(seconds: float) -> str:

@@ -1,18 +1,128 @@
 """python -m bench.gpu [--output DIR] [--minutes 9]: measures what this machine's GPU allows; without one, says so."""
 
 import argparse
+import platform
+import re
+import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers.utils import logging
 
-from bench.gpu.environment import describe, folder_name, gpu_state
-from bench.gpu.record import Record
-from bench.gpu.shapes import SCALES
-from bench.gpu.stages import Bench
+from bench.gpu.forwards import measure_decode, measure_reads
+from bench.gpu.models import Pair, build
+from bench.gpu.parity import measure_parity
+from bench.gpu.record import Facts, Record
+from bench.gpu.replay import NEEDS, PUBLISHED, Replays, at_floors, computed, speedups
+from bench.gpu.rounds import measure_judge
+from bench.gpu.shapes import SCALES, Scale, fitted
+from bench.gpu.timing import Light, Timer, measure_light
 
+PACKAGES = ("torch", "transformers", "numpy", "safetensors", "tokenizers")
+QUERIED = ("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit", "temperature.gpu")
+LIGHT_S, PARITY_S, MODELS_S, DECODE_S, READ_S, JUDGE_S = 10.0, 15.0, 60.0, 60.0, 90.0, 15.0
+"""Seconds that must be left for a stage to begin; one that repeats itself ends when they are over."""
 RESULTS = Path(__file__).parents[1] / "results"
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+
+
+def folder_name(device: torch.device) -> str:
+    return "gpu-" + re.sub(r"[^a-z0-9]+", "-", device_name(device).lower()).strip("-")
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    facts: dict[str, Any] = {"device": device_name(device), "python": platform.python_version()}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            facts[name] = version(name)
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+        facts |= {
+            "cuda": torch.version.cuda,
+            "num_multiprocessors": properties.multi_processor_count,
+            "memory_bytes": total_bytes,
+            "free_memory_bytes": free_bytes,
+        }
+    return facts
+
+
+def gpu_state(device: torch.device) -> dict[str, str]:
+    """Driver, clocks, power limit and temperature now, as nvidia-smi words them; empty where it does not answer."""
+    if device.type != "cuda":
+        return {}
+    query = ["nvidia-smi", f"--query-gpu={','.join(QUERIED)}", "--format=csv,noheader", f"--id={device.index or 0}"]
+    with suppress(OSError, subprocess.SubprocessError):
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        return dict(zip(QUERIED, (field.strip() for field in answer.split(",")), strict=False))
+    return {}
+
+
+class Bench:
+    """Runs the stages on one device."""
+
+    def __init__(self, record: Record, scale: Scale, device: torch.device) -> None:
+        self._record, self._scale, self._device = record, scale, device
+        self._timer = Timer(device)
+        # Made by the stages "speed of light" and "models" for the later ones, which need those.
+        self._light: Light
+        self._pair: Pair
+
+    def run(self) -> None:
+        stage, needs = self._record.stage, ("speed of light", "models")
+        stage("speed of light", LIGHT_S, self._measure_light)
+        stage("parity", PARITY_S, lambda: measure_parity(self._device))
+        stage("models", MODELS_S, self._build_models)
+        stage("decode", DECODE_S, self._measure_decode, needs)
+        stage("read", READ_S, self._measure_reads, needs)
+        stage("judge", JUDGE_S, lambda: measure_judge(self._timer, self._pair, JUDGE_S), needs)
+        if all(self._record.facts(need) is not None for need in NEEDS):
+            Replays(self._record, self._timer, self._scale, self._pair).run()
+        stage("speed-ups", 0.0, self._compute_speedups, ("target alone", "read", "judge"))
+
+    def _measure_light(self) -> Facts:
+        self._light, facts = measure_light(self._timer, self._scale, LIGHT_S)
+        return facts | {"gpu": gpu_state(self._device)}
+
+    def _build_models(self) -> Facts:
+        """Both models; the target with as many layers as fit."""
+        scale, target_shape = self._scale, self._scale.target
+        draft = build(scale.draft, self._device, scale.window)
+        if self._device.type == "cuda":
+            free_bytes = torch.cuda.mem_get_info(self._device)[0]
+            target_shape = fitted(scale.target, free_bytes - scale.reserve_bytes)
+        self._pair = Pair(draft, build(target_shape, self._device, scale.window))
+        return {
+            "weights": "random, bf16",
+            "target_layers_left_out": scale.target.num_layers - target_shape.num_layers,
+        } | {
+            role: asdict(model.shape) | {"weight_bytes": model.shape.weight_bytes}
+            for role, model in (("draft", draft), ("target", self._pair.target))
+        }
+
+    def _measure_decode(self) -> Facts:
+        facts = measure_decode(self._timer, self._scale, self._pair, self._light, DECODE_S)
+        return facts | {"gpu": gpu_state(self._device)}
+
+    def _measure_reads(self) -> Facts:
+        return measure_reads(self._timer, self._scale, self._pair.target, self._light, READ_S)
+
+    def _compute_speedups(self) -> Facts:
+        """From the replays there are; at the floors in any case."""
+        names = [f"replay {point.target_ratio}" for point in PUBLISHED]
+        replays = [facts for name in names if (facts := self._record.facts(name))]
+        stages = [*computed(replays, self._record.needed("judge"), self._record.needed("read"))] if replays else []
+        length, context = self._scale.segment_tokens, self._scale.contexts[0]
+        floors = ("every stage at its floor", at_floors(self._pair, self._light, length, context))
+        return speedups([*stages, floors])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The record of a run: stages one after another within a time budget, on disk after each."""
+"""The record of a run: stages one after another within a time budget, on disk and drawn after each."""
 
 import json
 from collections.abc import Callable
@@ -6,9 +6,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from bench.gpu.picture import draw
+from matplotlib.axes import Axes
+
+from training.report.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY, panels, png, styled
 
 Facts = dict[str, Any]
+
+STAGES = (("draft_ms", "draft writes", SKY), ("read_ms", "target reads", BLUE), ("judge_ms", "probes judge", ORANGE),
+          ("rewrite_ms", "target rewrites", RED))  # fmt: skip
+WAYS = ("transformers", "eager", "graph", "engine")
 
 
 class Record:
@@ -83,3 +89,106 @@ def _replace(path: Path, data: bytes) -> None:
     partial = path.with_name(f"{path.name}.partial")
     partial.write_bytes(data)
     partial.replace(path)
+
+
+def draw(document: Facts) -> bytes:
+    """A PNG of the record so far."""
+    stages = {name: row["facts"] for name, row in document["stages"].items() if "facts" in row}
+    painters: tuple[Callable[[Axes, Facts], None], ...] = (_decoding, _reading, _rounds, _speedups)
+    with styled():
+        figure, axes = panels(2, (13, 9), num_rows=2)
+        for panel, painter in zip(axes, painters, strict=True):
+            try:
+                painter(panel, stages)
+            except (KeyError, IndexError):
+                panel.text(0.5, 0.5, "not measured", ha="center", va="center", transform=panel.transAxes, color=GREY)
+        figure.suptitle(_title(document, stages))
+        return png(figure)
+
+
+def _title(document: Facts, stages: Facts) -> str:
+    title = f"{document['environment']['device']}, random weights, bf16"
+    if "models" in stages:
+        shapes = [stages["models"][role] for role in ("draft", "target")]
+        title += ": " + ", ".join(f"{shape['name']} ({shape['num_layers']} layers)" for shape in shapes)
+    if "speed of light" in stages:
+        light = stages["speed of light"]
+        title += f"\ncopy {light['bandwidth_bytes_per_s'] / 1e12:.2f} TB/s, "
+        title += f"matrix product {light['flops_per_s'] / 1e12:.0f} TFLOP/s"
+    return title
+
+
+def _decoding(axes: Axes, stages: Facts) -> None:
+    decode = stages["decode"]
+    axes.set_title(f"Decoding after {decode['context']:,} tokens, share of the floor (tokens/s, of the floor's)")
+    labels: list[str] = []
+    for role, colour in (("draft", SKY), ("target", BLUE)):
+        for way in (way for way in WAYS if way in decode[role]["ways"]):
+            row = decode[role]["ways"][way]
+            bar = axes.barh(len(labels), row["share_of_floor"], color=colour)
+            axes.bar_label(bar, [f"{row['tokens_per_s']:,.0f} of {decode[role]['floor_tokens_per_s']:,.0f}"], padding=3)
+            labels.append(f"{role}, {way}")
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_xlim(0, 1.25)
+    axes.axvline(1, color=GREY, linestyle=":", zorder=0)
+    axes.invert_yaxis()
+
+
+def _reading(axes: Axes, stages: Facts) -> None:
+    styles = {"none": (GREY, "no states"), "last": (ORANGE, "last layer's"), "all": (BLUE, "all layers'")}
+    contexts = stages["read"]["contexts"]
+    for context, line in zip(contexts, ("-", "--"), strict=False):
+        lengths = [row["num_tokens"] for row in context["reads"]]
+        for kind, (colour, name) in styles.items():
+            steps = [row["decode_steps"][kind] for row in context["reads"]]
+            label = f"{name}, after {context['context']:,} tokens"
+            axes.plot(lengths, steps, line, color=colour, marker="o", markersize=3, label=label)
+    first = contexts[0]
+    floors = [row["floor_ms"] / first["step"]["median_ms"] for row in first["reads"]]
+    axes.plot([row["num_tokens"] for row in first["reads"]], floors, ":", color=BLACK, label="floor")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [str(length) for length in lengths])
+    axes.set_ylim(0)
+    axes.set_title("The target reads a segment, in units of one of its decode steps")
+    axes.set_xlabel("tokens of the segment")
+    axes.legend()
+
+
+def _replays(stages: Facts) -> list[Facts]:
+    replays = [facts for name, facts in stages.items() if name.startswith("replay ")]
+    if not replays:
+        raise KeyError("replay")
+    return replays
+
+
+def _rounds(axes: Axes, stages: Facts) -> None:
+    replays = _replays(stages)
+    for position, replay in enumerate(replays):
+        num_tokens, bottom = replay["num_rounds"] * replay["segment_tokens"], 0.0
+        for stage, name, colour in STAGES:
+            height = replay["total_ms"].get(stage, 0.0) / num_tokens
+            axes.bar(position, height, bottom=bottom, color=colour, label=name if position == 0 else None)
+            bottom += height
+    axes.axhline(replays[0]["alone_ms"] / num_tokens, color=BLACK, linestyle="--", label="target alone")
+    axes.set_xticks(range(len(replays)), [f"{replay['target_ratio']:.2f}" for replay in replays])
+    axes.set_xlabel("target ratio (share of tokens written by the target)")
+    axes.set_title(f"Milliseconds a token, rounds of {replays[0]['segment_tokens']} tokens in turn (measured)")
+    axes.legend()
+
+
+def _speedups(axes: Axes, stages: Facts) -> None:
+    replays = _replays(stages)
+    ratios = [replay["target_ratio"] for replay in replays]
+    for way, colour, label in (("in_turn", BLUE, "in turn, measured"), ("draft_ahead", GREEN, "draft-ahead, computed")):
+        axes.plot(ratios, [replay[way]["speedup"] for replay in replays], "o-", color=colour, label=label)
+    published = [replay["published"] for replay in replays]
+    paper = [point["target_ratio"] for point in published], [point["speedup"] for point in published]
+    axes.plot(*paper, "x", color=RED, label="paper's (2 x 80 GB, SGLang)")
+    for row in stages.get("speed-ups", {"rows": ()})["rows"]:
+        if row["what"] == "every stage at its floor":
+            bound = [(one["target_ratio"], one["in_turn"]) for one in row["speedups"]]
+            axes.plot(*zip(*bound, strict=True), ":", color=GREY, label="in turn, every stage at its floor, computed")
+    axes.set_ylim(0)
+    axes.set_title("Speed-up over the target alone (verdicts replayed)")
+    axes.set_xlabel("target ratio")
+    axes.legend()

@@ -1,24 +1,168 @@
-"""The target alone, then a replay at each of the paper's target ratios: the same number of tokens every time."""
+"""The target alone, a replay at each of the paper's target ratios, and the speed-ups computed from their stages."""
 
 import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
 
 import numpy as np
 import torch
 
-from bench.gpu.judge import RandomProbes
 from bench.gpu.models import Pair
-from bench.gpu.published import PUBLISHED, PublishedPoint
 from bench.gpu.record import Facts, Record
-from bench.gpu.rounds import Stand, verdicts
+from bench.gpu.rounds import RandomProbes, Round, Stand, ahead_ms, verdicts
 from bench.gpu.shapes import Scale
-from bench.gpu.speedup import Stages, replayed
-from bench.gpu.timing import Timer, summarised
+from bench.gpu.timing import Light, Timer, summarised
+from bench.report.paper import RESULTS, speedup_of
 
+NUM_COMPUTED_ROUNDS = 100
+
+SEGMENT_NOTE = (
+    "The paper does not say how long its segments are. Its own rates leave 1.3 to 3.7 ms a token for reading and "
+    "judging (1 / tokens per s - 1 / draft's - ratio / target's); at one to three of its decode steps of 25 ms a "
+    "round, that is 7 to 65 tokens a segment. Assumed: 40 tokens for the rounds that are measured; other lengths are "
+    "computed."
+)
 NEEDS = ("models", "decode", "read", "judge")
 SETTLING_S = 20.0
 """For the graphs of every length and a first round."""
 MARGIN = 1.2
 """A replay begins only if this many times its expected time is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedPoint:
+    """One cell of the paper's comparison, of its own method."""
+
+    target: str
+    """The pair's short name."""
+    task: str
+    target_ratio: float
+    """Share of tokens written by the target."""
+    speedup: float
+    """Latency of the target alone over the method's."""
+
+
+def _published(pair: str, task: str) -> PublishedPoint:
+    [row] = [row for row in RESULTS if (row.pair, row.method) == (pair, "SemanticSpec")]
+    return PublishedPoint(pair, task, row.cells[task].target_ratio or 0.0, speedup_of(row, task))
+
+
+PUBLISHED = (
+    *(_published("R1-32B", task) for task in ("aime24", "math500", "amc23", "gpqa-diamond")),
+    _published("QwQ-32B", "amc23"),
+)
+"""What is replayed: the paper's range of target ratios."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """What the stages of every round cost, were they all alike."""
+
+    segment_tokens: int
+    draft_ms: float
+    read_ms: float
+    judge_ms: float
+    write_ms: float
+    """The target's writing of a whole segment."""
+
+    def speedup(self, target_ratio: float) -> Facts:
+        rounds = [
+            Round(self.draft_ms, self.read_ms, self.judge_ms, 0.0 if accepted else self.write_ms)
+            for accepted in verdicts(target_ratio, NUM_COMPUTED_ROUNDS)
+        ]
+        alone_ms = NUM_COMPUTED_ROUNDS * self.write_ms
+        in_turn_ms = sum(one.in_turn_ms for one in rounds)
+        return {
+            "target_ratio": target_ratio,
+            "in_turn": alone_ms / in_turn_ms,
+            "draft_ahead": alone_ms / ahead_ms(rounds),
+        }
+
+
+def replayed(point: PublishedPoint, rounds: Sequence[Round], segment_tokens: int, alone_ms: float) -> Facts:
+    """One replay against the target alone, `alone_ms` for the same number of tokens."""
+    in_turn_ms = sum(one.in_turn_ms for one in rounds)
+    stages = {
+        stage: summarised(times).as_json()
+        for stage in ("draft_ms", "read_ms", "judge_ms", "rewrite_ms")
+        if (times := [time for one in rounds if (time := getattr(one, stage)) > 0])
+    }
+    return {
+        "published": asdict(point),
+        "target_ratio": sum(one.rewrite_ms > 0 for one in rounds) / len(rounds),
+        "num_rounds": len(rounds),
+        "segment_tokens": segment_tokens,
+        "stages": stages,
+        "total_ms": {stage: sum(getattr(one, stage) for one in rounds) for stage in stages},
+        "alone_ms": alone_ms,
+        "in_turn": {"how": "measured", "ms": in_turn_ms, "speedup": alone_ms / in_turn_ms},
+        "draft_ahead": {
+            "how": "computed from the measured stage times, the draft on a device of its own",
+            "ms": ahead_ms(rounds),
+            "speedup": alone_ms / ahead_ms(rounds),
+        },
+    }
+
+
+def computed(replays: Sequence[Facts], judge: Facts, reads: Facts) -> Iterator[tuple[str, Stages]]:
+    """The measured stages, then what may be computed from them: the probes on the device, segments of other lengths."""
+    measured = _measured(replays)
+    yield "measured stages", measured
+    yield "probes on the device", replace(measured, judge_ms=judge["device"]["median_ms"])
+    for row in reads["contexts"][0]["reads"]:
+        if row["num_tokens"] != measured.segment_tokens:
+            yield f"segments of {row['num_tokens']} tokens", _at_length(measured, row["num_tokens"], reads)
+
+
+def at_floors(pair: Pair, light: Light, segment_tokens: int, context: int) -> Stages:
+    """Every stage at the device's speed of light, judging for nothing."""
+    target_token_ms = light.decode_ms(pair.target.shape, context)
+    return Stages(
+        segment_tokens,
+        draft_ms=segment_tokens * light.decode_ms(pair.draft.shape, context),
+        read_ms=light.forward_ms(pair.target.shape, segment_tokens, context, segment_tokens),
+        judge_ms=0.0,
+        write_ms=segment_tokens * target_token_ms,
+    )
+
+
+def speedups(stages: Iterable[tuple[str, Stages]]) -> Facts:
+    """Of each set of stages at the paper's target ratios."""
+    return {
+        "how": "computed, every round alike",
+        "segment_note": SEGMENT_NOTE,
+        "rows": [
+            {"what": what, **asdict(one), "speedups": [one.speedup(point.target_ratio) for point in PUBLISHED]}
+            for what, one in stages
+        ],
+    }
+
+
+def _measured(replays: Sequence[Facts]) -> Stages:
+    """Medians over the replays; the target's writing is that of the target alone."""
+    first = replays[0]
+    stages = {
+        stage: median(replay["stages"][stage]["median_ms"] for replay in replays)
+        for stage in ("draft_ms", "read_ms", "judge_ms")
+    }
+    return Stages(first["segment_tokens"], write_ms=first["alone_ms"] / first["num_rounds"], **stages)
+
+
+def _at_length(measured: Stages, segment_tokens: int, reads: Facts) -> Stages:
+    """Writing costs by the token, reading as in the read stage, between whose lengths it is interpolated."""
+    share = segment_tokens / measured.segment_tokens
+    lengths, times_ms = zip(
+        *((row["num_tokens"], row["samples"]["all"]["median_ms"]) for row in reads["contexts"][0]["reads"]), strict=True
+    )
+    own_ms, other_ms = np.interp([measured.segment_tokens, segment_tokens], lengths, times_ms)
+    return Stages(
+        segment_tokens,
+        draft_ms=measured.draft_ms * share,
+        read_ms=measured.read_ms * float(other_ms / own_ms),
+        judge_ms=measured.judge_ms,
+        write_ms=measured.write_ms * share,
+    )
 
 
 class Replays:

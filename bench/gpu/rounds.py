@@ -1,24 +1,78 @@
 """Whole rounds on the device: the draft writes, the target reads, the probes judge, and a verdict from a list decides.
 
 The probes are random, so what they say is not used: verdicts are replayed so that the target writes the share of the
-tokens that it wrote in the paper.
-"""
+tokens that it wrote in the paper."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from time import perf_counter
 
-from bench.gpu.decode import SAMPLING
-from bench.gpu.judge import RandomProbes
-from bench.gpu.models import Pair, random_context
+import torch
+
+from bench.gpu.forwards import SAMPLING
+from bench.gpu.models import Model, Pair, random_context
 from bench.gpu.timing import Timer
 from semspec.engine.kv_cache import FIRST_CAPACITY, BufferKV
 from semspec.engine.protocol import Engine
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.types import Context, GeneratedSegment, GenerationParams, Segment, Writer
+from semspec.probes.probe import Probe, assemble, num_features, tensor_of
+from semspec.types import (
+    SURPRISAL_FEATURES,
+    Context,
+    GeneratedSegment,
+    GenerationParams,
+    Segment,
+    SegmentScore,
+    States,
+    Writer,
+)
 
+NUM_REPETITIONS = 30
 CACHE_BYTES = 6 << 30
+
+
+class RandomProbes:
+    """What the verifier does, on a device of choice: all layers of both models, and the target's surprisal."""
+
+    def __init__(self, pair: Pair, device: torch.device) -> None:
+        torch.manual_seed(3)
+        self._device = device
+        with device:
+            self._draft = Probe(num_features("states", "all", _states_shape(pair.draft))).eval()
+            self._target = Probe(num_features("states+surprisal", "all", _states_shape(pair.target))).eval()
+
+    @torch.inference_mode()
+    def judge(self, draft_states: States, reading: SegmentScore) -> tuple[float, float]:
+        """Semantic probabilities of one segment: the draft's, the target's."""
+        surprisal = torch.tensor([reading.surprisal], device=self._device)
+        drafted, read = (self._on_device(states) for states in (draft_states, reading.states))
+        draft_probability = self._draft(assemble("states", "all", drafted, None))
+        target_probability = self._target(assemble("states+surprisal", "all", read, surprisal))
+        return float(draft_probability), float(target_probability)
+
+    def _on_device(self, states: States) -> torch.Tensor:
+        return tensor_of([states.data], states.shape).to(self._device)
+
+
+def measure_judge(timer: Timer, pair: Pair, limit_s: float) -> dict[str, object]:
+    """Both probes over one segment's states, which come from the host: there by one thread, and on the device."""
+    drafted, read = (_zeros(model) for model in (pair.draft, pair.target))
+    reading = SegmentScore(read, (0.0,) * len(SURPRISAL_FEATURES), 1, 0.0)
+    probes = {"host": RandomProbes(pair, torch.device("cpu")), "device": RandomProbes(pair, timer.device)}
+    works = {place: partial(one.judge, drafted, reading) for place, one in probes.items()}
+    samples = timer.interleaved(works, NUM_REPETITIONS, limit_s)
+    sizes = {"draft": pair.draft.shape.num_state_values, "target": pair.target.shape.num_state_values}
+    return {"num_state_values": sizes} | {place: sample.as_json() for place, sample in samples.items()}
+
+
+def _states_shape(model: Model) -> tuple[int, int]:
+    return model.shape.num_layers + 1, model.shape.hidden_size
+
+
+def _zeros(model: Model) -> States:
+    return States(bytes(4 * model.shape.num_state_values), _states_shape(model), model.shape.name)
 
 
 @dataclass(frozen=True, slots=True)

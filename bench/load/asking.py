@@ -1,10 +1,12 @@
-"""One request of a load, and what became of it."""
+"""Requests of a load: who comes when, and what became of each."""
 
 import asyncio
+import random
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 
@@ -14,6 +16,9 @@ from semspec.errors import represent
 HUNG, BROKEN = "hung", "connection broke"
 
 Json = dict[str, Any]
+Owner = Literal["greedy", "modest"]
+OWNERS: tuple[Owner, Owner] = ("greedy", "modest")
+GREEDY_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,52 @@ class Answer:
     @property
     def first_segment_after_wait_s(self) -> float:
         return (self.first_segment_s or 0.0) - self.wait_s
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A load, and how its clients take a refusal."""
+
+    name: str
+    load: float
+    """Arrivals, as a share of what the stack can answer."""
+    is_patient: bool = True
+    """Whether a refused client waits as long as it is told, or asks again at once."""
+
+
+STAGES = (Stage("0.5x", 0.5), Stage("1x", 1.0), Stage("2x", 2.0), Stage("2x, impatient", 2.0, is_patient=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    at_s: float
+    owner: Owner
+
+
+def arrivals(rate: float, duration_s: float, rng: random.Random) -> Iterator[Arrival]:
+    """`rate` a second on average, each after a wait that knows nothing of the last one."""
+    at_s = rng.expovariate(rate)
+    while at_s < duration_s:
+        yield Arrival(at_s, "greedy" if rng.random() < GREEDY_SHARE else "modest")
+        at_s += rng.expovariate(rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One request, as often as it was sent."""
+
+    stage: str
+    owner: Owner
+    attempts: Sequence[Answer]
+    """In order; all but the last were refused for lack of room."""
+
+    @property
+    def last(self) -> Answer:
+        return self.attempts[-1]
+
+    @property
+    def is_answered(self) -> bool:
+        return self.last.is_whole
 
 
 def client(base_url: str, api_key: str) -> httpx.AsyncClient:

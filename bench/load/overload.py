@@ -18,23 +18,20 @@ from typing import Any
 import httpx
 
 from bench.environment import environment
-from bench.load.arrivals import OWNERS, STAGES, Arrival, Owner, Stage, arrivals
-from bench.load.asking import Answer, ask, client
-from bench.load.overload_report import Overload, document, picture
-from bench.load.visit import Visit
+from bench.load.asking import OWNERS, STAGES, Answer, Arrival, Owner, Stage, Visit, arrivals, ask, client
+from bench.load.overload_report import REFUSED, Overload, page
 from demo.client import MAX_TOKENS
 from demo.problems import SPLITS, make_problem
-from semspec.errors import Overloaded, represent
 from semspec.keys import entry, new_key
 from semspec.stack import BUNDLED_PAIR, Stack, StackConfig
 from training.files import write_json
+from training.report.document import as_markdown, write_pictures, write_text
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "overload"
 NUM_ATTEMPTS = 3
 """Of a client that is refused, as OpenAI's has by default."""
 HUNG_AFTER_S = 120.0
 WARM_UP_S = 3.0
-REFUSED = represent(Overloaded("")).code
 
 Json = dict[str, Any]
 
@@ -133,12 +130,11 @@ async def main(plan: Plan, folder: Path) -> None:
         }
         overload = await measured(Load(connected, "semspec-demo"), plan)
     facts = {"plan": asdict(plan), "environment": environment(BUNDLED_PAIR), "load_average": load_average}
-    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "overload.json", {**facts, **overload.as_json()})
-    (folder / "attempts.csv").write_text(overload.as_csv())
-    (folder / "overload.png").write_bytes(picture(overload))
-    text = document(overload, facts)
-    (folder / "README.md").write_text(text)
+    write_text(folder / "attempts.csv", overload.as_csv())
+    contents = page(overload, facts)
+    write_pictures(folder, contents)
+    write_text(folder / "README.md", text := as_markdown("Overload", contents))
     print(text)
 
 

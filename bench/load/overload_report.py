@@ -4,20 +4,31 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from math import hypot
 from typing import Any
 
-from bench.load.arrivals import GREEDY_SHARE, OWNERS, Owner, Stage
-from bench.load.asking import BROKEN, HUNG, Answer
-from bench.load.figures import Percentiles, in_seconds, ratio, table
-from bench.load.visit import Visit
-from bench.report.look import panels
-from bench.report.wording import NONE, estimate
+import numpy as np
+from matplotlib.figure import Figure
+
+from bench.load.asking import BROKEN, GREEDY_SHARE, HUNG, OWNERS, Answer, Owner, Stage, Visit
+from bench.summary import mean
 from semspec.errors import Overloaded, Unavailable, represent
-from training.evaluation.plots import BLUE, GREY, ORANGE, PERCENT, png, styled
+from training.report.document import Code, Section, Table, Text
+from training.report.drawing import BLUE, GREY, ORANGE, PERCENT, Picture, panels
+from training.report.numbers import NONE, Measured, measured_decimal
 
 REFUSED, AWAY = (represent(kind("")).code for kind in (Overloaded, Unavailable))
 
 Json = dict[str, Any]
+_HEAD = ("load", "requests", "answered", "at first", "429 for good", "503", "hung", "other", "refusals on the way")
+_TIMES = {
+    "latency": "latency_s",
+    "first segment": "first_segment_s",
+    "wait": "wait_s",
+    "after it": "after_wait_s",
+    "first segment after it": "first_segment_after_wait_s",
+}
+_KEY_HEAD = ("load", "key", "requests", "answered", "of its requests", "of all answers", "wait, p50 / p90 / p99")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +94,16 @@ def facts(visits: Sequence[Visit]) -> Json:
         "num_other": sum(code not in (REFUSED, AWAY, HUNG, BROKEN) for code in codes),
         "num_attempts": sum(len(visit.attempts) for visit in visits),
         "num_attempts_refused": sum(answer.code == REFUSED for visit in visits for answer in visit.attempts),
-        **{name: asdict(found) if (found := Percentiles.of(values)) else None for name, values in times.items()},
+        **{name: percentiles(values) for name, values in times.items()},
     }
 
 
-def speeds(overload: Overload) -> dict[str, Any]:
+def percentiles(values: Sequence[float]) -> dict[str, float] | None:
+    """In the values' unit; None of nothing."""
+    return {f"p{share}": float(np.percentile(values, share)) for share in (50, 90, 99)} if values else None
+
+
+def speeds(overload: Overload) -> dict[str, Measured]:
     """How long a generation of an admitted request takes at twice the load, over what it takes otherwise."""
     by_name = {stage.name: _service_s([visit.last for visit in overload.of(stage)]) for stage in overload.stages}
     full = _service_s(overload.full)
@@ -99,53 +115,48 @@ def speeds(overload: Overload) -> dict[str, Any]:
     }
 
 
-def document(overload: Overload, run: Mapping[str, Any]) -> str:
-    """The page in Markdown."""
+def ratio(above: Sequence[float], below: Sequence[float]) -> Measured:
+    """Of the means of two independent samples; its error to first order."""
+    a, b = (mean(np.asarray(values, dtype=np.float64)) for values in (above, below))
+    quotient = a.value / b.value
+    return Measured(quotient, quotient * hypot(a.error / a.value, b.error / b.value))
+
+
+def page(overload: Overload, run: Mapping[str, Any]) -> list[Section]:
+    """The contents of README.md."""
     found = {stage.name: facts(overload.of(stage)) for stage in overload.stages}
-    return "\n".join(
-        [
-            "# Overload\n",
-            *_conditions(overload, run),
-            *table(_HEAD, [_outcome(name, one) for name, one in found.items()]),
-            "\nSeconds, p50 / p90 / p99, of answered requests (of the attempt that was answered):\n",
-            *table(
-                ("load", *_TIMES),
-                [[name, *(_cell(one[key]) for key in _TIMES.values())] for name, one in found.items()],
-            ),
-            "\n`wait`: all before the generation begins, that is the queue, tokenizing, the wire.\n",
-            *_speed(overload),
-            "\nBy key:\n",
-            *table(_KEY_HEAD, [_key_row(overload, stage, owner) for stage in overload.stages for owner in OWNERS]),
-            "\n![latency and shares by load](overload.png)\n",
-            "Each attempt: [attempts.csv](attempts.csv). Again: `python -m bench.load.overload`.\n",
-        ]
+    times = [(name, *(_cell(one[key]) for key in _TIMES.values())) for name, one in found.items()]
+    keys = [_key_row(overload, stage, owner) for stage in overload.stages for owner in OWNERS]
+    picture = Picture.drawn(
+        "overload", "Where the time goes, and who is answered", "By load.", "latency and shares by load", draw, overload
     )
-
-
-def _conditions(overload: Overload, run: Mapping[str, Any]) -> list[str]:
-    plan, where = run["plan"], run["environment"]
-    capacities = ", ".join(f"{capacity:.2f}" for capacity in overload.capacities)
     return [
-        f"The bundled pair on {where['processor']} ({where['num_cores']} cores), the machine's load before it",
-        f"{run['load_average']:.1f}. There is room for {plan['max_concurrent']} generations, and for",
-        f"{plan['max_queued']} requests to wait, {plan['queue_timeout_s']:g} s at most. As many clients as there is",
-        f"room for, each asking without a pause, get {capacities} answers a second, measured anew in",
-        f"each round: that is its 1x. Each load lasted {plan['stage_s']:g} s, in {plan['num_rounds']} pieces that took",
-        "turns. Arrivals are Poisson,",
-        f"{GREEDY_SHARE:.0%} of them of one key. A refused client comes back when `Retry-After` says so, twice at",
-        "most; an impatient one at once.\n",
+        Section("", (_conditions(overload, run), Table(_HEAD, [_outcome(name, one) for name, one in found.items()]))),
+        Section(
+            "Times of answered requests, of the attempt that was answered",
+            (
+                Text("In seconds, p50 / p90 / p99. `wait`: all before the generation begins: queue, tokenizing, wire."),
+                Table(("load", *_TIMES), times),
+                Text(_speed(overload)),
+            ),
+        ),
+        Section("By key", (Table(_KEY_HEAD, keys), picture)),
+        Section("Again", (Text("Each attempt is in `attempts.csv`."), Code(("python -m bench.load.overload",)))),
     ]
 
 
-_HEAD = ("load", "requests", "answered", "at first", "429 for good", "503", "hung", "other", "refusals on the way")
-_TIMES = {
-    "latency": "latency_s",
-    "first segment": "first_segment_s",
-    "wait": "wait_s",
-    "after it": "after_wait_s",
-    "first segment after it": "first_segment_after_wait_s",
-}
-_KEY_HEAD = ("load", "key", "requests", "answered", "of its requests", "of all answers", "wait, p50 / p90 / p99")
+def _conditions(overload: Overload, run: Mapping[str, Any]) -> Text:
+    plan, where = run["plan"], run["environment"]
+    capacities = ", ".join(f"{capacity:.2f}" for capacity in overload.capacities)
+    return Text(
+        f"The bundled pair on {where['processor']} ({where['num_cores']} cores), the machine's load before it "
+        f"{run['load_average']:.1f}. There is room for {plan['max_concurrent']} generations, and for "
+        f"{plan['max_queued']} requests to wait, {plan['queue_timeout_s']:g} s at most. As many clients as there is "
+        f"room for, each asking without a pause, get {capacities} answers a second, measured anew in each round: that "
+        f"is its 1x. Each load lasted {plan['stage_s']:g} s, in {plan['num_rounds']} pieces that took turns. Arrivals "
+        f"are Poisson, {GREEDY_SHARE:.0%} of them of one key. A refused client comes back when `Retry-After` says so, "
+        "twice at most; an impatient one at once."
+    )
 
 
 def _outcome(name: str, one: Json) -> list[str]:
@@ -155,7 +166,7 @@ def _outcome(name: str, one: Json) -> list[str]:
 
 
 def _cell(times: Json | None) -> str:
-    return in_seconds(Percentiles(**times) if times else None)
+    return " / ".join(f"{one:.2f}" for one in times.values()) if times else NONE
 
 
 def _key_row(overload: Overload, stage: Stage, owner: Owner) -> list[str]:
@@ -165,43 +176,42 @@ def _key_row(overload: Overload, stage: Stage, owner: Owner) -> list[str]:
     return [stage.name, owner, *counts, *(f"{share:.0%}" for share in shares), _cell(own["wait_s"])]
 
 
-def _speed(overload: Overload) -> list[str]:
+def _speed(overload: Overload) -> str:
     found = speeds(overload)
     if not found:
-        return [f"How admitted requests keep their speed: {NONE}, too few answers."]
-    told = [f"{estimate(measured, 2)} ({name})" for name, measured in found.items()]
-    return [
-        f"What admission is for: from its start to its end, a generation takes {' and '.join(told)}",
-        "times as long. `full`: as many clients as there is room for and no queue, in turns with the loads.",
-    ]
+        return f"How admitted requests keep their speed: {NONE}, too few answers."
+    told = " and ".join(f"{measured_decimal(measured, 2)} ({name})" for name, measured in found.items())
+    return (
+        f"What admission is for: from its start to its end, a generation takes {told} times as long. `full`: as many "
+        "clients as there is room for and no queue, in turns with the loads."
+    )
 
 
 def _service_s(answers: Sequence[Answer]) -> list[float]:
     return [answer.service_s for answer in answers if answer.is_whole and answer.service_s is not None]
 
 
-def picture(overload: Overload) -> bytes:
+def draw(overload: Overload) -> Figure:
     """Where the time goes by load, and who is answered."""
     names = [stage.name for stage in overload.stages]
     found = [facts(overload.of(stage)) for stage in overload.stages]
-    with styled():
-        figure, (left, right) = panels(2, (9.0, 3.6))
-        bottoms = [0.0] * len(names)
-        for key, label, colour in (("wait_s", "wait", ORANGE), ("after_wait_s", "generation", BLUE)):
-            medians = [one[key]["p50"] if one[key] else 0.0 for one in found]
-            left.bar(names, medians, bottom=bottoms, color=colour, label=f"{label}, median")
-            bottoms = [bottom + median for bottom, median in zip(bottoms, medians, strict=True)]
-        left.plot(
-            names, [one["latency_s"]["p90"] if one["latency_s"] else 0.0 for one in found], "k_", label="latency, p90"
-        )
-        left.set(ylabel="seconds", title="answered requests")
-        for offset, owner, colour in ((-0.2, "greedy", GREY), (0.2, "modest", BLUE)):
-            rows = [facts([visit for visit in overload.of(stage) if visit.owner == owner]) for stage in overload.stages]
-            shares = [row["num_answered"] / max(row["num_requests"], 1) for row in rows]
-            right.bar([index + offset for index in range(len(names))], shares, 0.4, color=colour, label=owner)
-        right.set_xticks(range(len(names)), names)
-        right.yaxis.set_major_formatter(PERCENT)
-        right.set(title="requests answered, by key")
-        handles = [handle for axes in (left, right) for handle in axes.get_legend_handles_labels()[0]]
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-        return png(figure)
+    figure, (left, right) = panels(2, (9.0, 3.6))
+    bottoms = [0.0] * len(names)
+    for key, label, colour in (("wait_s", "wait", ORANGE), ("after_wait_s", "generation", BLUE)):
+        medians = [one[key]["p50"] if one[key] else 0.0 for one in found]
+        left.bar(names, medians, bottom=bottoms, color=colour, label=f"{label}, median")
+        bottoms = [bottom + median for bottom, median in zip(bottoms, medians, strict=True)]
+    left.plot(
+        names, [one["latency_s"]["p90"] if one["latency_s"] else 0.0 for one in found], "k_", label="latency, p90"
+    )
+    left.set(ylabel="seconds", title="answered requests")
+    for offset, owner, colour in ((-0.2, "greedy", GREY), (0.2, "modest", BLUE)):
+        rows = [facts([visit for visit in overload.of(stage) if visit.owner == owner]) for stage in overload.stages]
+        shares = [row["num_answered"] / max(row["num_requests"], 1) for row in rows]
+        right.bar([index + offset for index in range(len(names))], shares, 0.4, color=colour, label=owner)
+    right.set_xticks(range(len(names)), names)
+    right.yaxis.set_major_formatter(PERCENT)
+    right.set(title="requests answered, by key")
+    handles = [handle for axes in (left, right) for handle in axes.get_legend_handles_labels()[0]]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    return figure

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 from prometheus_client import samples as metrics_core
@@ -22,13 +22,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.environment import environment
 from bench.load.asking import client
-from bench.load.orders import Order, order
 from bench.load.processes import MEBIBYTE, Watch
-from bench.load.soak_report import Soak, document, picture
+from bench.load.soak_report import Soak, page
+from demo.problems import SPLITS, make_problem
 from semspec.client import GENERATION_ID, read_events, refusal
 from semspec.errors import represent
 from semspec.stack import BUNDLED_PAIR, Stack, StackConfig
 from training.files import write_json
+from training.report.document import as_markdown, write_pictures, write_text
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "soak"
 CACHE_BYTES = 64 * MEBIBYTE
@@ -39,6 +40,18 @@ TURNS_PER_SESSION = 2
 HUNG_AFTER_S = 120.0
 QUIET_GAUGES = ("generations_in_flight", "queue_depth")
 QUIET_WITHIN_S = 30.0
+
+Ending = Literal["read", "hang up before an answer", "hang up in mid-stream", "cancel"]
+CANCELLED_SHARE = 0.3
+SESSION_SHARE = 0.2
+CANCELLATIONS: tuple[Ending, ...] = ("hang up before an answer", "hang up in mid-stream", "cancel")
+STRATEGIES = (
+    "semantic", "semantic", "semantic", "auto", "target", "draft", "token-level", "semantic+token-level",
+    "spec-thinking", "last-hidden", "surprisal", "random",
+)  # fmt: skip
+NUM_TOKENS = (4, 48)
+MOST_DELAY_S = 0.1
+MOST_EVENTS = 4
 
 Json = dict[str, Any]
 
@@ -57,6 +70,39 @@ class Plan:
         gateway = {"TTL_S": str(TTL_S), "MAX_CONCURRENT": "16", "MAX_QUEUED": "64", "QUEUE_TIMEOUT_S": "60"}
         gateway["HANDSHAKE_INTERVAL_S"] = "1"  # at which the engines tell of their caches
         return engines | {f"SEMSPEC_GATEWAY_{name}": value for name, value in gateway.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One request, and what its client does."""
+
+    body: Json
+    ending: Ending
+    delay_s: float
+    """Before a client hangs up that does not wait for an answer."""
+    num_events: int
+    """That a client reads before it hangs up or cancels."""
+
+
+def order(number: int, rng: random.Random, session: str) -> Order:
+    """The request of this number; a share of those that are read to the end belongs to `session`."""
+    ending: Ending = rng.choice(CANCELLATIONS) if rng.random() < CANCELLED_SHARE else "read"
+    stream = ending in ("hang up in mid-stream", "cancel") or rng.random() < 0.5
+    semspec: Json = {"strategy": rng.choice(STRATEGIES), "gamma": rng.randint(1, 3), "trace": rng.random() < 0.2}
+    has_session = ending == "read" and rng.random() < SESSION_SHARE
+    if has_session:
+        semspec["session"] = session
+    questions = SPLITS["report"]
+    body = {
+        "messages": [{"role": "user", "content": make_problem(questions[number % len(questions)]).question}],
+        "seed": number,
+        "max_tokens": rng.randint(*NUM_TOKENS),
+        "n": 1 if has_session else rng.choice((1, 1, 1, 1, 2, 3)),
+        "temperature": rng.choice((0.0, 0.6, 1.0)),
+        "stream": stream,
+        "semspec": semspec,
+    }
+    return Order(body, ending, rng.uniform(0, MOST_DELAY_S), rng.randint(1, MOST_EVENTS))
 
 
 class Clients:
@@ -189,11 +235,10 @@ async def main(plan: Plan, folder: Path) -> int:
         soak = await soaked(stack, plan)
     facts = {"environment": environment(BUNDLED_PAIR), "load_average": load_average, "cache_bytes": CACHE_BYTES}
     facts |= {"ttl_s": TTL_S, "num_clients": plan.num_clients}
-    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "soak.json", {**facts, **soak.as_json()})
-    (folder / "soak.png").write_bytes(picture(soak))
-    text = document(soak, facts)
-    (folder / "README.md").write_text(text)
+    contents = page(soak, facts)
+    write_pictures(folder, contents)
+    write_text(folder / "README.md", text := as_markdown("Soak", contents))
     print(text)
     return int(bool(soak.errors) or any(soak.quiet.values()))
 

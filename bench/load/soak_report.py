@@ -2,20 +2,26 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import isnan
+from math import isnan, nan
 from typing import Any
 
-from bench.load.figures import slope, table
-from bench.load.orders import CANCELLATIONS
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+
 from bench.load.processes import MEBIBYTE, Sample, series
-from bench.report.look import panels
-from bench.report.wording import estimate
-from bench.summary import Estimate
-from training.evaluation.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, png, styled
+from training.report.document import Code, Section, Table, Text
+from training.report.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, Picture, panels
+from training.report.numbers import Measured, measured_decimal
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, GREY)
+NUM_BATCHES = 20
+"""Samples of a process resemble their neighbours; means over batches hardly do."""
 
 Json = dict[str, Any]
+_MEMORY_HEAD = ("process", "RSS before", "at half", "after", "slope of RSS", "own memory (USS) after", "slope of USS")
+_HANDLES = {"file descriptors": "num_fds", "threads": "num_threads", "TCP connections": "num_connections"}
+_HANDLES_HEAD = ("process", *_HANDLES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ class Soak:
         """While requests came: caches are full, allocators have found their size."""
         return [sample for sample in self.samples[1:-1] if sample.num_requests >= self.num_requests / 2]
 
-    def growth(self, process: str, field: str) -> Estimate:
+    def growth(self, process: str, field: str) -> Measured:
         """MiB per 1,000 requests in the second half."""
         return _growth(self.second_half, series(self.second_half, process, field))
 
@@ -64,40 +70,49 @@ class Soak:
         }
 
 
-def document(soak: Soak, run: Mapping[str, Any]) -> str:
-    """The page in Markdown."""
-    return "\n".join(
-        [
-            "# Soak\n",
-            *_conditions(soak, run),
-            *table(("how it ended", "requests"), [[name, f"{n:,}"] for name, n in sorted(soak.endings.items())]),
-            f"\nErrors: {_counts(soak.errors)}. Left over when no request was left: {_counts(soak.quiet)}.\n",
-            "Memory in MiB; its slope in MiB per 1,000 requests, by least squares over the second half of the run:\n",
-            *table(_MEMORY_HEAD, [_memory_row(soak, name) for name in soak.processes]),
-            f"\n{_redis(soak, run['ttl_s'])}\n",
-            f"Each engine may keep {run['cache_bytes'] / MEBIBYTE:.1f} MiB of keys and values, part of the memory",
-            f"above; the most it had: {_caches(soak)}.\n",
-            "What else is held, before / at most / after:\n",
-            *table(_HANDLES_HEAD, [_handles_row(soak, name) for name in soak.processes]),
-            "\n![memory by request](soak.png)\n",
-            "Again: `python -m bench.load.soak`.\n",
-        ]
+def page(soak: Soak, run: Mapping[str, Any]) -> list[Section]:
+    """The contents of README.md."""
+    endings = [(name, f"{number:,}") for name, number in sorted(soak.endings.items())]
+    left_over = f"Errors: {_counts(soak.errors)}. Left over when no request was left: {_counts(soak.quiet)}."
+    caches = (
+        f"Each engine may keep {run['cache_bytes'] / MEBIBYTE:.1f} MiB of keys and values, part of the memory above; "
+        f"the most it had: {_caches(soak)}."
     )
-
-
-def _conditions(soak: Soak, run: Mapping[str, Any]) -> list[str]:
-    where, num_cancelled = run["environment"], sum(soak.endings.get(ending, 0) for ending in CANCELLATIONS)
+    picture = Picture.drawn(
+        "soak", "Memory and file descriptors", "By the number of requests ended.", "memory by request", draw, soak
+    )
+    slopes = "Memory in MiB; its slope in MiB per 1,000 requests, by least squares over the second half of the run:"
     return [
-        f"{soak.num_requests:,} requests of {run['num_clients']} clients in {soak.duration_s / 60:.1f} minutes, to the",
-        f"bundled pair on {where['processor']} ({where['num_cores']} cores), the machine's load before it",
-        f"{run['load_average']:.1f}. Strategies, lengths, streams, sessions, traces and numbers of choices are mixed;",
-        f"{num_cancelled / max(soak.num_requests, 1):.0%} of the requests were given up by their clients.\n",
+        Section("", (_conditions(soak, run), Table(("how it ended", "requests"), endings), Text(left_over))),
+        Section(
+            "Memory",
+            (
+                Text(slopes),
+                Table(_MEMORY_HEAD, [_memory_row(soak, name) for name in soak.processes]),
+                Text(_redis(soak, run["ttl_s"])),
+                Text(caches),
+                picture,
+            ),
+        ),
+        Section(
+            "What else is held, before / at most / after",
+            (Table(_HANDLES_HEAD, [_handles_row(soak, name) for name in soak.processes]),),
+        ),
+        Section("Again", (Code(("python -m bench.load.soak",)),)),
     ]
 
 
-_MEMORY_HEAD = ("process", "RSS before", "at half", "after", "slope of RSS", "own memory (USS) after", "slope of USS")
-_HANDLES = {"file descriptors": "num_fds", "threads": "num_threads", "TCP connections": "num_connections"}
-_HANDLES_HEAD = ("process", *_HANDLES)
+def _conditions(soak: Soak, run: Mapping[str, Any]) -> Text:
+    where, num_given_up = (
+        run["environment"],
+        soak.num_requests - soak.endings.get("read", 0) - sum(soak.errors.values()),
+    )
+    return Text(
+        f"{soak.num_requests:,} requests of {run['num_clients']} clients in {soak.duration_s / 60:.1f} minutes, to the "
+        f"bundled pair on {where['processor']} ({where['num_cores']} cores), the machine's load before it "
+        f"{run['load_average']:.1f}. Strategies, lengths, streams, sessions, traces and numbers of choices are mixed; "
+        f"{num_given_up / max(soak.num_requests, 1):.0%} of the requests were given up by their clients."
+    )
 
 
 def _memory_row(soak: Soak, name: str) -> list[str]:
@@ -118,9 +133,9 @@ def _redis(soak: Soak, ttl_s: int) -> str:
     memory = _slope(_growth(half, [float(sample.redis_bytes) for sample in half]))
     keys = slope([sample.num_requests for sample in half], [float(sample.num_redis_keys) for sample in half])
     most, last = max(sample.num_redis_keys for sample in soak.samples), soak.samples[-1].num_redis_keys
-    per_request = "too few samples" if isnan(keys.value) else estimate(keys, 3)
+    per_request = "too few samples" if isnan(keys.value) else measured_decimal(keys, 3)
     return (
-        f"Redis keeps what was generated for {ttl_s} s here: {most:,} keys at most, {last:,} after. Its memory, as it\n"
+        f"Redis keeps what was generated for {ttl_s} s here: {most:,} keys at most, {last:,} after. Its memory, as it "
         f"counts it, has a slope of {memory} MiB per 1,000 requests; its keys, {per_request} a request."
     )
 
@@ -131,28 +146,42 @@ def _caches(soak: Soak) -> str:
     return ", ".join(f"{name} {num_bytes / MEBIBYTE:.1f} MiB" for name, num_bytes in most.items())
 
 
-def _growth(samples: Sequence[Sample], num_bytes: Sequence[float]) -> Estimate:
+def _growth(samples: Sequence[Sample], num_bytes: Sequence[float]) -> Measured:
     return slope([sample.num_requests / 1e3 for sample in samples], [one / MEBIBYTE for one in num_bytes])
 
 
-def _slope(measured: Estimate) -> str:
-    return "too few samples" if isnan(measured.value) else estimate(measured, 2)
+def _slope(measured: Measured) -> str:
+    return "too few samples" if isnan(measured.value) else measured_decimal(measured, 2)
 
 
 def _counts(counted: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {number:g}" for name, number in counted.items()) or "none"
 
 
-def picture(soak: Soak) -> bytes:
+def slope(x: ArrayLike, y: ArrayLike) -> Measured:
+    """Of the line through (x, y) by least squares over means of batches; nan with fewer than three points."""
+    xs, ys = (_batched(np.asarray(values, dtype=np.float64)) for values in (x, y))
+    if len(xs) < 3 or xs.min() == xs.max():
+        return Measured(nan)
+    (value, _), covariance = np.polyfit(xs, ys, 1, cov=True)
+    return Measured(float(value), float(np.sqrt(covariance[0, 0])))
+
+
+def _batched(values: np.ndarray) -> np.ndarray:
+    return np.array(
+        [batch.mean() for batch in np.array_split(values, min(NUM_BATCHES, len(values)) or 1) if len(batch)]
+    )
+
+
+def draw(soak: Soak) -> Figure:
     """Memory and file descriptors by request."""
     at = [sample.num_requests for sample in soak.samples]
-    with styled():
-        figure, (left, right) = panels(2, (9.0, 3.6))
-        for name, colour in zip(soak.processes, COLOURS, strict=False):
-            rss = [one / MEBIBYTE for one in series(soak.samples, name, "rss_bytes")]
-            left.plot(at, rss, color=colour, label=name)
-            right.plot(at, series(soak.samples, name, "num_fds"), color=colour, label=name)
-        left.set(xlabel="requests", ylabel="RSS, MiB", ylim=(0, None))
-        right.set(xlabel="requests", ylabel="file descriptors", ylim=(0, None))
-        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(soak.processes))
-        return png(figure)
+    figure, (left, right) = panels(2, (9.0, 3.6))
+    for name, colour in zip(soak.processes, COLOURS, strict=False):
+        rss = [one / MEBIBYTE for one in series(soak.samples, name, "rss_bytes")]
+        left.plot(at, rss, color=colour, label=name)
+        right.plot(at, series(soak.samples, name, "num_fds"), color=colour, label=name)
+    left.set(xlabel="requests", ylabel="RSS, MiB", ylim=(0, None))
+    right.set(xlabel="requests", ylabel="file descriptors", ylim=(0, None))
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(soak.processes))
+    return figure

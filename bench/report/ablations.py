@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.report.document import Table
-from bench.report.wording import estimate, lost, number, run_command, without
+from bench.report.tables import lost, run_command, without
 from bench.summary import Row, Run
+from training.report.document import Table
+from training.report.numbers import decimal, measured_decimal
 
 FEATURES = {
     "semantic": "all layers, with surprisal",
@@ -79,8 +80,8 @@ def remarks(ablation: Ablation) -> Iterator[str]:
         if full and row and row.pass_at_1.value >= full.pass_at_1.value and row.speedup.value >= full.speedup.value:
             yield (
                 f"In `{ablation.run.name}`, `{method}` is at least as right and as fast as `{full.label}`: "
-                f"pass@1 {number(row.pass_at_1.value)} against {number(full.pass_at_1.value)}, "
-                f"speed-up {number(row.speedup.value, 2)} against {number(full.speedup.value, 2)}."
+                f"pass@1 {decimal(row.pass_at_1.value)} against {decimal(full.pass_at_1.value)}, "
+                f"speed-up {decimal(row.speedup.value, 2)} against {decimal(full.speedup.value, 2)}."
             )
 
 
@@ -102,9 +103,9 @@ def _by_knob(run: Run, knob: str, values: Sequence[Any], title: str, usual: Any 
 
 def _cells(row: Row) -> tuple[str, ...]:
     return (
-        estimate(row.pass_at_1),
+        measured_decimal(row.pass_at_1),
         lost(row),
-        estimate(row.speedup, 2),
-        number(row.target_ratio),
-        number(row.acceptance_rate),
+        measured_decimal(row.speedup, 2),
+        decimal(row.target_ratio),
+        decimal(row.acceptance_rate),
     )

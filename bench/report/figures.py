@@ -1,115 +1,95 @@
-"""Pictures of the runs: quality against speed, speed alone, gamma."""
+"""Figures of the runs: quality against speed, speed alone, gamma."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from bench.report.ablations import Ablation
-from bench.report.look import BLACK, Mark, label_marks, look_of, panels
-from bench.report.wording import is_peer, setting, without
-from bench.summary import Estimate, Row, Run
-from training.evaluation.plots import BLUE, GREEN, GREY, ORANGE
+from bench.report.tables import is_peer, setting, without
+from bench.summary import Row, Run
+from training.report.drawing import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    error_line,
+    errors_of,
+    panels,
+)  # fmt: skip
 
 NEAR = 0.12
 """Loss of pass@1 up to which a configuration is in the close-up."""
+_COLOURS = {
+    "target": BLACK, "draft": GREY, "semantic": BLUE, "auto": BLUE, "semantic+token-level": SKY, "token-level": GREEN,
+    "spec-reason": ORANGE, "spec-thinking": PURPLE, "last-hidden": RED,
+}  # fmt: skip
+"""Of the methods that most tables have; all others share one."""
+_MARKERS = "os^vD<>Ph*pX8d1234"
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
-    """Configurations that differ in their acceptance rule only."""
+class Look:
+    colour: str
+    marker: str
+    is_filled: bool
+    """Another runner's marks are hollow."""
 
-    name: str
-    """Of the method, for the legend: several series may share it."""
-    rows: Sequence[Row]
 
-    @property
-    def thresholds(self) -> list[Row]:
-        """Those with a threshold, in its order: the line through them."""
-        chosen = [row for row in self.rows if "threshold" in row.configuration.knobs]
-        return sorted(chosen, key=lambda row: float(row.configuration.knobs["threshold"]))
+def looks(rows: Sequence[Row]) -> Iterator[Look]:
+    """One a row: its method's colour, and a mark that no other row of that colour has."""
+    markers: dict[str, Iterator[str]] = {}
+    for row in rows:
+        colour = _COLOURS.get(row.configuration.method, "#8c6d1f")
+        marker = next(markers.setdefault(colour, cycle(_MARKERS)))
+        yield Look(colour, marker, row.configuration.runner == "gateway")
 
 
 def pareto(run: Run) -> Figure:
     """pass@1 against speed-up: everything, and beside it what comes near the baseline's pass@1."""
     base = run.rows[0].pass_at_1.value
     near = [row for row in run.rows if row.pass_at_1.value >= base - NEAR]
-    far = [row for row in run.rows if row not in near]
-    figure, axes = panels(2 if far else 1, (9.0, 5.0))
-    for panel, rows in zip(axes, (run.rows, near), strict=False):
-        for series in series_of(rows):
-            _draw(panel, series)
+    figure, axes = panels(2 if len(near) < len(run.rows) else 1, (9.0, 5.0 + 0.05 * len(run.rows)))
+    for panel, rows in zip(reversed(axes), (near, run.rows), strict=False):
+        for line in thresholds_of(rows):
+            panel.plot([r.speedup.value for r in line], [r.pass_at_1.value for r in line], color=BLUE, linewidth=0.8)
+        for row, look in zip(run.rows, looks(run.rows), strict=True):
+            if row in rows:
+                _draw(panel, row, look)
         panel.axhline(base, color=GREY, linewidth=0.8, linestyle="--")
         panel.axvline(1, color=GREY, linewidth=0.8, linestyle="--")
         panel.set_xlabel("speed-up over the target alone")
-        _frame(panel, rows)
     axes[0].set_ylabel("pass@1")
-    handles = dict(zip(*reversed(axes[0].get_legend_handles_labels()), strict=True))
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles)))
-    if far:
+    if len(axes) > 1:
         axes[0].set_title("all")
         axes[1].set_title(f"near the target's pass@1, within {NEAR:g}")
-        label_marks(axes[0], [*_marks(far, True), *_marks(near, False)])
-    label_marks(axes[-1], _marks(near, True))
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 
-def series_of(rows: Sequence[Row]) -> list[Series]:
+def thresholds_of(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows of one strategy that differ in their threshold only, in its order."""
     groups: dict[object, list[Row]] = {}
     for row in rows:
         one = row.configuration
-        groups.setdefault((one.runner, one.method, without(one.knobs, "rule", "threshold")), []).append(row)
-    return [Series(own[0].label.split(":")[0], own) for own in groups.values()]
+        if "threshold" in one.knobs:
+            groups.setdefault((one.runner, one.method, without(one.knobs, "threshold")), []).append(row)
+    return [sorted(own, key=lambda row: float(row.configuration.knobs["threshold"])) for own in groups.values()]
 
 
-def _draw(axes: Axes, series: Series) -> None:
-    line, look = series.thresholds, look_of(series.rows[0].configuration)
-    axes.plot([r.speedup.value for r in line], [r.pass_at_1.value for r in line], color=look.colour, linewidth=1)
+def _draw(axes: Axes, row: Row, look: Look) -> None:
     axes.errorbar(
-        [row.speedup.value for row in series.rows], [row.pass_at_1.value for row in series.rows],
-        _errors([row.pass_at_1 for row in series.rows]), _errors([row.speedup for row in series.rows]),
-        fmt=look.marker, color=look.colour, elinewidth=0.8, markersize=6, alpha=0.9, label=series.name,
-        fillstyle="none" if "/" in series.name and not is_peer(series.rows[0]) else "full",
+        [row.speedup.value], [row.pass_at_1.value], errors_of([row.pass_at_1]), errors_of([row.speedup]),
+        fmt=look.marker, color=look.colour, elinewidth=0.8, markersize=6, alpha=0.9, label=row.label,
+        fillstyle="full" if look.is_filled else "none",
     )  # fmt: skip
-
-
-def _frame(axes: Axes, rows: Sequence[Row]) -> None:
-    """Limits that hold all of these with their error bars, and some air for labels."""
-    for estimates, least, set_limits in (
-        ([row.speedup for row in rows], 0.2, axes.set_xlim),
-        ([row.pass_at_1 for row in rows], 0.01, axes.set_ylim),
-    ):
-        values, errors = np.array([one.value for one in estimates]), _errors(estimates)
-        low, high = float((values - errors).min()), float((values + errors).max())
-        air = max(0.15 * (high - low), least)
-        set_limits(low - air, high + air)
-
-
-def _marks(rows: Sequence[Row], with_text: bool) -> list[Mark]:
-    return [
-        Mark(
-            x=row.speedup.value,
-            y=row.pass_at_1.value,
-            x_error=float(np.nan_to_num(row.speedup.error)),
-            y_error=float(np.nan_to_num(row.pass_at_1.error)),
-            text=_told_apart(row) if with_text else "",
-        )
-        for row in rows
-    ]
-
-
-def _told_apart(row: Row) -> str:
-    """What tells a row from others of its method: its knobs."""
-    wordings = {"threshold": "p/q ≥ {}", "rule": "rule {}", "segmentation": "{}s"}
-    return ", ".join(wordings.get(name, name + " {}").format(value) for name, value in row.configuration.knobs.items())
-
-
-def _errors(estimates: Sequence[Estimate]) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-    return np.nan_to_num(np.array([one.error for one in estimates], dtype=np.float64))
 
 
 def speedups(run: Run) -> Figure:
@@ -118,11 +98,11 @@ def speedups(run: Run) -> Figure:
     rows, base = list(reversed(run.rows)), run.rows[0]
     estimates = [row.speedup for row in rows]
     axes.barh(
-        [row.label for row in rows], [one.value for one in estimates], xerr=_errors(estimates),
+        [row.label for row in rows], [one.value for one in estimates], xerr=errors_of(estimates),
         color=[_bar_colour(row, base) for row in rows], ecolor=BLACK, error_kw={"elinewidth": 0.8}, height=0.7,
     )  # fmt: skip
     for index, row in enumerate(rows):
-        end = row.speedup.value + _errors([row.speedup])[0]
+        end = row.speedup.value + errors_of([row.speedup])[0]
         axes.annotate(
             f"{row.speedup.value:.2f}x at pass@1 {row.pass_at_1.value:.3f}", (end, index), (4, 0),
             textcoords="offset points", va="center", fontsize=7.5,
@@ -138,7 +118,7 @@ def _bar_colour(row: Row, base: Row) -> str:
     """Orange where pass@1 is lower by more than two standard errors; the rest by whose it is."""
     if row is base or row.configuration.method == "target":
         return GREY
-    if row.difference.value < -2 * np.nan_to_num(row.difference.error):
+    if row.difference.value < -2 * errors_of([row.difference])[0]:
         return ORANGE
     return GREEN if is_peer(row) else BLUE
 
@@ -149,13 +129,9 @@ def gammas(ablations: Sequence[Ablation]) -> Figure:
     looks = cycle(((BLUE, "o-"), (ORANGE, "s--"), (GREEN, "^-.")))
     for index, (ablation, (colour, mark)) in enumerate(zip(ablations, looks, strict=False)):
         at = [int(value) + 0.03 * index for value, _ in ablation.rows]  # bars side by side
-        name = setting(ablation.run)
-        for axes, chosen in (
-            (speed, [row.speedup for _, row in ablation.rows]),
-            (quality, [row.pass_at_1 for _, row in ablation.rows]),
-        ):
-            values = [one.value for one in chosen]
-            axes.errorbar(at, values, _errors(chosen), fmt=mark, color=colour, capsize=3, label=name)
+        look = {"fmt": mark, "color": colour, "label": setting(ablation.run)}
+        error_line(speed, at, [row.speedup for _, row in ablation.rows], **look)
+        error_line(quality, at, [row.pass_at_1 for _, row in ablation.rows], **look)
     speed.set(ylabel="speed-up over the target alone")
     quality.set(ylabel="pass@1")
     for axes in (speed, quality):

@@ -1,22 +1,25 @@
 """The report of one or several runs: a page for GitHub, one for a browser, pictures, tables to quote, all numbers."""
 
 import gzip
-from collections.abc import Iterator, Mapping, Sequence
-from math import isnan
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.record import as_line
-from bench.report import document, sections
-from bench.report.document import Section
+from bench.report import sections
 from bench.report.probes import ProbesReport, read_probes
 from bench.report.speed_of_light import SpeedOfLight, read_cost
 from bench.report.tables import main_table
 from bench.summary import Run
 from semspec.errors import InvalidRequest
-from training.files import replacing, write_json
+from training.files import plain, replacing, write_json
+from training.report.document import Section, as_html, as_markdown, write_pictures, write_text
 
 TITLE = "Bench: speed and quality, side by side"
+_QUOTED = re.compile(r"(?<=<!-- )(\S+\.md) -->\n(?:\|[^\n]*(?:\n|\Z))*")
+"""A marker line with the table right after it, if there is one already."""
+_DATED = re.compile(r"bench/results/\d{4}-\d\d-\d\d(?=/)")
 
 
 def write_report(runs: Sequence[Run], output: Path, probes: Path | None = None, cost: Path | None = None) -> None:
@@ -29,15 +32,13 @@ def write_report(runs: Sequence[Run], output: Path, probes: Path | None = None, 
     _check(runs)
     known, speed = read_probes(probes) if probes else None, read_cost(cost) if cost else None
     contents = [*_contents(runs, known, speed), *sections.caveats(runs, {"--probes": probes, "--cost": cost})]
-    for picture in document.pictures(contents):
-        with replacing(output / f"{picture.name}.png") as partial:
-            partial.write_bytes(picture.png)
+    write_pictures(output, contents)
     for run in runs:
-        _write(output / f"{run.name}.md", main_table(run).as_markdown())
+        write_text(output / f"{run.name}.md", main_table(run).as_markdown())
         with replacing(output / f"{run.name}.jsonl.gz") as partial:
             partial.write_bytes(gzip.compress("".join(map(as_line, run.records)).encode(), mtime=0))
-    _write(output / "report.md", document.as_markdown(TITLE, contents))
-    _write(output / "report.html", document.as_html(TITLE, contents))
+    write_text(output / "report.md", as_markdown(TITLE, contents))
+    write_text(output / "report.html", as_html(TITLE, contents))
     write_json(output / "summary.json", {run.name: _summary(run) for run in runs})
 
 
@@ -73,21 +74,24 @@ def _check_run(run: Run) -> None:
         raise InvalidRequest(f"{run.folder} has no question that all configurations answered; let the run go on", "run")
 
 
-def _write(path: Path, text: str) -> None:
-    with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+def readme_tables(readme: str, folder: Path, latest: Path | None = None) -> str:
+    """`readme` with the table after each line `<!-- PATH.md -->` replaced by that file of `folder`; mentions of earlier
+    days' results become `latest`.
+
+    Raises: InvalidRequest when a marker names a file that is not there.
+    """
+    if latest is not None:
+        readme = _DATED.sub(latest.as_posix(), readme)
+    return _QUOTED.sub(lambda match: f"{match[1]} -->\n{_table(folder / match[1])}\n", readme)
+
+
+def _table(path: Path) -> str:
+    if not path.is_file():
+        raise InvalidRequest(f"the page quotes {path}, which is not there; make the run or change the marker", "readme")
+    return path.read_text().strip()
 
 
 def _summary(run: Run) -> dict[str, Any]:
     facts = {"settings": run.settings, "environment": run.environment, "not_applicable": run.not_applicable}
-    plain: dict[str, Any] = _plain(facts | {"rows": [row.as_json() for row in run.rows]})
-    return plain
-
-
-def _plain(value: Any) -> Any:
-    """JSON knows no nan: null for what could not be had."""
-    if isinstance(value, float):
-        return None if isnan(value) else value
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+    found: dict[str, Any] = plain(facts | {"rows": [row.as_json() for row in run.rows]})
+    return found

@@ -1,64 +1,48 @@
 """The offline side: what the probes' own report says that a run cannot, read from its `report.json`."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from typing import Any
 
-from bench.report.document import Table
-from bench.report.wording import estimate
-from bench.summary import Estimate
 from semspec.errors import InvalidRequest
+from training.evaluation import plots
+from training.evaluation.comparison import DomainCell, LearningPoint
+from training.report.document import Block, Code, Table, Text
+from training.report.drawing import Picture
+from training.report.numbers import NONE, Measured, measured_decimal
+
+TRAIN_COMMAND = "semspec train run --config CONFIG"
+MEASURES = ("AUROC of p/q", "wrong accepted at 95% of right")
 
 Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """Probes by how they learned: a variant, a number of contexts, or a pair of domains."""
-
-    name: str
-    num_contexts: int | None
-    auroc: Estimate
-    """Of p/q, telling right from wrong draft-written segments."""
-    wrong_accepted: Estimate
-    """Share of the wrong ones accepted where 95% of the right ones are."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """Probes that learned from one domain, on another."""
-
-    trained_on: str
-    tested_on: str
-    auroc: Estimate
-    num_segments: int
-
-
-@dataclass(frozen=True, slots=True)
 class ProbesReport:
     name: str
-    variants: Sequence[Point]
-    learning_curve: Sequence[Point]
-    domains: Sequence[Cell]
+    variants: Sequence[tuple[str, Measured, Measured]]
+    """Name, AUROC of p/q, share of the wrong segments accepted where 95% of the right ones are."""
+    learning_curve: Sequence[LearningPoint]
+    domains: Sequence[DomainCell]
 
     def variants_table(self) -> Table:
-        header = ("probes", "AUROC of p/q", "wrong accepted at 95% of right")
-        return Table(header, tuple((one.name, *_measured(one)) for one in self.variants))
+        return Table(("probes", *MEASURES), [_row(*one) for one in self.variants])
 
     def learning_table(self) -> Table:
-        header = ("contexts learned from", "AUROC of p/q", "wrong accepted at 95% of right")
-        return Table(header, tuple((one.name, *_measured(one)) for one in self.learning_curve))
+        rows = [_row(f"{one.num_contexts:,}", one.auroc, one.wrong_accepted) for one in self.learning_curve]
+        return Table(("contexts learned from", *MEASURES), rows)
 
     def domains_table(self) -> Table:
         """AUROC of p/q; the diagonal is within a domain."""
         columns = list(dict.fromkeys(cell.tested_on for cell in self.domains))
-        found = {(cell.trained_on, cell.tested_on): estimate(cell.auroc) for cell in self.domains}
+        found = {(cell.trained_on, cell.tested_on): measured_decimal(cell.auroc) for cell in self.domains}
         rows = dict.fromkeys(cell.trained_on for cell in self.domains)
         return Table(
             ("learned from \\ tested on", *columns),
-            tuple((row, *(found.get((row, column), "-") for column in columns)) for row in rows),
+            [(row, *(found.get((row, column), NONE) for column in columns)) for row in rows],
         )
 
 
@@ -74,28 +58,58 @@ def read_probes(path: Path) -> ProbesReport:
         ) from None
 
 
+def offline(probes: ProbesReport | None) -> Iterator[Block]:
+    """The learning curve and the domains, or the command that measures them."""
+    if probes and probes.learning_curve:
+        told = [f"{one.num_contexts:,} contexts: AUROC {measured_decimal(one.auroc)}" for one in probes.learning_curve]
+        yield Picture.drawn(
+            "learning_curve",
+            "What more contexts bring",
+            f"Probes for {probes.name}, fitted on shares of the training questions. Bars: one standard error.",
+            "; ".join(told),
+            plots.learning,
+            probes.learning_curve,
+        )
+        yield probes.learning_table()
+    else:
+        yield Text(
+            "Not measured: the learning curve. It is in the probes' report; give it with `--probes report.json`."
+        )
+        yield Code((TRAIN_COMMAND,))
+    if probes and probes.domains:
+        yield Picture.drawn(
+            "domains",
+            "Within and across domains",
+            f"Probes for {probes.name} that learned from one domain, on the test questions of another.",
+            "; ".join(f"{one.trained_on} on {one.tested_on}: {measured_decimal(one.auroc)}" for one in probes.domains),
+            plots.domains,
+            probes.domains,
+        )
+        yield probes.domains_table()
+    else:
+        yield Text("Not measured: within and across domains. It takes questions of two domains or more.")
+        yield Code((TRAIN_COMMAND,))
+
+
 def _report(found: Json) -> ProbesReport:
-    criterion = found["criterion"]
+    variants = [(one["name"], _measures(one["verifications"][found["criterion"]])) for one in found["variants"]]
     return ProbesReport(
         name=found["name"],
-        variants=[_point(one["name"], one["verifications"][criterion]) for one in found["variants"]],
-        learning_curve=[_point(f"{one['num_contexts']:,}", one) for one in found["learning_curve"]],
-        domains=[
-            Cell(one["trained_on"], one["tested_on"], _estimate(one["auroc"]), one["num_segments"])
-            for one in found["domains"]
-        ],
+        variants=[(name, one["auroc"], one["wrong_accepted"]) for name, one in variants],
+        learning_curve=[LearningPoint(**_measures(one)) for one in found["learning_curve"]],
+        domains=[DomainCell(**_measures(one)) for one in found["domains"]],
     )
 
 
-def _point(name: str, found: Json) -> Point:
-    return Point(name, found.get("num_contexts"), _estimate(found["auroc"]), _estimate(found["wrong_accepted"]))
+def _measures(found: Json) -> dict[str, Any]:
+    """With each `{value, standard_error}` as `Measured`; the report says null for what could not be had."""
+    return {
+        name: Measured(*(nan if number is None else number for number in (one["value"], one["standard_error"])))
+        if isinstance(one, dict) and "standard_error" in one
+        else one
+        for name, one in found.items()
+    }
 
 
-def _estimate(found: Json) -> Estimate:
-    """The report says null for what could not be had."""
-    value, error = (float("nan") if found[name] is None else found[name] for name in ("value", "standard_error"))
-    return Estimate(value, error)
-
-
-def _measured(point: Point) -> tuple[str, str]:
-    return estimate(point.auroc), estimate(point.wrong_accepted)
+def _row(name: str, auroc: Measured, wrong_accepted: Measured) -> tuple[str, str, str]:
+    return name, measured_decimal(auroc), measured_decimal(wrong_accepted)

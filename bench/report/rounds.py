@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
 from bench.record import STAGES, Record
-from bench.report.look import BLACK, panels
 from bench.summary import Row, Run
-from training.evaluation.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY
+from training.report.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PERCENT, PURPLE, SKY, error_line, panels
+from training.report.numbers import Measured
 
 STAGE_NAMES = {
     "draft_ms": "draft writes", "read_ms": "target reads", "judge_ms": "probes judge", "write_ms": "target rewrites",
@@ -41,8 +41,7 @@ class Depth:
 
     index: int
     num_segments: int
-    acceptance: float
-    error: float
+    acceptance: Measured
 
 
 def mean_round(run: Run, row: Row) -> Round | None:
@@ -97,15 +96,14 @@ def by_depth(run: Run, row: Row) -> list[Depth]:
 
 def _depth(index: int, accepted: Sequence[bool]) -> Depth:
     share = float(np.mean(accepted))
-    return Depth(index, len(accepted), share, float(np.sqrt(share * (1 - share) / len(accepted))))
+    return Depth(index, len(accepted), Measured(share, float(np.sqrt(share * (1 - share) / len(accepted)))))
 
 
 def acceptance_by_depth(depths: Sequence[Depth]) -> Figure:
     figure, (axes,) = panels(1, (9.0, 3.0))
-    at, errors = [one.index for one in depths], [one.error for one in depths]
-    axes.errorbar(at, [one.acceptance for one in depths], errors, fmt="o-", color=BLUE, capsize=3)
+    error_line(axes, [one.index for one in depths], [one.acceptance for one in depths])
     axes.set(xlabel="judged segment of the answer", ylabel="accepted", ylim=(-0.02, 1.03))
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.yaxis.set_major_formatter(PERCENT)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 

@@ -1,30 +1,19 @@
 """The report, section by section."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from bench.report import ablations, figures, paper, probe_figures, rounds, tables
-from bench.report.document import Block, Commands, Section, Table, Text
-from bench.report.probes import ProbesReport
+from bench.report import ablations, figures, paper, rounds, tables
+from bench.report.probes import ProbesReport, offline
 from bench.report.speed_of_light import COST_COMMAND, SpeedOfLight
-from bench.report.wording import (
-    estimate,
-    lost,
-    main_row,
-    number,
-    pair_name,
-    run_command,
-    sample_size,
-    setting,
-)
+from bench.report.tables import lost, main_row, pair_name, run_command, sample_size, setting
 from bench.summary import Row, Run
-from training.evaluation.pictures import Picture
-from training.evaluation.plots import png, styled
+from training.files import flat
+from training.report.document import Block, Code, Section, Table, Text
+from training.report.drawing import Picture
+from training.report.numbers import NONE, decimal, measured_decimal, share
 
-TRAIN_COMMAND = "semspec train run --config CONFIG"
 LOSSY = (
     "Not lossless. Semantic acceptance keeps what means the same as far as a probe can tell; a wrong step that looks "
     "right to the target is kept, and the answer may differ from the target's. That is so by construction: read pass@1 "
@@ -43,13 +32,14 @@ def _in_short(run: Run) -> Iterator[str]:
         yield f"{name}: no semantic strategy was run."
         return
     yield (
-        f"{name}: `{row.label}` answers {estimate(row.speedup, 2)} times as fast as `{base.label}`, with pass@1 "
-        f"{estimate(row.pass_at_1)} against {estimate(base.pass_at_1)}: a difference of {lost(row)}."
+        f"{name}: `{row.label}` answers {measured_decimal(row.speedup, 2)} times as fast as `{base.label}`, with "
+        f"pass@1 {measured_decimal(row.pass_at_1)} against {measured_decimal(base.pass_at_1)}: "
+        f"a difference of {lost(row)}."
     )
     if rival := _fastest_rival(run):
         yield (
             f"The fastest other method whose pass@1 is not lower by two standard errors is `{rival.label}`: "
-            f"{estimate(rival.speedup, 2)} times as fast, pass@1 {number(rival.pass_at_1.value)}."
+            f"{measured_decimal(rival.speedup, 2)} times as fast, pass@1 {decimal(rival.pass_at_1.value)}."
         )
 
 
@@ -79,12 +69,12 @@ _COLUMNS = (
 
 def _run_pictures(run: Run) -> Iterator[Picture]:
     asked = f"{setting(run)}, {sample_size(run)}"
-    yield _picture(
+    yield Picture.drawn(
         f"{run.name}-pareto", "Quality against speed",
         f"{asked}. Bars: one standard error. A line joins one strategy's thresholds. Further up and right is better.",
         f"pass@1 against speed-up, {len(run.rows)} configurations; the table has the numbers.", figures.pareto, run,
     )  # fmt: skip
-    yield _picture(
+    yield Picture.drawn(
         f"{run.name}-speedup", "Speed-up",
         f"{asked}. Orange: pass@1 is lower than the target's by more than two standard errors. Green: other engines.",
         f"Bars: speed-up, {len(run.rows)} configurations; the table has the numbers.", figures.speedups, run,
@@ -97,7 +87,7 @@ def _run_pictures(run: Run) -> Iterator[Picture]:
 def _round_pictures(run: Run, row: Row) -> Iterator[Picture]:
     if round_ := rounds.mean_round(run, row):
         spent = ", ".join(f"{title} {round_.stages_ms[name]:.2f} ms" for name, title in rounds.STAGE_NAMES.items())
-        yield _picture(
+        yield Picture.drawn(
             f"{run.name}-round", "One round",
             f"`{row.label}`, {setting(run)}. The stages follow one another; drafting that hides behind reading is not "
             "in them. A segment is rewritten in some rounds only: the mean is over all. "
@@ -105,11 +95,12 @@ def _round_pictures(run: Run, row: Row) -> Iterator[Picture]:
             f"Waterfall of a mean round: {spent}.", rounds.waterfall, round_,
         )  # fmt: skip
     if len(depths := rounds.by_depth(run, row)) > 1:
-        yield _picture(
+        yield Picture.drawn(
             f"{run.name}-depth", "Acceptance along the answer",
             f"`{row.label}`, {setting(run)}: positions with at least {rounds.LEAST_SEGMENTS} judged segments. "
             "Bars: one binomial standard error.",
-            f"Share accepted from {depths[0].acceptance:.0%} of the first to {depths[-1].acceptance:.0%} of the last.",
+            f"Share accepted from {share(depths[0].acceptance.value)} of the first to "
+            f"{share(depths[-1].acceptance.value)} of the last.",
             rounds.acceptance_by_depth, depths,
         )  # fmt: skip
 
@@ -148,7 +139,7 @@ def parts(runs: Sequence[Run], probes: ProbesReport | None) -> Iterator[Section]
     gammas = list(map(ablations.gammas, runs))
     yield Section("Gamma", (*_compared(gammas), *_gamma_pictures(gammas)), level=3)
     yield Section("Segmentation", _compared(list(map(ablations.segmentations, runs))), level=3)
-    yield Section("Learning curve and domains", tuple(_offline(probes)), level=3)
+    yield Section("Learning curve and domains", tuple(offline(probes)), level=3)
 
 
 _ABLATIONS = (
@@ -173,7 +164,7 @@ def _compared(found: Sequence[ablations.Ablation]) -> tuple[Block, ...]:
         first = incomplete[0]
         blocks += [
             Text(f"Not measured: {', '.join(f'`{label}`' for label in first.missing)}."),
-            Commands((first.command,)),
+            Code((first.command,)),
         ]
     return tuple(blocks)
 
@@ -182,50 +173,27 @@ def _gamma_pictures(found: Sequence[ablations.Ablation]) -> Iterator[Picture]:
     if several := [one for one in found if one.is_comparison]:
         caption = "`semantic`, bars: one standard error."
         alt = "Speed-up and pass@1 by gamma; the numbers are in the tables."
-        yield _picture("gamma", "Segments drafted a round", caption, alt, figures.gammas, several)
-
-
-def _offline(probes: ProbesReport | None) -> Iterator[Block]:
-    if probes is None or not probes.learning_curve:
-        yield Text(
-            "Not measured: the learning curve. It is in the probes' report; give it with `--probes report.json`."
-        )
-        yield Commands((TRAIN_COMMAND,))
-    if probes and probes.learning_curve:
-        caption = f"Probes for {probes.name}, fitted on shares of the training questions. Bars: one standard error."
-        told = "; ".join(f"{one.name} contexts: AUROC {estimate(one.auroc)}" for one in probes.learning_curve)
-        yield _picture(
-            "learning_curve", "What more contexts bring", caption, told, probe_figures.learning, probes.learning_curve
-        )
-        yield probes.learning_table()
-    if probes is None or not probes.domains:
-        yield Text("Not measured: within and across domains. It takes questions of two domains or more.")
-        yield Commands((TRAIN_COMMAND,))
-    if probes and probes.domains:
-        caption = f"Probes for {probes.name} that learned from one domain, on the test questions of another."
-        told = "; ".join(f"{one.trained_on} on {one.tested_on}: {estimate(one.auroc)}" for one in probes.domains)
-        yield _picture("domains", "Within and across domains", caption, told, probe_figures.domains, probes.domains)
-        yield probes.domains_table()
+        yield Picture.drawn("gamma", "Segments drafted a round", caption, alt, figures.gammas, several)
 
 
 def speed_of_light(found: SpeedOfLight | None) -> Section:
     if found is None:
         missing = Text("Not measured. Give the file that this writes with `--cost`:")
-        return Section("Speed of light", (missing, Commands((COST_COMMAND,))))
+        return Section("Speed of light", (missing, Code((COST_COMMAND,))))
     return Section("Speed of light", (Text(found.sentence()), found.table()))
 
 
 def caveats(runs: Sequence[Run], given: Mapping[str, Path | None]) -> Iterator[Section]:
     """What the numbers are not, where they are from, and how to have them again; `given` are the report's options."""
     yield Section("What it is not", (Text(LOSSY), *(Text(text) for text in _warnings(runs))))
-    facts = [_flat(run.settings) | _flat(run.environment) for run in runs]
+    facts = [flat(run.settings, " ") | flat(run.environment, " ") for run in runs]
     names = dict.fromkeys(name for one in facts for name in one)
-    rows = tuple((name, *(one.get(name, "-") for one in facts)) for name in names)
+    rows = [(name, *(_fact(one.get(name)) for one in facts)) for name in names]
     yield Section("Environment", (Table(("", *(run.name for run in runs)), rows),))
     commands = [run_command(run, [row.label for row in run.rows]) for run in runs]
     options = [f"{name} {_shown(path)}" for name, path in given.items() if path]
     report = " ".join(["semspec bench report", *(_shown(run.folder) for run in runs), *options])
-    yield Section("Commands", (Commands((*commands, report)),))
+    yield Section("Commands", (Code((*commands, report)),))
 
 
 def _warnings(runs: Sequence[Run]) -> Iterator[str]:
@@ -240,19 +208,11 @@ def _warnings(runs: Sequence[Run]) -> Iterator[str]:
             yield f"`{run.name}` has {sample_size(run)}: differences of a few points are noise."
 
 
+def _fact(value: Any) -> str:
+    return NONE if value in (None, [], "") else str(value)
+
+
 def _shown(path: Path) -> str:
     """From here, where the commands are given; of a path elsewhere its name has to do."""
     path = path.resolve()
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
-
-
-def _flat(value: Any, name: str = "") -> dict[str, str]:
-    """Nested mappings as one, names joined by spaces."""
-    if not isinstance(value, dict):
-        return {name: "-" if value in (None, [], "") else str(value)}
-    return {key: leaf for inner, own in value.items() for key, leaf in _flat(own, f"{name} {inner}".strip()).items()}
-
-
-def _picture(name: str, title: str, caption: str, alt: str, draw: Callable[[Any], Figure], numbers: Any) -> Picture:
-    with styled():
-        return Picture(name, title, caption, alt, png(draw(numbers)))

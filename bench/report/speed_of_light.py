@@ -1,21 +1,79 @@
-"""What `cost.json` says: the least that a token and a read can cost on this machine, beside what they do cost."""
+"""Speed of light: the least that a token and a read can cost on this machine, by its memory bandwidth and matrix
+products, beside what `cost.json` says they do cost."""
 
 import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
-from bench.report.document import Table
-from bench.report.floor import BYTES, Machine, Weights
+import torch
+from safetensors import safe_open
+from torch.utils.benchmark import Timer
+
 from semspec.errors import InvalidRequest
+from training.report.document import Table
 
 COST_COMMAND = "python -m bench.cost"
 _READ = re.compile(r"(draft|target)_read_(\d+)_ms")
+NUM_TRIES = 5
+VECTOR_SIDE, MATRIX_SIDE = 8192, 1024
+BYTES = {"fp32": 4, "bf16": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Machine:
+    """What one thread reached at best."""
+
+    bandwidth_bytes_per_s: float
+    """Reading weights from main memory, in a matrix-vector product."""
+    flops_per_s: float
+    """fp32 multiplications and additions, in a matrix product."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The numbers of a model that every token needs: a look-up table of embeddings does not count."""
+
+    num_parameters: int
+
+    def floor_ms(self, machine: Machine, num_tokens: int, kind: str) -> float:
+        """Of one forward over `num_tokens` tokens: all weights are read, each is multiplied with each token.
+
+        `kind` is `fp32` or `bf16`. Attention and its cache are left out, so the floor is lower still for long contexts.
+        """
+        read_s = self.num_parameters * BYTES[kind] / machine.bandwidth_bytes_per_s
+        multiply_s = 2 * self.num_parameters * num_tokens / machine.flops_per_s
+        return 1e3 * max(read_s, multiply_s)
+
+
+def weights_of(checkpoint: Path) -> Weights:
+    """From the safetensors files' headers. Tied embeddings count: they are the output layer, too."""
+    sizes: dict[str, int] = {}
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            sizes |= {name: prod(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    untied = any(name.endswith("lm_head.weight") for name in sizes)
+    return Weights(sum(size for name, size in sizes.items() if not (untied and name.endswith("embed_tokens.weight"))))
+
+
+def measure_machine() -> Machine:
+    """With one thread, in a second or two: the best of a few tries, since anything else running only slows it."""
+    weights, vector = torch.ones(VECTOR_SIDE, VECTOR_SIDE), torch.ones(VECTOR_SIDE)  # zeros share one page
+    left, right = torch.rand(MATRIX_SIDE, MATRIX_SIDE), torch.rand(MATRIX_SIDE, MATRIX_SIDE)
+    reading_s = _fastest_s("torch.mv(a, b)", weights, vector)
+    return Machine(weights.nbytes / reading_s, 2 * MATRIX_SIDE**3 / _fastest_s("torch.mm(a, b)", left, right))
+
+
+def _fastest_s(product: str, a: torch.Tensor, b: torch.Tensor) -> float:
+    """Of a product of `a` and `b`; the timer warms up before each try."""
+    timer = Timer(product, globals={"a": a, "b": b}, num_threads=1)
+    return float(min(timer.timeit(1).mean for _ in range(NUM_TRIES)))
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
     """One forward of one model."""
 
     role: str
@@ -33,7 +91,7 @@ class SpeedOfLight:
     machine: Machine
     weights: Mapping[str, Weights]
     """By role."""
-    measured: tuple[Measured, ...]
+    measured: tuple[Forward, ...]
 
     def sentence(self) -> str:
         sizes = ", ".join(
@@ -52,7 +110,7 @@ class SpeedOfLight:
         header = ("forward", "measured ms", *(f"floor {kind} ms" for kind in BYTES), "measured / fp32 floor")
         return Table(header, tuple(self._row(one) for one in self.measured))
 
-    def _row(self, one: Measured) -> tuple[str, ...]:
+    def _row(self, one: Forward) -> tuple[str, ...]:
         weights = self.weights[one.role]
         floors = {kind: weights.floor_ms(self.machine, one.num_tokens, kind) for kind in BYTES}
         ratio = f"{one.duration_ms / floors['fp32']:.1f}"
@@ -66,7 +124,7 @@ def read_cost(path: Path) -> SpeedOfLight:
         return SpeedOfLight(
             machine=Machine(**found["machine"]),
             weights={role: Weights(**own) for role, own in found["weights"].items()},
-            measured=tuple(_measured(found["medians"])),
+            measured=tuple(_forwards(found["medians"])),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidRequest(
@@ -76,9 +134,9 @@ def read_cost(path: Path) -> SpeedOfLight:
         ) from None
 
 
-def _measured(medians: Mapping[str, float]) -> Iterator[Measured]:
+def _forwards(medians: Mapping[str, float]) -> Iterator[Forward]:
     for name, duration_ms in medians.items():
         if name.endswith("_decode_ms_per_token"):
-            yield Measured(name.split("_")[0], 1, True, duration_ms)
+            yield Forward(name.split("_")[0], 1, True, duration_ms)
         elif match := _READ.fullmatch(name):
-            yield Measured(match[1], int(match[2]), False, duration_ms)
+            yield Forward(match[1], int(match[2]), False, duration_ms)

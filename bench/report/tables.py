@@ -1,12 +1,15 @@
-"""Tables of the runs: what was measured, row by row, and the same in the paper's layout."""
+"""Rows and runs as tables and sentences show them: what was measured, and the same in the paper's layout."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from bench.configuration import PEER_METHODS
 from bench.record import STAGES
 from bench.report import paper
-from bench.report.document import Table
-from bench.report.wording import NONE, estimate, lost, number, setting
 from bench.summary import Row, Run
+from semspec.stack import BUNDLED_PAIR
+from training.report.document import Table
+from training.report.numbers import NONE, decimal, measured_decimal, signed
 
 MAIN = (
     "configuration", "pass@1", "minus target (McNemar)", "latency s", "speed-up", "tokens/s", "target ratio",
@@ -31,14 +34,14 @@ def main_table(run: Run) -> Table:
 def _main_row(row: Row, is_baseline: bool) -> tuple[str, ...]:
     return (
         row.label,
-        estimate(row.pass_at_1),
+        measured_decimal(row.pass_at_1),
         NONE if is_baseline else lost(row),
-        estimate(row.latency_s),
-        "1" if is_baseline else estimate(row.speedup, 2),
-        number(row.tokens_per_s, 0),
-        number(row.target_ratio),
-        number(row.acceptance_rate),
-        number(row.token_acceptance_rate),
+        measured_decimal(row.latency_s),
+        "1" if is_baseline else measured_decimal(row.speedup, 2),
+        decimal(row.tokens_per_s, 0),
+        decimal(row.target_ratio),
+        decimal(row.acceptance_rate),
+        decimal(row.token_acceptance_rate),
     )
 
 
@@ -50,10 +53,10 @@ def details_table(run: Run) -> Table:
 def _details_row(row: Row) -> tuple[str, ...]:
     return (
         row.label,
-        number(row.median_latency_s),
-        number(row.mean_tokens, 0),
-        number(row.num_rounds if row.acceptance_rate is not None else None, 1),
-        *(number(row.stages_ms.get(name), 1) for name in TIMES),
+        decimal(row.median_latency_s),
+        decimal(row.mean_tokens, 0),
+        decimal(row.num_rounds if row.acceptance_rate is not None else None, 1),
+        *(decimal(row.stages_ms.get(name), 1) for name in TIMES),
         f"{row.share_cut:.1%}",
         f"{row.share_equal_to_baseline:.1%}",
     )
@@ -109,9 +112,65 @@ def _theirs(cell: paper.Published | None) -> str:
 
 
 def _cell(pass_at_1: float, tokens_per_s: float, latency_s: float, target_ratio: float | None) -> str:
-    return f"{pass_at_1:.3f} / {_three_digits(tokens_per_s)} / {_three_digits(latency_s)} / {number(target_ratio, 2)}"
+    return f"{pass_at_1:.3f} / {_three_digits(tokens_per_s)} / {_three_digits(latency_s)} / {decimal(target_ratio, 2)}"
 
 
 def _three_digits(value: float) -> str:
     """As the paper rounds; never as a power of ten."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def lost(row: Row) -> str:
+    """pass@1 against the baseline's; in brackets McNemar's p where the test applies."""
+    p = row.mcnemar_p
+    told = "" if p is None else " (p < 0.001)" if p < 0.001 else f" (p = {p:.2g})"
+    return signed(measured_decimal(row.difference)) + told
+
+
+def setting(run: Run) -> str:
+    """What was asked and how, for headings: `math500, T 0.6`."""
+    return f"{run.settings['task']}, T {run.settings['temperature']:g}"
+
+
+def sample_size(run: Run) -> str:
+    row = run.rows[0]
+    each = f", {row.num_samples} answers each" if row.num_samples > 1 else ""
+    return f"{row.num_questions:,} question{'s' if row.num_questions != 1 else ''}{each}"
+
+
+def pair_name(run: Run) -> str:
+    name = run.settings.get("pair") or run.settings.get("gateway") or "unnamed pair"
+    return "bundled pair" if name == BUNDLED_PAIR.name else str(name)
+
+
+def is_peer(row: Row) -> bool:
+    return row.configuration.runner in PEER_METHODS
+
+
+def main_row(run: Run) -> Row | None:
+    """The semantic strategy as served: through the gateway where there is one, with the fewest knobs turned."""
+    rows = [row for row in run.rows if row.configuration.method == "semantic"]
+    return min(
+        rows, key=lambda row: (row.configuration.runner != "gateway", len(row.configuration.knobs)), default=None
+    )
+
+
+def without(knobs: Mapping[str, Any], *names: str) -> tuple[tuple[str, Any], ...]:
+    """What is left of the knobs, to group by."""
+    return tuple(sorted((name, value) for name, value in knobs.items() if name not in names))
+
+
+def run_command(run: Run, labels: Sequence[str]) -> str:
+    """What measures these configurations as the run did, its baseline first."""
+    settings = run.settings
+    options = {
+        "--task": settings["task"],
+        "--temperature": f"{settings['temperature']:g}",
+        "--pair": settings.get("pair") if settings.get("pair") != BUNDLED_PAIR.name else None,
+        "--gateway": settings.get("gateway"),
+        "--limit": run.rows[0].num_questions,
+        "--samples": run.rows[0].num_samples if run.rows[0].num_samples > 1 else None,
+        "--strategy": ",".join(dict.fromkeys([run.rows[0].label, *labels])),
+    }
+    named = " ".join(f"{name} {value}" for name, value in options.items() if value is not None)
+    return f"semspec bench run {named}"

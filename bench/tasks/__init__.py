@@ -3,16 +3,36 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 from bench.tasks.choice import GPQA_DIAMOND, load_choice
-from bench.tasks.demo import load_demo
 from bench.tasks.mathematics import AIME_2024, AMC_2023, MATH_500, load_mathematics
-from bench.tasks.protocol import LoadedTask, Question, Task
+from bench.tasks.protocol import Question, Task
+from demo.client import MAX_TOKENS, boxed
+from demo.problems import SPLITS, make_problem
 from semspec.errors import InvalidRequest
+from semspec.types import Message
 
 __all__ = ["TASKS", "Question", "Task", "load_task"]
 
-TASKS: Mapping[str, Callable[[str | None], LoadedTask]] = {
+
+def load_demo(name: str, split: Literal["tune", "report"], data: str | None) -> Task:
+    """All problems of a split. Raises: InvalidRequest when given data."""
+    if data is not None:
+        raise InvalidRequest(f"the task {name} makes its own questions; leave --data out", "data")
+    return Task(name, [_question(seed) for seed in SPLITS[split]], _is_right, max_tokens=MAX_TOKENS)
+
+
+def _question(seed: int) -> Question:
+    problem = make_problem(seed)
+    return Question(str(seed), (Message("user", problem.question),), str(problem.answer))
+
+
+def _is_right(reference: str, text: str) -> bool:
+    return boxed(text) == reference
+
+
+TASKS: Mapping[str, Callable[[str | None], Task]] = {
     "demo": partial(load_demo, "demo", "report"),
     "demo-tune": partial(load_demo, "demo-tune", "tune"),
     "math500": partial(load_mathematics, "math500", MATH_500, "unique_id"),
@@ -33,7 +53,7 @@ def load_task(name: str, data: str | None = None, limit: int | None = None, skip
     if name not in TASKS:
         raise InvalidRequest(f"unknown task {name!r}; choose from {', '.join(TASKS)}", "task")
     task = TASKS[name](data)
-    return replace(task, asked=_window(name, task.asked, limit, skip))
+    return replace(task, questions=_window(name, task.questions, limit, skip))
 
 
 def _window(name: str, questions: Sequence[Question], limit: int | None, skip: int) -> Sequence[Question]:

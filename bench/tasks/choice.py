@@ -5,9 +5,8 @@ import re
 from collections.abc import Mapping
 
 from bench.tasks.answers import boxed_answers, conclusion
-from bench.tasks.protocol import LoadedTask
-from bench.tasks.questions import make_questions
-from bench.tasks.source import HubDataset, Row, read_rows
+from bench.tasks.protocol import Task
+from bench.tasks.source import HubDataset, Row, make_questions, read_rows
 from semspec.types import Message
 
 GPQA_DIAMOND = HubDataset("Idavidrein/gpqa", "train", config="gpqa_diamond", is_gated=True)
@@ -19,9 +18,9 @@ _BOXED_LETTER = re.compile(r"\(?([A-D])(?:[).:].*)?")
 _NAMED_LETTER = re.compile(r"(?i:answer)[ \t*]*:[ \t*$({\\]*([A-D])(?![A-Za-z])")
 
 
-def load_choice(name: str, own: HubDataset, data: str | None) -> LoadedTask:
+def load_choice(name: str, own: HubDataset, data: str | None) -> Task:
     """The task of a dataset with GPQA's fields. Raises: InvalidRequest, see `read_rows` and `Row.text`."""
-    return LoadedTask(name, make_questions(read_rows(own, data), "Record ID", _parts), is_right_letter)
+    return Task(name, make_questions(read_rows(own, data), "Record ID", _parts), is_right_letter)
 
 
 def _parts(row: Row) -> tuple[str, tuple[Message, ...], str]:

@@ -1,12 +1,18 @@
-"""Where questions come from: a JSON lines file, or a dataset of the hub."""
+"""Where questions come from: a JSON lines file, or a dataset of the hub, its records made into questions."""
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.tasks.protocol import Question
 from semspec.errors import InvalidRequest
+from semspec.types import Message
+from training.files import json_lines
+
+Parts = tuple[str, tuple[Message, ...], str]
+"""A question's text, its messages and its reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,7 @@ def read_rows(own: HubDataset, data: str | None) -> Sequence[Row]:
     if data is None:
         return _checked(list(_hub_rows(own)), own.id)
     if _is_file(data):
-        return _checked(list(_file_rows(Path(data))), data)
+        return _checked([Row(*one) for one in json_lines(Path(data), "data")], data)
     is_own = data == own.id
     return _checked(list(_hub_rows(own if is_own else HubDataset(data, own.split))), data)
 
@@ -67,30 +73,6 @@ def _checked(rows: Sequence[Row], title: str) -> Sequence[Row]:
     if not rows:
         raise InvalidRequest(f"{title} holds no question; give a JSON lines file, one question a line", "data")
     return rows
-
-
-def _file_rows(path: Path) -> Iterator[Row]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield Row(f"{path}:{number}", _object(line, f"{path}:{number}"))
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{path} is not UTF-8 text; give a JSON lines file", "data") from error
-    except OSError as error:
-        raise InvalidRequest(
-            f"cannot read {path}: {error.strerror}; give a JSON lines file or the id of a dataset", "data"
-        ) from error
-
-
-def _object(line: str, place: str) -> Mapping[str, Any]:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{place} is not JSON: {error}; one question a line", "data") from error
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"{place} is not a JSON object; one question a line", "data")
-    return value
 
 
 def _hub_rows(dataset: HubDataset) -> Iterator[Row]:
@@ -123,3 +105,25 @@ def _unavailable(dataset: HubDataset, error: Exception) -> str:
         page = f"https://huggingface.co/datasets/{dataset.id}"
         remedies.insert(0, f"it is gated: ask for access at {page} and log in with `hf auth login`, or")
     return f"cannot load dataset {dataset.id}: {reason}; {' '.join(remedies)}"
+
+
+def make_questions(rows: Sequence[Row], id_field: str, parts: Callable[[Row], Parts]) -> list[Question]:
+    """Each record's question, in order, named by its `id_field` or, without one, by a digest of its text."""
+    questions: list[Question] = []
+    taken: set[str] = set()
+    for row in rows:
+        text, messages, reference = parts(row)
+        name = row.text(id_field) if row.has(id_field) else hashlib.sha256(text.encode()).hexdigest()[:12]
+        name = _free(name, taken)
+        taken.add(name)
+        questions.append(Question(name, messages, reference))
+    return questions
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """The name, numbered if an earlier question has it."""
+    number, candidate = 1, name
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}#{number}"
+    return candidate

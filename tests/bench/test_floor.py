@@ -7,9 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bench.report import floor
-from bench.report.floor import Machine, Weights, measure_machine, weights_of
-from bench.report.speed_of_light import read_cost
+from bench.report import speed_of_light
+from bench.report.speed_of_light import Machine, Weights, measure_machine, read_cost, weights_of
 from semspec.stack import BUNDLED_PAIR
 from tests.bench.made_up import COST
 
@@ -40,8 +39,8 @@ def test_weights_leave_out_embeddings_unless_they_are_the_output_layer_too(tmp_p
 
 
 def test_machine_is_measured_on_one_thread_which_stays_the_callers_business(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(floor, "NUM_TRIES", 1)
-    monkeypatch.setattr(floor, "VECTOR_SIDE", 1024)
+    monkeypatch.setattr(speed_of_light, "NUM_TRIES", 1)
+    monkeypatch.setattr(speed_of_light, "VECTOR_SIDE", 1024)
     before = torch.get_num_threads()
     machine = measure_machine()
     assert torch.get_num_threads() == before

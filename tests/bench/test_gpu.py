@@ -13,16 +13,13 @@ import pytest
 import torch
 
 from bench.gpu.__main__ import main
-from bench.gpu.light import Light
 from bench.gpu.models import build
 from bench.gpu.parity import measure_parity
-from bench.gpu.published import PUBLISHED
 from bench.gpu.record import Record
+from bench.gpu.replay import PUBLISHED, Stages
 from bench.gpu.rounds import Round, ahead_ms, verdicts
 from bench.gpu.shapes import PAPER, TINY, fitted
-from bench.gpu.speedup import Stages
-from bench.gpu.timing import LEAST_REPETITIONS, Timer, summarised
-from bench.report.paper import RESULTS, speedup_of
+from bench.gpu.timing import LEAST_REPETITIONS, Light, Timer, summarised
 from semspec.engine.cuda_graph import MAX_TOKENS
 
 CPU = torch.device("cpu")
@@ -233,14 +230,6 @@ def test_fitted_takes_as_many_layers_as_there_is_room_for() -> None:
     assert fewer.num_layers == target.num_layers - 1
     assert fitted(target, 0).num_layers == 1
     assert fitted(target, 40 << 30).weight_bytes <= 40 << 30
-
-
-def test_published_points_are_those_of_the_report() -> None:
-    rows = {row.pair: row for row in RESULTS if row.method == "SemanticSpec"}
-    for point in PUBLISHED:
-        row = rows[point.target]
-        assert point.speedup == pytest.approx(speedup_of(row, point.task))
-        assert point.target_ratio == row.cells[point.task].target_ratio
 
 
 def test_timer_takes_turns_and_ends_when_time_is_over() -> None:

@@ -8,7 +8,7 @@ import pytest
 from bench.tasks import Question, Task, load_task
 from bench.tasks.answers import boxed_answers
 from bench.tasks.choice import is_right_letter
-from bench.tasks.equivalence import Judge
+from bench.tasks.mathematics import Judge
 from semspec.errors import InternalError
 
 

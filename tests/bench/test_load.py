@@ -14,22 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.load.arrivals import GREEDY_SHARE, OWNERS, STAGES, Stage, arrivals
-from bench.load.asking import HUNG, Answer, ask, client
-from bench.load.figures import Percentiles, ratio, slope
-from bench.load.orders import CANCELLATIONS, CANCELLED_SHARE, order
+from bench.load.asking import GREEDY_SHARE, HUNG, OWNERS, STAGES, Answer, Stage, Visit, arrivals, ask, client
 from bench.load.overload import Load, Plan, measured
-from bench.load.overload_report import REFUSED, Overload, document, facts, picture, speeds
+from bench.load.overload_report import REFUSED, Overload, facts, page, percentiles, ratio, speeds
 from bench.load.processes import MEBIBYTE, Held, Sample, Watch
-from bench.load.soak import Clients, gauges
-from bench.load.soak_report import Soak
-from bench.load.soak_report import document as soak_document
-from bench.load.soak_report import picture as soak_picture
-from bench.load.visit import Visit
+from bench.load.soak import CANCELLATIONS, CANCELLED_SHARE, Clients, gauges, order
+from bench.load.soak_report import Soak, slope
+from bench.load.soak_report import page as soak_page
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import API_KEY, Gateway, eventually, make_settings, redis_server, running_gateway
+from training.report.document import as_markdown
 
-PNG = b"\x89PNG"
 WHERE = {"environment": {"processor": "a processor", "num_cores": 2}, "load_average": 0.5}
 
 
@@ -69,8 +64,8 @@ def test_ratio_of_means_has_the_error_of_both() -> None:
 
 
 def test_percentiles_of_nothing_are_none() -> None:
-    assert Percentiles.of([]) is None
-    assert Percentiles.of(list(range(101))) == Percentiles(50, 90, 99)
+    assert percentiles([]) is None
+    assert percentiles(list(range(101))) == {"p50": 50, "p90": 90, "p99": 99}
 
 
 def test_a_third_of_the_orders_is_given_up() -> None:
@@ -117,10 +112,11 @@ def test_speed_is_compared_from_admission_on(overload: Overload) -> None:
 
 
 def test_page_of_an_overload_tells_who_was_answered(overload: Overload) -> None:
-    page = document(overload, {**WHERE, "plan": asdict(Plan(4, 16, 5.0, 90.0, 3))})
-    assert "| 2x | 22 | 20 | 0 | 1 | 0 | 1 | 0 | 23 |" in page
-    assert "| 2x | modest | 1 | 0 | 0% | 0% | - |" in page
-    assert "4.00 answers a second" in page and picture(overload).startswith(PNG)
+    contents = page(overload, {**WHERE, "plan": asdict(Plan(4, 16, 5.0, 90.0, 3))})
+    text = as_markdown("Overload", contents)
+    assert "| 2x | 22 | 20 | 0 | 1 | 0 | 1 | 0 | 23 |" in text
+    assert "| 2x | modest | 1 | 0 | 0% | 0% | - |" in text
+    assert "4.00 answers a second" in text and "](overload.png)" in text
 
 
 def test_every_attempt_has_a_line(overload: Overload) -> None:
@@ -140,11 +136,12 @@ def sample(number: int) -> Sample:
 def test_page_of_a_soak_tells_the_slope_of_the_second_half() -> None:
     soak = Soak(60.0, [sample(i) for i in range(101)], {"read": 7000, "cancel": 3000}, {}, {"queue_depth": 0.0})
     assert soak.growth("gateway", "rss_bytes").value == pytest.approx(10.0)
-    page = soak_document(soak, {**WHERE, "cache_bytes": 64 * MEBIBYTE, "ttl_s": 30, "num_clients": 6})
-    assert "| gateway | 100.0 | 150.0 | 200.0 | 10.00 ± 0.00 | 50.0 | 0.00 ± 0.00 |" in page
-    assert "64.0 MiB of keys and values" in page and "target 60.0 MiB." in page
-    assert "30% of the requests" in page and "Errors: none." in page
-    assert soak_picture(soak).startswith(PNG)
+    facts = {**WHERE, "cache_bytes": 64 * MEBIBYTE, "ttl_s": 30, "num_clients": 6}
+    text = as_markdown("Soak", soak_page(soak, facts))
+    assert "| gateway | 100.0 | 150.0 | 200.0 | 10.00 ± 0.00 | 50.0 | 0.00 ± 0.00 |" in text
+    assert "64.0 MiB of keys and values" in text and "target 60.0 MiB." in text
+    assert "30% of the requests" in text and "Errors: none." in text
+    assert "](soak.png)" in text
 
 
 async def nothing() -> dict[str, float]:

@@ -4,41 +4,22 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from matplotlib.text import Text as MplText
 
-from bench.report import ablations, figures, paper, rounds, tables, write_report
-from bench.report.document import Section, Table, Text, as_html, as_markdown
+from bench.report import ablations, figures, paper, rounds, tables
+from bench.report.page import write_report
 from bench.report.probes import read_probes
-from bench.report.wording import main_row
+from bench.report.tables import main_row
 from bench.summary import Run
 from tests.bench.made_up import COST, FEW, HOSTILE, RATES, made_up_run
+from tests.pages import num_pictures
+from training.report.document import Bullets, Code, Section, Table, Text, as_html, as_markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBES = ROOT / "bench/results/probes/report.json"
 OLD = {"vllm/draft_model": f"vocabularies | differ {HOSTILE}"}
-
-
-class Outline(HTMLParser):
-    """Tags that are open, those that were seen, and addresses of what the page would load."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: set[str] = set()
-        self.sources: list[str] = []
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.seen.add(tag)
-        self.sources += [value or "" for name, value in attributes if name in ("src", "href")]
-        if tag not in ("meta", "img", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
 
 
 @pytest.fixture(scope="module")
@@ -79,12 +60,7 @@ def test_report_is_the_same_when_written_again(runs: list[Run], output: Path, tm
 
 def test_html_is_whole_in_itself_and_escapes_what_others_wrote(output: Path) -> None:
     page = (output / "report.html").read_text()
-    outline = Outline()
-    outline.feed(page)
-    assert outline.open == []
-    assert not outline.seen & {"script", "link", "iframe"}
-    assert len(outline.sources) == 11
-    assert all(source.startswith("data:image/png;base64,") for source in outline.sources)
+    assert num_pictures(page) == 11
     assert HOSTILE not in page and "&lt;script&gt;" in page
 
 
@@ -206,22 +182,14 @@ def test_cheaper_probes_that_do_as_well_are_named(runs: list[Run]) -> None:
 
 
 def test_thresholds_of_one_strategy_make_one_line(runs: list[Run]) -> None:
-    found = {series.rows[0].label: series for series in figures.series_of(runs[0].rows)}
-    line = [row.configuration.knobs["threshold"] for row in found["semantic"].thresholds]
-    assert line == [0.05, 0.3, 0.5]
-    assert [row.label for row in found["semantic:gamma=2"].rows] == ["semantic:gamma=2"]
+    lines = figures.thresholds_of(runs[0].rows)
+    assert [[row.configuration.knobs["threshold"] for row in line] for line in lines] == [[0.05, 0.3, 0.5]]
 
 
-def test_labels_in_the_picture_cover_neither_points_nor_each_other(runs: list[Run]) -> None:
-    figure = figures.pareto(runs[0])
-    figure.draw_without_rendering()
-    for axes in figure.axes:
-        boxes = [MplText.get_window_extent(text) for text in axes.texts]  # without the line to its point
-        marks = axes.transData.transform([(row.speedup.value, row.pass_at_1.value) for row in runs[0].rows])
-        assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
-        assert not any(box.contains(*mark) for box in boxes for mark in marks)
-    texts = {text.get_text() for axes in figure.axes for text in axes.texts}
-    assert {"p/q ≥ 0.3", "gamma 2", "sentences", "rule sample"} <= texts
+def test_every_configuration_in_the_picture_has_a_look_and_a_name_of_its_own(runs: list[Run]) -> None:
+    assert len(set(figures.looks(runs[0].rows))) == len(runs[0].rows)
+    [legend] = figures.pareto(runs[0]).legends
+    assert [text.get_text() for text in legend.get_texts()] == [row.label for row in runs[0].rows]
 
 
 def test_mean_round_is_the_mean_of_the_judged_segments(runs: list[Run]) -> None:
@@ -241,7 +209,7 @@ def test_acceptance_by_depth_counts_positions_with_enough_segments(runs: list[Ru
     assert row is not None
     depths = rounds.by_depth(runs[0], row)
     assert [one.index for one in depths] == list(range(1, 9))
-    pooled = sum(one.acceptance * one.num_segments for one in depths) / sum(one.num_segments for one in depths)
+    pooled = sum(one.acceptance.value * one.num_segments for one in depths) / sum(one.num_segments for one in depths)
     assert pooled == pytest.approx(row.acceptance_rate)
     few = made_up_run(labels=FEW, num_questions=rounds.LEAST_SEGMENTS - 1)
     assert rounds.by_depth(few, few.rows[1]) == []
@@ -249,14 +217,15 @@ def test_acceptance_by_depth_counts_positions_with_enough_segments(runs: list[Ru
 
 def test_probes_report_gives_curve_and_domains() -> None:
     found = read_probes(PROBES)
-    assert [point.num_contexts for point in found.learning_curve] == sorted(
-        p.num_contexts or 0 for p in found.learning_curve
-    )
-    assert found.variants[0].name == "served"
+    contexts = [point.num_contexts for point in found.learning_curve]
+    assert contexts == sorted(contexts)
+    assert found.variants[0][0] == "served"
     assert found.domains_table().header[1:] == ("long", "short")
 
 
 def test_code_stands_as_code_and_the_rest_is_escaped_in_both_settings() -> None:
-    sections = [Section("A < B", (Text("`x < y` and <b>"),))]
-    assert "`x < y` and &lt;b>" in as_markdown("T", sections)
-    assert "<code>x &lt; y</code> and &lt;b&gt;" in as_html("T", sections)
+    blocks = (Text("`x < y` and <b>"), Bullets(("<i>",)), Code(("<u> `z`",)))
+    markdown, page = as_markdown("T", [Section("A < B", blocks)]), as_html("T", [Section("A < B", blocks)])
+    assert "`x < y` and &lt;b>" in markdown and "- &lt;i>\n" in markdown and "\n<u> `z`\n" in markdown
+    assert "<code>x &lt; y</code> and &lt;b&gt;" in page
+    assert "<li>&lt;i&gt;</li>" in page and "<pre>&lt;u&gt; `z`\n" in page

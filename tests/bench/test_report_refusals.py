@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.report import readme_tables, write_report
+from bench.report.page import readme_tables, write_report
 from semspec.errors import InvalidRequest
 from tests.bench.made_up import FEW, made_up_run
 

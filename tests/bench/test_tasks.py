@@ -50,7 +50,7 @@ def refusal(name: str, **arguments: Any) -> str:
 def test_demo_asks_the_split_by_seed_and_grades_exactly() -> None:
     for name, split in (("demo", "report"), ("demo-tune", "tune")):
         task = load_task(name, limit=3, skip=2)
-        questions = task.questions()
+        questions = task.questions
         assert [question.id for question in questions] == [str(seed) for seed in SPLITS[split][2:5]]
         problem = make_problem(int(questions[0].id))
         assert questions[0].messages == (Message("user", problem.question),)
@@ -66,7 +66,7 @@ def test_published_defaults_are_the_tasks(mathematics: Task, tmp_path: Path) -> 
 
 
 def test_mathematics_is_asked_in_one_user_turn(mathematics: Task) -> None:
-    question = mathematics.questions()[0]
+    question = mathematics.questions[0]
     assert question == Question(
         "test/algebra/1.json",
         (Message("user", "What is $1+1$?\nPlease reason step by step, and put your final answer within \\boxed{}."),),
@@ -75,9 +75,9 @@ def test_mathematics_is_asked_in_one_user_turn(mathematics: Task) -> None:
 
 
 def test_reference_solutions_are_right(mathematics: Task) -> None:
-    for question in mathematics.questions():
+    for question in mathematics.questions:
         assert mathematics.is_right(question, f"<think>\\boxed{{-9}}</think>Hence $\\boxed{{{question.reference}}}$.")
-    first, second, _ = mathematics.questions()
+    first, second, _ = mathematics.questions
     assert mathematics.is_right(first, str(MATH[0]["solution"]))
     assert not mathematics.is_right(second, str(MATH[0]["solution"]))
 
@@ -85,8 +85,8 @@ def test_reference_solutions_are_right(mathematics: Task) -> None:
 def test_competition_records_need_no_solution(tmp_path: Path) -> None:
     rows = [{"id": 7, "question": "How far?", "answer": 27.0}, {"id": 8, "question": "How long?", "answer": 2.5}]
     task = load_task("amc23", write(tmp_path / "amc.jsonl", rows))
-    assert [(question.id, question.reference) for question in task.questions()] == [("7", "27"), ("8", "2.5")]
-    assert task.is_right(task.questions()[0], "\\boxed{27}") and task.is_right(task.questions()[1], "\\boxed{5/2}")
+    assert [(question.id, question.reference) for question in task.questions] == [("7", "27"), ("8", "2.5")]
+    assert task.is_right(task.questions[0], "\\boxed{27}") and task.is_right(task.questions[1], "\\boxed{5/2}")
 
 
 def test_equal_questions_get_distinct_ids_that_no_limit_changes(tmp_path: Path) -> None:
@@ -98,17 +98,17 @@ def test_equal_questions_get_distinct_ids_that_no_limit_changes(tmp_path: Path) 
         {"problem": "d", "answer": "4", "unique_id": "x"},
     ]
     data = write(tmp_path / "math.jsonl", rows)
-    identifiers = [question.id for question in load_task("math500", data).questions()]
+    identifiers = [question.id for question in load_task("math500", data).questions]
     assert len(set(identifiers)) == 5 and identifiers[2:] == ["x#2", "x", "x#3"]
-    window = load_task("math500", data, limit=3, skip=1).questions()
+    window = load_task("math500", data, limit=3, skip=1).questions
     assert [question.id for question in window] == identifiers[1:4]
 
 
 def test_choices_are_shuffled_by_question_alone(tmp_path: Path) -> None:
-    whole = load_task("gpqa-diamond", write(tmp_path / "a.jsonl", CHOICE)).questions()
+    whole = load_task("gpqa-diamond", write(tmp_path / "a.jsonl", CHOICE)).questions
     assert {question.reference for question in whole} == set("ABCD")
     shuffled = random.Random(0).sample(CHOICE, len(CHOICE))
-    again = load_task("gpqa-diamond", write(tmp_path / "b.jsonl", shuffled), limit=5, skip=3).questions()
+    again = load_task("gpqa-diamond", write(tmp_path / "b.jsonl", shuffled), limit=5, skip=3).questions
     assert {question.id: question for question in whole}.items() >= {
         question.id: question for question in again
     }.items()
@@ -116,7 +116,7 @@ def test_choices_are_shuffled_by_question_alone(tmp_path: Path) -> None:
 
 def test_choice_is_put_as_published_and_its_letter_is_the_correct_option(tmp_path: Path) -> None:
     task = load_task("gpqa-diamond", write(tmp_path / "gpqa.jsonl", CHOICE))
-    for number, question in zip(range(0, 80, 4), task.questions(), strict=True):
+    for number, question in zip(range(0, 80, 4), task.questions, strict=True):
         [turn] = question.messages
         assert turn.content.startswith("Return your final response within \\boxed{} and only include the letter choice")
         options = turn.content.partition("Options: ")[2].removesuffix("\nAnswer:").split(", ")
@@ -172,7 +172,7 @@ def test_demo_takes_no_data() -> None:
 
 def test_dataset_in_a_folder_is_read_from_the_only_split_it_has(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", MATH)
-    assert len(load_task("math500", str(tmp_path)).questions()) == 3
+    assert len(load_task("math500", str(tmp_path)).questions) == 3
     write(tmp_path / "validation.jsonl", MATH)
     assert "has no split 'test', but train, validation" in refusal("math500", data=str(tmp_path))
 
@@ -185,8 +185,8 @@ def test_own_dataset_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
         return {"test": MATH, "train": CHOICE}
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert load_task("math500").questions()[0].id == "test/algebra/1.json"
-    assert load_task("gpqa-diamond").questions()[0].id == "rec0"
+    assert load_task("math500").questions[0].id == "test/algebra/1.json"
+    assert load_task("gpqa-diamond").questions[0].id == "rec0"
     assert "HuggingFaceH4/aime_2024, row 1 has no field problem" in refusal("aime24")
     assert asked == [
         ("HuggingFaceH4/MATH-500", None),

@@ -3,7 +3,7 @@
 import json
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -11,6 +11,7 @@ from statistics import median
 from tests.chaos.faults import TABLE, Fault
 from tests.chaos.trial import Trial
 from tests.stack.support import Json
+from training.report.document import Table
 
 HEAD = """# Faults
 
@@ -96,16 +97,13 @@ class Report:
         (folder / "faults.json").write_text(json.dumps(body, indent=1) + "\n")
 
     def _page(self, duration_s: float) -> str:
-        lines = [_line([*COLUMNS, *TIMES]), _line(["---"] + ["---:"] * (len(COLUMNS) + 2))]
-        lines += [_line(_cells(row)) for row in self.rows.values() if row.trials]
-        lines.append(_line(self._total()))
+        rows = [_cells(row) for row in self.rows.values() if row.trials]
+        table = Table([*COLUMNS, *TIMES], [*rows, self._total()]).as_markdown()
         skipped = [f"- not made: {row.fault.name} ({row.skipped})" for row in self.rows.values() if row.skipped]
         broken = [f"- {row.fault.name}: {line}" for row in self.rows.values() for line in row.complaints]
         verdict = "Every promise was kept." if self.is_green else "Promises were broken:"
         head = HEAD.format(long_s=self.long_s, short_s=self.short_s)
-        return (
-            "\n".join([head, f"{verdict} {duration_s:.0f} s in all.", *broken, "", *lines, "", *skipped]).strip() + "\n"
-        )
+        return "\n".join([head, f"{verdict} {duration_s:.0f} s in all.", *broken, "", table, *skipped]).strip() + "\n"
 
     def _total(self) -> list[str]:
         totals = [row.counts for row in self.rows.values()]
@@ -117,10 +115,6 @@ def _cells(row: Row) -> list[str]:
     counts = [str(row.counts[column]) for column in COLUMNS[1:]]
     times = (row.slowest_s, median(row.recoveries_s), max(row.recoveries_s))
     return [name, *counts, *(f"{seconds:.1f}" for seconds in times)]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _json(row: Row) -> Json:

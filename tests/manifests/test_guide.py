@@ -14,7 +14,6 @@ from tests.manifests.checks import problems
 from tests.manifests.environment import SECRETS
 from tests.manifests.kustomize import INCLUDED, OPTIONAL, ROOT, Build, build_folder, has_tool
 from tests.manifests.objects import of_kind, pods
-from tests.manifests.test_builds import VERSIONS
 
 GUIDE = (ROOT / "docs" / "kubernetes.md").read_text()
 wants_tool = pytest.mark.skipif(not has_tool(), reason="neither kubectl nor kustomize is installed")
@@ -48,11 +47,6 @@ def test_folders_and_files_are_there() -> None:
 def test_overlays_and_components_are_all_there_are() -> None:
     assert [row[0] for row in table("overlay")] == list(INCLUDED)
     assert [row[0].partition("`")[0] for row in table("component")] == list(OPTIONAL)
-
-
-def test_versions_are_those_that_are_checked() -> None:
-    assert f"Kubernetes {VERSIONS[0]} or newer" in GUIDE
-    assert "the schemas of Kubernetes {}, {} and {}".format(*VERSIONS) in " ".join(GUIDE.split())
 
 
 @wants_tool

@@ -79,7 +79,7 @@ def test_what_cannot_be_had_is_nan() -> None:
         wrong_accepted(ranks, np.array([False, False])),
         r2(same, same),
         spearman(ranks, dense_ranks(same)),
-        Resampling.of(np.array([7, 7])).measured(lambda weight: 1.0, np.array([7, 7])).standard_error,
+        Resampling.of(np.array([7, 7])).measured(lambda weight: 1.0, np.array([7, 7])).error,
         Resampling.of(np.array([7])).measured(lambda weight: 1.0, np.array([], dtype=np.int64)).value,
     ):
         assert isnan(value)
@@ -94,8 +94,8 @@ def test_standard_error_knows_that_segments_of_a_question_stand_together() -> No
         for values in (together, apart)
     ]
     assert errors[0].value == errors[1].value == 0.5
-    assert errors[0].standard_error == pytest.approx(0.05, rel=0.15)  # sqrt(0.25 / 100)
-    assert errors[1].standard_error < 0.005
+    assert errors[0].error == pytest.approx(0.05, rel=0.15)  # sqrt(0.25 / 100)
+    assert errors[1].error < 0.005
 
 
 def test_outcome_of_both_rules_by_hand() -> None:

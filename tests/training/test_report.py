@@ -2,18 +2,18 @@
 
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.pages import num_pictures
 from tests.training.judged import guessed, made_up
 from training.data.labels import Labels
 from training.evaluation.evaluate import Cost, Evidence, Report, evaluate
-from training.evaluation.pictures import pictures
-from training.evaluation.report import KINDS, Example, example_rows, page, write_report
-from training.evaluation.states_picture import StatesPicture, embedded
+from training.evaluation.plots import StatesPicture, embedded
+from training.evaluation.report import KINDS, Example, example_rows, pictures, sections, write_report
+from training.report.document import as_html
 
 PNG = b"\x89PNG\r\n\x1a\n"
 HOSTILE = "<script>alert('x')</script> & \"quotes\"\n\n"
@@ -58,32 +58,9 @@ def written(report: Report, labels: Labels, tmp_path_factory: pytest.TempPathFac
     return folder
 
 
-class Outline(HTMLParser):
-    """Every tag is closed, every picture has words, and nothing comes from elsewhere."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.images = 0
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        values = dict(attributes)
-        assert tag not in ("script", "link", "iframe", "b", "i", "u")
-        if tag == "img":
-            self.images += 1
-            assert values["alt"] and (values["src"] or "").startswith("data:image/png;base64,")
-        if tag not in ("img", "meta", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
 def test_page_is_whole_in_itself_and_escapes_what_models_wrote(written: Path) -> None:
     text = (written / "report.html").read_text()
-    outline = Outline()
-    outline.feed(text)
-    assert outline.open == [] and outline.images == 7
+    assert num_pictures(text) == 7
     assert not re.search(r"https?://", text)
     assert text.count("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;") == len(EXAMPLES)
     assert "&lt;u&gt;cross&lt;/u&gt;" in text and "Probes for a&lt;b" in text and "&lt;b&gt;paper&lt;/b&gt;" in text
@@ -117,7 +94,7 @@ def test_page_without_truth_curve_domains_states_and_examples() -> None:
     report = evaluate(Evidence("bare", labels, served, Cost(0.7, 7.3, 11.4, 0.5)), num_resamples=2)
     drawn = list(pictures(report))
     assert [picture.name for picture in drawn] == ["acceptance", "ratios", "strictness", "reliability"]
-    text = page(report, drawn, [])
+    text = as_html("T", sections(report, drawn, []))
     assert "the target says it too" in text and "There are none." in text
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 from semspec.errors import InvalidRequest
 from training.config import QuestionSource, Shares
-from training.files import Row
+from training.files import Row, json_lines
 
 NGRAM_WORDS = 8
 SHARED_NGRAMS = 0.5
@@ -162,7 +161,10 @@ def _title(source: QuestionSource) -> str:
 
 def _rows(source: QuestionSource) -> Iterator[Mapping[str, Any]]:
     wanted = [name for name in (source.question, source.id, source.trace, source.domain_field) if name]
-    rows = _hub_rows(source) if source.hub else _file_rows(source) if source.file else _python_rows(source)
+    if source.file:
+        rows: Iterable[Mapping[str, Any]] = (row for _, row in json_lines(source.file, "file"))
+    else:
+        rows = _hub_rows(source) if source.hub else resolve(str(source.python))(**source.arguments)
     for number, row in enumerate(rows):
         if number == source.limit:
             return
@@ -173,33 +175,6 @@ def _rows(source: QuestionSource) -> Iterator[Mapping[str, Any]]:
                 "questions",
             )
         yield row
-
-
-def _python_rows(source: QuestionSource) -> Iterable[Mapping[str, Any]]:
-    assert source.python
-    rows: Iterable[Mapping[str, Any]] = resolve(source.python)(**source.arguments)
-    return rows
-
-
-def _file_rows(source: QuestionSource) -> Iterator[Mapping[str, Any]]:
-    assert source.file
-    try:
-        with source.file.open() as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield _object(line, f"{source.file}:{number}")
-    except OSError as error:
-        raise InvalidRequest(f"cannot read {source.file}: {error.strerror}; give a JSON lines file", "file") from error
-
-
-def _object(line: str, place: str) -> Mapping[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise InvalidRequest(f"{place} is not JSON: {error}", "file") from error
-    if not isinstance(row, dict):
-        raise InvalidRequest(f"{place} is not a JSON object; one question a line", "file")
-    return row
 
 
 def _hub_rows(source: QuestionSource) -> Iterable[Mapping[str, Any]]:

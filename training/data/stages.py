@@ -10,9 +10,8 @@ from semspec.types import Context
 from training.clustering.equivalence import Alternatives, Equivalence
 from training.config import PipelineConfig
 from training.data.contexts import ProbeContext, choose_depths, contexts_of, given_trace, mixed_trace, prompt, trace_row
-from training.data.pair import Pair
+from training.data.pair import Pair, stacked
 from training.data.questions import Question, question_row, resolve
-from training.data.sample import stacked
 from training.files import Row, StageFolder, digest_of, read_rows, write_rows, write_tensors
 
 Advance = Callable[[int], None]

@@ -7,8 +7,9 @@ from functools import partial
 import numpy as np
 
 from training.data.labels import Labels
-from training.evaluation.metrics import Floats, Mask, Measured, Resampling, auroc, dense_ranks, r2, wrong_accepted
+from training.evaluation.metrics import Floats, Mask, Resampling, auroc, dense_ranks, r2, wrong_accepted
 from training.evaluation.verification import Criterion, Predicted, drafts
+from training.report.numbers import Measured
 
 TOLERANCE = 2.0
 """Standard errors within which two variants cannot be told apart."""
@@ -28,7 +29,7 @@ class Comparison:
         """Whether it does no worse, as far as these test questions can tell."""
         auroc, wrong = self.auroc, self.wrong_accepted
         return (
-            auroc.value >= -TOLERANCE * auroc.standard_error and wrong.value <= TOLERANCE * wrong.standard_error
+            auroc.value >= -TOLERANCE * auroc.error and wrong.value <= TOLERANCE * wrong.error
         )  # False where one of them is nan
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from training.evaluation.comparison import Comparison, DomainCell, LearningPoint
 from training.evaluation.metrics import Resampling, expected_calibration_error
 from training.evaluation.verdict import Verdict, judge
 from training.evaluation.verification import Criterion, Predicted, Variant, at_random, drafts, evaluate_variant
+from training.files import plain
 
 __all__ = [
     "Cost", "Evidence", "Predicted", "Report", "card_curve", "evaluate", "expected_calibration_error",
@@ -20,6 +20,8 @@ __all__ = [
 
 RATIO_EDGES = (0.0, *np.geomspace(1e-3, 10, 33).round(5).tolist())
 """Of the histogram; what lies beyond counts to the last bin."""
+_NAMES = {"error": "standard_error"}
+"""Of fields, where the report's file has others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +91,10 @@ class Report:
         return self.variants[0]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, rounded; null for what could not be had."""
-        plain: dict[str, Any] = _plain(asdict(self))
-        return plain
+        """Plain values, rounded; null for what could not be had. An error is a `standard_error` in the file."""
+        fields = asdict(self, dict_factory=lambda items: {_NAMES.get(name, name): value for name, value in items})
+        found: dict[str, Any] = plain(fields, 5)
+        return found
 
 
 def evaluate(evidence: Evidence, max_wrong_accepted: float = 0.03, num_resamples: int = 200) -> Report:
@@ -149,13 +152,3 @@ def _histogram(judged: Drafts) -> Histogram:
     ratio = judged.ratio.clip(0, RATIO_EDGES[-1])
     right, wrong = (np.histogram(ratio[judged.right == value], RATIO_EDGES)[0] for value in (1, 0))
     return Histogram(RATIO_EDGES, tuple(right.tolist()), tuple(wrong.tolist()))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(child) for name, child in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(child) for child in value]
-    if isinstance(value, float):
-        return round(value, 5) if isfinite(value) else None
-    return value

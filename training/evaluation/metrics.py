@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from training.report.numbers import Measured
+
 Floats = NDArray[np.floating[Any]]
 Ranks = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -79,14 +81,6 @@ def expected_calibration_error(label: Floats, predicted: Floats, weight: Floats 
     weight = _weights(weight, label)
     gaps = np.bincount(_bins(predicted), weight * (predicted - label))
     return float(abs(gaps).sum() / weight.sum()) if weight.sum() else nan
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A number and its standard error, nan where there is none."""
-
-    value: float
-    standard_error: float = nan
 
 
 @dataclass(frozen=True, slots=True)

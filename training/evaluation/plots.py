@@ -1,36 +1,42 @@
-"""The report's pictures, drawn from its numbers: colours that colour-blind readers tell apart, on white."""
+"""The report's figures, drawn from its numbers."""
 
-from contextlib import AbstractContextManager
-from io import BytesIO
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedLocator, MultipleLocator, NullLocator, PercentFormatter, StrMethodFormatter
+from matplotlib.ticker import FixedLocator, MultipleLocator, NullLocator, StrMethodFormatter
+from numpy.typing import NDArray
+from sklearn.decomposition import PCA
 
 from training.evaluation.acceptance import Outcome
-from training.evaluation.comparison import DomainCell
+from training.evaluation.comparison import DomainCell, LearningPoint
 from training.evaluation.evaluate import Report
-from training.evaluation.metrics import Measured
-from training.evaluation.states_picture import StatesPicture, embedded
+from training.evaluation.metrics import Floats
 from training.evaluation.verdict import LEAST_AUROC, LEAST_RIGHT_ACCEPTED, MOST_WRONG_ACCEPTED
 from training.evaluation.verification import ProbeUse, Regression, Variant
-from training.evaluation.wording import decimal
-
-BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = (
-    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#777777",
+from training.report.drawing import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PERCENT,
+    PURPLE,
+    RED,
+    SKY,
+    error_line,
+    panels,
 )  # fmt: skip
-"""Okabe and Ito's."""
+from training.report.numbers import decimal
+
 SERVED = BLUE
 OTHERS = ((ORANGE, "-"), (GREEN, "--"), (PURPLE, "-."), (RED, ":"), (SKY, (0, (5, 1, 1, 1, 1, 1))))
 RIGHT, WRONG = BLUE, RED
-DPI = 144
-PERCENT = PercentFormatter(1, decimals=0)
 
 PROBES: dict[ProbeUse, str] = {
     "draft probe": "draft's probe, q",
@@ -39,35 +45,9 @@ PROBES: dict[ProbeUse, str] = {
 }
 
 
-def styled() -> AbstractContextManager[None]:
-    """The pictures' look, whatever the reader of this has in a matplotlibrc."""
-    return mpl.rc_context(
-        {
-            "font.family": "DejaVu Sans",
-            "font.size": 9,
-            "axes.titlesize": 9.5,
-            "axes.labelsize": 9,
-            "legend.fontsize": 8,
-            "legend.frameon": False,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.grid": True,
-            "axes.axisbelow": True,
-            "grid.color": "#e6e6e6",
-        }
-    )
-
-
-def png(figure: Figure) -> bytes:
-    """The same bytes for the same figure."""
-    buffer = BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
-    return buffer.getvalue()
-
-
 def acceptance(report: Report) -> Figure:
     """Wrong against right segments accepted, all variants: the whole range and its corner."""
-    figure, (whole, corner) = _panels(1, 2, (9.0, 4.1))
+    figure, (whole, corner) = panels(2, (9.0, 4.1))
     served, *others, random = report.variants
     for axes in (whole, corner):
         _curve(axes, random, report, GREY, (0, (1, 1)), 1.4)
@@ -92,7 +72,7 @@ def acceptance(report: Report) -> Figure:
 
 def ratios(report: Report) -> Figure:
     """How p/q of right and of wrong segments is distributed."""
-    figure, (axes,) = _panels(1, 1, (9.0, 3.3))
+    figure, (axes,) = panels(1, (9.0, 3.3))
     histogram = report.ratios
     edges = np.array(histogram.edges)
     edges[0] = edges[1] ** 2 / edges[2]  # zero has no place on a logarithmic axis
@@ -117,7 +97,7 @@ def ratios(report: Report) -> Figure:
 
 def strictness(report: Report) -> Figure:
     """What the threshold does: accepted shares, and the estimated speed-up."""
-    figure, (shares, speed) = _panels(1, 2, (9.0, 3.6))
+    figure, (shares, speed) = panels(2, (9.0, 3.6))
     curve = [one for one in report.recommendation.curve if one.threshold is not None]
     [sample] = [one for one in report.recommendation.curve if one.threshold is None]
     thresholds = [one.threshold for one in curve if one.threshold is not None]
@@ -140,10 +120,10 @@ def strictness(report: Report) -> Figure:
 
 def reliability(report: Report) -> Figure:
     """Mean label by predicted probability, for both probes."""
-    figure, panels = _panels(1, 3, (9.0, 3.5))
-    for axes, (use, name) in zip(panels, PROBES.items(), strict=True):
+    figure, diagrams = panels(3, (9.0, 3.5))
+    for axes, (use, name) in zip(diagrams, PROBES.items(), strict=True):
         _diagram(axes, report.served.regressions[use], name)
-    panels[0].set_ylabel("mean label")
+    diagrams[0].set_ylabel("mean label")
     return figure
 
 
@@ -158,21 +138,20 @@ def _diagram(axes: Axes, regression: Regression, name: str) -> None:
     axes.set(title=f"{name}\n{ece}", xlabel="predicted probability", xlim=(0, 1), ylim=(0, 1), aspect="equal")
 
 
-def learning(report: Report) -> Figure:
-    """AUROC and wrong accepted by number of contexts learned from."""
-    figure, (params, wrong) = _panels(1, 2, (9.0, 3.3))
-    contexts = [point.num_contexts for point in report.learning_curve]
-    _errors(params, contexts, [point.auroc for point in report.learning_curve])
-    params.axhline(LEAST_AUROC, color=GREEN, linestyle="--", linewidth=1, label=f"the bar, {LEAST_AUROC}")
-    params.set_ylabel("AUROC of p/q")
-    _errors(wrong, contexts, [point.wrong_accepted for point in report.learning_curve])
-    wrong.axhline(
-        MOST_WRONG_ACCEPTED, color=GREEN, linestyle="--", linewidth=1, label=f"the bar, {MOST_WRONG_ACCEPTED:.0%}"
-    )
+def learning(points: Sequence[LearningPoint]) -> Figure:
+    """AUROC and wrong accepted by number of contexts learned from, with the verdict's bars."""
+    figure, (auroc, wrong) = panels(2, (9.0, 3.3))
+    contexts = [point.num_contexts for point in points]
+    error_line(auroc, contexts, [point.auroc for point in points])
+    auroc.axhline(LEAST_AUROC, color=GREEN, linestyle="--", linewidth=1, label=f"the bar, {LEAST_AUROC}")
+    auroc.set_ylabel("AUROC of p/q")
+    error_line(wrong, contexts, [point.wrong_accepted for point in points])
+    limit = f"the bar, {MOST_WRONG_ACCEPTED:.0%}"
+    wrong.axhline(MOST_WRONG_ACCEPTED, color=GREEN, linestyle="--", linewidth=1, label=limit)
     wrong.set_ylabel("wrong segments accepted,\nat 95% of the right ones")
-    wrong.yaxis.set_major_formatter(PercentFormatter(1))
+    wrong.yaxis.set_major_formatter(PERCENT)
     wrong.set_ylim(bottom=0)
-    for axes in (params, wrong):
+    for axes in (auroc, wrong):
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(FixedLocator(contexts))
         axes.xaxis.set_minor_locator(NullLocator())
@@ -182,19 +161,14 @@ def learning(report: Report) -> Figure:
     return figure
 
 
-def _errors(axes: Axes, contexts: list[int], measured: list[Measured]) -> None:
-    values, errors = [one.value for one in measured], [one.standard_error for one in measured]
-    axes.errorbar(contexts, values, np.nan_to_num(errors), fmt="o-", color=SERVED, capsize=3)
-
-
-def domains(report: Report) -> Figure:
+def domains(cells: Sequence[DomainCell]) -> Figure:
     """AUROC and R2 of probes of each domain on each other."""
-    rows = list(dict.fromkeys(cell.trained_on for cell in report.domains))
-    columns = list(dict.fromkeys(cell.tested_on for cell in report.domains))
-    figure, (axes,) = _panels(1, 1, (2.4 + 1.5 * len(columns), 1.3 + 0.75 * len(rows)))
-    values = np.array([cell.auroc.value for cell in report.domains]).reshape(len(rows), len(columns))
+    rows = list(dict.fromkeys(cell.trained_on for cell in cells))
+    columns = list(dict.fromkeys(cell.tested_on for cell in cells))
+    figure, (axes,) = panels(1, (2.4 + 1.5 * len(columns), 1.3 + 0.75 * len(rows)))
+    values = np.array([cell.auroc.value for cell in cells]).reshape(len(rows), len(columns))
     axes.imshow(values, cmap="cividis", vmin=0.5, vmax=1, aspect="auto")
-    for index, cell in enumerate(report.domains):
+    for index, cell in enumerate(cells):
         row, column = divmod(index, len(columns))
         colour = "black" if cell.auroc.value > 0.75 else "white"
         axes.text(column, row, _entry(cell), ha="center", va="center", color=colour, fontsize=8)
@@ -210,9 +184,41 @@ def _entry(cell: DomainCell) -> str:
     return f"AUROC {decimal(cell.auroc.value)}\nR² {decimal(cell.r2.value, 2)}, n = {cell.num_segments:,}"
 
 
+@dataclass(frozen=True, slots=True)
+class StatesPicture:
+    """Segments of the test questions, to be drawn where their states are."""
+
+    vectors: NDArray[np.float32]
+    """`[num_segments, size]`."""
+    probability: NDArray[np.float32]
+    """Semantic probability of each under the target."""
+    by_draft: NDArray[np.bool_]
+    title: str
+    """Which model's states, which layer, pooled how."""
+
+
+def embedded(vectors: Floats) -> tuple[NDArray[np.float64], str]:
+    """`[num_segments, 2]` and the method's name: UMAP where umap-learn is installed, else principal components.
+
+    Each number is scaled to a deviation of 1 first: a few of them are a thousand times the others in large models.
+    """
+    deviation = vectors.std(0, dtype=np.float64)
+    scaled = (vectors - vectors.mean(0, dtype=np.float64)) / np.where(deviation > 0, deviation, 1)
+    if find_spec("umap") and len(scaled) > 15:
+        return np.asarray(_umap(scaled), dtype=np.float64), "UMAP"
+    return np.asarray(PCA(2, svd_solver="randomized", random_state=0).fit_transform(scaled)), "principal component"
+
+
+def _umap(vectors: Floats) -> Floats:
+    from umap import UMAP
+
+    points: Floats = UMAP(random_state=0, n_jobs=1).fit_transform(vectors)
+    return points
+
+
 def states(picture: StatesPicture) -> Figure:
     """Segments by their states, coloured by semantic probability."""
-    figure, (axes,) = _panels(1, 1, (7.2, 5.0))
+    figure, (axes,) = panels(1, (7.2, 5.0))
     points, method = embedded(picture.vectors)
     handles = []
     kinds: tuple[tuple[bool, Literal["o", "^"], str], ...] = (
@@ -231,13 +237,6 @@ def states(picture: StatesPicture) -> Figure:
     axes.set(xlabel=f"{method} 1", ylabel=f"{method} 2", xticks=[], yticks=[])
     axes.set_title(picture.title)
     return figure
-
-
-def _panels(num_rows: int, num_columns: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
-    """A figure of its own, out of reach of pyplot's global state."""
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
 
 
 def _curve(

@@ -1,21 +1,22 @@
 """The report as one page to look at, its numbers as JSON, and its pictures."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 
 from training.data.labels import Labels
-from training.evaluation import plots, wording
-from training.evaluation.acceptance import acceptance_of
+from training.evaluation import plots
+from training.evaluation.acceptance import Outcome, acceptance_of
 from training.evaluation.evaluate import Report
-from training.evaluation.pictures import Picture, pictures
-from training.evaluation.states_picture import StatesPicture
+from training.evaluation.plots import PROBES, StatesPicture
 from training.evaluation.verification import Criterion, Predicted, rightness
-from training.files import replacing, write_json
+from training.files import write_json
+from training.report.document import Block, Bullets, Code, Section, Table, Text, as_html, write_pictures, write_text
+from training.report.drawing import Picture
+from training.report.numbers import decimal, measured_decimal, measured_share, share
 
 KINDS = ("accepted, right", "accepted, wrong", "rejected, right", "rejected, wrong")
 RIGHT_MEANS: dict[Criterion, str] = {
@@ -66,29 +67,216 @@ def write_report(
     report: Report, folder: Path, examples: Sequence[Example] = (), states: StatesPicture | None = None
 ) -> None:
     """`report.html`, whole in itself, `report.json`, and the pictures; each file replaced in one step."""
-    drawn = list(pictures(report, states))
-    for picture in drawn:
-        with replacing(folder / f"{picture.name}.png") as partial:
-            partial.write_bytes(picture.png)
+    contents = sections(report, list(pictures(report, states)), examples)
+    write_pictures(folder, contents)
     write_json(folder / "report.json", report.as_json())
-    with replacing(folder / "report.html") as partial:
-        partial.write_text(page(report, drawn, examples), encoding="utf-8")
+    write_text(folder / "report.html", as_html(f"Probes for {report.name}", contents))
 
 
-def page(report: Report, drawn: Sequence[Picture], examples: Sequence[Example]) -> str:
-    """The page. Whatever models wrote stands in it escaped."""
-    environment = Environment(
-        loader=PackageLoader("training.evaluation"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+def sections(report: Report, drawn: Sequence[Picture], examples: Sequence[Example]) -> list[Section]:
+    """The page's contents, the verdict first."""
+    return [
+        Section("", tuple(_verdict(report))),
+        Section("Variants", tuple(_variants(report))),
+        Section("Acceptance rule", tuple(_rule(report))),
+        Section("Pictures", drawn),
+        Section("Examples", tuple(_examples(examples))),
+        Section("What to keep in mind", (Bullets(tuple(_cautions(report))),)),
+        Section("How it was made", tuple(_origin(report))),
+    ]
+
+
+def _verdict(report: Report) -> Iterator[Block]:
+    counts, verdict = report.counts, report.verdict
+    yield Text(verdict.headline)
+    yield Bullets(tuple(f"{'✓ holds' if claim.holds else '✗ fails'}: {claim.text}" for claim in verdict.claims))
+    yield Bullets(verdict.remarks)
+    yield Text(
+        f"All figures are from {counts.questions.get('test', 0)} test questions ({counts.contexts.get('test', 0)} "
+        f"contexts) that no probe has seen. “Right” means: {RIGHT_MEANS[report.criterion]}. "
+        "± is one standard error, by resampling questions."
     )
-    filters: tuple[Callable[..., str], ...] = (
-        wording.share, wording.decimal, wording.measured_share, wording.measured_decimal,
+
+
+def _variants(report: Report) -> Iterator[Block]:
+    yield Text("Telling right from wrong draft-written segments by p/q, the served probes first:")
+    yield Table(
+        (
+            "probes", "AUROC", "AUROC, “the target says it”", "wrong accepted at 95% of right",
+            "min(1, p/q): right accepted", "min(1, p/q): wrong accepted",
+        ),
+        [
+            (
+                variant.name,
+                measured_decimal(found.auroc),
+                measured_decimal(variant.verifications["target says it"].auroc),
+                measured_share(found.wrong_accepted),
+                share(found.sample.right_accepted),
+                share(found.sample.wrong_accepted),
+            )
+            for variant in report.variants
+            for found in [variant.verifications[report.criterion]]
+        ],
     )  # fmt: skip
-    environment.filters |= {one.__name__: one for one in filters}
-    groups = {kind: [one for one in examples if one.kind == kind] for kind in KINDS}
-    return environment.get_template("report.html.j2").render(
-        report=report, pictures=drawn, examples=groups, right_means=RIGHT_MEANS, probes=plots.PROBES
+    yield Text(
+        "“The target says it”: at least one of its samples at that context means the same. “random”: probabilities "
+        "that know nothing."
     )
+    yield Text("Probabilities against the labels, R² / Spearman / ECE:")
+    yield Table(
+        ("probes", *PROBES.values()),
+        [
+            (
+                variant.name,
+                *(
+                    f"{decimal(one.r2.value)} / {decimal(one.spearman.value)} / {decimal(one.ece.value)}"
+                    for one in (variant.regressions[use] for use in PROBES)
+                ),
+            )
+            for variant in report.variants
+        ],
+    )
+
+
+def _rule(report: Report) -> Iterator[Block]:
+    chosen, cost = report.recommendation, report.cost
+    yield Text(
+        f"Chosen on {chosen.num_right:,} right and {chosen.num_wrong:,} wrong segments of the validation and "
+        "calibration questions, on which the probes were also stopped and calibrated: the highest estimated speed-up "
+        f"with at most {share(chosen.limit)} of the wrong ones accepted. The chosen one accepted "
+        f"{share(chosen.chosen.wrong_accepted)} of them. The table is from the test questions, which had no say."
+    )
+    yield Table(
+        ("rule", "accepted", "right accepted", "wrong accepted", "wrong among accepted", "speed-up (estimate)"),
+        [_rule_row(one, one.threshold == chosen.expected.threshold) for one in chosen.curve],
+    )
+    yield Text(
+        f"The speed-up is computed, not measured, from {cost.draft_ms_per_token} ms a token in the draft, "
+        f"{cost.target_ms_per_token} ms in the target, {cost.read_ms} ms to read a segment and {cost.judge_ms} ms to "
+        "judge it, one segment a round, without draft-ahead and network."
+    )
+
+
+def _rule_row(one: Outcome, is_chosen: bool) -> tuple[str, ...]:
+    name = "min(1, p/q)" if one.threshold is None else f"p/q ≥ {one.threshold:.2f}"
+    shares = (one.acceptance, one.right_accepted, one.wrong_accepted, one.wrong_kept)
+    return (f"{name}, recommended" if is_chosen else name, *map(share, shares), f"{decimal(one.speed_up, 2)}x")
+
+
+def _examples(examples: Sequence[Example]) -> Iterator[Block]:
+    yield Text("Draft-written segments of test questions, drawn at random, a few of each kind: not in proportion.")
+    for one in sorted(examples, key=lambda example: KINDS.index(example.kind)):
+        truth = "" if one.valid is None else f"; in truth it is {'right' if one.valid else 'wrong'}"
+        yield Text(
+            f"{one.kind.capitalize()}: p = {decimal(one.target_probability)}, q = {decimal(one.draft_probability)}; "
+            f"{share(one.label)} of the target's samples mean the same{truth}. The end of the context, and the segment:"
+        )
+        yield Code((f"… {one.reasoning_tail.strip()}", "", one.text.strip()))
+    if not examples:
+        yield Text("There are none.")
+
+
+def _cautions(report: Report) -> Iterator[str]:
+    counts, expected = report.counts, report.recommendation.expected
+    own = f"; of the target's own {share(counts.target_wrong)} are" if report.criterion == "truth" else ""
+    yield (
+        "Semantic acceptance is lossy: what is accepted may be wrong. Of the draft-written segments that the "
+        f"recommended rule accepts {share(expected.wrong_kept)} are wrong{own}. Only pass@1 of whole answers, "
+        "beside the target alone, says what that costs."
+    )
+    if counts.unknown:
+        yield (
+            f"{counts.unknown:,} of {counts.draft_segments:,} draft-written test segments are neither right nor wrong, "
+            "since the truth about them is unknown. They count towards what is accepted, not towards right or wrong."
+        )
+    if report.criterion != "truth":
+        yield "A right segment that none of the target's samples happened to say counts as wrong here."
+    yield (
+        "Segments of one context are alike. Standard errors come from resampling questions, and know nothing of other "
+        "data."
+    )
+
+
+def _origin(report: Report) -> Iterator[Block]:
+    counts = report.counts
+    rows = {"questions": counts.questions, "contexts": counts.contexts}
+    yield Table(("", *counts.contexts), [(name, *(f"{n:,}" for n in of.values())) for name, of in rows.items()])
+    if report.facts:
+        yield Table(("setting", "value"), [(name, str(value)) for name, value in report.facts.items()])
+
+
+def pictures(report: Report, states: StatesPicture | None = None) -> Iterator[Picture]:
+    """Those that there are numbers for."""
+    served, expected = report.served.verifications[report.criterion], report.recommendation.expected
+    of = f"{report.counts.questions.get('test', 0):,} test questions"
+    segments = f"{served.num_right:,} right and {served.num_wrong:,} wrong draft-written segments of {of}"
+    yield Picture.drawn(
+        "acceptance",
+        "Right and wrong segments accepted",
+        f"Along the threshold on p/q: {segments}. Squares: the rule min(1, p/q). Lower and further right is better.",
+        f"Curves of wrong against right segments accepted, a variant each. Served probes: AUROC "
+        f"{measured_decimal(served.auroc)}, wrong accepted at 95% of the right ones "
+        f"{measured_share(served.wrong_accepted)}.",
+        plots.acceptance,
+        report,
+    )
+    yield Picture.drawn(
+        "ratios",
+        "p/q of right and of wrong segments",
+        f"Served probes, {segments}. What overlaps cannot be told apart by any threshold.",
+        "Two histograms of the ratio p/q on a logarithmic axis, one of right and one of wrong segments.",
+        plots.ratios,
+        report,
+    )
+    yield Picture.drawn(
+        "strictness",
+        "What the threshold does",
+        f"Served probes, {report.counts.draft_segments:,} draft-written segments of {of}. "
+        "Dotted: the rule min(1, p/q). The speed-up is an estimate without draft-ahead and network.",
+        f"Shares of segments accepted and estimated speed-up along the threshold. With the recommended rule "
+        f"{share(expected.acceptance)} are accepted, speed-up {decimal(expected.speed_up, 2)}.",
+        plots.strictness,
+        report,
+    )
+    calibration = (
+        f"{name}, expected calibration error {measured_decimal(report.served.regressions[use].ece)}"
+        for use, name in PROBES.items()
+    )
+    yield Picture.drawn(
+        "reliability",
+        "Does 0.7 mean 70%?",
+        f"Served probes, {of}. On the dashed line it does. Areas go by the number of segments.",
+        f"Reliability diagrams: {'; '.join(calibration)}.",
+        plots.reliability,
+        report,
+    )
+    if len(report.learning_curve) > 1:
+        first, last = report.learning_curve[0], report.learning_curve[-1]
+        yield Picture.drawn(
+            "learning_curve",
+            "What more contexts bring",
+            f"Probes fitted on shares of the training questions: {segments}. Bars: one standard error, by question.",
+            f"AUROC from {decimal(first.auroc.value)} at {first.num_contexts} contexts "
+            f"to {decimal(last.auroc.value)} at {last.num_contexts}.",
+            plots.learning,
+            report.learning_curve,
+        )
+    if report.domains:
+        yield Picture.drawn(
+            "domains",
+            "From domain to domain",
+            "Probes that learned from one domain, on the test questions of another; n draft-written segments.",
+            "; ".join(f"{cell.trained_on} on {cell.tested_on}: {decimal(cell.auroc.value)}" for cell in report.domains),
+            plots.domains,
+            report.domains,
+        )
+    if states is not None and len(states.vectors) > 2:
+        yield Picture.drawn(
+            "states",
+            "Segments by their states",
+            f"{len(states.vectors):,} segments of test questions, each number scaled to a deviation of 1. "
+            "A drawing, not a measure: the probes see all dimensions.",
+            "Scatter plot of segments, coloured by their semantic probability under the target.",
+            plots.states,
+            states,
+        )

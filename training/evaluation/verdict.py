@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from training.evaluation.acceptance import Recommendation
 from training.evaluation.comparison import Comparison, LearningPoint
 from training.evaluation.verification import Criterion, ProbeUse, Variant
-from training.evaluation.wording import decimal, measured_decimal, measured_share, rule_name, share, signed
+from training.report.numbers import decimal, measured_decimal, measured_share, share, signed
 
 LEAST_AUROC = 0.985
 LEAST_RIGHT_ACCEPTED = 0.95
@@ -95,7 +95,8 @@ def _claims(served: Variant, criterion: Criterion) -> Iterator[Claim]:
 
 
 def _rule(recommendation: Recommendation) -> str:
-    expected, limit = recommendation.expected, recommendation.limit
+    expected, limit, least = recommendation.expected, recommendation.limit, recommendation.expected.threshold
+    name = "accept with probability min(1, p/q)" if least is None else f"accept where p/q is at least {least:g}"
     why = {
         "limit met": f"the fastest rule that accepted at most {limit:.0%} of the wrong segments",
         "limit missed": f"no rule accepted as few as {limit:.0%} of the wrong segments, this one the fewest",
@@ -103,7 +104,7 @@ def _rule(recommendation: Recommendation) -> str:
     }[recommendation.basis]
     above = " That is above the limit." if expected.wrong_accepted > limit else ""
     return (
-        f"Recommended: {rule_name(expected.threshold)} (on the validation and calibration questions {why}). "
+        f"Recommended: {name} (on the validation and calibration questions {why}). "
         f"On the test questions it accepts {share(expected.acceptance)} of the draft's segments: "
         f"{share(expected.right_accepted)} of the right and {share(expected.wrong_accepted)} of the wrong ones.{above} "
         f"Of the accepted ones {share(expected.wrong_kept)} are wrong. "
@@ -122,8 +123,8 @@ def _gain(curve: Sequence[LearningPoint]) -> str:
         f"from {before.num_contexts} to {after.num_contexts} contexts the AUROC went from {auroc}, "
         f"the wrong segments accepted from {wrong}"
     )
-    fewer_wrong = after.wrong_accepted.value < before.wrong_accepted.value - after.wrong_accepted.standard_error
-    if fewer_wrong or after.auroc.value > before.auroc.value + after.auroc.standard_error:
+    fewer_wrong = after.wrong_accepted.value < before.wrong_accepted.value - after.wrong_accepted.error
+    if fewer_wrong or after.auroc.value > before.auroc.value + after.auroc.error:
         return f"More contexts is the cheapest gain: {step}."
     return f"More contexts alone may not do: {step}. Look at the clusters and at the examples."
 

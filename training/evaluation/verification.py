@@ -15,7 +15,6 @@ from training.evaluation.metrics import (
     Bin,
     Floats,
     Mask,
-    Measured,
     Resampling,
     auroc,
     dense_ranks,
@@ -25,6 +24,7 @@ from training.evaluation.metrics import (
     spearman,
     wrong_accepted,
 )
+from training.report.numbers import Measured
 
 Criterion = Literal["truth", "target says it"]
 """What makes a draft-written segment right: the data's own truth, or that the target's samples say it at least once."""

@@ -1,27 +1,64 @@
-"""Stage 6: fit a probe to labelled segments, whether or not their features fit in memory."""
+"""Stage 6: fit a probe to labelled segments, whether or not their features fit in memory; an interrupted fit goes on
+where it was."""
 
 import copy
 import hashlib
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import Probe
 from training.data.labels import Labels
-from training.trainer.checkpoint import Checkpoint
+from training.files import replacing
 from training.trainer.descent import Descent, Outcome, Tensors, named, under
 from training.trainer.recipe import Device, FitRecipe
 from training.trainer.reduction import Examples, Reduction, chunks, fit_reduction, sample_of
 from training.trainer.states import FeatureSource, Indices
 
+log = logging.getLogger(__name__)
 Probabilities = NDArray[np.float32]
+
+
+class Checkpoint:
+    """Tensors and facts, written whole or not at all. One of other work (another `identity`) is as good as none."""
+
+    def __init__(self, path: Path | None, identity: str) -> None:
+        """Without a path nothing is kept."""
+        self._path, self._identity = path, identity
+
+    def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        if self._path is None:
+            return
+        metadata = {"identity": self._identity, "facts": json.dumps(facts)}
+        with replacing(self._path) as partial:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata)
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """What was saved last; None when nothing of this work is there."""
+        if self._path is None or not self._path.exists():
+            return None
+        try:
+            with safe_open(self._path, "pt") as file:
+                metadata = file.metadata() or {}
+                if metadata.get("identity") == self._identity:
+                    names = list(file.keys())
+                    return {name: file.get_tensor(name).clone() for name in names}, json.loads(metadata["facts"])
+            log.warning("checkpoint %s is of another fit: starting afresh", self._path)
+        except (OSError, SafetensorError) as error:
+            log.warning("checkpoint %s cannot be read (%s): starting afresh", self._path, error)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +71,6 @@ class Fit:
     seed: int
     errors_by_seed: dict[int, float]
     """Each seed's lowest squared error on validation."""
-
-    @property
-    def spread(self) -> float:
-        """Between the best and the worst seed's error: how much luck is in it."""
-        return max(self.errors_by_seed.values()) - min(self.errors_by_seed.values())
-
-    @property
-    def num_epochs_run(self) -> int:
-        return len(self.history)
-
-    @property
-    def best_validation_error(self) -> float:
-        return self.errors_by_seed[self.seed]
 
 
 class _Work:

@@ -3,11 +3,13 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from training.evaluation.pictures import Picture
+from training.files import replacing
+from training.report.drawing import Picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +20,18 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class Bullets:
+    """A list of sentences."""
+
+    items: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
     """Cells of plain text, the first of a row is its name."""
 
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
     def as_markdown(self) -> str:
         """Without blank lines, so that a page that quotes it knows where it ends."""
@@ -31,26 +40,29 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Commands:
+class Code:
+    """Commands, or text that stands as it is."""
+
     lines: tuple[str, ...]
 
 
-Block = Text | Table | Commands | Picture
+Block = Text | Bullets | Table | Code | Picture
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
     title: str
-    blocks: tuple[Block, ...]
+    """Empty: no heading."""
+    blocks: Sequence[Block]
     level: int = 2
     """Of its heading; 1 is the page's own."""
 
 
-def as_markdown(title: str, sections: Sequence[Section]) -> str:
+def as_markdown(title: str, sections: Iterable[Section]) -> str:
     """The page for GitHub; its pictures are files beside it."""
     parts = [f"# {_text(title)}\n"]
     for section in sections:
-        parts.append(f"{'#' * section.level} {_text(section.title)}\n")
+        parts += [f"{'#' * section.level} {_text(section.title)}\n"] if section.title else []
         parts += [_SETTERS[type(block)](block) for block in section.blocks]
     return "\n".join(parts)
 
@@ -58,27 +70,30 @@ def as_markdown(title: str, sections: Sequence[Section]) -> str:
 def as_html(title: str, sections: Sequence[Section]) -> str:
     """The page, whole in itself: its pictures are inside. All text stands in it escaped."""
     environment = Environment(
-        loader=PackageLoader("bench.report"),
+        loader=PackageLoader("training.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["inline"] = _inline
-    environment.tests |= {name: _is(kind) for name, kind in _KINDS.items()}
-    return environment.get_template("report.html.j2").render(title=title, sections=sections)
+    environment.filters |= {"inline": _inline, "kind": lambda block: type(block).__name__}
+    return environment.get_template("page.html.j2").render(title=title, sections=sections)
 
 
-def pictures(sections: Iterable[Section]) -> list[Picture]:
-    return [block for section in sections for block in section.blocks if isinstance(block, Picture)]
+def write_text(path: Path, text: str) -> None:
+    """In one step, as all writers of reports."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def write_pictures(folder: Path, sections: Iterable[Section]) -> None:
+    """A PNG file for each picture in the sections."""
+    for picture in (block for section in sections for block in section.blocks if isinstance(block, Picture)):
+        with replacing(folder / f"{picture.name}.png") as partial:
+            partial.write_bytes(picture.png)
 
 
 _TAG = re.compile(r"<(?=[a-zA-Z/!?])")
-_KINDS: dict[str, type] = {"paragraph": Text, "table": Table, "commands": Commands, "picture": Picture}
-
-
-def _is(kind: type) -> Callable[[object], bool]:
-    return lambda block: isinstance(block, kind)
 
 
 def _inline(text: str) -> Markup:
@@ -103,7 +118,8 @@ def _picture(picture: Picture) -> str:
 
 _SETTERS: dict[type, Callable[..., str]] = {
     Text: lambda block: f"{_text(block.text)}\n",
+    Bullets: lambda block: "".join(f"- {_text(item)}\n" for item in block.items),
     Table: Table.as_markdown,
-    Commands: lambda block: "```sh\n" + "".join(f"{line}\n" for line in block.lines) + "```\n",
+    Code: lambda block: "```sh\n" + "".join(f"{line}\n" for line in block.lines) + "```\n",
     Picture: _picture,
 }

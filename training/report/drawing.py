@@ -1,0 +1,93 @@
+"""Figures: colours that colour-blind readers tell apart, on white; needs no package but matplotlib."""
+
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from training.report.numbers import Measured
+
+BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY, BLACK = (
+    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#777777", "#1c1e21",
+)  # fmt: skip
+"""Okabe and Ito's."""
+DPI = 144
+PERCENT = PercentFormatter(1, decimals=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A figure of a report."""
+
+    name: str
+    """Of its file."""
+    title: str
+    caption: str
+    alt: str
+    """What it shows, for those who do not see it."""
+    png: bytes
+
+    @classmethod
+    def drawn(
+        cls, name: str, title: str, caption: str, alt: str, draw: Callable[[Any], Figure], numbers: Any
+    ) -> "Picture":
+        """Of `draw(numbers)`, in the reports' style."""
+        with styled():
+            return cls(name, title, caption, alt, png(draw(numbers)))
+
+    @property
+    def uri(self) -> str:
+        return f"data:image/png;base64,{b64encode(self.png).decode()}"
+
+
+def styled() -> AbstractContextManager[None]:
+    """The figures' look, whatever a matplotlibrc says."""
+    return mpl.rc_context(
+        {
+            "font.family": "DejaVu Sans",
+            "font.size": 9,
+            "axes.titlesize": 9.5,
+            "axes.labelsize": 9,
+            "legend.fontsize": 8,
+            "legend.frameon": False,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "axes.axisbelow": True,
+            "grid.color": "#e6e6e6",
+        }
+    )
+
+
+def png(figure: Figure) -> bytes:
+    """The same bytes for the same figure."""
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def panels(num_columns: int, size: tuple[float, float], num_rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """A figure outside pyplot's global state, `size` in inches."""
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
+
+
+def error_line(axes: Axes, x: Sequence[float], y: Sequence[Measured], **look: Any) -> None:
+    """Points joined by a line, with bars of one standard error."""
+    style: dict[str, Any] = {"fmt": "o-", "color": BLUE, "capsize": 3} | look
+    axes.errorbar(x, [one.value for one in y], errors_of(y), **style)
+
+
+def errors_of(measured: Iterable[Measured]) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+    """Their standard errors, 0 where there is none."""
+    return np.nan_to_num(np.array([one.error for one in measured], dtype=np.float64))

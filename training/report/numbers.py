@@ -1,0 +1,40 @@
+"""Numbers with their standard errors as tables, sentences and captions show them."""
+
+from dataclasses import dataclass
+from math import isnan, nan
+
+NONE, UNKNOWN = "-", "unknown"
+"""For what does not apply, and for what could not be computed (nan)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A number and its standard error, nan where there is none."""
+
+    value: float
+    error: float = nan
+
+
+def share(value: float) -> str:
+    return UNKNOWN if isnan(value) else f"{value:z.1%}"
+
+
+def decimal(value: float | None, num_digits: int = 3) -> str:
+    if value is None:
+        return NONE
+    return UNKNOWN if isnan(value) else f"{value:z.{num_digits}f}"
+
+
+def measured_share(measured: Measured) -> str:
+    return share(measured.value) + ("" if isnan(measured.error) else f" ± {measured.error:.1%}")
+
+
+def measured_decimal(measured: Measured, num_digits: int = 3) -> str:
+    return decimal(measured.value, num_digits) + (
+        "" if isnan(measured.error) else f" ± {measured.error:.{num_digits}f}"
+    )
+
+
+def signed(text: str) -> str:
+    """A difference as one of the functions above writes it, with its sign."""
+    return text if text.startswith("-") or text == UNKNOWN else f"+{text}"
