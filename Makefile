@@ -20,7 +20,7 @@ setup:
 
 ## make demo         real questions through the whole stack, with a table (ARGS=--json, ARGS="--problems 100")
 demo: setup
-	@$(BIN)/python -m demo.run $(ARGS)
+	@$(BIN)/python -m semspec.demo.run $(ARGS)
 
 ## make serve        the same stack kept up until Ctrl-C (PORT=8080, ARGS="--draft-model PATH --target-model PATH")
 serve: setup
@@ -44,7 +44,7 @@ test-chaos: setup
 
 ## make soak         10,000 requests, 30% of them cancelled, and what becomes of every process; bench/results/soak
 soak: setup
-	@$(BIN)/python -m bench.load.soak $(ARGS)
+	@$(BIN)/python -m semspec.bench.load.soak $(ARGS)
 
 ## make test-compose the images built, docker-compose.yml brought up, containers killed (wants a Docker engine)
 test-compose: setup
@@ -75,26 +75,26 @@ bench: setup
 
 ## make bench-gpu    what a GPU allows at the true sizes, no weights needed; without a GPU it says so
 bench-gpu: setup
-	$(BIN)/python -m bench.gpu $(ARGS)
+	$(BIN)/python -m semspec.bench.gpu $(ARGS)
 
 ## make bench-aiperf NVIDIA AIPerf against the bundled pair's stack, from an environment of its own: bench/results/aiperf
 bench-aiperf: setup
-	$(BIN)/python -m bench.aiperf $(ARGS)
+	$(BIN)/python -m semspec.bench.aiperf $(ARGS)
 
 ## make bench-overload  half, all and twice the load that can be served, from two API keys; bench/results/overload
 bench-overload: setup
-	@$(BIN)/python -m bench.load.overload $(ARGS)
+	@$(BIN)/python -m semspec.bench.load.overload $(ARGS)
 
 ## make demo-models  train the bundled pair from scratch, a core each; resumable (hours)
 demo-models: setup
 	@$(MAKE) --no-print-directory -j2 demo-model-target demo-model-draft
 
 demo-model-%:
-	$(BIN)/python -m demo.train_models $*
+	$(BIN)/python -m semspec.demo.train_models $*
 
 ## make demo-nli     train the small entailment model of the demo language; resumable
 demo-nli: setup
-	$(BIN)/python -m demo.train_nli $(ARGS)
+	$(BIN)/python -m semspec.demo.train_nli $(ARGS)
 
 ## make demo-probes  train the bundled pair's probes from scratch; resumable (ARGS="--shard 0/2")
 demo-probes: setup

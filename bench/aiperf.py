@@ -1,6 +1,6 @@
 """NVIDIA AIPerf against the stack of the bundled pair: latency and acceptance as others measure them.
 
-python -m bench.aiperf          writes bench/results/aiperf/profile.json and summary.md
+python -m semspec.bench.aiperf          writes bench/results/aiperf/profile.json and summary.md
 """
 
 import asyncio
@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.environment import environment
-from demo.client import MAX_TOKENS
-from demo.problems import SPLITS, make_problem
+from semspec.bench.environment import environment
+from semspec.demo.client import MAX_TOKENS
+from semspec.demo.problems import SPLITS, make_problem
 from semspec.stack import BUNDLED_PAIR, Stack, StackConfig
-from training.files import write_json
-from training.report.document import Code, Section, Table, Text, as_markdown, write_text
+from semspec.training.files import write_json
+from semspec.training.report.document import Code, Section, Table, Text, as_markdown, write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results" / "aiperf"
@@ -122,7 +122,7 @@ def _summary(profiles: Mapping[str, Json]) -> str:
             "all tokens accepted while one segment was written. `target` drafts nothing, so there is nothing to tell. "
             "Acceptance does not depend on the machine; times do, and say little where its load exceeds its cores."
         ),
-        Text("Again: `python -m bench.aiperf`, which runs"),
+        Text("Again: `python -m semspec.bench.aiperf`, which runs"),
         Code(command),
     )
     return as_markdown("AIPerf", [Section("", blocks)])

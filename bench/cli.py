@@ -9,18 +9,18 @@ from pathlib import Path
 
 import torch
 
-from bench.configuration import Configuration, parse
-from bench.environment import ROLES, window
-from bench.report.page import readme_tables, write_report
-from bench.run import Comparison, Plan, default_folder, opened
-from bench.runners.protocol import RunnerError
-from bench.summary import load_run
-from bench.tasks import TASKS, Task, load_task
+from semspec.bench.configuration import Configuration, parse
+from semspec.bench.environment import ROLES, window
+from semspec.bench.report.page import readme_tables, write_report
+from semspec.bench.run import Comparison, Plan, default_folder, opened
+from semspec.bench.runners.protocol import RunnerError
+from semspec.bench.summary import load_run
+from semspec.bench.tasks import TASKS, Task, load_task
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
 from semspec.stack import BUNDLED_PAIR, StackError
-from training.cli import quiet_libraries
-from training.files import replacing
-from training.progress import Reporter
+from semspec.training.cli import quiet_libraries
+from semspec.training.files import replacing
+from semspec.training.progress import Reporter
 
 SUITE = (
     "target", "draft", "semantic", "semantic+token-level", "token-level:token_gamma=8", "spec-reason", "spec-thinking",
@@ -176,4 +176,4 @@ def _add_run_options(parser: argparse.ArgumentParser, limit: int | None) -> None
 
 def _add_report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--probes", type=Path, help="report.json of the pair's probes, for its curves")
-    parser.add_argument("--cost", type=Path, help="cost.json of `python -m bench.cost`, for the speed of light")
+    parser.add_argument("--cost", type=Path, help="cost.json of `python -m semspec.bench.cost`, for the speed of light")

@@ -1,6 +1,6 @@
 """What the bundled models cost, one thread: a decoded token, reading a segment, and what the machine allows at best.
 
-python -m bench.cost            writes bench/results/cost.json
+python -m semspec.bench.cost            writes bench/results/cost.json
 """
 
 import asyncio
@@ -11,13 +11,13 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from bench.report.speed_of_light import measure_machine, weights_of
-from demo.problems import SPLITS, make_problem
+from semspec.bench.report.speed_of_light import measure_machine, weights_of
+from semspec.demo.problems import SPLITS, make_problem
 from semspec.engine.protocol import Engine
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.stack import BUNDLED_PAIR
+from semspec.training.files import write_json
 from semspec.types import Context, GenerationParams, Message, SamplingParams, Segment, SegmentEnd, Writer
-from training.files import write_json
 
 NUM_ROUNDS = 15
 NUM_TOKENS = 100

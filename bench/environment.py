@@ -14,10 +14,11 @@ from typing import Any
 import psutil
 import torch
 
+import semspec
 from semspec.errors import InvalidRequest
 
-ROOT = Path(__file__).resolve().parents[1]
-MEASURED_CODE = ("semspec", "services", "gateway", "bench/runners")
+ROOT = Path(semspec.__file__).resolve().parents[1]
+MEASURED_CODE = ("semspec", "semspec/services", "semspec/gateway", "semspec/bench/runners")
 """Folders whose code an answer passes through."""
 ROLES = ("draft", "target")
 PACKAGES = ("torch", "transformers", "grpcio", "fastapi", "redis", "safetensors")
@@ -57,7 +58,7 @@ def window(model: Path) -> int:
 def code_digest() -> str:
     """Of every module an answer passes through: numbers of another state of the code are another run's."""
     digest = hashlib.sha256()
-    for path in sorted(path for folder in MEASURED_CODE for path in (ROOT / folder).rglob("*.py")):
+    for path in sorted({path for folder in MEASURED_CODE for path in (ROOT / folder).rglob("*.py")}):
         digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:12]
 

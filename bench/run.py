@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.configuration import Configuration, RunnerName
-from bench.environment import code_digest, environment, memory_bytes
-from bench.record import RECORDS, STAGES, Record, as_line, read_records
-from bench.runners.assisted import open_transformers
-from bench.runners.gateway import open_gateway, open_stack
-from bench.runners.in_process import open_in_process
-from bench.runners.protocol import Ask, NotApplicable, Outcome, Runner, RunnerError
-from bench.runners.vllm import open_vllm
-from bench.tasks import Question, Task
-from demo.client import in_turns
+from semspec.bench.configuration import Configuration, RunnerName
+from semspec.bench.environment import code_digest, environment, memory_bytes
+from semspec.bench.record import RECORDS, STAGES, Record, as_line, read_records
+from semspec.bench.runners.assisted import open_transformers
+from semspec.bench.runners.gateway import open_gateway, open_stack
+from semspec.bench.runners.in_process import open_in_process
+from semspec.bench.runners.protocol import Ask, NotApplicable, Outcome, Runner, RunnerError
+from semspec.bench.runners.vllm import open_vllm
+from semspec.bench.tasks import Question, Task
+from semspec.demo.client import in_turns
 from semspec.errors import InvalidRequest
 from semspec.records import SegmentTrace, statistics
+from semspec.training.files import write_json
+from semspec.training.progress import Reporter
 from semspec.types import derive_seed
-from training.files import write_json
-from training.progress import Reporter
 
 
 @dataclass(frozen=True, slots=True)

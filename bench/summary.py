@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
-from bench.configuration import Configuration, parse
-from bench.record import RECORDS, STAGES, Record, read_records
+from semspec.bench.configuration import Configuration, parse
+from semspec.bench.record import RECORDS, STAGES, Record, read_records
 from semspec.errors import InvalidRequest
-from training.report.numbers import Measured
+from semspec.training.report.numbers import Measured
 
 NUM_RESAMPLES = 2000
 

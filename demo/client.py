@@ -8,8 +8,8 @@ from typing import Any, Literal, TypeVar
 
 import httpx
 
-from demo.problems import Problem
 from semspec.client import read_events
+from semspec.demo.problems import Problem
 
 Strategy = Literal["target", "semantic", "draft"]
 Json = dict[str, Any]

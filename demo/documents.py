@@ -3,9 +3,9 @@
 import random
 from dataclasses import dataclass
 
-from demo.meaning import Proposition, valid_next
-from demo.problems import Problem, make_problem
-from demo.wording import Author
+from semspec.demo.meaning import Proposition, valid_next
+from semspec.demo.problems import Problem, make_problem
+from semspec.demo.wording import Author
 
 END = "<eos>"
 DELIMITER = "\n\n"

@@ -1,6 +1,6 @@
 """How good the bundled models are alone: pass@1 on held-out problems.
 
-python -m demo.evaluate_models            500 `report` problems, writes bench/results/pass_at_1.json
+python -m semspec.demo.evaluate_models            500 `report` problems, writes bench/results/pass_at_1.json
 """
 
 import argparse
@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
-from demo.client import boxed
-from demo.problems import SPLITS, make_problem
+from semspec.demo.client import boxed
+from semspec.demo.problems import SPLITS, make_problem
 from semspec.engine.checkpoint import load_tokenizer
 from semspec.stack import BUNDLED_PAIR
 

@@ -1,7 +1,7 @@
 """How well clusters by entailment agree with the parser's, on next steps that the bundled pair really writes.
 
-python -m demo.evaluate_nli                     100 `report` problems, writes bench/results/nli.json
-python -m demo.evaluate_nli --split tune        for development
+python -m semspec.demo.evaluate_nli                     100 `report` problems, writes bench/results/nli.json
+python -m semspec.demo.evaluate_nli --split tune        for development
 """
 
 import argparse
@@ -16,20 +16,20 @@ import numpy as np
 import torch
 from sklearn.metrics import adjusted_rand_score
 
-from demo.probe_data import ParserEquivalence, questions
+from semspec.demo.probe_data import ParserEquivalence, questions
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.checkpoint import model_fingerprint
 from semspec.stack import BUNDLED_PAIR
+from semspec.training.clustering.entailment import EntailmentConfig, EntailmentEquivalence
+from semspec.training.clustering.equivalence import Alternatives
+from semspec.training.config import ContextsConfig, PromptConfig
+from semspec.training.data.contexts import choose_depths, mixed_trace, prompt
+from semspec.training.data.questions import Question
+from semspec.training.data.writers import EngineWriter, ModelDesk, SegmentWriter, WritingRecipe
+from semspec.training.files import read_rows, write_rows
 from semspec.types import Context, SamplingParams, Writer, derive_seed
-from training.clustering.entailment import EntailmentConfig, EntailmentEquivalence
-from training.clustering.equivalence import Alternatives
-from training.config import ContextsConfig, PromptConfig
-from training.data.contexts import choose_depths, mixed_trace, prompt
-from training.data.questions import Question
-from training.data.writers import EngineWriter, ModelDesk, SegmentWriter, WritingRecipe
-from training.files import read_rows, write_rows
 
-log = logging.getLogger("demo.evaluate_nli")
+log = logging.getLogger("semspec.demo.evaluate_nli")
 
 SEED = 7
 NUM_SAMPLES = 20

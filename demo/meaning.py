@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from demo.problems import Operator, Problem, apply
+from semspec.demo.problems import Operator, Problem, apply
 
 Kind = Literal["goal", "start", "skip", "change", "part", "rest", "check", "recap", "done", "answer", "unreadable"]
 Values = tuple[int | str, ...]

@@ -5,11 +5,11 @@ import re
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
-from demo.documents import DELIMITER, Document, write_document
-from demo.meaning import Proposition, valid_next
-from demo.problems import ITEMS, NAMES, SPLITS, make_problem
-from demo.tokenizer import PIECE
-from demo.wording import DRAFT_AUTHOR, FIELDS, SLOTS, TARGET_AUTHOR, read
+from semspec.demo.documents import DELIMITER, Document, write_document
+from semspec.demo.meaning import Proposition, valid_next
+from semspec.demo.problems import ITEMS, NAMES, SPLITS, make_problem
+from semspec.demo.tokenizer import PIECE
+from semspec.demo.wording import DRAFT_AUTHOR, FIELDS, SLOTS, TARGET_AUTHOR, read
 
 LABELS = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
 CONTRADICTION, NEUTRAL, ENTAILMENT = range(3)

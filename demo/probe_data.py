@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from demo.meaning import Proposition, is_valid
-from demo.problems import SPLITS, make_problem
-from demo.wording import read
-from training.clustering.equivalence import Alternatives
+from semspec.demo.meaning import Proposition, is_valid
+from semspec.demo.problems import SPLITS, make_problem
+from semspec.demo.wording import read
+from semspec.training.clustering.equivalence import Alternatives
 
 
 def questions(split: str, days: Sequence[int] = (3, 4, 5, 6), skip: int = 0) -> Iterator[dict[str, str]]:

@@ -11,9 +11,9 @@ import httpx
 from rich.console import Console
 from rich.progress import track
 
-from demo import show
-from demo.client import Answer, ChatClient, Client, Strategy, in_turns
-from demo.problems import SPLITS, make_problem
+from semspec.demo import show
+from semspec.demo.client import Answer, ChatClient, Client, Strategy, in_turns
+from semspec.demo.problems import SPLITS, make_problem
 from semspec.stack import BUNDLED_PAIR, Stack, StackConfig, StackError, run
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
@@ -80,7 +80,7 @@ def _http(stack: Stack) -> httpx.AsyncClient:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m demo.run", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m semspec.demo.run", description=__doc__)
     parser.add_argument("--json", action="store_true", help="the table as one JSON object on the last line of stdout")
     parser.add_argument("--problems", type=_num_problems, default=40, metavar="N", help="how many (default 40)")
     parser.add_argument("--temperature", type=float, default=0.6, metavar="T", help="0 is greedy (default 0.6)")

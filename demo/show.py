@@ -7,7 +7,7 @@ from math import sqrt
 from rich.table import Table
 from rich.text import Text
 
-from demo.client import Answer, Json, Strategy
+from semspec.demo.client import Answer, Json, Strategy
 
 STYLES = {"accepted": ("✓", "green"), "rewritten": ("✎", "yellow"), "unjudged": ("·", "white")}
 LEGEND = """\

@@ -5,9 +5,9 @@ import re
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from demo.documents import END, THINK, write_document
-from demo.problems import SPLITS
-from demo.wording import DRAFT_AUTHOR, TARGET_AUTHOR, vocabulary_texts
+from semspec.demo.documents import END, THINK, write_document
+from semspec.demo.problems import SPLITS
+from semspec.demo.wording import DRAFT_AUTHOR, TARGET_AUTHOR, vocabulary_texts
 
 SPECIALS = ("<pad>", END, "<unk>")
 PIECE = r"</?think>|<eos>|\n\n|\n| ?[A-Za-z]+| ?[0-9]|\\boxed|[^\sA-Za-z0-9]| [-+*/=]| "

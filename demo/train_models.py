@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from demo.documents import END, write_document
-from demo.evaluate_models import pass_at_1
-from demo.problems import SPLITS, Operator, apply, make_problem
-from demo.tokenizer import build_tokenizer
-from demo.trainer import Course, Trainer
-from demo.wording import DRAFT_AUTHOR, SLOTS, TARGET_AUTHOR, Author
+from semspec.demo.documents import END, write_document
+from semspec.demo.evaluate_models import pass_at_1
+from semspec.demo.problems import SPLITS, Operator, apply, make_problem
+from semspec.demo.tokenizer import build_tokenizer
+from semspec.demo.trainer import Course, Trainer
+from semspec.demo.wording import DRAFT_AUTHOR, SLOTS, TARGET_AUTHOR, Author
 
-log = logging.getLogger("demo.train_models")
+log = logging.getLogger("semspec.demo.train_models")
 
 POOL_STEPS = 12
 """Documents are drawn for this many steps at a time and batched by length."""

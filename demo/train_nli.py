@@ -1,4 +1,4 @@
-"""`python -m demo.train_nli`: the demo language's NLI model. Resumable: run it again after any interruption.
+"""`python -m semspec.demo.train_nli`: the demo language's NLI model. Resumable: run it again after any interruption.
 
 What it took on a CPU: pairs alone first, then after their context, as they are judged; and a second question, dropped
 at the end, at every field of either step: does the other one state the same here?
@@ -19,14 +19,14 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 from transformers import DebertaV2Config, DebertaV2ForSequenceClassification, PreTrainedTokenizerFast
 
-from demo.nli_data import ENTAILMENT, LABELS, Pair, Step, held_out_questions, pairs
-from demo.problems import SPLITS
-from demo.tokenizer import PIECE, build_tokenizer
-from demo.trainer import Course, Trainer
+from semspec.demo.nli_data import ENTAILMENT, LABELS, Pair, Step, held_out_questions, pairs
+from semspec.demo.problems import SPLITS
+from semspec.demo.tokenizer import PIECE, build_tokenizer
+from semspec.demo.trainer import Course, Trainer
 from semspec.engine.checkpoint import model_fingerprint
-from training.clustering.nli import NliConfig, NliModel, Verdict
+from semspec.training.clustering.nli import NliConfig, NliModel, Verdict
 
-log = logging.getLogger("demo.train_nli")
+log = logging.getLogger("semspec.demo.train_nli")
 
 WINDOW = 96
 """Tokens of a pair: the longest step fits into its half of them, the rest is context."""

@@ -9,8 +9,8 @@ import random
 import re
 from collections.abc import Iterator
 
-from demo.meaning import Kind, Proposition
-from demo.problems import ITEMS, NAMES
+from semspec.demo.meaning import Kind, Proposition
+from semspec.demo.problems import ITEMS, NAMES
 
 SLOTS: dict[str, tuple[str, ...]] = {
     "on": ("On", "Then on", "Next on", "After that on", "Now on", "Okay on", "Moving to", "For"),

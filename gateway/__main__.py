@@ -1,4 +1,4 @@
-"""Entry point: `python -m gateway`."""
+"""Entry point: `python -m semspec.gateway`."""
 
 import asyncio
 import signal
@@ -10,12 +10,12 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from gateway.app import create_app
-from gateway.readiness import Readiness
-from gateway.settings import GatewaySettings
-from gateway.store.store import Store
 from semspec.certificates import renewing_context
 from semspec.decoding import Backends
+from semspec.gateway.app import create_app
+from semspec.gateway.readiness import Readiness
+from semspec.gateway.settings import GatewaySettings
+from semspec.gateway.store.store import Store
 from semspec.observability import configure_logging, exported_traces
 from semspec.rpc.channel import ClientOptions
 from semspec.rpc.pool import PooledDrafter, PooledTarget, PooledVerifier, PoolOptions

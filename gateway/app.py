@@ -6,24 +6,24 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from gateway.api import openai, operations, playground, resources, tgi
-from gateway.api.document import TAGS, DocumentedApp, operation_id
-from gateway.api.errors import install_handlers
-from gateway.api.middleware import Authenticated, BodyDeadline, BodyLimit, Observed
-from gateway.api.sse import FormatFactory, Responder
-from gateway.generation.admission import Admission, Limits
-from gateway.generation.attach import Attacher
-from gateway.generation.choice import ChoiceRunner
-from gateway.generation.generations import Generations
-from gateway.generation.request import Api
-from gateway.metrics import POOLED, Metrics
-from gateway.readiness import Readiness
-from gateway.settings import GatewaySettings
-from gateway.store.journal import Background, cancelled
-from gateway.store.session_lease import Sessions
-from gateway.store.store import Store
 from semspec import __version__
 from semspec.decoding import Backends
+from semspec.gateway.api import openai, operations, playground, resources, tgi
+from semspec.gateway.api.document import TAGS, DocumentedApp, operation_id
+from semspec.gateway.api.errors import install_handlers
+from semspec.gateway.api.middleware import Authenticated, BodyDeadline, BodyLimit, Observed
+from semspec.gateway.api.sse import FormatFactory, Responder
+from semspec.gateway.generation.admission import Admission, Limits
+from semspec.gateway.generation.attach import Attacher
+from semspec.gateway.generation.choice import ChoiceRunner
+from semspec.gateway.generation.generations import Generations
+from semspec.gateway.generation.request import Api
+from semspec.gateway.metrics import POOLED, Metrics
+from semspec.gateway.readiness import Readiness
+from semspec.gateway.settings import GatewaySettings
+from semspec.gateway.store.journal import Background, cancelled
+from semspec.gateway.store.session_lease import Sessions
+from semspec.gateway.store.store import Store
 from semspec.keys import Keys
 from semspec.rpc.pool import PooledRole
 

@@ -9,11 +9,11 @@ from typing import Protocol, Self, TypeVar, runtime_checkable
 
 from pydantic import TypeAdapter, ValidationError
 
-from gateway.metrics import Metrics
-from gateway.settings import GatewaySettings
-from gateway.store.store import Store
 from semspec.decoding import STRATEGIES, Backends
 from semspec.errors import Mismatch, SemspecError, Unavailable
+from semspec.gateway.metrics import Metrics
+from semspec.gateway.settings import GatewaySettings
+from semspec.gateway.store.store import Store
 from semspec.types import STATE_CONVENTION, ModelInfo, Segmentation, VerifierInfo, Writer
 
 _log = logging.getLogger(__name__)

@@ -44,8 +44,8 @@ def _loaded(command: EntryPoint) -> Callable[..., Any]:
     try:
         loaded: Callable[..., Any] = command.load()
     except ModuleNotFoundError as error:
-        package = command.module.partition(".")[0]
-        extra = "cli" if package == "semspec" else package
+        package = command.module.removeprefix("semspec.").partition(".")[0]
+        extra = "cli" if package == "commands" else package
         missing = (error.name or "").partition(".")[0]
         sys.exit(f"semspec {command.name}: {missing} is not installed; pip install 'semspec[{extra}]'")
     return loaded

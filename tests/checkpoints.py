@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from demo.tokenizer import build_tokenizer
+from semspec.demo.tokenizer import build_tokenizer
 from semspec.engine.protocol import Engine
 from semspec.probes.probe import FeatureSet, LayerSet, Probe, ProbeCard, num_features, save_probe
 from semspec.probes.verifier import ProbeVerifier

@@ -49,6 +49,7 @@ SLOW = (
     "test_observability/test_whole_way.py",
     "test_openapi",
     "test_stack.py",
+    "test_wheel.py",
     "training/test_fit.py",
     "training/test_pipeline.py",
     "training/test_stages.py",

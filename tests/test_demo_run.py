@@ -7,10 +7,10 @@ import httpx
 import pytest
 from rich.console import Console
 
-from demo import show
-from demo.client import Answer, ChatClient, Client, Strategy, boxed, in_turns
-from demo.problems import make_problem
-from demo.run import STRATEGIES
+from semspec.demo import show
+from semspec.demo.client import Answer, ChatClient, Client, Strategy, boxed, in_turns
+from semspec.demo.problems import make_problem
+from semspec.demo.run import STRATEGIES
 
 PROBLEM = make_problem(3)
 

@@ -11,9 +11,9 @@ import torch
 import transformers
 
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
-from training.config import load_config
-from training.pipeline import Pipeline
-from training.progress import Reporter
+from semspec.training.config import load_config
+from semspec.training.pipeline import Pipeline
+from semspec.training.progress import Reporter
 
 COMMANDS = {
     "run": "every stage; with --shard i/n those that shard, and then stop",

@@ -7,9 +7,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from semspec.errors import InvalidRequest
+from semspec.training.clustering.entailment import EntailmentConfig
+from semspec.training.trainer.recipe import FitRecipe
 from semspec.types import SamplingParams, Segmentation
-from training.clustering.entailment import EntailmentConfig
-from training.trainer.recipe import FitRecipe
 
 PythonObject = Annotated[str, Field(pattern=r"^[\w.]+:\w+$", description="module:attribute")]
 
@@ -128,7 +128,7 @@ class SamplesConfig(Part):
 
 
 class PythonEquivalence(Part):
-    """Means the same, by a class of your own (see `training.clustering.equivalence.Equivalence`)."""
+    """Means the same, by a class of your own (see `semspec.training.clustering.equivalence.Equivalence`)."""
 
     kind: Literal["python"]
     object: PythonObject

@@ -15,19 +15,19 @@ import torch
 from semspec.engine.batch import ContextBatch
 from semspec.errors import Mismatch
 from semspec.probes.probe import save_probe
+from semspec.training.config import PipelineConfig
+from semspec.training.data.contexts import ProbeContext
+from semspec.training.data.labels import Labels
+from semspec.training.data.pair import Pair, info_of
+from semspec.training.data.stages import ClustersStage, ContextsStage, SamplesStage
+from semspec.training.evaluation.evaluate import Cost, Evidence, Predicted, Report, card_curve, evaluate
+from semspec.training.evaluation.plots import StatesPicture
+from semspec.training.evaluation.report import Example, example_rows, write_report
+from semspec.training.files import StageFolder, read_json, read_rows, write_json
+from semspec.training.progress import Reporter
+from semspec.training.trainer.probes import ALTERNATIVES, SERVED, Fitter, Variant, compared
+from semspec.training.trainer.states import FeatureSource, StateStore
 from semspec.types import ModelInfo, SamplingParams, Segmentation, Writer
-from training.config import PipelineConfig
-from training.data.contexts import ProbeContext
-from training.data.labels import Labels
-from training.data.pair import Pair, info_of
-from training.data.stages import ClustersStage, ContextsStage, SamplesStage
-from training.evaluation.evaluate import Cost, Evidence, Predicted, Report, card_curve, evaluate
-from training.evaluation.plots import StatesPicture
-from training.evaluation.report import Example, example_rows, write_report
-from training.files import StageFolder, read_json, read_rows, write_json
-from training.progress import Reporter
-from training.trainer.probes import ALTERNATIVES, SERVED, Fitter, Variant, compared
-from training.trainer.states import FeatureSource, StateStore
 
 T = TypeVar("T")
 NUM_TIMED_CONTEXTS = 24

@@ -13,18 +13,18 @@ import torch
 
 from semspec.errors import InvalidRequest, Unavailable
 from semspec.probes.probe import Probe, layer_indices, num_features
+from semspec.training.clustering.entailment import EntailmentEquivalence
+from semspec.training.clustering.equivalence import Equivalence
+from semspec.training.config import EntailmentEquivalenceConfig, PipelineConfig
+from semspec.training.data.labels import Labels, gather_labels, label, read_labels, write_labels
+from semspec.training.data.pair import Pair, states_dtype
+from semspec.training.data.questions import Question, gather, question_row, resolve
+from semspec.training.data.stages import ClustersStage, ContextsStage, Questions, SamplesStage, Stage
+from semspec.training.export import Delivery
+from semspec.training.files import Row, StageFolder, read_rows, write_json, write_rows
+from semspec.training.progress import Reporter, duration
+from semspec.training.trainer.recipe import Role
 from semspec.types import Writer
-from training.clustering.entailment import EntailmentEquivalence
-from training.clustering.equivalence import Equivalence
-from training.config import EntailmentEquivalenceConfig, PipelineConfig
-from training.data.labels import Labels, gather_labels, label, read_labels, write_labels
-from training.data.pair import Pair, states_dtype
-from training.data.questions import Question, gather, question_row, resolve
-from training.data.stages import ClustersStage, ContextsStage, Questions, SamplesStage, Stage
-from training.export import Delivery
-from training.files import Row, StageFolder, read_rows, write_json, write_rows
-from training.progress import Reporter, duration
-from training.trainer.recipe import Role
 
 NUM_TIMED_STEPS = 3
 SHARDED = ("contexts", "samples", "clusters")

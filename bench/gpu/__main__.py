@@ -1,4 +1,4 @@
-"""python -m bench.gpu [--output DIR] [--minutes 9]: measures what this machine's GPU allows; without one, says so."""
+"""python -m semspec.bench.gpu [--output DIR] [--minutes 9]: what this machine's GPU allows; without one, says so."""
 
 import argparse
 import platform
@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from bench.gpu.forwards import measure_decode, measure_reads
-from bench.gpu.models import Pair, build
-from bench.gpu.parity import measure_parity
-from bench.gpu.record import Facts, Record
-from bench.gpu.replay import NEEDS, PUBLISHED, Replays, at_floors, computed, speedups
-from bench.gpu.rounds import measure_judge
-from bench.gpu.shapes import SCALES, Scale, fitted
-from bench.gpu.timing import Light, Timer, measure_light
+from semspec.bench.gpu.forwards import measure_decode, measure_reads
+from semspec.bench.gpu.models import Pair, build
+from semspec.bench.gpu.parity import measure_parity
+from semspec.bench.gpu.record import Facts, Record
+from semspec.bench.gpu.replay import NEEDS, PUBLISHED, Replays, at_floors, computed, speedups
+from semspec.bench.gpu.rounds import measure_judge
+from semspec.bench.gpu.shapes import SCALES, Scale, fitted
+from semspec.bench.gpu.timing import Light, Timer, measure_light
 
 PACKAGES = ("torch", "transformers", "numpy", "safetensors", "tokenizers")
 QUERIED = ("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit", "temperature.gpu")
@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m bench.gpu", description=__doc__)
+    parser = argparse.ArgumentParser("python -m semspec.bench.gpu", description=__doc__)
     parser.add_argument("--output", type=Path, help="folder for gpu.json and gpu.png; default bench/results/gpu-DEVICE")
     parser.add_argument("--minutes", type=float, default=9.0, help="time budget; stages that do not fit are left out")
     parser.add_argument("--scale", choices=SCALES, default="paper", help="sizes of the models")

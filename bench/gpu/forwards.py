@@ -7,10 +7,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from bench.gpu.models import Model, Pair, filled, random_context, random_tokens, was_graphed
-from bench.gpu.record import Facts
-from bench.gpu.shapes import Scale
-from bench.gpu.timing import Light, Sample, Timer, Work
+from semspec.bench.gpu.models import Model, Pair, filled, random_context, random_tokens, was_graphed
+from semspec.bench.gpu.record import Facts
+from semspec.bench.gpu.shapes import Scale
+from semspec.bench.gpu.timing import Light, Sample, Timer, Work
 from semspec.engine.kv_cache import KV, DynamicKV
 from semspec.engine.logits import surprisal
 from semspec.engine.transformers_engine import TransformersEngine

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from bench.gpu.shapes import Shape
 from semspec import __version__
+from semspec.bench.gpu.shapes import Shape
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.cuda_graph import MAX_TOKENS
 from semspec.engine.kv_cache import KV, BufferKV

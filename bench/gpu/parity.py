@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from bench.gpu.models import Model, build, filled, random_context, random_tokens, was_graphed
-from bench.gpu.shapes import Shape
+from semspec.bench.gpu.models import Model, build, filled, random_context, random_tokens, was_graphed
+from semspec.bench.gpu.shapes import Shape
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.probes.probe import tensor_of
 from semspec.types import Context, GeneratedSegment, GenerationParams, SamplingParams, States, Writer

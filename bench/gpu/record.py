@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from training.report.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY, panels, png, styled
+from semspec.training.report.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY, panels, png, styled
 
 Facts = dict[str, Any]
 

@@ -8,12 +8,12 @@ from statistics import median
 import numpy as np
 import torch
 
-from bench.gpu.models import Pair
-from bench.gpu.record import Facts, Record
-from bench.gpu.rounds import RandomProbes, Round, Stand, ahead_ms, verdicts
-from bench.gpu.shapes import Scale
-from bench.gpu.timing import Light, Timer, summarised
-from bench.report.paper import RESULTS, speedup_of
+from semspec.bench.gpu.models import Pair
+from semspec.bench.gpu.record import Facts, Record
+from semspec.bench.gpu.rounds import RandomProbes, Round, Stand, ahead_ms, verdicts
+from semspec.bench.gpu.shapes import Scale
+from semspec.bench.gpu.timing import Light, Timer, summarised
+from semspec.bench.report.paper import RESULTS, speedup_of
 
 NUM_COMPUTED_ROUNDS = 100
 

@@ -11,9 +11,9 @@ from time import perf_counter
 
 import torch
 
-from bench.gpu.forwards import SAMPLING
-from bench.gpu.models import Model, Pair, random_context
-from bench.gpu.timing import Timer
+from semspec.bench.gpu.forwards import SAMPLING
+from semspec.bench.gpu.models import Model, Pair, random_context
+from semspec.bench.gpu.timing import Timer
 from semspec.engine.kv_cache import FIRST_CAPACITY, BufferKV
 from semspec.engine.protocol import Engine
 from semspec.engine.transformers_engine import TransformersEngine

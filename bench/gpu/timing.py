@@ -8,7 +8,7 @@ from time import perf_counter
 
 import torch
 
-from bench.gpu.shapes import ELEMENT_BYTES, Scale, Shape
+from semspec.bench.gpu.shapes import ELEMENT_BYTES, Scale, Shape
 
 Work = Callable[[], object]
 

@@ -1,6 +1,6 @@
 """More requests than the gateway has slots for: which are admitted, how fast, which are refused; none hangs.
 
-python -m bench.load.overload    writes bench/results/overload: README.md, overload.json, overload.png, attempts.csv
+python -m semspec.bench.load.overload    writes README.md, overload.json, overload.png and attempts.csv to its results
 """
 
 import argparse
@@ -17,15 +17,15 @@ from typing import Any
 
 import httpx
 
-from bench.environment import environment
-from bench.load.asking import OWNERS, STAGES, Answer, Arrival, Owner, Stage, Visit, arrivals, ask, client
-from bench.load.overload_report import REFUSED, Overload, page
-from demo.client import MAX_TOKENS
-from demo.problems import SPLITS, make_problem
+from semspec.bench.environment import environment
+from semspec.bench.load.asking import OWNERS, STAGES, Answer, Arrival, Owner, Stage, Visit, arrivals, ask, client
+from semspec.bench.load.overload_report import REFUSED, Overload, page
+from semspec.demo.client import MAX_TOKENS
+from semspec.demo.problems import SPLITS, make_problem
 from semspec.keys import entry, new_key
 from semspec.stack import BUNDLED_PAIR, Stack, StackConfig
-from training.files import write_json
-from training.report.document import as_markdown, write_pictures, write_text
+from semspec.training.files import write_json
+from semspec.training.report.document import as_markdown, write_pictures, write_text
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "overload"
 NUM_ATTEMPTS = 3
@@ -139,7 +139,7 @@ async def main(plan: Plan, folder: Path) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python -m bench.load.overload", description=__doc__)
+    parser = argparse.ArgumentParser("python -m semspec.bench.load.overload", description=__doc__)
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the results")
     parser.add_argument("--seconds", type=float, default=100.0, help="of each stage")
     parser.add_argument("--rounds", type=int, default=4, help="pieces that each stage is cut in")

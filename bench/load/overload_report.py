@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from bench.load.asking import BROKEN, GREEDY_SHARE, HUNG, OWNERS, Answer, Owner, Stage, Visit
-from bench.summary import mean
+from semspec.bench.load.asking import BROKEN, GREEDY_SHARE, HUNG, OWNERS, Answer, Owner, Stage, Visit
+from semspec.bench.summary import mean
 from semspec.errors import Overloaded, Unavailable, represent
-from training.report.document import Code, Section, Table, Text
-from training.report.drawing import BLUE, GREY, ORANGE, PERCENT, Picture, panels
-from training.report.numbers import NONE, Measured, measured_decimal
+from semspec.training.report.document import Code, Section, Table, Text
+from semspec.training.report.drawing import BLUE, GREY, ORANGE, PERCENT, Picture, panels
+from semspec.training.report.numbers import NONE, Measured, measured_decimal
 
 REFUSED, AWAY = (represent(kind("")).code for kind in (Overloaded, Unavailable))
 
@@ -141,7 +141,9 @@ def page(overload: Overload, run: Mapping[str, Any]) -> list[Section]:
             ),
         ),
         Section("By key", (Table(_KEY_HEAD, keys), picture)),
-        Section("Again", (Text("Each attempt is in `attempts.csv`."), Code(("python -m bench.load.overload",)))),
+        Section(
+            "Again", (Text("Each attempt is in `attempts.csv`."), Code(("python -m semspec.bench.load.overload",)))
+        ),
     ]
 
 

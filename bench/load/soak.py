@@ -1,6 +1,6 @@
 """Very many requests, a third of them given up by their clients: does anything grow?
 
-python -m bench.load.soak          writes bench/results/soak/README.md, soak.json, soak.png
+python -m semspec.bench.load.soak          writes bench/results/soak/README.md, soak.json, soak.png
 """
 
 import argparse
@@ -20,16 +20,16 @@ import httpx
 from prometheus_client import samples as metrics_core
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.environment import environment
-from bench.load.asking import client
-from bench.load.processes import MEBIBYTE, Watch
-from bench.load.soak_report import Soak, page
-from demo.problems import SPLITS, make_problem
+from semspec.bench.environment import environment
+from semspec.bench.load.asking import client
+from semspec.bench.load.processes import MEBIBYTE, Watch
+from semspec.bench.load.soak_report import Soak, page
 from semspec.client import GENERATION_ID, read_events, refusal
+from semspec.demo.problems import SPLITS, make_problem
 from semspec.errors import represent
 from semspec.stack import BUNDLED_PAIR, Stack, StackConfig
-from training.files import write_json
-from training.report.document import as_markdown, write_pictures, write_text
+from semspec.training.files import write_json
+from semspec.training.report.document import as_markdown, write_pictures, write_text
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "soak"
 CACHE_BYTES = 64 * MEBIBYTE
@@ -244,7 +244,7 @@ async def main(plan: Plan, folder: Path) -> int:
 
 
 def _plan() -> tuple[Plan, Path]:
-    parser = argparse.ArgumentParser("python -m bench.load.soak", description=__doc__)
+    parser = argparse.ArgumentParser("python -m semspec.bench.load.soak", description=__doc__)
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the results")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--clients", type=int, default=6, help="requests under way at once")

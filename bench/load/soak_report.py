@@ -9,10 +9,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from bench.load.processes import MEBIBYTE, Sample, series
-from training.report.document import Code, Section, Table, Text
-from training.report.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, Picture, panels
-from training.report.numbers import Measured, measured_decimal
+from semspec.bench.load.processes import MEBIBYTE, Sample, series
+from semspec.training.report.document import Code, Section, Table, Text
+from semspec.training.report.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, Picture, panels
+from semspec.training.report.numbers import Measured, measured_decimal
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, GREY)
 NUM_BATCHES = 20
@@ -98,7 +98,7 @@ def page(soak: Soak, run: Mapping[str, Any]) -> list[Section]:
             "What else is held, before / at most / after",
             (Table(_HANDLES_HEAD, [_handles_row(soak, name) for name in soak.processes]),),
         ),
-        Section("Again", (Code(("python -m bench.load.soak",)),)),
+        Section("Again", (Code(("python -m semspec.bench.load.soak",)),)),
     ]
 
 

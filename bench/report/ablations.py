@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.report.tables import lost, run_command, without
-from bench.summary import Row, Run
-from training.report.document import Table
-from training.report.numbers import decimal, measured_decimal
+from semspec.bench.report.tables import lost, run_command, without
+from semspec.bench.summary import Row, Run
+from semspec.training.report.document import Table
+from semspec.training.report.numbers import decimal, measured_decimal
 
 FEATURES = {
     "semantic": "all layers, with surprisal",

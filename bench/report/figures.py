@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from bench.report.ablations import Ablation
-from bench.report.tables import is_peer, setting, without
-from bench.summary import Row, Run
-from training.report.drawing import (
+from semspec.bench.report.ablations import Ablation
+from semspec.bench.report.tables import is_peer, setting, without
+from semspec.bench.summary import Row, Run
+from semspec.training.report.drawing import (
     BLACK,
     BLUE,
     GREEN,

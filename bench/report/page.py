@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.record import as_line
-from bench.report import sections
-from bench.report.probes import ProbesReport, read_probes
-from bench.report.speed_of_light import SpeedOfLight, read_cost
-from bench.report.tables import main_table
-from bench.summary import Run
+from semspec.bench.record import as_line
+from semspec.bench.report import sections
+from semspec.bench.report.probes import ProbesReport, read_probes
+from semspec.bench.report.speed_of_light import SpeedOfLight, read_cost
+from semspec.bench.report.tables import main_table
+from semspec.bench.summary import Run
 from semspec.errors import InvalidRequest
-from training.files import plain, replacing, write_json
-from training.report.document import Section, as_html, as_markdown, write_pictures, write_text
+from semspec.training.files import plain, replacing, write_json
+from semspec.training.report.document import Section, as_html, as_markdown, write_pictures, write_text
 
 TITLE = "Bench: speed and quality, side by side"
 _QUOTED = re.compile(r"(?<=<!-- )(\S+\.md) -->\n(?:\|[^\n]*(?:\n|\Z))*")
@@ -26,8 +26,8 @@ def write_report(runs: Sequence[Run], output: Path, probes: Path | None = None, 
     """`report.md`, `report.html` (whole in itself), the pictures, `summary.json`; of each run its table, `NAME.md`, and
     its records, `NAME.jsonl.gz`.
 
-    `probes` is the `report.json` of the probes, `cost` the file of `python -m bench.cost`; without them the page says
-    what is missing. Each file is replaced in one step. Raises: InvalidRequest.
+    `probes` is the `report.json` of the probes, `cost` the file of `python -m semspec.bench.cost`; without them the
+    page says what is missing. Each file is replaced in one step. Raises: InvalidRequest.
     """
     _check(runs)
     known, speed = read_probes(probes) if probes else None, read_cost(cost) if cost else None

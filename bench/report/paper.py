@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bench.summary import Run
+from semspec.bench.summary import Run
 
 SOURCE = "arXiv 2602.03708"
 TASKS: Mapping[str, str] = {"amc23": "AMC23", "aime24": "AIME24", "math500": "MATH-500", "gpqa-diamond": "GPQA-Diamond"}

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from semspec.errors import InvalidRequest
-from training.evaluation import plots
-from training.evaluation.comparison import DomainCell, LearningPoint
-from training.report.document import Block, Code, Table, Text
-from training.report.drawing import Picture
-from training.report.numbers import NONE, Measured, measured_decimal
+from semspec.training.evaluation import plots
+from semspec.training.evaluation.comparison import DomainCell, LearningPoint
+from semspec.training.report.document import Block, Code, Table, Text
+from semspec.training.report.drawing import Picture
+from semspec.training.report.numbers import NONE, Measured, measured_decimal
 
 TRAIN_COMMAND = "semspec train run --config CONFIG"
 MEASURES = ("AUROC of p/q", "wrong accepted at 95% of right")

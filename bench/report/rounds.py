@@ -8,10 +8,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from bench.record import STAGES, Record
-from bench.summary import Row, Run
-from training.report.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PERCENT, PURPLE, SKY, error_line, panels
-from training.report.numbers import Measured
+from semspec.bench.record import STAGES, Record
+from semspec.bench.summary import Row, Run
+from semspec.training.report.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PERCENT, PURPLE, SKY, error_line, panels
+from semspec.training.report.numbers import Measured
 
 STAGE_NAMES = {
     "draft_ms": "draft writes", "read_ms": "target reads", "judge_ms": "probes judge", "write_ms": "target rewrites",

@@ -4,15 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.report import ablations, figures, paper, rounds, tables
-from bench.report.probes import ProbesReport, offline
-from bench.report.speed_of_light import COST_COMMAND, SpeedOfLight
-from bench.report.tables import lost, main_row, pair_name, run_command, sample_size, setting
-from bench.summary import Row, Run
-from training.files import flat
-from training.report.document import Block, Code, Section, Table, Text
-from training.report.drawing import Picture
-from training.report.numbers import NONE, decimal, measured_decimal, share
+from semspec.bench.report import ablations, figures, paper, rounds, tables
+from semspec.bench.report.probes import ProbesReport, offline
+from semspec.bench.report.speed_of_light import COST_COMMAND, SpeedOfLight
+from semspec.bench.report.tables import lost, main_row, pair_name, run_command, sample_size, setting
+from semspec.bench.summary import Row, Run
+from semspec.training.files import flat
+from semspec.training.report.document import Block, Code, Section, Table, Text
+from semspec.training.report.drawing import Picture
+from semspec.training.report.numbers import NONE, decimal, measured_decimal, share
 
 LOSSY = (
     "Not lossless. Semantic acceptance keeps what means the same as far as a probe can tell; a wrong step that looks "

@@ -13,9 +13,9 @@ from safetensors import safe_open
 from torch.utils.benchmark import Timer
 
 from semspec.errors import InvalidRequest
-from training.report.document import Table
+from semspec.training.report.document import Table
 
-COST_COMMAND = "python -m bench.cost"
+COST_COMMAND = "python -m semspec.bench.cost"
 _READ = re.compile(r"(draft|target)_read_(\d+)_ms")
 NUM_TRIES = 5
 VECTOR_SIDE, MATRIX_SIDE = 8192, 1024
@@ -118,7 +118,7 @@ class SpeedOfLight:
 
 
 def read_cost(path: Path) -> SpeedOfLight:
-    """Raises: InvalidRequest when the file is none of `python -m bench.cost`, or an old one."""
+    """Raises: InvalidRequest when the file is none of `python -m semspec.bench.cost`, or an old one."""
     try:
         found = json.loads(path.read_text())
         return SpeedOfLight(

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.configuration import PEER_METHODS
-from bench.record import STAGES
-from bench.report import paper
-from bench.summary import Row, Run
+from semspec.bench.configuration import PEER_METHODS
+from semspec.bench.record import STAGES
+from semspec.bench.report import paper
+from semspec.bench.summary import Row, Run
 from semspec.stack import BUNDLED_PAIR
-from training.report.document import Table
-from training.report.numbers import NONE, decimal, measured_decimal, signed
+from semspec.training.report.document import Table
+from semspec.training.report.numbers import NONE, decimal, measured_decimal, signed
 
 MAIN = (
     "configuration", "pass@1", "minus target (McNemar)", "latency s", "speed-up", "tokens/s", "target ratio",

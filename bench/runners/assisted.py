@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
+from semspec.bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
 from semspec.engine.checkpoint import load_tokenizer, tokenizer_fingerprint
 from semspec.types import Message
 
@@ -82,7 +82,7 @@ class _Model:
 
 
 class TransformersRunner:
-    """See `bench.runners.protocol.Runner`. Models are loaded when they are first needed."""
+    """See `semspec.bench.runners.protocol.Runner`. Models are loaded when they are first needed."""
 
     def __init__(self, pair: Path) -> None:
         self._pair = pair

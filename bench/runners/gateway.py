@@ -7,8 +7,8 @@ from pathlib import Path
 
 import httpx
 
-from bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
-from demo.client import ChatClient
+from semspec.bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
+from semspec.demo.client import ChatClient
 from semspec.stack import Stack, StackConfig
 
 API_KEY = "SEMSPEC_API_KEY"
@@ -16,7 +16,7 @@ API_KEY = "SEMSPEC_API_KEY"
 
 
 class GatewayRunner:
-    """See `bench.runners.protocol.Runner`."""
+    """See `semspec.bench.runners.protocol.Runner`."""
 
     def __init__(self, chat: ChatClient, processes: Mapping[str, int]) -> None:
         self._chat, self._processes = chat, processes

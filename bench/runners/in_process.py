@@ -8,8 +8,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from bench.configuration import Configuration
-from bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
+from semspec.bench.configuration import Configuration
+from semspec.bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
 from semspec.decoding import Backends, Costs, Generation, decode
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
@@ -20,7 +20,7 @@ from semspec.types import Acceptance, Context, Finished, SamplingParams, Segment
 
 
 class InProcessRunner:
-    """See `bench.runners.protocol.Runner`."""
+    """See `semspec.bench.runners.protocol.Runner`."""
 
     def __init__(self, backends: Backends, defaults: Generation) -> None:
         self._backends, self._defaults = backends, defaults

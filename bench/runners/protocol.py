@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from bench.configuration import Configuration
+from semspec.bench.configuration import Configuration
 from semspec.types import Message
 
 

@@ -18,8 +18,8 @@ import httpx
 import psutil
 from transformers import AutoConfig
 
-from bench.configuration import Configuration
-from bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
+from semspec.bench.configuration import Configuration
+from semspec.bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
 from semspec.engine.checkpoint import load_tokenizer
 from semspec.stack.child import Child, StackError
 
@@ -144,7 +144,7 @@ class Server:
 
 
 class VllmRunner:
-    """See `bench.runners.protocol.Runner`. A server a label, started at its first ask."""
+    """See `semspec.bench.runners.protocol.Runner`. A server a label, started at its first ask."""
 
     def __init__(self, site: Site, stack: AsyncExitStack) -> None:
         self._site, self._stack = site, stack

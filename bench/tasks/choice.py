@@ -4,9 +4,9 @@ import hashlib
 import re
 from collections.abc import Mapping
 
-from bench.tasks.answers import boxed_answers, conclusion
-from bench.tasks.protocol import Task
-from bench.tasks.source import HubDataset, Row, make_questions, read_rows
+from semspec.bench.tasks.answers import boxed_answers, conclusion
+from semspec.bench.tasks.protocol import Task
+from semspec.bench.tasks.source import HubDataset, Row, make_questions, read_rows
 from semspec.types import Message
 
 GPQA_DIAMOND = HubDataset("Idavidrein/gpqa", "train", config="gpqa_diamond", is_gated=True)

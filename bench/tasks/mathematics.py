@@ -15,9 +15,9 @@ from pathlib import Path
 from threading import Lock
 from weakref import finalize
 
-from bench.tasks.answers import boxed_answers, conclusion
-from bench.tasks.protocol import Task
-from bench.tasks.source import HubDataset, Row, make_questions, read_rows
+from semspec.bench.tasks.answers import boxed_answers, conclusion
+from semspec.bench.tasks.protocol import Task
+from semspec.bench.tasks.source import HubDataset, Row, make_questions, read_rows
 from semspec.errors import InternalError, InvalidRequest
 from semspec.types import Message
 

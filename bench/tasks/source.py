@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.tasks.protocol import Question
+from semspec.bench.tasks.protocol import Question
 from semspec.errors import InvalidRequest
+from semspec.training.files import json_lines
 from semspec.types import Message
-from training.files import json_lines
 
 Parts = tuple[str, tuple[Message, ...], str]
 """A question's text, its messages and its reference."""

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.settings import MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOPS, PLAIN_OPTIONS, StrategyName
+from semspec.gateway.settings import MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOPS, PLAIN_OPTIONS, StrategyName
 from semspec.types import MAX_SCORE, AcceptanceRule, ScoreMethod
 
 NEUTRAL: dict[str, tuple[object, ...]] = {

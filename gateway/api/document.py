@@ -9,13 +9,13 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from gateway.api.bodies import LABELS, TGI_NEUTRAL
-from gateway.api.bodies import NEUTRAL as OPENAI_NEUTRAL
-from gateway.api.errors import TGI_PATHS, Error, TgiError
-from gateway.api.middleware import is_open
-from gateway.api.requests import model_names
-from gateway.api.responses import DESCRIBED, reference, refusals
-from gateway.settings import GatewaySettings
+from semspec.gateway.api.bodies import LABELS, TGI_NEUTRAL
+from semspec.gateway.api.bodies import NEUTRAL as OPENAI_NEUTRAL
+from semspec.gateway.api.errors import TGI_PATHS, Error, TgiError
+from semspec.gateway.api.middleware import is_open
+from semspec.gateway.api.requests import model_names
+from semspec.gateway.api.responses import DESCRIBED, reference, refusals
+from semspec.gateway.settings import GatewaySettings
 
 Schema = dict[str, Any]
 

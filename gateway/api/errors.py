@@ -10,8 +10,6 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from gateway.api.bodies import is_known_field, is_known_parameter
-from gateway.metrics import Metrics
 from semspec.errors import (
     Cancelled,
     Conflict,
@@ -26,6 +24,8 @@ from semspec.errors import (
     Unavailable,
     represent,
 )
+from semspec.gateway.api.bodies import is_known_field, is_known_parameter
+from semspec.gateway.metrics import Metrics
 from semspec.records import Body
 
 CLIENT_GONE_STATUS = 499

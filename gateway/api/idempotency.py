@@ -10,10 +10,10 @@ from time import monotonic
 
 from pydantic import BaseModel
 
-from gateway.generation.generations import Run
-from gateway.generation.request import Request
-from gateway.store.store import Store
 from semspec.errors import InvalidRequest, NotFound, Unavailable
+from semspec.gateway.generation.generations import Run
+from semspec.gateway.generation.request import Request
+from semspec.gateway.store.store import Store
 
 HEADER = "idempotency-key"
 MAX_KEY_LENGTH = 255

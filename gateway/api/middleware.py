@@ -16,9 +16,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.api.errors import CLIENT_GONE_STATUS, error_response, internal_error
-from gateway.metrics import Metrics
 from semspec.errors import Unauthenticated, represent
+from semspec.gateway.api.errors import CLIENT_GONE_STATUS, error_response, internal_error
+from semspec.gateway.metrics import Metrics
 from semspec.keys import Keys
 from semspec.observability import mark_failed, request_id, span
 

@@ -10,9 +10,11 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 from pydantic import BaseModel
 
-from gateway.api.bodies import ChatRequest, CompletionRequest
-from gateway.api.errors import error_body
-from gateway.api.openai_models import (
+from semspec import records
+from semspec.errors import SemspecError
+from semspec.gateway.api.bodies import ChatRequest, CompletionRequest
+from semspec.gateway.api.errors import error_body
+from semspec.gateway.api.openai_models import (
     AssistantMessage,
     ChatChoice,
     ChatCompletion,
@@ -32,15 +34,13 @@ from gateway.api.openai_models import (
     WholeMessage,
     WrittenToken,
 )
-from gateway.api.requests import chat_request, completion_request
-from gateway.api.responses import CHAT, COMPLETION, IDEMPOTENT
-from gateway.api.sse import Responder
-from gateway.api.statistics import AnswerMetrics, ChoiceStatistics, SpeculativeDecoding, Statistics, TokenCounts
-from gateway.generation.output import ChoiceOutput, Delta, Ended, Kept, numbers, usage
-from gateway.generation.request import Parameters, Request
-from gateway.settings import GatewaySettings
-from semspec import records
-from semspec.errors import SemspecError
+from semspec.gateway.api.requests import chat_request, completion_request
+from semspec.gateway.api.responses import CHAT, COMPLETION, IDEMPOTENT
+from semspec.gateway.api.sse import Responder
+from semspec.gateway.api.statistics import AnswerMetrics, ChoiceStatistics, SpeculativeDecoding, Statistics, TokenCounts
+from semspec.gateway.generation.output import ChoiceOutput, Delta, Ended, Kept, numbers, usage
+from semspec.gateway.generation.request import Parameters, Request
+from semspec.gateway.settings import GatewaySettings
 from semspec.records import SegmentTrace
 from semspec.types import Drafted, FinishReason, TokenLogprob
 
@@ -63,7 +63,7 @@ def router(responder: Responder, settings: GatewaySettings) -> APIRouter:
 
 
 class _OpenAIFormat(ABC):
-    """What both shapes share. See `gateway.api.sse.Format`."""
+    """What both shapes share. See `semspec.gateway.api.sse.Format`."""
 
     last_line: str | None = "[DONE]"
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from gateway.api.statistics import AnswerMetrics, Statistics, TokenCounts
+from semspec.gateway.api.statistics import AnswerMetrics, Statistics, TokenCounts
 from semspec.records import Body, SegmentTrace, if_any
 from semspec.types import FinishReason
 

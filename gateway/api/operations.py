@@ -8,15 +8,15 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from gateway.api.middleware import is_anonymous
-from gateway.api.resource_models import Health, Ready, Service, Services
-from gateway.api.responses import METRICS, READY
-from gateway.metrics import Metrics
-from gateway.readiness import Readiness, describe
-from gateway.settings import GatewaySettings
-from gateway.store.store import Store
 from semspec.decoding import Backends
 from semspec.errors import SemspecError, Unavailable
+from semspec.gateway.api.middleware import is_anonymous
+from semspec.gateway.api.resource_models import Health, Ready, Service, Services
+from semspec.gateway.api.responses import METRICS, READY
+from semspec.gateway.metrics import Metrics
+from semspec.gateway.readiness import Readiness, describe
+from semspec.gateway.settings import GatewaySettings
+from semspec.gateway.store.store import Store
 from semspec.types import ModelInfo, VerifierInfo
 
 _WITHOUT_KEY = "not ready; the log says why, and so does this route to who has an API key"

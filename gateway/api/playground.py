@@ -40,7 +40,7 @@ class Asset:
 def _listed() -> Mapping[str, Asset]:
     """The files of the folder by name: nothing else can be asked for."""
     assets = {}
-    for entry in files("gateway").joinpath("api", "static").iterdir():
+    for entry in files("semspec.gateway").joinpath("api", "static").iterdir():
         media_type = MEDIA_TYPES.get(entry.name.rpartition(".")[2])
         if media_type is not None:
             assets[entry.name] = Asset(entry.read_bytes(), media_type)

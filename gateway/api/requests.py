@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
-from gateway.api.bodies import ChatRequest, CompletionRequest, Extension, GenerationRequest, TgiRequest
-from gateway.generation.request import Api, Request
-from gateway.settings import PLAIN_OPTIONS, GatewaySettings
 from semspec.decoding import STRATEGIES, Generation
 from semspec.errors import InvalidRequest, NotFound
+from semspec.gateway.api.bodies import ChatRequest, CompletionRequest, Extension, GenerationRequest, TgiRequest
+from semspec.gateway.generation.request import Api, Request
+from semspec.gateway.settings import PLAIN_OPTIONS, GatewaySettings
 from semspec.types import Acceptance, Context, Message, SamplingParams, Scoring, Segmentation
 
 _ROLES: dict[str, Literal["system", "user", "assistant"]] = {

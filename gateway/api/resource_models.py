@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from gateway.api.statistics import TokenCounts
-from gateway.generation.request import Parameters
+from semspec.gateway.api.statistics import TokenCounts
+from semspec.gateway.generation.request import Parameters
 from semspec.records import Body, SegmentTrace
 from semspec.types import FinishReason
 

@@ -8,10 +8,11 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Path, Query
 from fastapi.responses import Response
 
-from gateway.api.bodies import SESSION_NAME
-from gateway.api.middleware import OwnerOf
-from gateway.api.requests import model_names
-from gateway.api.resource_models import (
+from semspec.errors import Conflict, NotFound
+from semspec.gateway.api.bodies import SESSION_NAME
+from semspec.gateway.api.middleware import OwnerOf
+from semspec.gateway.api.requests import model_names
+from semspec.gateway.api.resource_models import (
     GenerationTrace,
     ModelName,
     ModelNames,
@@ -20,14 +21,13 @@ from gateway.api.resource_models import (
     StoredGeneration,
     Turn,
 )
-from gateway.api.responses import EVENTS, FORGOTTEN, GENERATION, MODEL, MODELS, SESSION, TRACE
-from gateway.api.sse import Responder
-from gateway.generation.request import stored_request
-from gateway.readiness import Readiness
-from gateway.settings import GatewaySettings
-from gateway.store.session_lease import stored_name
-from gateway.store.store import Store, missing_generation
-from semspec.errors import Conflict, NotFound
+from semspec.gateway.api.responses import EVENTS, FORGOTTEN, GENERATION, MODEL, MODELS, SESSION, TRACE
+from semspec.gateway.api.sse import Responder
+from semspec.gateway.generation.request import stored_request
+from semspec.gateway.readiness import Readiness
+from semspec.gateway.settings import GatewaySettings
+from semspec.gateway.store.session_lease import stored_name
+from semspec.gateway.store.store import Store, missing_generation
 from semspec.records import Json, SegmentTrace
 
 GenerationId = Annotated[str, Path(pattern="^[A-Za-z0-9-]{1,64}$")]

@@ -4,10 +4,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from gateway.api.errors import Error, TgiError
-from gateway.api.idempotency import MAX_KEY_LENGTH
-from gateway.api.openai_models import ChatCompletion, ChatCompletionChunk, TextCompletion, TextCompletionChunk
-from gateway.api.tgi_models import TgiAnswer, TgiChunk
+from semspec.gateway.api.errors import Error, TgiError
+from semspec.gateway.api.idempotency import MAX_KEY_LENGTH
+from semspec.gateway.api.openai_models import ChatCompletion, ChatCompletionChunk, TextCompletion, TextCompletionChunk
+from semspec.gateway.api.tgi_models import TgiAnswer, TgiChunk
 
 Responses = dict[int | str, dict[str, Any]]
 

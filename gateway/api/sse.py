@@ -13,16 +13,16 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.errors import ClientGone, internal_error
-from gateway.api.idempotency import HEADER, IdempotencyKey
-from gateway.api.middleware import owner_of
-from gateway.generation.generations import Generations, Run
-from gateway.generation.output import ChoiceEvent, ChoiceOutput, Ended, Kept
-from gateway.generation.request import Api, Request
-from gateway.readiness import Served
-from gateway.settings import GatewaySettings
-from gateway.store.store import Store
 from semspec.errors import SemspecError
+from semspec.gateway.api.errors import ClientGone, internal_error
+from semspec.gateway.api.idempotency import HEADER, IdempotencyKey
+from semspec.gateway.api.middleware import owner_of
+from semspec.gateway.generation.generations import Generations, Run
+from semspec.gateway.generation.output import ChoiceEvent, ChoiceOutput, Ended, Kept
+from semspec.gateway.generation.request import Api, Request
+from semspec.gateway.readiness import Served
+from semspec.gateway.settings import GatewaySettings
+from semspec.gateway.store.store import Store
 from semspec.types import Drafted
 
 GENERATION_ID = "x-generation-id"

@@ -1,7 +1,7 @@
 """The numbers that come with an answer: the object `semspec`, and `usage` and `metrics` in others' shapes."""
 
-from gateway.generation.request import Parameters
-from gateway.generation.strictness import Expected
+from semspec.gateway.generation.request import Parameters
+from semspec.gateway.generation.strictness import Expected
 from semspec.records import Body, SegmentTrace, if_any
 
 

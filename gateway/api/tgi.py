@@ -11,21 +11,30 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 from pydantic import BaseModel
 
-from gateway.api.bodies import TgiRequest, TokenizeRequest
-from gateway.api.errors import tgi_error_body
-from gateway.api.openai import statistics
-from gateway.api.requests import text_request, tgi_request
-from gateway.api.responses import EITHER, GENERATE, GENERATE_STREAM, IDEMPOTENT, INFO, TOKENIZE
-from gateway.api.sse import GENERATION_ID, Responder
-from gateway.api.tgi_models import TgiAnswer, TgiChunk, TgiDetails, TgiEnd, TgiInfo, TgiPlace, TgiStarted, TgiToken
-from gateway.api.tgi_tokens import SegmentStream, ShownToken, TokenStream
-from gateway.generation.output import ChoiceOutput, Ended, Kept
-from gateway.generation.request import Request
-from gateway.readiness import Readiness
-from gateway.settings import MAX_STOPS, GatewaySettings
 from semspec import __version__
 from semspec.decoding import Target
 from semspec.errors import DeadlineExceeded, SemspecError
+from semspec.gateway.api.bodies import TgiRequest, TokenizeRequest
+from semspec.gateway.api.errors import tgi_error_body
+from semspec.gateway.api.openai import statistics
+from semspec.gateway.api.requests import text_request, tgi_request
+from semspec.gateway.api.responses import EITHER, GENERATE, GENERATE_STREAM, IDEMPOTENT, INFO, TOKENIZE
+from semspec.gateway.api.sse import GENERATION_ID, Responder
+from semspec.gateway.api.tgi_models import (
+    TgiAnswer,
+    TgiChunk,
+    TgiDetails,
+    TgiEnd,
+    TgiInfo,
+    TgiPlace,
+    TgiStarted,
+    TgiToken,
+)
+from semspec.gateway.api.tgi_tokens import SegmentStream, ShownToken, TokenStream
+from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept
+from semspec.gateway.generation.request import Request
+from semspec.gateway.readiness import Readiness
+from semspec.gateway.settings import MAX_STOPS, GatewaySettings
 from semspec.types import Drafted, FinishReason
 
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from gateway.api.statistics import AnswerMetrics, Statistics
+from semspec.gateway.api.statistics import AnswerMetrics, Statistics
 from semspec.records import Body, if_any
 
 

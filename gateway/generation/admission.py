@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from time import monotonic
 
-from gateway.metrics import Metrics
-from gateway.settings import GatewaySettings
 from semspec.errors import Overloaded
+from semspec.gateway.metrics import Metrics
+from semspec.gateway.settings import GatewaySettings
 
 FIRST_GUESS_S = 1.0
 """How long a request holds its room, before one has."""

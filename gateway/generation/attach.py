@@ -4,15 +4,15 @@ import asyncio
 import json
 from contextlib import AsyncExitStack
 
-from gateway.generation.admission import Admission
-from gateway.generation.choice import ChoiceRunner, Emit
-from gateway.generation.output import ChoiceOutput, Ended
-from gateway.generation.request import ChoiceRequest, Request
-from gateway.settings import GatewaySettings
-from gateway.store.journal import Background, Journal
-from gateway.store.session_lease import Sessions
-from gateway.store.store import Store
 from semspec.errors import Cancelled, Conflict
+from semspec.gateway.generation.admission import Admission
+from semspec.gateway.generation.choice import ChoiceRunner, Emit
+from semspec.gateway.generation.output import ChoiceOutput, Ended
+from semspec.gateway.generation.request import ChoiceRequest, Request
+from semspec.gateway.settings import GatewaySettings
+from semspec.gateway.store.journal import Background, Journal
+from semspec.gateway.store.session_lease import Sessions
+from semspec.gateway.store.store import Store
 from semspec.records import SegmentTrace
 from semspec.types import FinishReason
 

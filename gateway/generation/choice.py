@@ -9,15 +9,15 @@ from contextlib import aclosing
 from dataclasses import replace
 from time import monotonic
 
-from gateway.generation.output import ChoiceEvent, ChoiceOutput, Ended, usage
-from gateway.generation.request import ChoiceRequest
-from gateway.metrics import Metrics
-from gateway.readiness import Readiness
-from gateway.settings import GatewaySettings
-from gateway.store.journal import Background, Journal
-from gateway.store.session_lease import SessionLease
 from semspec.decoding import Backends, Costs, Generation, Target, decode
 from semspec.errors import Cancelled, Conflict, DeadlineExceeded, Overloaded, SemspecError, Unavailable
+from semspec.gateway.generation.output import ChoiceEvent, ChoiceOutput, Ended, usage
+from semspec.gateway.generation.request import ChoiceRequest
+from semspec.gateway.metrics import Metrics
+from semspec.gateway.readiness import Readiness
+from semspec.gateway.settings import GatewaySettings
+from semspec.gateway.store.journal import Background, Journal
+from semspec.gateway.store.session_lease import SessionLease
 from semspec.observability import known, span
 from semspec.records import SegmentTrace, statistics
 from semspec.types import Drafted, Finished, FinishReason, Message, SegmentRecord

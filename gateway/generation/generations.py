@@ -7,20 +7,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Self
 
-from gateway.generation.admission import Admission
-from gateway.generation.attach import Attacher, SharedSlots
-from gateway.generation.choice import ChoiceRunner, Emit
-from gateway.generation.output import ChoiceEvent, ChoiceOutput
-from gateway.generation.request import ChoiceRequest, Request, stored_choice, stored_fields
-from gateway.generation.strictness import at_strictness
-from gateway.metrics import Metrics
-from gateway.readiness import Readiness, Served
-from gateway.settings import GatewaySettings
-from gateway.store.journal import Journal, cancelled
-from gateway.store.session_lease import SessionLease, Sessions
-from gateway.store.store import FIRST_FENCE, Store
 from semspec.decoding import STRATEGIES, Target
 from semspec.errors import Cancelled, ContextTooLong, DeadlineExceeded, InvalidRequest, NotFound, SemspecError
+from semspec.gateway.generation.admission import Admission
+from semspec.gateway.generation.attach import Attacher, SharedSlots
+from semspec.gateway.generation.choice import ChoiceRunner, Emit
+from semspec.gateway.generation.output import ChoiceEvent, ChoiceOutput
+from semspec.gateway.generation.request import ChoiceRequest, Request, stored_choice, stored_fields
+from semspec.gateway.generation.strictness import at_strictness
+from semspec.gateway.metrics import Metrics
+from semspec.gateway.readiness import Readiness, Served
+from semspec.gateway.settings import GatewaySettings
+from semspec.gateway.store.journal import Journal, cancelled
+from semspec.gateway.store.session_lease import SessionLease, Sessions
+from semspec.gateway.store.store import FIRST_FENCE, Store
 from semspec.types import Context, Message, Piece
 
 Work = Callable[[Emit], Coroutine[None, None, None]]

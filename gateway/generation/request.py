@@ -9,11 +9,11 @@ from typing import Any, Literal, Self
 
 from pydantic import TypeAdapter, create_model
 
-from gateway.generation.output import ChoiceOutput, ReasoningParser, StopChecker
-from gateway.generation.strictness import Expected
-from gateway.readiness import Served
 from semspec.decoding import Generation, options
 from semspec.errors import Conflict
+from semspec.gateway.generation.output import ChoiceOutput, ReasoningParser, StopChecker
+from semspec.gateway.generation.strictness import Expected
+from semspec.gateway.readiness import Served
 from semspec.records import Body, Json
 from semspec.types import Context, Message, Piece, Segmentation, derive_seed
 

@@ -5,8 +5,8 @@ import json
 import logging
 from collections.abc import Awaitable, Coroutine, Mapping
 
-from gateway.store.store import FIRST_FENCE, Store
 from semspec.errors import Cancelled, SemspecError, Unavailable
+from semspec.gateway.store.store import FIRST_FENCE, Store
 
 _log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ import secrets
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 
-from gateway.store.journal import Background
-from gateway.store.store import Store
 from semspec.errors import Conflict, SemspecError
+from semspec.gateway.store.journal import Background
+from semspec.gateway.store.store import Store
 from semspec.types import Message
 
 _log = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from gateway.settings import GatewaySettings
 from semspec.errors import Cancelled, Conflict, NotFound, SemspecError, Unavailable
+from semspec.gateway.settings import GatewaySettings
 from semspec.types import Message
 
 FIRST_FENCE = 1
@@ -208,7 +208,7 @@ _SCRIPTS = (
 
 
 def _source(name: str) -> str:
-    return files("gateway").joinpath("store", "lua", f"{name}.lua").read_text()
+    return files("semspec.gateway").joinpath("store", "lua", f"{name}.lua").read_text()
 
 
 def _messages(lines: Sequence[str]) -> tuple[Message, ...]:

@@ -10,12 +10,12 @@ from pathlib import Path
 ROLES = ("draft", "target", "verifier")
 Command = tuple[str, ...]
 
-BUNDLED_PAIR = Path(__file__).resolve().parents[2] / "demo" / "pair"
+BUNDLED_PAIR = (Path(__file__).parents[1] / "demo" / "pair").resolve()
 
 
 def _default_commands() -> dict[str, Command]:
-    commands: dict[str, Command] = {role: (sys.executable, "-m", f"services.{role}") for role in ROLES}
-    return commands | {"gateway": (sys.executable, "-m", "gateway")}
+    commands: dict[str, Command] = {role: (sys.executable, "-m", f"semspec.services.{role}") for role in ROLES}
+    return commands | {"gateway": (sys.executable, "-m", "semspec.gateway")}
 
 
 @dataclass(frozen=True, slots=True)

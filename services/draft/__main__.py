@@ -1,4 +1,4 @@
-"""Entry point: `python -m services.draft`."""
+"""Entry point: `python -m semspec.services.draft`."""
 
 from functools import partial
 
@@ -6,9 +6,9 @@ from semspec.engine.protocol import load_engine
 from semspec.observability import configure_logging, exported_traces
 from semspec.rpc.server import run
 from semspec.rpc.servicers import draft_service
+from semspec.services.draft.settings import DraftSettings
 from semspec.settings import load_settings
 from semspec.types import Writer
-from services.draft.settings import DraftSettings
 
 
 def main() -> None:

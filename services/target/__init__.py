@@ -1,1 +1,1 @@
-"""The target service: the large model that reads and writes segments. Run with `python -m services.target`."""
+"""The target service: the large model that reads and writes segments. Run with `python -m semspec.services.target`."""

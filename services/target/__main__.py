@@ -1,4 +1,4 @@
-"""Entry point: `python -m services.target`."""
+"""Entry point: `python -m semspec.services.target`."""
 
 from functools import partial
 
@@ -7,9 +7,9 @@ from semspec.observability import configure_logging, exported_traces
 from semspec.remote.writer import load_remote_writer
 from semspec.rpc.server import run
 from semspec.rpc.servicers import target_service
+from semspec.services.target.settings import TargetSettings
 from semspec.settings import load_settings
 from semspec.types import Writer
-from services.target.settings import TargetSettings
 
 
 def main() -> None:

@@ -1,1 +1,1 @@
-"""The verifier service: pairs of probes. Run with `python -m services.verifier`."""
+"""The verifier service: pairs of probes. Run with `python -m semspec.services.verifier`."""

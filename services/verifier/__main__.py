@@ -1,4 +1,4 @@
-"""Entry point: `python -m services.verifier`."""
+"""Entry point: `python -m semspec.services.verifier`."""
 
 import os
 from functools import partial
@@ -7,8 +7,8 @@ from semspec.decoding.protocols import Verifier
 from semspec.observability import configure_logging, exported_traces
 from semspec.rpc.server import run
 from semspec.rpc.servicers import verifier_service
+from semspec.services.verifier.settings import VerifierSettings
 from semspec.settings import load_settings
-from services.verifier.settings import VerifierSettings
 
 
 def main() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from bench.configuration import parse
-from bench.runners.in_process import with_options
+from semspec.bench.configuration import parse
+from semspec.bench.runners.in_process import with_options
 from semspec.decoding import Generation
 from semspec.errors import InvalidRequest
 from semspec.types import Acceptance, Context, SamplingParams, Scoring, Segmentation

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bench.report import speed_of_light
-from bench.report.speed_of_light import Machine, Weights, measure_machine, read_cost, weights_of
+from semspec.bench.report import speed_of_light
+from semspec.bench.report.speed_of_light import Machine, Weights, measure_machine, read_cost, weights_of
 from semspec.stack import BUNDLED_PAIR
 from tests.bench.made_up import COST
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from bench.gpu.__main__ import main
-from bench.gpu.models import build
-from bench.gpu.parity import measure_parity
-from bench.gpu.record import Record
-from bench.gpu.replay import PUBLISHED, Stages
-from bench.gpu.rounds import Round, ahead_ms, verdicts
-from bench.gpu.shapes import PAPER, TINY, fitted
-from bench.gpu.timing import LEAST_REPETITIONS, Light, Timer, summarised
+from semspec.bench.gpu.__main__ import main
+from semspec.bench.gpu.models import build
+from semspec.bench.gpu.parity import measure_parity
+from semspec.bench.gpu.record import Record
+from semspec.bench.gpu.replay import PUBLISHED, Stages
+from semspec.bench.gpu.rounds import Round, ahead_ms, verdicts
+from semspec.bench.gpu.shapes import PAPER, TINY, fitted
+from semspec.bench.gpu.timing import LEAST_REPETITIONS, Light, Timer, summarised
 from semspec.engine.cuda_graph import MAX_TOKENS
 
 CPU = torch.device("cpu")
@@ -39,7 +39,7 @@ class Few(PathFinder):
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = Few
 sys.modules.pop("google", None)  # a namespace that installed packages may have put there at start-up
-runpy.run_module("bench.gpu", run_name="__main__", alter_sys=True)
+runpy.run_module("semspec.bench.gpu", run_name="__main__", alter_sys=True)
 """
 
 
@@ -175,7 +175,7 @@ def test_record_keeps_what_was_measured_when_a_later_stage_fails_or_is_cut_off(t
 
 
 def test_parity_reports_a_model_that_reads_otherwise_than_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.gpu.parity.BARS", {torch.float32: 1e-12})
+    monkeypatch.setattr("semspec.bench.gpu.parity.BARS", {torch.float32: 1e-12})
     facts = measure_parity(CPU)
     assert not facts["holds"]
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.tasks import Question, Task, load_task
-from bench.tasks.answers import boxed_answers
-from bench.tasks.choice import is_right_letter
-from bench.tasks.mathematics import Judge
+from semspec.bench.tasks import Question, Task, load_task
+from semspec.bench.tasks.answers import boxed_answers
+from semspec.bench.tasks.choice import is_right_letter
+from semspec.bench.tasks.mathematics import Judge
 from semspec.errors import InternalError
 
 

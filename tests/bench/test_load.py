@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.load.asking import GREEDY_SHARE, HUNG, OWNERS, STAGES, Answer, Stage, Visit, arrivals, ask, client
-from bench.load.overload import Load, Plan, measured
-from bench.load.overload_report import REFUSED, Overload, facts, page, percentiles, ratio, speeds
-from bench.load.processes import MEBIBYTE, Held, Sample, Watch
-from bench.load.soak import CANCELLATIONS, CANCELLED_SHARE, Clients, gauges, order
-from bench.load.soak_report import Soak, slope
-from bench.load.soak_report import page as soak_page
+from semspec.bench.load.asking import GREEDY_SHARE, HUNG, OWNERS, STAGES, Answer, Stage, Visit, arrivals, ask, client
+from semspec.bench.load.overload import Load, Plan, measured
+from semspec.bench.load.overload_report import REFUSED, Overload, facts, page, percentiles, ratio, speeds
+from semspec.bench.load.processes import MEBIBYTE, Held, Sample, Watch
+from semspec.bench.load.soak import CANCELLATIONS, CANCELLED_SHARE, Clients, gauges, order
+from semspec.bench.load.soak_report import Soak, slope
+from semspec.bench.load.soak_report import page as soak_page
+from semspec.training.report.document import as_markdown
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import API_KEY, Gateway, eventually, make_settings, redis_server, running_gateway
-from training.report.document import as_markdown
 
 WHERE = {"environment": {"processor": "a processor", "num_cores": 2}, "load_average": 0.5}
 

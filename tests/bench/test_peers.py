@@ -11,11 +11,11 @@ import torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils.logging import warning_once
 
-from bench.configuration import parse
-from bench.runners.assisted import TransformersRunner, open_transformers
-from bench.runners.in_process import open_in_process
-from bench.runners.protocol import Ask, NotApplicable, RunnerError
-from demo.problems import make_problem
+from semspec.bench.configuration import parse
+from semspec.bench.runners.assisted import TransformersRunner, open_transformers
+from semspec.bench.runners.in_process import open_in_process
+from semspec.bench.runners.protocol import Ask, NotApplicable, RunnerError
+from semspec.demo.problems import make_problem
 from semspec.engine.checkpoint import load_tokenizer
 from semspec.stack.config import BUNDLED_PAIR
 from semspec.types import Message

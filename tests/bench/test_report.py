@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from bench.report import ablations, figures, paper, rounds, tables
-from bench.report.page import write_report
-from bench.report.probes import read_probes
-from bench.report.tables import main_row
-from bench.summary import Run
+from semspec.bench.report import ablations, figures, paper, rounds, tables
+from semspec.bench.report.page import write_report
+from semspec.bench.report.probes import read_probes
+from semspec.bench.report.tables import main_row
+from semspec.bench.summary import Run
+from semspec.training.report.document import Bullets, Code, Section, Table, Text, as_html, as_markdown
 from tests.bench.made_up import COST, FEW, HOSTILE, RATES, made_up_run
 from tests.pages import num_pictures
-from training.report.document import Bullets, Code, Section, Table, Text, as_html, as_markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBES = ROOT / "bench/results/probes/report.json"
@@ -161,7 +161,7 @@ def test_missing_ablations_come_with_the_command_that_gives_them(runs: list[Run]
     page = (tmp_path / "report.md").read_text()
     options = "--task demo --temperature 0 --limit 30"
     assert f"semspec bench run {options} --strategy target,{','.join(labels)}\n" in page
-    assert "python -m bench.cost" in page and "semspec train run" in page
+    assert "python -m semspec.bench.cost" in page and "semspec train run" in page
     assert not (tmp_path / "gamma.png").exists()
 
 

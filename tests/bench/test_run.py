@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from bench import run as run_module
-from bench.cli import main
-from bench.configuration import parse
-from bench.record import read_records
-from bench.run import Comparison, Plan, default_folder, opened
-from bench.runners.protocol import RunnerError
-from bench.summary import load_run
-from bench.tasks import load_task
+from semspec.bench import run as run_module
+from semspec.bench.cli import main
+from semspec.bench.configuration import parse
+from semspec.bench.record import read_records
+from semspec.bench.run import Comparison, Plan, default_folder, opened
+from semspec.bench.runners.protocol import RunnerError
+from semspec.bench.summary import load_run
+from semspec.bench.tasks import load_task
 from semspec.errors import InvalidRequest
 from semspec.stack import BUNDLED_PAIR
-from training.progress import Reporter
+from semspec.training.progress import Reporter
 
 LABELS = ("in-process/draft", "in-process/semantic:threshold=0.1")
 

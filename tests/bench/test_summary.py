@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.record import Record, read_records
-from bench.summary import load_run, summarise
+from semspec.bench.record import Record, read_records
+from semspec.bench.summary import load_run, summarise
 from semspec.errors import InvalidRequest
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from bench.configuration import parse
-from bench.runners.protocol import Ask, NotApplicable, RunnerError
-from bench.runners.vllm import Site, VllmRunner, open_vllm, reason, write_tokenizer
-from demo.problems import make_problem
+from semspec.bench.configuration import parse
+from semspec.bench.runners.protocol import Ask, NotApplicable, RunnerError
+from semspec.bench.runners.vllm import Site, VllmRunner, open_vllm, reason, write_tokenizer
+from semspec.demo.problems import make_problem
 from semspec.engine.checkpoint import load_tokenizer
 from semspec.stack.config import BUNDLED_PAIR
 from semspec.types import Message
@@ -197,7 +197,7 @@ async def test_server_that_dies_at_its_start_is_reported_with_its_last_words(tmp
 
 
 async def test_server_that_is_not_ready_in_time_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.runners.vllm.START_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("semspec.bench.runners.vllm.START_TIMEOUT_S", 0.5)
     async with opened(stand_in(tmp_path, at_start='print("capturing", flush=True); time.sleep(600)')) as runner:
         with pytest.raises(RunnerError, match=r"^vllm/target was not ready within 0.5 s: capturing"):
             await runner.ask(asked("vllm/target"))

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from semspec.training.report.document import Table
 from tests.chaos.faults import TABLE, Fault
 from tests.chaos.trial import Trial
 from tests.stack.support import Json
-from training.report.document import Table
 
 HEAD = """# Faults
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from demo.problems import SPLITS, make_problem
+from semspec.demo.problems import SPLITS, make_problem
 from semspec.stack import Stack
 
 GENEROUS_S = 120.0

@@ -8,10 +8,10 @@ from typing import Any
 import yaml
 from pydantic_settings import BaseSettings
 
-from gateway.settings import GatewaySettings
-from services.draft.settings import DraftSettings
-from services.target.settings import TargetSettings
-from services.verifier.settings import VerifierSettings
+from semspec.gateway.settings import GatewaySettings
+from semspec.services.draft.settings import DraftSettings
+from semspec.services.target.settings import TargetSettings
+from semspec.services.verifier.settings import VerifierSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "docker-compose.yml"

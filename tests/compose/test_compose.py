@@ -15,6 +15,7 @@ from semspec import __version__
 from semspec.engine.tensor_parallel.workers import LEAVING_S
 from semspec.keys import Keys
 from semspec.stack import StackConfig
+from semspec.training.config import load_config
 from tests.compose.support import (
     BASE,
     ROOT,
@@ -26,7 +27,6 @@ from tests.compose.support import (
     MissingVariable,
     composed,
 )
-from training.config import load_config
 
 PAIR = {"SEMSPEC_PAIR": "/srv/pair"}
 VARIANTS: dict[str, tuple[Path, ...]] = {

@@ -45,7 +45,7 @@ def test_every_stage_comes_from_the_base_image(role: str) -> None:
 def test_image_runs_the_service_without_rights(role: str) -> None:
     stage = dict(final_stage(role))
     assert stage["USER"] == "10001:10001" and "useradd --uid 10001 --user-group" in str(final_stage(role))
-    module = "gateway" if role == "gateway" else f"services.{role}"
+    module = "semspec.gateway" if role == "gateway" else f"semspec.services.{role}"
     assert stage["ENTRYPOINT"] == f'["python", "-m", "{module}"]'
     assert f"SEMSPEC_{role.upper()}_HOST=0.0.0.0" in stage["ENV"]
 

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from bench.configuration import parse
-from bench.runners.in_process import InProcessRunner, open_in_process
-from bench.runners.protocol import Ask, Outcome
-from bench.tasks import Question, load_task
+from semspec.bench.configuration import parse
+from semspec.bench.runners.in_process import InProcessRunner, open_in_process
+from semspec.bench.runners.protocol import Ask, Outcome
+from semspec.bench.tasks import Question, load_task
 from semspec.engine.checkpoint import model_fingerprint
 from semspec.stack import BUNDLED_PAIR
 

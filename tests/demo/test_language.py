@@ -5,11 +5,11 @@ from itertools import combinations
 
 import pytest
 
-from demo.documents import write_document
-from demo.meaning import Proposition, is_valid, valid_next
-from demo.problems import SPLITS, make_problem
-from demo.tokenizer import build_tokenizer
-from demo.wording import DRAFT_AUTHOR, TARGET_AUTHOR, read
+from semspec.demo.documents import write_document
+from semspec.demo.meaning import Proposition, is_valid, valid_next
+from semspec.demo.problems import SPLITS, make_problem
+from semspec.demo.tokenizer import build_tokenizer
+from semspec.demo.wording import DRAFT_AUTHOR, TARGET_AUTHOR, read
 
 SEEDS = range(0, 300)
 

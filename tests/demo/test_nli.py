@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 from sklearn.metrics import adjusted_rand_score
 
-from demo.documents import DELIMITER, write_document
-from demo.meaning import Proposition, valid_next
-from demo.nli_data import AUTHORS, CONTRADICTION, ENTAILMENT, NEUTRAL, pairs, relation, slip
-from demo.probe_data import ParserEquivalence
-from demo.problems import SPLITS
-from demo.train_nli import COURSE, WINDOW, Examples, build_nli_tokenizer
-from demo.wording import TARGET_AUTHOR, read
+from semspec.demo.documents import DELIMITER, write_document
+from semspec.demo.meaning import Proposition, valid_next
+from semspec.demo.nli_data import AUTHORS, CONTRADICTION, ENTAILMENT, NEUTRAL, pairs, relation, slip
+from semspec.demo.probe_data import ParserEquivalence
+from semspec.demo.problems import SPLITS
+from semspec.demo.train_nli import COURSE, WINDOW, Examples, build_nli_tokenizer
+from semspec.demo.wording import TARGET_AUTHOR, read
 from semspec.engine.checkpoint import load_tokenizer
-from training.clustering.entailment import EntailmentConfig, EntailmentEquivalence
-from training.clustering.equivalence import Alternatives
-from training.clustering.nli import NliConfig, NliModel, PairFormat
+from semspec.training.clustering.entailment import EntailmentConfig, EntailmentEquivalence
+from semspec.training.clustering.equivalence import Alternatives
+from semspec.training.clustering.nli import NliConfig, NliModel, PairFormat
 
 MODEL = Path("demo/nli")
 CHANGE = Proposition("change", (2, "Tom", "pens", "+", 4, 25, 29))

@@ -5,7 +5,7 @@ import copy
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from demo.tokenizer import build_tokenizer
+from semspec.demo.tokenizer import build_tokenizer
 from semspec.engine.causal_lm import CausalLM, EngineName
 from semspec.types import ModelInfo
 from tests.checkpoints import SIZES

@@ -12,9 +12,9 @@ from semspec.engine.kv_cache import KV, BufferKV
 from semspec.engine.protocol import load_engine
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch
+from semspec.services.target.settings import TargetSettings
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Context, SamplingParams, Segment, SegmentEnd, Writer
-from services.target.settings import TargetSettings
 from tests.checkpoints import SIZES
 from tests.engine import models
 from tests.engine.models import lm_of, random_ids, random_model

@@ -20,8 +20,8 @@ from semspec.engine.protocol import load_engine
 from semspec.engine.tensor_parallel.split import Split
 from semspec.errors import Mismatch, Unavailable
 from semspec.rpc.clients import RemoteTarget
+from semspec.services.target.settings import TargetSettings
 from semspec.types import Context, Piece, Writer
-from services.target.settings import TargetSettings
 from tests.engine.models import TOKENIZER, random_model
 from tests.engine.test_equivalence import PROMPT, params
 
@@ -89,7 +89,7 @@ class Service:
             "SEMSPEC_TARGET_SETTLE_S": "0",
         }
         with self._log.open("wb") as log:
-            command = [sys.executable, "-m", "services.target"]
+            command = [sys.executable, "-m", "semspec.services.target"]
             self.process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=log, stderr=log)
 
     async def ready(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from demo.problems import SPLITS, make_problem
+from semspec.demo.problems import SPLITS, make_problem
 from semspec.engine.logits import renormalised
 from semspec.engine.segmentation import TokenSegmenter, cut
 from semspec.engine.speculative import dense

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from gateway.generation.admission import Admission, Limits
-from gateway.metrics import Metrics
 from semspec.errors import Overloaded
+from semspec.gateway.generation.admission import Admission, Limits
+from semspec.gateway.metrics import Metrics
 
 NUM_STEPS = 4
 """Rounds of the event loop that let every task go as far as it can."""

@@ -17,11 +17,11 @@ import uvicorn
 from fastapi import FastAPI
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from gateway.app import create_app
-from gateway.metrics import Metrics
-from gateway.readiness import Readiness
-from gateway.settings import GatewaySettings
-from gateway.store.store import Store
+from semspec.gateway.app import create_app
+from semspec.gateway.metrics import Metrics
+from semspec.gateway.readiness import Readiness
+from semspec.gateway.settings import GatewaySettings
+from semspec.gateway.store.store import Store
 from semspec.keys import entry, new_key
 from semspec.stack.redis import find_server
 from tests.gateway.fakes import Fakes

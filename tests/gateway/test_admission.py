@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from gateway.generation.admission import MAX_RETRY_AFTER_S
+from semspec.gateway.generation.admission import MAX_RETRY_AFTER_S
 from tests.gateway.desk import desk, in_turn
 from tests.gateway.support import eventually
 

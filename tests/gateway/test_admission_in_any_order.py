@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.generation.admission import Limits
+from semspec.gateway.generation.admission import Limits
 from tests.gateway.desk import Desk, desk, in_turn, settle
 
 

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from fastapi.routing import iter_route_contexts
 
-from gateway.api.errors import TGI_PATHS
 from semspec.errors import Unauthenticated, Unavailable
+from semspec.gateway.api.errors import TGI_PATHS
 from semspec.keys import entry, new_key
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import (

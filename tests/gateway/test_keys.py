@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app import create_app
-from gateway.settings import GatewaySettings
+from semspec.gateway.app import create_app
+from semspec.gateway.settings import GatewaySettings
 from semspec.keys import Keys, entry, new_key
 from semspec.settings import load_settings
 from tests.gateway.fakes import Fakes

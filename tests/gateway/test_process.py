@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from gateway.settings import GatewaySettings
+from semspec.gateway.settings import GatewaySettings
 from semspec.settings import load_settings
 from tests.gateway.support import free_port, wait_for_port
 
@@ -19,7 +19,7 @@ def run(code: list[str], **environment: str) -> subprocess.CompletedProcess[str]
 
 
 def test_torch_never_reaches_the_process() -> None:
-    code = "import sys, gateway.__main__; print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
+    code = "import sys, semspec.gateway.__main__; print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
     assert run(["-c", code]).stdout == "set()\n"
 
 
@@ -48,7 +48,7 @@ def test_bad_setting_is_one_line_that_names_it(
 
 
 def test_process_with_a_bad_setting_ends_before_it_listens() -> None:
-    result = run(["-m", "gateway"], SEMSPEC_GATEWAY_PORT="http")
+    result = run(["-m", "semspec.gateway"], SEMSPEC_GATEWAY_PORT="http")
     assert result.returncode == 2 and result.stderr.count("\n") == 1
 
 
@@ -59,7 +59,9 @@ def process(**environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     environment |= {"SEMSPEC_GATEWAY_PORT": str(port), "SEMSPEC_GATEWAY_REDIS_URL": "redis://127.0.0.1:1/0"}
     environment |= {f"SEMSPEC_GATEWAY_{role}_ADDRESS": "127.0.0.1:1" for role in ("DRAFT", "TARGET", "VERIFIER")}
     environment |= {"SEMSPEC_GATEWAY_AUTH": "none"}
-    gateway = subprocess.Popen([sys.executable, "-m", "gateway"], env=environment, stderr=subprocess.PIPE, text=True)
+    gateway = subprocess.Popen(
+        [sys.executable, "-m", "semspec.gateway"], env=environment, stderr=subprocess.PIPE, text=True
+    )
     try:
         wait_for_port(port)
         yield gateway, f"http://127.0.0.1:{port}"

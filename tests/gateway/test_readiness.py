@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.readiness import Served, describe, mismatch
 from semspec.decoding import STRATEGIES
 from semspec.errors import Mismatch, Unavailable
+from semspec.gateway.readiness import Served, describe, mismatch
 from semspec.types import Segmentation
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import GatewayFactory, eventually, make_readiness, make_settings

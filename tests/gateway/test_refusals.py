@@ -8,8 +8,8 @@ import httpx
 import openai
 import pytest
 
-from gateway.api.errors import TGI_PATHS
 from semspec.errors import Unavailable
+from semspec.gateway.api.errors import TGI_PATHS
 from tests.gateway.fakes import WINDOW, Fakes
 from tests.gateway.support import Gateway, GatewayFactory, eventually
 

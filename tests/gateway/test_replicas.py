@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 from pydantic import ValidationError
 
-from gateway.metrics import POOLED, Metrics
-from gateway.settings import GatewaySettings
+from semspec.gateway.metrics import POOLED, Metrics
+from semspec.gateway.settings import GatewaySettings
 
 
 @dataclass

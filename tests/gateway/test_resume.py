@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.store.journal import Journal
 from semspec.decoding import STRATEGIES
+from semspec.gateway.store.journal import Journal
 from tests.gateway.fakes import NUM_SEGMENTS, Fakes
 from tests.gateway.support import Gateway, GatewayFactory, RedisServer, eventually
 

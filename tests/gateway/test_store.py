@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from gateway.store.store import FIRST_FENCE, Store
 from semspec.errors import Cancelled, Conflict, NotFound, Unavailable
+from semspec.gateway.store.store import FIRST_FENCE, Store
 from semspec.stack.redis import servers
 from semspec.types import Message
 from tests.gateway.support import make_settings, redis_server

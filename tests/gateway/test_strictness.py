@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.generation.strictness import Expected, Setting, at_strictness
 from semspec.errors import InvalidRequest
+from semspec.gateway.generation.strictness import Expected, Setting, at_strictness
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Acceptance, OperatingPoint
 

@@ -6,8 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.api.errors import TGI_PATHS
 from semspec.errors import Unavailable
+from semspec.gateway.api.errors import TGI_PATHS
 from tests.gateway.fakes import NUM_SEGMENTS, WINDOW
 from tests.gateway.support import Gateway, GatewayFactory, eventually
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.settings import GatewaySettings
+from semspec.gateway.settings import GatewaySettings
 from semspec.settings import load_settings
 from tests.certificates import Authority, Pair
 from tests.gateway.support import free_port, wait_for_port
@@ -36,7 +36,7 @@ def serving(pair: Pair) -> Iterator[int]:
         "SEMSPEC_GATEWAY_TLS_KEY": str(pair.key),
         **{f"SEMSPEC_GATEWAY_{role}_ADDRESS": "127.0.0.1:1" for role in ("DRAFT", "TARGET", "VERIFIER")},
     }
-    process = subprocess.Popen([sys.executable, "-m", "gateway"], env=environment)
+    process = subprocess.Popen([sys.executable, "-m", "semspec.gateway"], env=environment)
     try:
         wait_for_port(port)
         yield port

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.metrics import Metrics
-from gateway.settings import GatewaySettings
+from semspec.gateway.metrics import Metrics
+from semspec.gateway.settings import GatewaySettings
 from tests.manifests.environment import settings_of
 from tests.manifests.kustomize import ROOT, Objects
 from tests.manifests.objects import name_of, named, of_kind, pod

@@ -12,11 +12,11 @@ from unittest.mock import patch
 
 import trustme
 
-from gateway.settings import GatewaySettings
+from semspec.gateway.settings import GatewaySettings
+from semspec.services.draft.settings import DraftSettings
+from semspec.services.target.settings import TargetSettings
+from semspec.services.verifier.settings import VerifierSettings
 from semspec.settings import ServiceSettings, load_settings
-from services.draft.settings import DraftSettings
-from services.target.settings import TargetSettings
-from services.verifier.settings import VerifierSettings
 from tests.manifests.kustomize import Manifest, Objects
 from tests.manifests.objects import Pod, mounts, named, pods
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.settings import GatewaySettings
 from semspec.cli import _parser
 from semspec.engine.tensor_parallel.workers import LEAVING_S
+from semspec.gateway.settings import GatewaySettings
 from semspec.observability import FLUSH_TIMEOUT_S
 from semspec.settings import ModelSettings, ServiceSettings
 from tests.manifests.environment import SETTINGS, environment, settings_of

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 import semspec
+from semspec.training.config import load_config
 from tests.compose.support import SECRETS, TWO_GPU, composed
 from tests.manifests.custom import ALERTS
 from tests.manifests.kustomize import INCLUDED, KUBERNETES, OPTIONAL, ROOT
-from training.config import load_config
 
 FOLDERS = sorted(path.parent for path in KUBERNETES.rglob("kustomization.yaml") if path.parent.name != "probe-training")
 GPU = KUBERNETES / "components" / "gpu"

@@ -7,11 +7,11 @@ import pytest
 
 from semspec.errors import Unavailable
 from semspec.remote.client import Api
+from semspec.training.config import ServerSampler
+from semspec.training.data.writers import ServerWriter, WritingRecipe
 from semspec.types import Context, SamplingParams, Segment, SegmentEnd, Writer
 from tests.remote.servers import Script, serving
 from tests.remote.support import Local
-from training.config import ServerSampler
-from training.data.writers import ServerWriter, WritingRecipe
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.parametrize("api", get_args(Api))]
 

@@ -19,11 +19,11 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch, Unavailable
 from semspec.probes.verifier import ProbeVerifier
 from semspec.remote.client import Api
+from semspec.services.target.__main__ import load
+from semspec.services.target.settings import TargetSettings
 from semspec.settings import load_settings
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Context, GeneratedSegment, Writer
-from services.target.__main__ import load
-from services.target.settings import TargetSettings
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import make_settings, redis_server, running_gateway
 from tests.remote.servers import NAME, Script, serving

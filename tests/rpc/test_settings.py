@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from semspec.services.draft.settings import DraftSettings
+from semspec.services.target.settings import TargetSettings
+from semspec.services.verifier.settings import VerifierSettings
 from semspec.settings import load_settings
-from services.draft.settings import DraftSettings
-from services.target.settings import TargetSettings
-from services.verifier.settings import VerifierSettings
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,8 @@ from semspec.rpc.clients import RemoteDrafter
 from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import DRAFT, draft_service
 from semspec.rpc.tls import Certificates
+from semspec.services.draft.settings import DraftSettings
 from semspec.settings import ServiceSettings, load_settings
-from services.draft.settings import DraftSettings
 from tests.certificates import Authority, Pair, another
 from tests.rpc.fakes import CONTEXT, ORDER, FakeEngine, serving, settings
 

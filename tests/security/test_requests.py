@@ -14,7 +14,7 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from gateway.api import bodies as schemas
+from semspec.gateway.api import bodies as schemas
 from semspec.keys import Keys, entry, new_key
 from semspec.observability import JsonFormatter, KeyValueFormatter
 from tests.gateway.support import Gateway, GatewayFactory

@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 from safetensors.torch import load_file, save_file
 
-from demo.tokenizer import build_tokenizer
 from semspec.decoding import Backends
+from semspec.demo.tokenizer import build_tokenizer
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.stack import Stack, StackConfig
 from semspec.types import Writer

@@ -6,10 +6,10 @@ import pytest
 
 from semspec.engine.causal_lm import CausalLM
 from semspec.errors import Unavailable
+from semspec.training.config import ServerSampler
+from semspec.training.data.writers import EngineWriter, ModelDesk, ServerWriter, WritingRecipe
 from semspec.types import Context, SamplingParams, Segmentation, SegmentEnd, Writer, derive_seed
 from tests.stack.support import QUESTION, Pair, Running
-from training.config import ServerSampler
-from training.data.writers import EngineWriter, ModelDesk, ServerWriter, WritingRecipe
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 

@@ -13,9 +13,9 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from gateway.store.session_lease import stored_name
 from semspec import client
 from semspec.client import Event, Gateway
+from semspec.gateway.store.session_lease import stored_name
 from semspec.stack import Stack, StackConfig
 from semspec.stack.child import Child
 from semspec.stack.supervisor import OWNER

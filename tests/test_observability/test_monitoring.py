@@ -11,8 +11,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.api.middleware import _POLLED
-from gateway.metrics import SERVICES, Metrics
+from semspec.gateway.api.middleware import _POLLED
+from semspec.gateway.metrics import SERVICES, Metrics
 from tests.test_observability.records import ACCEPTED, PROPOSED, REWRITTEN
 
 MONITORING = Path(__file__).resolve().parents[2] / "deploy" / "monitoring"

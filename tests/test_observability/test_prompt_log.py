@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from gateway.generation.choice import log_texts
+from semspec.gateway.generation.choice import log_texts
 from semspec.observability import KeyValueFormatter
 
 

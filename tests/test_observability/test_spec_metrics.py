@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.metrics import Metrics
+from semspec.gateway.metrics import Metrics
 from semspec.records import speculative_decoding, statistics
 from semspec.types import SegmentRecord
 from tests.test_observability.records import ACCEPTED, ALONE, HYBRID, PROPOSED, REWRITTEN

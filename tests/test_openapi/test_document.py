@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from gateway.api.errors import TGI_PATHS
-from gateway.app import create_app
 from semspec.errors import TABLE
+from semspec.gateway.api.errors import TGI_PATHS
+from semspec.gateway.app import create_app
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import make_settings, make_store
 

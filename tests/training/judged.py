@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from training.data.labels import Labels
-from training.evaluation.verification import Predicted
+from semspec.training.data.labels import Labels
+from semspec.training.evaluation.verification import Predicted
 
 SPLITS = ("train", "validation", "calibration", "test")
 

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from semspec.training.data.labels import Labels
+from semspec.training.trainer.states import FeatureSource, Indices, Rows
 from semspec.types import SURPRISAL_FEATURES
-from training.data.labels import Labels
-from training.trainer.states import FeatureSource, Indices, Rows
 
 NUM_LAYERS, HIDDEN_SIZE, DRAFT_SHAPE = 5, 16, (3, 12)
 SAMPLES = 4

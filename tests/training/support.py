@@ -6,12 +6,12 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from demo.documents import END, write_document
-from demo.problems import SPLITS
-from demo.tokenizer import CHAT_TEMPLATE
-from demo.wording import TARGET_AUTHOR, vocabulary_texts
-from training.clustering.equivalence import Alternatives
-from training.config import PipelineConfig
+from semspec.demo.documents import END, write_document
+from semspec.demo.problems import SPLITS
+from semspec.demo.tokenizer import CHAT_TEMPLATE
+from semspec.demo.wording import TARGET_AUTHOR, vocabulary_texts
+from semspec.training.clustering.equivalence import Alternatives
+from semspec.training.config import PipelineConfig
 
 
 class ByLength:

@@ -14,8 +14,8 @@ import yaml
 
 from semspec import cli as semspec_cli
 from semspec.errors import InvalidRequest
-from training import cli
-from training.config import EntailmentEquivalenceConfig, PipelineConfig, ServerSampler, load_config
+from semspec.training import cli
+from semspec.training.config import EntailmentEquivalenceConfig, PipelineConfig, ServerSampler, load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL_PAIRS = sorted((ROOT / "training" / "configs").glob("*.yaml"))

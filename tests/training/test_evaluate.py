@@ -10,12 +10,20 @@ from scipy.stats import spearmanr
 from sklearn.metrics import r2_score, roc_auc_score
 
 from semspec.errors import InvalidRequest
+from semspec.training.data.labels import Labels
+from semspec.training.evaluation.acceptance import Drafts, card_curve, outcome, recommend
+from semspec.training.evaluation.evaluate import Cost, Evidence, Predicted, Report, evaluate, expected_calibration_error
+from semspec.training.evaluation.metrics import (
+    Resampling,
+    auroc,
+    dense_ranks,
+    r2,
+    reliability,
+    spearman,
+    wrong_accepted,
+)
 from semspec.types import Acceptance
 from tests.training.judged import guessed, made_up
-from training.data.labels import Labels
-from training.evaluation.acceptance import Drafts, card_curve, outcome, recommend
-from training.evaluation.evaluate import Cost, Evidence, Predicted, Report, evaluate, expected_calibration_error
-from training.evaluation.metrics import Resampling, auroc, dense_ranks, r2, reliability, spearman, wrong_accepted
 
 COST = Cost(draft_ms_per_token=1, target_ms_per_token=10, read_ms=15, judge_ms=5)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from semspec.errors import Mismatch
-from training.files import StageFolder, read_rows, replacing, write_rows, write_tensors
+from semspec.training.files import StageFolder, read_rows, replacing, write_rows, write_tensors
 
 
 def test_broken_off_write_leaves_the_old_file(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ FILL = """
 import resource, signal, sys, torch
 from pathlib import Path
 from semspec.errors import Unavailable
-from training.files import {writer}
+from semspec.training.files import {writer}
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 try:

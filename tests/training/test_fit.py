@@ -20,15 +20,15 @@ from torch import nn
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import LEAST_PROBABILITY, CalibrationKind, Probe, ProbeCard, load_probe, save_probe
 from semspec.probes.verifier import ProbeVerifier
+from semspec.training.data.labels import Labels
+from semspec.training.evaluation.metrics import expected_calibration_error
+from semspec.training.trainer.calibrate import calibrate
+from semspec.training.trainer.fit import Fit, fit, predict
+from semspec.training.trainer.recipe import FitRecipe, Projection, Role
+from semspec.training.trainer.reduction import Examples, fit_reduction
+from semspec.training.trainer.states import BATCHES_AHEAD, FeatureSource, StateStore
 from semspec.types import Segmentation, SegmentScore, States
 from tests.training.samples import DRAFT_SHAPE, HIDDEN_SIZE, NUM_LAYERS, Watched, write_samples
-from training.data.labels import Labels
-from training.evaluation.metrics import expected_calibration_error
-from training.trainer.calibrate import calibrate
-from training.trainer.fit import Fit, fit, predict
-from training.trainer.recipe import FitRecipe, Projection, Role
-from training.trainer.reduction import Examples, fit_reduction
-from training.trainer.states import BATCHES_AHEAD, FeatureSource, StateStore
 
 QUICK = FitRecipe(num_epochs=3, batch_size=32, hidden_sizes=(16, 8), device="cpu")
 PCA = Projection(kind="pca", width=6)
@@ -96,7 +96,7 @@ def test_streamed_fit_is_the_resident_one(data: Data, layers: object) -> None:
 def test_fit_of_a_set_beyond_memory_holds_a_few_batches(
     data: Data, monkeypatch: pytest.MonkeyPatch, projection: Projection | None
 ) -> None:
-    monkeypatch.setattr("training.trainer.reduction.CHUNK_BYTES", 1)  # the smallest chunks
+    monkeypatch.setattr("semspec.training.trainer.reduction.CHUNK_BYTES", 1)  # the smallest chunks
     recipe = QUICK.model_copy(update={"projection": projection})
     source = Watched(data.store, "target", *recipe.inputs("target"), memory_bytes=1)
     rows = data.rows("train"), data.rows("validation")
@@ -158,7 +158,7 @@ def test_principal_components_are_near_enough_where_they_are_approximate(
 ) -> None:
     source, rows, explained = data.source(), data.rows("train"), []
     for oversampling in (HIDDEN_SIZE, 2):
-        monkeypatch.setattr("training.trainer.reduction.OVERSAMPLING", oversampling)
+        monkeypatch.setattr("semspec.training.trainer.reduction.OVERSAMPLING", oversampling)
         reduction = fit_reduction(source, data.labels, rows, PCA, CPU)
         layers = reduction.standardised_layers(source.read(data.labels, rows))
         explained.append(float(torch.bmm(layers, reduction.matrix).square().sum()))

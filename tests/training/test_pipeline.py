@@ -12,14 +12,14 @@ import yaml
 
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.probes.verifier import ProbeVerifier
+from semspec.training.cli import main
+from semspec.training.config import PipelineConfig, load_config
+from semspec.training.data.labels import read_labels
+from semspec.training.pipeline import Pipeline
 from semspec.types import Context, GenerationParams, Message, SamplingParams, Writer
 from tests.training import support
-from training.cli import main
-from training.config import PipelineConfig, load_config
-from training.data.labels import read_labels
-from training.pipeline import Pipeline
 
-UNSOLVED = {"python": "demo.probe_data:questions", "arguments": {"split": "tune"}, "id": "id", "limit": 20}
+UNSOLVED = {"python": "semspec.demo.probe_data:questions", "arguments": {"split": "tune"}, "id": "id", "limit": 20}
 
 
 def semspec_train(config: Path, work: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from semspec.errors import InvalidRequest
-from training.config import QuestionSource, Shares
-from training.data.questions import gather
+from semspec.training.config import QuestionSource, Shares
+from semspec.training.data.questions import gather
 
 SHARES = Shares(validation=0.2, calibration=0.1, test=0.2)
 
@@ -97,7 +97,7 @@ def test_missing_sources_are_refused_by_name(tmp_path: Path) -> None:
     for source, complaint in (
         (QuestionSource(file=tmp_path / "none.jsonl"), "cannot read"),
         (QuestionSource(hub=str(tmp_path / "none")), "cannot load dataset"),
-        (QuestionSource(python="demo.probe_data:nothing"), "cannot find demo.probe_data:nothing"),
+        (QuestionSource(python="semspec.demo.probe_data:nothing"), "cannot find semspec.demo.probe_data:nothing"),
     ):
         with pytest.raises(InvalidRequest, match=complaint):
             gather([source], (), SHARES)

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from semspec.training.data.labels import Labels
+from semspec.training.evaluation.evaluate import Cost, Evidence, Report, evaluate
+from semspec.training.evaluation.plots import StatesPicture, embedded
+from semspec.training.evaluation.report import KINDS, Example, example_rows, pictures, sections, write_report
+from semspec.training.report.document import as_html
 from tests.pages import num_pictures
 from tests.training.judged import guessed, made_up
-from training.data.labels import Labels
-from training.evaluation.evaluate import Cost, Evidence, Report, evaluate
-from training.evaluation.plots import StatesPicture, embedded
-from training.evaluation.report import KINDS, Example, example_rows, pictures, sections, write_report
-from training.report.document import as_html
 
 PNG = b"\x89PNG\r\n\x1a\n"
 HOSTILE = "<script>alert('x')</script> & \"quotes\"\n\n"

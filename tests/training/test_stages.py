@@ -14,14 +14,14 @@ from safetensors.torch import load_file
 from semspec.engine.segmentation import cut
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch, Unavailable
+from semspec.training.config import ContextsConfig, PipelineConfig
+from semspec.training.data.contexts import choose_depths
+from semspec.training.data.labels import gather_labels, label
+from semspec.training.data.questions import Question
+from semspec.training.files import Row, read_rows
+from semspec.training.pipeline import SHARDED, Pipeline
 from semspec.types import Segment, Segmentation, SegmentEnd, Writer
 from tests.training import support
-from training.config import ContextsConfig, PipelineConfig
-from training.data.contexts import choose_depths
-from training.data.labels import gather_labels, label
-from training.data.questions import Question
-from training.files import Row, read_rows
-from training.pipeline import SHARDED, Pipeline
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def make_all(config: PipelineConfig, work: Path, shard: tuple[int, int]) -> None
 
 def test_killed_anywhere_it_ends_with_the_same_files(made: Pipeline, tmp_path: Path) -> None:
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["training.pipeline"])
+    processes.set_forkserver_preload(["semspec.training.pipeline"])
     rng, num_killed = random.Random(1), 0
     while True:
         before = num_files(tmp_path)
@@ -190,7 +190,7 @@ def test_too_small_a_disk_is_told_before_the_first_forward(
 ) -> None:
     worker = Pipeline(made.config, tmp_path)
     worker.make("contexts")
-    monkeypatch.setattr("training.pipeline.state_row_bytes", lambda *_: 10**15)
+    monkeypatch.setattr("semspec.training.pipeline.state_row_bytes", lambda *_: 10**15)
     with pytest.raises(Unavailable, match=r"the samples want .* GB .* make room"):
         worker.make("samples")
     assert worker.samples.folder.numbers() == []

@@ -9,10 +9,10 @@ from safetensors.torch import load_file, save_file
 
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import FeatureSet, LayerSet, assemble
+from semspec.training.data.labels import Labels
+from semspec.training.trainer.recipe import Role
+from semspec.training.trainer.states import BATCHES_AHEAD, FeatureSource, StateStore
 from tests.training.samples import NUM_LAYERS, Watched, write_samples
-from training.data.labels import Labels
-from training.trainer.recipe import Role
-from training.trainer.states import BATCHES_AHEAD, FeatureSource, StateStore
 
 
 @pytest.fixture

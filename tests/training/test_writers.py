@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from demo.documents import write_document
-from demo.problems import SPLITS
-from demo.wording import DRAFT_AUTHOR
+from semspec.demo.documents import write_document
+from semspec.demo.problems import SPLITS
+from semspec.demo.wording import DRAFT_AUTHOR
 from semspec.engine.batch import ContextBatch
 from semspec.engine.causal_lm import CausalLM
 from semspec.errors import InvalidRequest
 from semspec.stack import BUNDLED_PAIR
+from semspec.training.config import ServerSampler
+from semspec.training.data.writers import EngineWriter, ModelDesk, ServerWriter, WritingRecipe
 from semspec.types import Context, SamplingParams, Segmentation, SegmentEnd, Writer
-from training.config import ServerSampler
-from training.data.writers import EngineWriter, ModelDesk, ServerWriter, WritingRecipe
 
 SEEDS = list(range(6))
 

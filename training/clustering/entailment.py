@@ -12,8 +12,8 @@ from typing import Literal, Protocol
 from pydantic import Field
 
 from semspec.errors import Mismatch
-from training.clustering.equivalence import Alternatives
-from training.clustering.nli import NliConfig, NliModel, TextPair, TokenIds, Verdict
+from semspec.training.clustering.equivalence import Alternatives
+from semspec.training.clustering.nli import NliConfig, NliModel, TextPair, TokenIds, Verdict
 
 Linkage = Literal["representative", "components"]
 """representative: a cluster is what means the same as its first member, never a chain. components: all pairs are
@@ -65,7 +65,7 @@ Walk = Generator[TextPair, Verdict, list[int]]
 
 
 class EntailmentEquivalence:
-    """Equal cluster numbers mean entailment both ways; see `training.clustering.equivalence.Equivalence`.
+    """Equal cluster numbers mean entailment both ways; see `semspec.training.clustering.equivalence.Equivalence`.
 
     Texts that differ only in white space or in punctuation at the end are the same without asking, and texts without a
     word are a cluster of their own. Distinct texts are visited most frequent first, ties by first appearance. With

@@ -8,11 +8,11 @@ from itertools import pairwise
 from semspec.engine.segmentation import cut
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InvalidRequest
+from semspec.training.config import ContextsConfig, PromptConfig
+from semspec.training.data.questions import Question
+from semspec.training.data.writers import SegmentWriter
+from semspec.training.files import Row
 from semspec.types import Context, Message, Piece, Segment, Segmentation, SegmentEnd, Writer, derive_seed
-from training.config import ContextsConfig, PromptConfig
-from training.data.questions import Question
-from training.data.writers import SegmentWriter
-from training.files import Row
 
 
 @dataclass(frozen=True, slots=True)

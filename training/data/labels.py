@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from semspec.errors import InvalidRequest
+from semspec.training.data.questions import Question
+from semspec.training.files import Row, replacing
 from semspec.types import Writer
-from training.data.questions import Question
-from training.files import Row, replacing
 
 Split = Literal["train", "validation", "calibration", "test"]
 """By question, never by context: contexts of one question stand on the same side."""

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from semspec.engine.causal_lm import CausalLM
 from semspec.errors import InvalidRequest
+from semspec.training.config import ModelConfig, PipelineConfig, ServerSampler
+from semspec.training.data.contexts import ProbeContext
+from semspec.training.data.writers import EngineWriter, ModelDesk, SegmentWriter, ServerWriter, WritingRecipe
+from semspec.training.files import Row
 from semspec.types import Context, ModelInfo, Segment, Segmentation, Writer, derive_seed
-from training.config import ModelConfig, PipelineConfig, ServerSampler
-from training.data.contexts import ProbeContext
-from training.data.writers import EngineWriter, ModelDesk, SegmentWriter, ServerWriter, WritingRecipe
-from training.files import Row
 
 
 class Sampler:

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from semspec.errors import InvalidRequest
-from training.config import QuestionSource, Shares
-from training.files import Row, json_lines
+from semspec.training.config import QuestionSource, Shares
+from semspec.training.files import Row, json_lines
 
 NGRAM_WORDS = 8
 SHARED_NGRAMS = 0.5

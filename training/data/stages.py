@@ -6,13 +6,21 @@ from typing import Any, Protocol
 
 from sklearn.metrics import adjusted_rand_score
 
+from semspec.training.clustering.equivalence import Alternatives, Equivalence
+from semspec.training.config import PipelineConfig
+from semspec.training.data.contexts import (
+    ProbeContext,
+    choose_depths,
+    contexts_of,
+    given_trace,
+    mixed_trace,
+    prompt,
+    trace_row,
+)
+from semspec.training.data.pair import Pair, stacked
+from semspec.training.data.questions import Question, question_row, resolve
+from semspec.training.files import Row, StageFolder, digest_of, read_rows, write_rows, write_tensors
 from semspec.types import Context
-from training.clustering.equivalence import Alternatives, Equivalence
-from training.config import PipelineConfig
-from training.data.contexts import ProbeContext, choose_depths, contexts_of, given_trace, mixed_trace, prompt, trace_row
-from training.data.pair import Pair, stacked
-from training.data.questions import Question, question_row, resolve
-from training.files import Row, StageFolder, digest_of, read_rows, write_rows, write_tensors
 
 Advance = Callable[[int], None]
 """Tells the progress bar that so many contexts (questions, in the first stage) are done."""

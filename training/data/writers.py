@@ -13,8 +13,8 @@ from semspec.engine.segmentation import first_segment
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InvalidRequest, Unavailable
 from semspec.remote.client import Completion, CompletionClient, Server, connect
+from semspec.training.config import ServerSampler
 from semspec.types import Context, SamplingParams, Segment, Segmentation, SegmentEnd, Writer
-from training.config import ServerSampler
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from semspec.training.evaluation.metrics import Floats, Mask
 from semspec.types import Acceptance
-from training.evaluation.metrics import Floats, Mask
 
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 21))
 """Of the candidate rules, beside `sample`."""

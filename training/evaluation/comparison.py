@@ -6,10 +6,10 @@ from functools import partial
 
 import numpy as np
 
-from training.data.labels import Labels
-from training.evaluation.metrics import Floats, Mask, Resampling, auroc, dense_ranks, r2, wrong_accepted
-from training.evaluation.verification import Criterion, Predicted, drafts
-from training.report.numbers import Measured
+from semspec.training.data.labels import Labels
+from semspec.training.evaluation.metrics import Floats, Mask, Resampling, auroc, dense_ranks, r2, wrong_accepted
+from semspec.training.evaluation.verification import Criterion, Predicted, drafts
+from semspec.training.report.numbers import Measured
 
 TOLERANCE = 2.0
 """Standard errors within which two variants cannot be told apart."""

@@ -6,13 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from training.data.labels import Labels
-from training.evaluation.acceptance import Cost, Drafts, Recommendation, card_curve, recommend
-from training.evaluation.comparison import Comparison, DomainCell, LearningPoint, compare, domain_matrix, learning_curve
-from training.evaluation.metrics import Resampling, expected_calibration_error
-from training.evaluation.verdict import Verdict, judge
-from training.evaluation.verification import Criterion, Predicted, Variant, at_random, drafts, evaluate_variant
-from training.files import plain
+from semspec.training.data.labels import Labels
+from semspec.training.evaluation.acceptance import Cost, Drafts, Recommendation, card_curve, recommend
+from semspec.training.evaluation.comparison import (
+    Comparison,
+    DomainCell,
+    LearningPoint,
+    compare,
+    domain_matrix,
+    learning_curve,
+)
+from semspec.training.evaluation.metrics import Resampling, expected_calibration_error
+from semspec.training.evaluation.verdict import Verdict, judge
+from semspec.training.evaluation.verification import Criterion, Predicted, Variant, at_random, drafts, evaluate_variant
+from semspec.training.files import plain
 
 __all__ = [
     "Cost", "Evidence", "Predicted", "Report", "card_curve", "evaluate", "expected_calibration_error",

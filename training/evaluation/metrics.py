@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from training.report.numbers import Measured
+from semspec.training.report.numbers import Measured
 
 Floats = NDArray[np.floating[Any]]
 Ranks = NDArray[np.int64]

@@ -14,13 +14,13 @@ from matplotlib.ticker import FixedLocator, MultipleLocator, NullLocator, StrMet
 from numpy.typing import NDArray
 from sklearn.decomposition import PCA
 
-from training.evaluation.acceptance import Outcome
-from training.evaluation.comparison import DomainCell, LearningPoint
-from training.evaluation.evaluate import Report
-from training.evaluation.metrics import Floats
-from training.evaluation.verdict import LEAST_AUROC, LEAST_RIGHT_ACCEPTED, MOST_WRONG_ACCEPTED
-from training.evaluation.verification import ProbeUse, Regression, Variant
-from training.report.drawing import (
+from semspec.training.evaluation.acceptance import Outcome
+from semspec.training.evaluation.comparison import DomainCell, LearningPoint
+from semspec.training.evaluation.evaluate import Report
+from semspec.training.evaluation.metrics import Floats
+from semspec.training.evaluation.verdict import LEAST_AUROC, LEAST_RIGHT_ACCEPTED, MOST_WRONG_ACCEPTED
+from semspec.training.evaluation.verification import ProbeUse, Regression, Variant
+from semspec.training.report.drawing import (
     BLUE,
     GREEN,
     GREY,
@@ -32,7 +32,7 @@ from training.report.drawing import (
     error_line,
     panels,
 )  # fmt: skip
-from training.report.numbers import decimal
+from semspec.training.report.numbers import decimal
 
 SERVED = BLUE
 OTHERS = ((ORANGE, "-"), (GREEN, "--"), (PURPLE, "-."), (RED, ":"), (SKY, (0, (5, 1, 1, 1, 1, 1))))

@@ -7,16 +7,26 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from training.data.labels import Labels
-from training.evaluation import plots
-from training.evaluation.acceptance import Outcome, acceptance_of
-from training.evaluation.evaluate import Report
-from training.evaluation.plots import PROBES, StatesPicture
-from training.evaluation.verification import Criterion, Predicted, rightness
-from training.files import write_json
-from training.report.document import Block, Bullets, Code, Section, Table, Text, as_html, write_pictures, write_text
-from training.report.drawing import Picture
-from training.report.numbers import decimal, measured_decimal, measured_share, share
+from semspec.training.data.labels import Labels
+from semspec.training.evaluation import plots
+from semspec.training.evaluation.acceptance import Outcome, acceptance_of
+from semspec.training.evaluation.evaluate import Report
+from semspec.training.evaluation.plots import PROBES, StatesPicture
+from semspec.training.evaluation.verification import Criterion, Predicted, rightness
+from semspec.training.files import write_json
+from semspec.training.report.document import (
+    Block,
+    Bullets,
+    Code,
+    Section,
+    Table,
+    Text,
+    as_html,
+    write_pictures,
+    write_text,
+)
+from semspec.training.report.drawing import Picture
+from semspec.training.report.numbers import decimal, measured_decimal, measured_share, share
 
 KINDS = ("accepted, right", "accepted, wrong", "rejected, right", "rejected, wrong")
 RIGHT_MEANS: dict[Criterion, str] = {

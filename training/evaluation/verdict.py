@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from training.evaluation.acceptance import Recommendation
-from training.evaluation.comparison import Comparison, LearningPoint
-from training.evaluation.verification import Criterion, ProbeUse, Variant
-from training.report.numbers import decimal, measured_decimal, measured_share, share, signed
+from semspec.training.evaluation.acceptance import Recommendation
+from semspec.training.evaluation.comparison import Comparison, LearningPoint
+from semspec.training.evaluation.verification import Criterion, ProbeUse, Variant
+from semspec.training.report.numbers import decimal, measured_decimal, measured_share, share, signed
 
 LEAST_AUROC = 0.985
 LEAST_RIGHT_ACCEPTED = 0.95

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from semspec.errors import InvalidRequest
 from semspec.probes.probe import LEAST_PROBABILITY
-from training.data.labels import Labels
-from training.evaluation.acceptance import DENSE_THRESHOLDS, Cost, Drafts, Outcome, outcome
-from training.evaluation.metrics import (
+from semspec.training.data.labels import Labels
+from semspec.training.evaluation.acceptance import DENSE_THRESHOLDS, Cost, Drafts, Outcome, outcome
+from semspec.training.evaluation.metrics import (
     Bin,
     Floats,
     Mask,
@@ -24,7 +24,7 @@ from training.evaluation.metrics import (
     spearman,
     wrong_accepted,
 )
-from training.report.numbers import Measured
+from semspec.training.report.numbers import Measured
 
 Criterion = Literal["truth", "target says it"]
 """What makes a draft-written segment right: the data's own truth, or that the target's samples say it at least once."""

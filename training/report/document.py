@@ -8,8 +8,8 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from training.files import replacing
-from training.report.drawing import Picture
+from semspec.training.files import replacing
+from semspec.training.report.drawing import Picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def as_markdown(title: str, sections: Iterable[Section]) -> str:
 def as_html(title: str, sections: Sequence[Section]) -> str:
     """The page, whole in itself: its pictures are inside. All text stands in it escaped."""
     environment = Environment(
-        loader=PackageLoader("training.report"),
+        loader=PackageLoader("semspec.training.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

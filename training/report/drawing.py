@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from training.report.numbers import Measured
+from semspec.training.report.numbers import Measured
 
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY, BLACK = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#777777", "#1c1e21",

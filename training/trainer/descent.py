@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from semspec.probes.probe import Probe
+from semspec.training.trainer.recipe import FitRecipe
+from semspec.training.trainer.reduction import Examples
 from semspec.types import derive_seed
-from training.trainer.recipe import FitRecipe
-from training.trainer.reduction import Examples
 
 Tensors = dict[str, Tensor]
 

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import Probe
-from training.data.labels import Labels
-from training.files import replacing
-from training.trainer.descent import Descent, Outcome, Tensors, named, under
-from training.trainer.recipe import Device, FitRecipe
-from training.trainer.reduction import Examples, Reduction, chunks, fit_reduction, sample_of
-from training.trainer.states import FeatureSource, Indices
+from semspec.training.data.labels import Labels
+from semspec.training.files import replacing
+from semspec.training.trainer.descent import Descent, Outcome, Tensors, named, under
+from semspec.training.trainer.recipe import Device, FitRecipe
+from semspec.training.trainer.reduction import Examples, Reduction, chunks, fit_reduction, sample_of
+from semspec.training.trainer.states import FeatureSource, Indices
 
 log = logging.getLogger(__name__)
 Probabilities = NDArray[np.float32]

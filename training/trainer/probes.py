@@ -10,16 +10,16 @@ import torch
 from numpy.typing import NDArray
 
 from semspec.probes.probe import FeatureSet, LayerSet, Probe, ProbeCard, load_probe, save_probe
+from semspec.training.config import PipelineConfig, ProbesConfig
+from semspec.training.data.labels import Labels
+from semspec.training.evaluation.evaluate import Predicted
+from semspec.training.files import digest_of
+from semspec.training.progress import Reporter
+from semspec.training.trainer.calibrate import calibrate
+from semspec.training.trainer.fit import fit, predict
+from semspec.training.trainer.recipe import Role
+from semspec.training.trainer.states import FeatureSource, StateStore
 from semspec.types import ModelInfo
-from training.config import PipelineConfig, ProbesConfig
-from training.data.labels import Labels
-from training.evaluation.evaluate import Predicted
-from training.files import digest_of
-from training.progress import Reporter
-from training.trainer.calibrate import calibrate
-from training.trainer.fit import fit, predict
-from training.trainer.recipe import Role
-from training.trainer.states import FeatureSource, StateStore
 
 SERVED = "served"
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from semspec.errors import InvalidRequest
-from training.data.labels import Labels
-from training.trainer.recipe import Projection
-from training.trainer.states import FeatureSource, Indices, Rows
+from semspec.training.data.labels import Labels
+from semspec.training.trainer.recipe import Projection
+from semspec.training.trainer.states import FeatureSource, Indices, Rows
 
 CHUNK_BYTES = 64 << 20
 """Of fp32 features in a chunk of a pass over the data. Fixed, so that sums do not depend on the memory at hand."""

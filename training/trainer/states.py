@@ -15,9 +15,9 @@ from torch import Tensor
 
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import FeatureSet, LayerSet, layer_indices, num_features
+from semspec.training.data.labels import Labels
+from semspec.training.trainer.recipe import Role
 from semspec.types import SURPRISAL_FEATURES
-from training.data.labels import Labels
-from training.trainer.recipe import Role
 
 Indices = NDArray[np.int64]
 
