@@ -73,9 +73,11 @@ class _Remote:
     def _metadata(self, opened: Span) -> tuple[tuple[str, str], ...]:
         return self._authorization + call_metadata(opened)
 
-    async def _call(self, method: aio.UnaryUnaryMultiCallable[Q, R], request: Q) -> R:
+    async def _call(self, method: aio.UnaryUnaryMultiCallable[Q, R], request: Q, timeout_s: float | None = None) -> R:
+        """The answer within `timeout_s`, else `call_timeout_s` of the options."""
+        timeout_s = timeout_s or self._options.call_timeout_s
         with client_span(method, request) as opened, _rpc_errors():
-            return await method(request, timeout=self._options.call_timeout_s, metadata=self._metadata(opened))
+            return await method(request, timeout=timeout_s, metadata=self._metadata(opened))
 
 
 class RemoteDrafter(_Remote):
@@ -96,6 +98,13 @@ class RemoteDrafter(_Remote):
         """See `Drafter.generate`. Also raises DeadlineExceeded when no segment arrives within `idle_timeout_s`."""
         with _own_request():
             request = generation.write_request_to_wire(context, params)
+        if params.max_segments == 1:
+            reply = await self._call(self._stub.WriteSegment, request, self._options.idle_timeout_s)
+            if reply.HasField("segment"):
+                with _untrusted_answer():
+                    written = generation.written_from_wire(reply)
+                yield written
+            return
         with client_span(self._stub.Write, request) as opened:
             with _rpc_errors():
                 call = self._stub.Write(request, metadata=self._metadata(opened))

@@ -45,6 +45,11 @@ class DraftStub:
                 request_serializer=semspec_dot_v1_dot_types__pb2.WriteRequest.SerializeToString,
                 response_deserializer=semspec_dot_v1_dot_types__pb2.WriteResponse.FromString,
                 _registered_method=True)
+        self.WriteSegment = channel.unary_unary(
+                '/semspec.v1.Draft/WriteSegment',
+                request_serializer=semspec_dot_v1_dot_types__pb2.WriteRequest.SerializeToString,
+                response_deserializer=semspec_dot_v1_dot_types__pb2.WriteResponse.FromString,
+                _registered_method=True)
         self.Propose = channel.unary_unary(
                 '/semspec.v1.Draft/Propose',
                 request_serializer=semspec_dot_v1_dot_types__pb2.ProposeRequest.SerializeToString,
@@ -70,6 +75,13 @@ class DraftServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WriteSegment(self, request, context):
+        """The first segment that `Write` would send, for requests of one segment: a unary call costs half of a stream.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Propose(self, request, context):
         """Propose tokens with their distributions, for the target's Verify.
         """
@@ -87,6 +99,11 @@ def add_DraftServicer_to_server(servicer, server):
             ),
             'Write': grpc.unary_stream_rpc_method_handler(
                     servicer.Write,
+                    request_deserializer=semspec_dot_v1_dot_types__pb2.WriteRequest.FromString,
+                    response_serializer=semspec_dot_v1_dot_types__pb2.WriteResponse.SerializeToString,
+            ),
+            'WriteSegment': grpc.unary_unary_rpc_method_handler(
+                    servicer.WriteSegment,
                     request_deserializer=semspec_dot_v1_dot_types__pb2.WriteRequest.FromString,
                     response_serializer=semspec_dot_v1_dot_types__pb2.WriteResponse.SerializeToString,
             ),
@@ -149,6 +166,33 @@ class Draft:
             request,
             target,
             '/semspec.v1.Draft/Write',
+            semspec_dot_v1_dot_types__pb2.WriteRequest.SerializeToString,
+            semspec_dot_v1_dot_types__pb2.WriteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WriteSegment(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semspec.v1.Draft/WriteSegment',
             semspec_dot_v1_dot_types__pb2.WriteRequest.SerializeToString,
             semspec_dot_v1_dot_types__pb2.WriteResponse.FromString,
             options,

@@ -37,6 +37,8 @@ class DraftStub:
     """What is served here."""
     Write: _grpc.UnaryStreamMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteResponse]
     """Write segments; each is sent as soon as it is finished. Cancelling stops the model between two tokens."""
+    WriteSegment: _grpc.UnaryUnaryMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteResponse]
+    """The first segment that `Write` would send, for requests of one segment: a unary call costs half of a stream."""
     Propose: _grpc.UnaryUnaryMultiCallable[_types_pb2.ProposeRequest, _types_pb2.Proposal]
     """Propose tokens with their distributions, for the target's Verify."""
 
@@ -49,6 +51,8 @@ class DraftAsyncStub(DraftStub):
     """What is served here."""
     Write: _aio.UnaryStreamMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteResponse]  # type: ignore[assignment]
     """Write segments; each is sent as soon as it is finished. Cancelling stops the model between two tokens."""
+    WriteSegment: _aio.UnaryUnaryMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteResponse]  # type: ignore[assignment]
+    """The first segment that `Write` would send, for requests of one segment: a unary call costs half of a stream."""
     Propose: _aio.UnaryUnaryMultiCallable[_types_pb2.ProposeRequest, _types_pb2.Proposal]  # type: ignore[assignment]
     """Propose tokens with their distributions, for the target's Verify."""
 
@@ -70,6 +74,14 @@ class DraftServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_types_pb2.WriteResponse], _abc.AsyncIterator[_types_pb2.WriteResponse]]:
         """Write segments; each is sent as soon as it is finished. Cancelling stops the model between two tokens."""
+
+    @_abc_1.abstractmethod
+    def WriteSegment(
+        self,
+        request: _types_pb2.WriteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_types_pb2.WriteResponse, _abc.Awaitable[_types_pb2.WriteResponse]]:
+        """The first segment that `Write` would send, for requests of one segment: a unary call costs half of a stream."""
 
     @_abc_1.abstractmethod
     def Propose(

@@ -102,13 +102,18 @@ def test_read_request_survives_the_wire(context: Context, read: list[Segment], s
     assert scoring.read_request_from_wire(target_pb2.ReadRequest.FromString(sent)) == (context, read, session)
 
 
-@given(st.lists(st.builds(SegmentScore, states, surprisals, uint32, st.just(2.5))))
+@given(st.lists(st.builds(SegmentScore, states, surprisals, uint32, st.just(2.5)), max_size=3))
 def test_readings_survive_the_wire(readings: list[SegmentScore]) -> None:
     sent = scoring.read_response_to_wire(readings).SerializeToString()
     assert scoring.read_response_from_wire(target_pb2.ReadResponse.FromString(sent)) == readings
 
 
-@given(st.lists(st.tuples(states, st.builds(SegmentScore, states, surprisals, uint32, st.just(0.0))), min_size=1), text)
+@given(
+    st.lists(
+        st.tuples(states, st.builds(SegmentScore, states, surprisals, uint32, st.just(0.0))), min_size=1, max_size=3
+    ),
+    text,
+)
 def test_judge_request_survives_the_wire(pairs: list[tuple[States, SegmentScore]], probes: str) -> None:
     drafted, readings = [one for one, _ in pairs], [other for _, other in pairs]
     sent = scoring.judge_request_to_wire(drafted, readings, probes).SerializeToString()
