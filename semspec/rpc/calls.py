@@ -46,7 +46,8 @@ _propagator = TraceContextTextMapPropagator()
 def call_metadata(opened: Span) -> tuple[tuple[str, str], ...]:
     """Whose work a call is: its request id, unless there is none or gRPC would refuse it, and its span's trace."""
     carrier: dict[str, str] = {}
-    _propagator.inject(carrier, set_span_in_context(opened))
+    if opened.get_span_context().is_valid:  # else there is no trace
+        _propagator.inject(carrier, set_span_in_context(opened))
     identifier = request_id.get()[:MAX_REQUEST_ID_LENGTH]
     if identifier and identifier.isascii() and identifier.isprintable():
         carrier[REQUEST_ID] = identifier

@@ -17,6 +17,7 @@ from semspec.errors import (
     DeadlineExceeded,
     InternalError,
     InvalidRequest,
+    Mismatch,
     SemspecError,
     Unavailable,
     from_grpc_status,
@@ -73,15 +74,17 @@ class _Remote:
     def _metadata(self, opened: Span) -> tuple[tuple[str, str], ...]:
         return self._authorization + call_metadata(opened)
 
-    async def _call(self, method: aio.UnaryUnaryMultiCallable[Q, R], request: Q, timeout_s: float | None = None) -> R:
-        """The answer within `timeout_s`, else `call_timeout_s` of the options."""
-        timeout_s = timeout_s or self._options.call_timeout_s
+    async def _call(self, method: aio.UnaryUnaryMultiCallable[Q, R], request: Q) -> R:
         with client_span(method, request) as opened, _rpc_errors():
-            return await method(request, timeout=timeout_s, metadata=self._metadata(opened))
+            return await method(request, timeout=self._options.call_timeout_s, metadata=self._metadata(opened))
 
 
 class RemoteDrafter(_Remote):
     """A `Drafter` served by `semspec.v1.Draft`."""
+
+    _max_segments_at_once = 8
+    """Requests of no more segments get them in one response, which costs less than a stream: a strategy uses the
+    segments of one call to the draft together."""
 
     def __init__(self, address: str, options: ClientOptions = DEFAULT_OPTIONS) -> None:
         super().__init__(address, options)
@@ -98,12 +101,12 @@ class RemoteDrafter(_Remote):
         """See `Drafter.generate`. Also raises DeadlineExceeded when no segment arrives within `idle_timeout_s`."""
         with _own_request():
             request = generation.write_request_to_wire(context, params)
-        if params.max_segments == 1:
-            reply = await self._call(self._stub.WriteSegment, request, self._options.idle_timeout_s)
-            if reply.HasField("segment"):
-                with _untrusted_answer():
-                    written = generation.written_from_wire(reply)
-                yield written
+        if 0 < params.max_segments <= self._max_segments_at_once:
+            reply = await self._call(self._stub.WriteAll, request)
+            with _untrusted_answer():
+                segments = [generation.written_from_wire(segment) for segment in reply.segments]
+            for segment in segments:
+                yield segment
             return
         with client_span(self._stub.Write, request) as opened:
             with _rpc_errors():
@@ -139,6 +142,9 @@ class RemoteDrafter(_Remote):
 
 class RemoteTarget(RemoteDrafter):
     """A `Target` served by `semspec.v1.Target`."""
+
+    _max_segments_at_once = 1
+    """What the target writes goes to the user segment by segment."""
 
     def __init__(self, address: str, options: ClientOptions = DEFAULT_OPTIONS) -> None:
         super().__init__(address, options)
@@ -220,6 +226,8 @@ def from_rpc_error(error: aio.AioRpcError) -> SemspecError:
         return Unavailable(f"the service ended the call: {details}")
     if error.code() is grpc.StatusCode.UNAUTHENTICATED:  # the caller's caller has no part in it
         return Unavailable(f"the service refuses this caller: {details}")
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return Mismatch(f"the service has an older version of the gRPC contract ({details}); upgrade it")
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
         return InvalidRequest(f"too large for the link: {details}; raise max_message_bytes on both sides")
     parameter = next((str(value) for key, value in trailer if key == PARAMETER), None)

@@ -78,13 +78,13 @@ class WritingServicer:
             async for written in segments:
                 yield generation.written_to_wire(written)
 
-    async def WriteSegment(self, request: types_pb2.WriteRequest, context: Context) -> types_pb2.WriteResponse:
-        """The first segment; nothing in it if the engine writes none."""
-        prefix, params = generation.write_request_from_wire(request)
-        async with aclosing(self._engine.get().generate(prefix, params)) as segments:
-            async for written in segments:
-                return generation.written_to_wire(written)
-        return types_pb2.WriteResponse()
+    async def WriteAll(self, request: types_pb2.WriteRequest, context: Context) -> types_pb2.WriteAllResponse:
+        """All segments, once the last is finished."""
+        response = types_pb2.WriteAllResponse()
+        async with aclosing(self.Write(request, context)) as segments:
+            async for segment in segments:
+                response.segments.append(segment)
+        return response
 
     async def Propose(self, request: types_pb2.ProposeRequest, context: Context) -> types_pb2.Proposal:
         """Tokens with their distributions, for a target to verify."""

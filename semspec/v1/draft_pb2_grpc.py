@@ -45,10 +45,10 @@ class DraftStub:
                 request_serializer=semspec_dot_v1_dot_types__pb2.WriteRequest.SerializeToString,
                 response_deserializer=semspec_dot_v1_dot_types__pb2.WriteResponse.FromString,
                 _registered_method=True)
-        self.WriteSegment = channel.unary_unary(
-                '/semspec.v1.Draft/WriteSegment',
+        self.WriteAll = channel.unary_unary(
+                '/semspec.v1.Draft/WriteAll',
                 request_serializer=semspec_dot_v1_dot_types__pb2.WriteRequest.SerializeToString,
-                response_deserializer=semspec_dot_v1_dot_types__pb2.WriteResponse.FromString,
+                response_deserializer=semspec_dot_v1_dot_types__pb2.WriteAllResponse.FromString,
                 _registered_method=True)
         self.Propose = channel.unary_unary(
                 '/semspec.v1.Draft/Propose',
@@ -75,8 +75,8 @@ class DraftServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def WriteSegment(self, request, context):
-        """The first segment that `Write` would send, for requests of one segment: a unary call costs half of a stream.
+    def WriteAll(self, request, context):
+        """All that `Write` would send, in one response: for callers that use a few segments together. It costs less than a stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -102,10 +102,10 @@ def add_DraftServicer_to_server(servicer, server):
                     request_deserializer=semspec_dot_v1_dot_types__pb2.WriteRequest.FromString,
                     response_serializer=semspec_dot_v1_dot_types__pb2.WriteResponse.SerializeToString,
             ),
-            'WriteSegment': grpc.unary_unary_rpc_method_handler(
-                    servicer.WriteSegment,
+            'WriteAll': grpc.unary_unary_rpc_method_handler(
+                    servicer.WriteAll,
                     request_deserializer=semspec_dot_v1_dot_types__pb2.WriteRequest.FromString,
-                    response_serializer=semspec_dot_v1_dot_types__pb2.WriteResponse.SerializeToString,
+                    response_serializer=semspec_dot_v1_dot_types__pb2.WriteAllResponse.SerializeToString,
             ),
             'Propose': grpc.unary_unary_rpc_method_handler(
                     servicer.Propose,
@@ -179,7 +179,7 @@ class Draft:
             _registered_method=True)
 
     @staticmethod
-    def WriteSegment(request,
+    def WriteAll(request,
             target,
             options=(),
             channel_credentials=None,
@@ -192,9 +192,9 @@ class Draft:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/semspec.v1.Draft/WriteSegment',
+            '/semspec.v1.Draft/WriteAll',
             semspec_dot_v1_dot_types__pb2.WriteRequest.SerializeToString,
-            semspec_dot_v1_dot_types__pb2.WriteResponse.FromString,
+            semspec_dot_v1_dot_types__pb2.WriteAllResponse.FromString,
             options,
             channel_credentials,
             insecure,

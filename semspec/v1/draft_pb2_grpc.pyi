@@ -37,8 +37,8 @@ class DraftStub:
     """What is served here."""
     Write: _grpc.UnaryStreamMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteResponse]
     """Write segments; each is sent as soon as it is finished. Cancelling stops the model between two tokens."""
-    WriteSegment: _grpc.UnaryUnaryMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteResponse]
-    """The first segment that `Write` would send, for requests of one segment: a unary call costs half of a stream."""
+    WriteAll: _grpc.UnaryUnaryMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteAllResponse]
+    """All that `Write` would send, in one response: for callers that use a few segments together. It costs less than a stream."""
     Propose: _grpc.UnaryUnaryMultiCallable[_types_pb2.ProposeRequest, _types_pb2.Proposal]
     """Propose tokens with their distributions, for the target's Verify."""
 
@@ -51,8 +51,8 @@ class DraftAsyncStub(DraftStub):
     """What is served here."""
     Write: _aio.UnaryStreamMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteResponse]  # type: ignore[assignment]
     """Write segments; each is sent as soon as it is finished. Cancelling stops the model between two tokens."""
-    WriteSegment: _aio.UnaryUnaryMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteResponse]  # type: ignore[assignment]
-    """The first segment that `Write` would send, for requests of one segment: a unary call costs half of a stream."""
+    WriteAll: _aio.UnaryUnaryMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteAllResponse]  # type: ignore[assignment]
+    """All that `Write` would send, in one response: for callers that use a few segments together. It costs less than a stream."""
     Propose: _aio.UnaryUnaryMultiCallable[_types_pb2.ProposeRequest, _types_pb2.Proposal]  # type: ignore[assignment]
     """Propose tokens with their distributions, for the target's Verify."""
 
@@ -76,12 +76,12 @@ class DraftServicer(metaclass=_abc_1.ABCMeta):
         """Write segments; each is sent as soon as it is finished. Cancelling stops the model between two tokens."""
 
     @_abc_1.abstractmethod
-    def WriteSegment(
+    def WriteAll(
         self,
         request: _types_pb2.WriteRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_types_pb2.WriteResponse, _abc.Awaitable[_types_pb2.WriteResponse]]:
-        """The first segment that `Write` would send, for requests of one segment: a unary call costs half of a stream."""
+    ) -> _typing.Union[_types_pb2.WriteAllResponse, _abc.Awaitable[_types_pb2.WriteAllResponse]]:
+        """All that `Write` would send, in one response: for callers that use a few segments together. It costs less than a stream."""
 
     @_abc_1.abstractmethod
     def Propose(

@@ -61,10 +61,10 @@ class TargetStub:
                 request_serializer=semspec_dot_v1_dot_types__pb2.WriteRequest.SerializeToString,
                 response_deserializer=semspec_dot_v1_dot_types__pb2.WriteResponse.FromString,
                 _registered_method=True)
-        self.WriteSegment = channel.unary_unary(
-                '/semspec.v1.Target/WriteSegment',
+        self.WriteAll = channel.unary_unary(
+                '/semspec.v1.Target/WriteAll',
                 request_serializer=semspec_dot_v1_dot_types__pb2.WriteRequest.SerializeToString,
-                response_deserializer=semspec_dot_v1_dot_types__pb2.WriteResponse.FromString,
+                response_deserializer=semspec_dot_v1_dot_types__pb2.WriteAllResponse.FromString,
                 _registered_method=True)
         self.Propose = channel.unary_unary(
                 '/semspec.v1.Target/Propose',
@@ -122,8 +122,8 @@ class TargetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def WriteSegment(self, request, context):
-        """The first segment that `Write` would send, for requests of one segment: a unary call costs half of a stream.
+    def WriteAll(self, request, context):
+        """All that `Write` would send, in one response: for callers that use a few segments together. It costs less than a stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -178,10 +178,10 @@ def add_TargetServicer_to_server(servicer, server):
                     request_deserializer=semspec_dot_v1_dot_types__pb2.WriteRequest.FromString,
                     response_serializer=semspec_dot_v1_dot_types__pb2.WriteResponse.SerializeToString,
             ),
-            'WriteSegment': grpc.unary_unary_rpc_method_handler(
-                    servicer.WriteSegment,
+            'WriteAll': grpc.unary_unary_rpc_method_handler(
+                    servicer.WriteAll,
                     request_deserializer=semspec_dot_v1_dot_types__pb2.WriteRequest.FromString,
-                    response_serializer=semspec_dot_v1_dot_types__pb2.WriteResponse.SerializeToString,
+                    response_serializer=semspec_dot_v1_dot_types__pb2.WriteAllResponse.SerializeToString,
             ),
             'Propose': grpc.unary_unary_rpc_method_handler(
                     servicer.Propose,
@@ -346,7 +346,7 @@ class Target:
             _registered_method=True)
 
     @staticmethod
-    def WriteSegment(request,
+    def WriteAll(request,
             target,
             options=(),
             channel_credentials=None,
@@ -359,9 +359,9 @@ class Target:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/semspec.v1.Target/WriteSegment',
+            '/semspec.v1.Target/WriteAll',
             semspec_dot_v1_dot_types__pb2.WriteRequest.SerializeToString,
-            semspec_dot_v1_dot_types__pb2.WriteResponse.FromString,
+            semspec_dot_v1_dot_types__pb2.WriteAllResponse.FromString,
             options,
             channel_credentials,
             insecure,

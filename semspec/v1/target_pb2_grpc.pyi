@@ -44,8 +44,8 @@ class TargetStub:
     """What the target feels at segments that follow a context: one forward, no sampling."""
     Write: _grpc.UnaryStreamMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteResponse]
     """Write segments; each is sent as soon as it is finished. Cancelling stops the model between two tokens."""
-    WriteSegment: _grpc.UnaryUnaryMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteResponse]
-    """The first segment that `Write` would send, for requests of one segment: a unary call costs half of a stream."""
+    WriteAll: _grpc.UnaryUnaryMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteAllResponse]
+    """All that `Write` would send, in one response: for callers that use a few segments together. It costs less than a stream."""
     Propose: _grpc.UnaryUnaryMultiCallable[_types_pb2.ProposeRequest, _types_pb2.Proposal]
     """Propose tokens with their distributions: a target may draft for a larger one."""
     Verify: _grpc.UnaryUnaryMultiCallable[_target_pb2.VerifyRequest, _target_pb2.VerifyResponse]
@@ -68,8 +68,8 @@ class TargetAsyncStub(TargetStub):
     """What the target feels at segments that follow a context: one forward, no sampling."""
     Write: _aio.UnaryStreamMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteResponse]  # type: ignore[assignment]
     """Write segments; each is sent as soon as it is finished. Cancelling stops the model between two tokens."""
-    WriteSegment: _aio.UnaryUnaryMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteResponse]  # type: ignore[assignment]
-    """The first segment that `Write` would send, for requests of one segment: a unary call costs half of a stream."""
+    WriteAll: _aio.UnaryUnaryMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteAllResponse]  # type: ignore[assignment]
+    """All that `Write` would send, in one response: for callers that use a few segments together. It costs less than a stream."""
     Propose: _aio.UnaryUnaryMultiCallable[_types_pb2.ProposeRequest, _types_pb2.Proposal]  # type: ignore[assignment]
     """Propose tokens with their distributions: a target may draft for a larger one."""
     Verify: _aio.UnaryUnaryMultiCallable[_target_pb2.VerifyRequest, _target_pb2.VerifyResponse]  # type: ignore[assignment]
@@ -121,12 +121,12 @@ class TargetServicer(metaclass=_abc_1.ABCMeta):
         """Write segments; each is sent as soon as it is finished. Cancelling stops the model between two tokens."""
 
     @_abc_1.abstractmethod
-    def WriteSegment(
+    def WriteAll(
         self,
         request: _types_pb2.WriteRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_types_pb2.WriteResponse, _abc.Awaitable[_types_pb2.WriteResponse]]:
-        """The first segment that `Write` would send, for requests of one segment: a unary call costs half of a stream."""
+    ) -> _typing.Union[_types_pb2.WriteAllResponse, _abc.Awaitable[_types_pb2.WriteAllResponse]]:
+        """All that `Write` would send, in one response: for callers that use a few segments together. It costs less than a stream."""
 
     @_abc_1.abstractmethod
     def Propose(

@@ -344,6 +344,28 @@ class WriteResponse(_message.Message):
 Global___WriteResponse: _TypeAlias = WriteResponse  # noqa: Y015
 
 @_typing.final
+class WriteAllResponse(_message.Message):
+    """All segments of a request, in order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEGMENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___WriteResponse]: ...
+    def __init__(
+        self,
+        *,
+        segments: _abc.Iterable[Global___WriteResponse] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["segments", b"segments"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WriteAllResponse: _TypeAlias = WriteAllResponse  # noqa: Y015
+
+@_typing.final
 class TokenLogprob(_message.Message):
     """A token and how likely its writer found it."""
 

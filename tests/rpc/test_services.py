@@ -164,9 +164,13 @@ async def test_error_after_segments_comes_after_them() -> None:
     received = []
     async with drafting(Breaking()) as drafter:
         with pytest.raises(ContextTooLong, match="full"):
-            async for written in drafter.generate(CONTEXT, ORDER):
+            async for written in drafter.generate(CONTEXT, replace(ORDER, max_segments=0)):
                 received.append(written)
                 await asyncio.sleep(0.02)
+        assert len(received) == 3
+        with pytest.raises(ContextTooLong, match="full"):  # segments of one response come together, or not at all
+            async for written in drafter.generate(CONTEXT, ORDER):
+                received.append(written)
     assert len(received) == 3
 
 

@@ -70,7 +70,9 @@ async def test_streamed_request_is_one_trace_over_four_services(observed: Observ
         else:
             assert parent is (request if span.name.endswith("/Encode") else generation)
     names = {span.name for span in calls}
-    assert names >= {f"semspec.v1.{call}" for call in ("Target/Encode", "Draft/Write", "Target/Read", "Verifier/Judge")}
+    assert names >= {
+        f"semspec.v1.{call}" for call in ("Target/Encode", "Draft/WriteAll", "Target/Read", "Verifier/Judge")
+    }
     assert not any(span.has_failed for span in spans)
 
 

@@ -52,6 +52,8 @@ def best(candidates: Sequence[K], session: str) -> K:
     """
     healthiest = min(candidate.health for candidate in candidates)
     equals = [candidate for candidate in candidates if candidate.health is healthiest]
+    if len(equals) == 1:
+        return equals[0]
     if not session:
         return min(equals, key=lambda one: (one.is_overloaded, one.num_in_flight, random.random()))
     room = capacity([one.num_in_flight for one in equals])
