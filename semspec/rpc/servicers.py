@@ -84,6 +84,8 @@ class WritingServicer:
         async with aclosing(self.Write(request, context)) as segments:
             async for segment in segments:
                 response.segments.append(segment)
+                if len(response.segments) == request.max_segments:
+                    break
         return response
 
     async def Propose(self, request: types_pb2.ProposeRequest, context: Context) -> types_pb2.Proposal:

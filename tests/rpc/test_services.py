@@ -41,6 +41,8 @@ from tests.rpc.fakes import CONTEXT, ORDER, SEGMENT, STATES, SURPRISAL, FakeEngi
 
 NONCE = "0123456789abcdef"
 DEFAULTS = ClientOptions()
+STREAMED = replace(ORDER, max_segments=9)
+"""Of more segments than a draft sends in one response."""
 
 
 @asynccontextmanager
@@ -157,21 +159,21 @@ async def test_error_of_a_stream_arrives_as_raised(error_class: type[SemspecErro
 async def test_error_after_segments_comes_after_them() -> None:
     class Breaking(FakeEngine):
         async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
-            for _ in range(3):
+            for _ in range(2):
                 yield GeneratedSegment(SEGMENT, None, 1.0)
             raise ContextTooLong("full")
 
     received = []
     async with drafting(Breaking()) as drafter:
         with pytest.raises(ContextTooLong, match="full"):
-            async for written in drafter.generate(CONTEXT, replace(ORDER, max_segments=0)):
+            async for written in drafter.generate(CONTEXT, STREAMED):
                 received.append(written)
                 await asyncio.sleep(0.02)
-        assert len(received) == 3
+        assert len(received) == 2
         with pytest.raises(ContextTooLong, match="full"):  # segments of one response come together, or not at all
             async for written in drafter.generate(CONTEXT, ORDER):
                 received.append(written)
-    assert len(received) == 3
+    assert len(received) == 2
 
 
 async def test_long_message_is_cut_rather_than_lost() -> None:
@@ -242,7 +244,7 @@ async def test_cancelling_while_the_caller_does_not_read_stops_the_engine(caplog
                 engine.closed.set()
 
     async with drafting(Flooding()) as drafter:
-        stream = drafter.generate(CONTEXT, ORDER)
+        stream = drafter.generate(CONTEXT, STREAMED)
         await anext(stream)
         await asyncio.sleep(0.3)
         stalled = engine.num_steps
@@ -258,14 +260,14 @@ async def test_write_waits_no_longer_than_its_idle_timeout() -> None:
     engine = FakeEngine(step_s=30)
     async with drafting(engine, options=ClientOptions(idle_timeout_s=0.1)) as drafter:
         with pytest.raises(DeadlineExceeded, match=r"no segment within 0\.1 s"):
-            await collected(drafter.generate(CONTEXT, ORDER))
+            await collected(drafter.generate(CONTEXT, STREAMED))
         await asyncio.wait_for(engine.closed.wait(), 2)
 
 
 async def test_write_may_take_longer_in_all_than_its_idle_timeout() -> None:
-    engine = FakeEngine(step_s=0.15)
+    engine = FakeEngine(step_s=0.05)
     async with drafting(engine, options=ClientOptions(idle_timeout_s=0.4)) as drafter:
-        assert len(await collected(drafter.generate(CONTEXT, replace(ORDER, max_segments=4)))) == 4
+        assert len(await collected(drafter.generate(CONTEXT, STREAMED))) == 9
 
 
 async def test_unary_call_has_a_deadline() -> None:
