@@ -5,7 +5,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
+import grpc
 import pytest
+from grpc import aio
 
 from semspec.decoding.protocols import Drafter, Target, Verifier
 from semspec.errors import (
@@ -15,6 +17,7 @@ from semspec.errors import (
     DeadlineExceeded,
     InternalError,
     InvalidRequest,
+    Mismatch,
     SemspecError,
     Unauthenticated,
     Unavailable,
@@ -366,3 +369,17 @@ async def test_unavailable_unary_calls_are_retried_and_streams_are_not() -> None
         engine.calls = 0
         with pytest.raises(Unavailable, match="starting"):
             await collected(target.generate(CONTEXT, ORDER))
+
+
+async def test_service_of_an_older_contract_is_refused_by_name() -> None:
+    server = aio.server()
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("semspec.v1.Draft", {})])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    drafter = RemoteDrafter(f"127.0.0.1:{port}")
+    try:
+        with pytest.raises(Mismatch, match="older version of the gRPC contract .*; upgrade it"):
+            await collected(drafter.generate(CONTEXT, ORDER))
+    finally:
+        await drafter.aclose()
+        await server.stop(None)
