@@ -378,7 +378,7 @@ async def test_service_of_an_older_contract_is_refused_by_name() -> None:
     await server.start()
     drafter = RemoteDrafter(f"127.0.0.1:{port}")
     try:
-        with pytest.raises(Mismatch, match="older version of the gRPC contract .*; upgrade it"):
+        with pytest.raises(Mismatch, match=r"older version of the gRPC contract .*; upgrade it"):
             await collected(drafter.generate(CONTEXT, ORDER))
     finally:
         await drafter.aclose()
