@@ -38,11 +38,11 @@ class ProbePair:
         """Load two artifacts. Raises: Mismatch when they cannot serve together, with the remedy."""
         return cls(load_probe(draft_probe), load_probe(target_probe), device)
 
-    def judge(self, draft_states: Sequence[States], readings: Sequence[SegmentScore]) -> list[Judgement]:
+    def judge(self, draft_states: Sequence[States], scores: Sequence[SegmentScore]) -> list[Judgement]:
         """One judgement per segment. Raises: Mismatch when the states are of other models."""
         draft_features = _features(self.draft.card, "draft", draft_states, None)
-        surprisal = torch.tensor([reading.surprisal for reading in readings])
-        target_features = _features(self.target.card, "target", [reading.states for reading in readings], surprisal)
+        surprisal = torch.tensor([score.surprisal for score in scores])
+        target_features = _features(self.target.card, "target", [score.states for score in scores], surprisal)
         with torch.inference_mode():
             draft_probabilities = (
                 self.draft.probe(draft_features.to(self._device)).clamp_min(LEAST_PROBABILITY).tolist()
@@ -88,14 +88,14 @@ class ProbeVerifier:
         )
 
     async def judge(
-        self, draft_states: Sequence[States], readings: Sequence[SegmentScore], probes: str = ""
+        self, draft_states: Sequence[States], scores: Sequence[SegmentScore], probes: str = ""
     ) -> list[Judgement]:
-        if not draft_states or len(draft_states) != len(readings):
+        if not draft_states or len(draft_states) != len(scores):
             raise InvalidRequest(
-                f"{len(draft_states)} draft states and {len(readings)} readings; send one of each a segment",
+                f"{len(draft_states)} draft states and {len(scores)} scores; send one of each per segment",
                 "draft_states",
             )
-        return self._pair(probes).judge(draft_states, readings)
+        return self._pair(probes).judge(draft_states, scores)
 
     def _pair(self, probes: str) -> ProbePair:
         if not probes:

@@ -203,11 +203,11 @@ class RemoteVerifier(_Remote):
             return handshake.verifier_info_from_wire(response)
 
     async def judge(
-        self, draft_states: Sequence[States], readings: Sequence[SegmentScore], probes: str = ""
+        self, draft_states: Sequence[States], scores: Sequence[SegmentScore], probes: str = ""
     ) -> list[Judgement]:
         """See `Verifier.judge`."""
         with _own_request():
-            request = scoring.judge_request_to_wire(draft_states, readings, probes)
+            request = scoring.judge_request_to_wire(draft_states, scores, probes)
         response = await self._call(self._stub.Judge, request)
         with _untrusted_answer():
             return _one_each(scoring.judge_response_from_wire(response), draft_states)

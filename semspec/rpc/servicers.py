@@ -138,8 +138,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
 
     async def Judge(self, request: verifier_pb2.JudgeRequest, context: Context) -> verifier_pb2.JudgeResponse:
         """The semantic probability of each segment's meaning under both models."""
-        draft_states, readings, probes = scoring.judge_request_from_wire(request)
-        return scoring.judge_response_to_wire(await self._verifier.get().judge(draft_states, readings, probes))
+        draft_states, scores, probes = scoring.judge_request_from_wire(request)
+        return scoring.judge_response_to_wire(await self._verifier.get().judge(draft_states, scores, probes))
 
 
 def draft_service(load: Callable[[], Engine]) -> Service[Engine]:

@@ -74,11 +74,11 @@ def read_request_from_wire(message: target_pb2.ReadRequest) -> tuple[Context, li
     return context_from_wire(message.context), segments, message.session
 
 
-def read_response_to_wire(readings: Sequence[SegmentScore]) -> target_pb2.ReadResponse:
+def read_response_to_wire(scores: Sequence[SegmentScore]) -> target_pb2.ReadResponse:
     """The readings of one forward."""
-    message = target_pb2.ReadResponse(duration_ms=readings[0].duration_ms if readings else 0.0)
-    for reading in readings:
-        put_reading(message.readings.add(), reading)
+    message = target_pb2.ReadResponse(duration_ms=scores[0].duration_ms if scores else 0.0)
+    for score in scores:
+        put_reading(message.readings.add(), score)
     return message
 
 
@@ -171,14 +171,14 @@ def ask_response_from_wire(message: target_pb2.AskResponse, num_options: int) ->
 
 
 def judge_request_to_wire(
-    draft_states: Sequence[States], readings: Sequence[SegmentScore], probes: str = ""
+    draft_states: Sequence[States], scores: Sequence[SegmentScore], probes: str = ""
 ) -> verifier_pb2.JudgeRequest:
     """Both models' views of the same segments, and which probes are to judge them."""
     message = verifier_pb2.JudgeRequest(probes=probes)
     for states in draft_states:
         put_states(message.draft_states.add(), states)
-    for reading in readings:
-        put_reading(message.readings.add(), reading)
+    for score in scores:
+        put_reading(message.readings.add(), score)
     return message
 
 
@@ -189,8 +189,8 @@ def judge_request_from_wire(message: verifier_pb2.JudgeRequest) -> tuple[list[St
     if len(message.readings) != len(message.draft_states):
         raise invalid("readings", f"{len(message.readings)}, but {len(message.draft_states)} draft_states")
     draft_states = [states_from_wire(states, f"draft_states[{i}]") for i, states in enumerate(message.draft_states)]
-    readings = [reading_from_wire(reading, f"readings[{i}]") for i, reading in enumerate(message.readings)]
-    return draft_states, readings, message.probes
+    scores = [reading_from_wire(reading, f"readings[{i}]") for i, reading in enumerate(message.readings)]
+    return draft_states, scores, message.probes
 
 
 def judge_response_to_wire(judgements: Sequence[Judgement]) -> verifier_pb2.JudgeResponse:

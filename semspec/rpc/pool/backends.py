@@ -178,10 +178,10 @@ class PooledVerifier(PooledRole[RemoteVerifier]):
         return await self._pool.call(lambda verifier: verifier.info())
 
     async def judge(
-        self, draft_states: Sequence[States], readings: Sequence[SegmentScore], probes: str = ""
+        self, draft_states: Sequence[States], scores: Sequence[SegmentScore], probes: str = ""
     ) -> list[Judgement]:
         """See `Verifier.judge`."""
-        return await self._pool.call(lambda verifier: verifier.judge(draft_states, readings, probes))
+        return await self._pool.call(lambda verifier: verifier.judge(draft_states, scores, probes))
 
 
 def _rest(params: GenerationParams, kept: Sequence[Segment]) -> GenerationParams | None:
