@@ -27,37 +27,37 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class DraftStub:
-    """The small model: writes reasoning segments for the target to judge."""
+    """The small model: generates segments for the target to score."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DraftAsyncStub: ...
     Info: _grpc.UnaryUnaryMultiCallable[_types_pb2.ModelInfoRequest, _types_pb2.ModelInfo]
-    """What is served here."""
+    """The served model."""
     Write: _grpc.UnaryStreamMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteResponse]
-    """Write segments; each is sent as soon as it is finished. Cancelling stops the model between two tokens."""
+    """Generate segments; each is sent when it is complete. Cancelling stops the model between two tokens."""
     WriteSegment: _grpc.UnaryUnaryMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteResponse]
-    """The first segment that `Write` would send, for requests of one segment: a unary call costs half of a stream."""
+    """The first segment that `Write` would send, for requests of one segment. A unary call costs half of a stream."""
     Propose: _grpc.UnaryUnaryMultiCallable[_types_pb2.ProposeRequest, _types_pb2.Proposal]
     """Propose tokens with their distributions, for the target's Verify."""
 
 @_typing.type_check_only
 class DraftAsyncStub(DraftStub):
-    """The small model: writes reasoning segments for the target to judge."""
+    """The small model: generates segments for the target to score."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Info: _aio.UnaryUnaryMultiCallable[_types_pb2.ModelInfoRequest, _types_pb2.ModelInfo]  # type: ignore[assignment]
-    """What is served here."""
+    """The served model."""
     Write: _aio.UnaryStreamMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteResponse]  # type: ignore[assignment]
-    """Write segments; each is sent as soon as it is finished. Cancelling stops the model between two tokens."""
+    """Generate segments; each is sent when it is complete. Cancelling stops the model between two tokens."""
     WriteSegment: _aio.UnaryUnaryMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteResponse]  # type: ignore[assignment]
-    """The first segment that `Write` would send, for requests of one segment: a unary call costs half of a stream."""
+    """The first segment that `Write` would send, for requests of one segment. A unary call costs half of a stream."""
     Propose: _aio.UnaryUnaryMultiCallable[_types_pb2.ProposeRequest, _types_pb2.Proposal]  # type: ignore[assignment]
     """Propose tokens with their distributions, for the target's Verify."""
 
 class DraftServicer(metaclass=_abc_1.ABCMeta):
-    """The small model: writes reasoning segments for the target to judge."""
+    """The small model: generates segments for the target to score."""
 
     @_abc_1.abstractmethod
     def Info(
@@ -65,7 +65,7 @@ class DraftServicer(metaclass=_abc_1.ABCMeta):
         request: _types_pb2.ModelInfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_types_pb2.ModelInfo, _abc.Awaitable[_types_pb2.ModelInfo]]:
-        """What is served here."""
+        """The served model."""
 
     @_abc_1.abstractmethod
     def Write(
@@ -73,7 +73,7 @@ class DraftServicer(metaclass=_abc_1.ABCMeta):
         request: _types_pb2.WriteRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_types_pb2.WriteResponse], _abc.AsyncIterator[_types_pb2.WriteResponse]]:
-        """Write segments; each is sent as soon as it is finished. Cancelling stops the model between two tokens."""
+        """Generate segments; each is sent when it is complete. Cancelling stops the model between two tokens."""
 
     @_abc_1.abstractmethod
     def WriteSegment(
@@ -81,7 +81,7 @@ class DraftServicer(metaclass=_abc_1.ABCMeta):
         request: _types_pb2.WriteRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_types_pb2.WriteResponse, _abc.Awaitable[_types_pb2.WriteResponse]]:
-        """The first segment that `Write` would send, for requests of one segment: a unary call costs half of a stream."""
+        """The first segment that `Write` would send, for requests of one segment. A unary call costs half of a stream."""
 
     @_abc_1.abstractmethod
     def Propose(
