@@ -55,8 +55,8 @@ class ProbeVerifier:
     """A pure function from states to probabilities. See `semspec.decoding.protocols.Verifier`."""
 
     def __init__(self, own: ProbePair, alternatives: Mapping[str, ProbePair] | None = None) -> None:
-        """Raises: Mismatch when an alternative has other models or segmentations than `own`, or when the card of `own`'s
-        target probe is malformed."""
+        """Raises: Mismatch when an alternative has other models or segmentations than `own`, or when the card of the target
+        probe of `own` is malformed."""
         self._own, self._alternatives = own, dict(alternatives or {})
         self._operating_points = operating_points(own.target.card)
         for name, pair in self._alternatives.items():
@@ -149,17 +149,15 @@ def _check_alternative(name: str, pair: ProbePair, own: ProbePair) -> None:
 
 
 def _features(card: ProbeCard, role: str, states: Sequence[States], surprisal: Tensor | None) -> Tensor:
-    for segment_states in states:
-        if segment_states.model != card.fingerprint:
+    for state in states:
+        if state.model != card.fingerprint:
             raise Mismatch(
-                f"the {role} probe was trained on {card.model} ({card.fingerprint}), the states are of {segment_states.model}; "
+                f"the {role} probe was trained on {card.model} ({card.fingerprint}), the states are of {state.model}; "
                 "serve that model or train a probe for this one"
             )
-        if segment_states.shape != card.shape:
-            raise Mismatch(f"{role} states have shape {segment_states.shape}, the probe wants {card.shape}")
-    return assemble(
-        card.features, card.layers, tensor_of([segment_states.data for segment_states in states], card.shape), surprisal
-    )
+        if state.shape != card.shape:
+            raise Mismatch(f"{role} states have shape {state.shape}, the probe wants {card.shape}")
+    return assemble(card.features, card.layers, tensor_of([state.data for state in states], card.shape), surprisal)
 
 
 def operating_points(card: ProbeCard) -> tuple[OperatingPoint, ...]:
