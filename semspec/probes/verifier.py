@@ -55,8 +55,8 @@ class ProbeVerifier:
     """A pure function from states to probabilities. See `semspec.decoding.protocols.Verifier`."""
 
     def __init__(self, own: ProbePair, alternatives: Mapping[str, ProbePair] | None = None) -> None:
-        """Raises: Mismatch when an alternative has other models or segmentations than `own`, or the card of the target probe
-        of `own` is malformed."""
+        """Raises: Mismatch when an alternative has other models or segmentations than `own`, or the card of the target
+        probe of `own` is malformed."""
         self._own, self._alternatives = own, dict(alternatives or {})
         self._operating_points = operating_points(own.target.card)
         for name, pair in self._alternatives.items():
