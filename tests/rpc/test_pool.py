@@ -140,7 +140,7 @@ async def test_killed_replica_is_replaced_at_once_and_found_again() -> None:
 async def test_call_for_one_model_finds_a_replica_back_before_the_next_health_check(
     is_same: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica, "RETURN_INTERVAL_S", 2 * GENEROUS_S)
+    monkeypatch.setattr(replica, "RECHECK_INTERVAL_S", 2 * GENEROUS_S)
     engine = Counting()
     successor = engine if is_same else FakeModel(Writer.TARGET)
     async with targets(engine, options=replace(LENIENT, health_interval_s=2 * GENEROUS_S)) as (target, (server,)):
