@@ -1,4 +1,4 @@
-"""Files that are read again when they are renewed, and certificates: PEM files, checked before anything listens."""
+"""Certificates in PEM files, checked before a server starts, and reloading of changed files."""
 
 import logging
 import ssl
@@ -14,9 +14,10 @@ logger = logging.getLogger(__name__)
 
 
 class Renewed(Generic[T]):
-    """What `make` makes of files, made anew once they have changed: written, or swapped by a link, as mounted secrets.
+    """An object that `make` builds from files, and rebuilds when they change: written, or replaced through a symbolic
+    link as in mounted secrets.
 
-    `make` raises ValueError for files it cannot use. After the first time that is logged, and what was made last stays.
+    `make` raises ValueError for unusable files. In a rebuild, the error is logged and the previous object is kept.
     """
 
     def __init__(self, files: Sequence[Path], make: Callable[[], T]) -> None:
@@ -24,7 +25,7 @@ class Renewed(Generic[T]):
         self._seen, self._made = _states(files), make()
 
     def get(self) -> T:
-        """The newest that could be made."""
+        """The current object, rebuilt if the files have changed."""
         states = _states(self._files)
         if states != self._seen:
             self._seen = states
@@ -54,14 +55,14 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def renewing_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """As `server_context`, with whatever chain and key the files hold when a client connects. Raises: ValueError."""
+    """As `server_context`, but reloads changed files when a client connects. Raises: as `server_context`."""
     renewed = Renewed([certificate, key], partial(server_context, certificate, key))
 
-    def renew(connection: ssl.SSLObject, name: str | None, asked: ssl.SSLContext) -> None:
+    def renew(connection: ssl.SSLObject, name: str | None, requested: ssl.SSLContext) -> None:
         connection.context = renewed.get()
 
     listening = renewed.get()
-    listening.sni_callback = renew  # OpenSSL's only moment between a client's first words and ours
+    listening.sni_callback = renew  # OpenSSL's only callback between ClientHello and ServerHello
     return listening
 
 
@@ -74,7 +75,7 @@ def check_pair(certificate: Path | None, key: Path | None) -> None:
 
 
 def check_authority(authority: Path) -> None:
-    """Raises: ValueError when the file holds no certificate of an authority."""
+    """Raises: ValueError when the file contains no CA certificate."""
     read(authority)
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(authority)
@@ -83,14 +84,14 @@ def check_authority(authority: Path) -> None:
 
 
 def read(path: Path) -> bytes:
-    """A file. Raises: ValueError, by its name, when it cannot be read."""
+    """The contents of a file. Raises: ValueError with the file name when it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _no_password() -> Never:  # else OpenSSL asks for one at the terminal
+def _no_password() -> Never:  # otherwise OpenSSL prompts at the terminal
     raise ValueError("the key is locked by a password; give one without")
 
 
@@ -99,10 +100,12 @@ def _states(files: Sequence[Path]) -> list[FileState | None]:
 
 
 def _state(path: Path) -> FileState | None:
-    """Other than before once a file was written, replaced or made readable, or is a link that leads elsewhere, as a
-    mounted secret's does; None: it is not there."""
+    """A value that changes when the file is written, replaced or made readable, or when its link target changes.
+
+    None if the file does not exist.
+    """
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size

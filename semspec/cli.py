@@ -1,4 +1,4 @@
-"""The command `semspec`. Some commands are built in; other packages add theirs as entry points `semspec.commands`."""
+"""The command `semspec`. Some commands are built in; other packages add commands as entry points `semspec.commands`."""
 
 import argparse
 import sys
@@ -19,7 +19,7 @@ OWN: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "serve": ("run Redis, draft, target, verifier and gateway until Ctrl-C", options.serve_options),
     "trace": ("show how a generation came to be, segment by segment", options.trace_options),
 }
-"""Built-in commands: what each is for, and its options."""
+"""Built-in commands: purpose and options of each."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A small client of the gateway: what the command line, the demo and the bench know of its REST interface."""
+"""A small client of the gateway's REST API for the command line, the demo and the benchmarks."""
 
 import asyncio
 import json
@@ -24,15 +24,15 @@ from semspec.errors import (
 Json = dict[str, Any]
 
 NUM_REATTACHMENTS = 4
-"""How often a broken stream is taken up again before giving up; progress starts the count anew."""
+"""Maximum consecutive attempts to resume a broken stream; progress resets the count."""
 FIRST_PAUSE_S = 0.5
-"""Before the first of them; each further one waits twice as long."""
+"""Pause before the first attempt; it doubles with each further one."""
 TIMEOUT = httpx.Timeout(600, connect=5)
 
 GENERATION_ID = "x-generation-id"
-"""Header of a server that keeps what it generates, and may be asked for it again."""
+"""Response header of a server that stores generations, so that streams can be resumed."""
 NOTHING = "0"
-"""The Last-Event-ID of a client that has no text yet."""
+"""Last-Event-ID of a client that has received no text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,14 @@ class Event:
     """One server-sent event."""
 
     id: str
-    """What to send as Last-Event-ID; empty if the server keeps nothing to attach to."""
+    """Value for Last-Event-ID; empty if the server does not store generations."""
     data: Json
 
 
 async def read_events(response: httpx.Response, last: str = "") -> AsyncGenerator[Event, None]:
-    """The events of a stream up to `[DONE]`, behind the event `last` if the stream was taken up again.
+    """The events of a stream up to `[DONE]`; `last`: id of the last event before a resumption.
 
-    Raises: httpx.TransportError when it ends before.
+    Raises: httpx.TransportError when the stream ends before `[DONE]`.
     """
     identity = last or (NOTHING if GENERATION_ID in response.headers else "")
     async for line in response.aiter_lines():
@@ -63,14 +63,14 @@ async def read_events(response: httpx.Response, last: str = "") -> AsyncGenerato
 
 
 class Gateway:
-    """One gateway. All calls raise SemspecError: `Unavailable` without an answer, else the gateway's error."""
+    """A gateway. All calls raise SemspecError: `Unavailable` without a response, else the gateway's error."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
 
     @classmethod
     def at(cls, url: str, api_key: str | None = None) -> "Gateway":
-        """Raises: InvalidRequest when `url` is none."""
+        """A client of the gateway at `url`. Raises: InvalidRequest when `url` is invalid."""
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         try:
             return cls(httpx.AsyncClient(base_url=url, headers=headers, timeout=TIMEOUT, trust_env=False))
@@ -81,7 +81,7 @@ class Gateway:
         await self._http.aclose()
 
     async def models(self) -> list[str]:
-        """The names a request may put in `model`, the pair's own first."""
+        """The valid values of a request's `model`, the default first."""
         return [model["id"] for model in (await self._call("GET", "/v1/models"))["data"]]
 
     async def generation(self, id: str) -> Json:
@@ -93,14 +93,14 @@ class Gateway:
         return await self._call("GET", _path(id, "/trace"))
 
     async def cancel(self, id: str) -> Json:
-        """End a generation that runs."""
+        """Cancel a running generation."""
         return await self._call("POST", _path(id, "/cancel"))
 
     async def chat(self, body: Json, on_break: Callable[[str], None]) -> AsyncGenerator[Json, None]:
         """The chunks of a streamed chat completion.
 
-        A stream that breaks is taken up again behind the last event that came, where the server keeps what it
-        generates; `on_break` is told so each time.
+        A broken stream is resumed after the last received event if the server stores generations. `on_break` is called
+        with a message before each attempt.
         """
         last, num_breaks = Event("", {}), 0
         request = self._http.build_request("POST", "/v1/chat/completions", json={**body, "stream": True})
@@ -121,7 +121,7 @@ class Gateway:
             request = self._reattachment(last, bool(body.get("semspec", {}).get("trace")))
 
     def _reattachment(self, last: Event, trace: bool) -> httpx.Request:
-        """Asks for what came after `last`, with records if there were any before."""
+        """The request that resumes after `last`, with records if the original request had them."""
         path = _path(last.data["id"], "/events")
         parameters = {"trace": "true"} if trace else {}
         return self._http.build_request("GET", path, params=parameters, headers={"last-event-id": last.id})
@@ -132,7 +132,7 @@ class Gateway:
             if response.is_error:
                 await response.aread()
                 error = refusal(response)
-                if request.method == "GET" and isinstance(error, Unavailable | Overloaded):  # just starting, or full
+                if request.method == "GET" and isinstance(error, Unavailable | Overloaded):  # starting or overloaded
                     raise httpx.RemoteProtocolError(error.message)
                 raise error
             async with aclosing(read_events(response, last)) as events:
@@ -170,7 +170,7 @@ class Gateway:
 
 
 def refusal(response: httpx.Response) -> SemspecError:
-    """The error in the body of a response that is one; the response must have been read."""
+    """The error of an error response, whose body must have been read."""
     try:
         return _known(response.json()["error"])
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -182,7 +182,7 @@ def _path(id: str, part: str = "") -> str:
 
 
 def _known(detail: Json) -> SemspecError:
-    """OpenAI's error object as an error of the tree."""
+    """The `SemspecError` of an OpenAI error object."""
     code, message, parameter = detail["code"], str(detail["message"]), detail.get("param")
     if code == "model_not_found":
         return NotFound(message, parameter)

@@ -1,13 +1,13 @@
-"""One tree of errors and one table of what they are on the wire and in HTTP.
+"""The error classes, and one table of their gRPC and HTTP representations.
 
-Code raises these; only the gRPC interceptors, the gRPC clients and the gateway's exception handler read the table.
+Only the gRPC interceptors, the gRPC clients and the gateway's exception handler read the table.
 """
 
 from dataclasses import dataclass
 
 
 class SemspecError(Exception):
-    """Base of all errors a caller may meet. `parameter` names the request field at fault, if one is."""
+    """Base of all errors a caller may receive. `parameter` names the invalid request field, if there is one."""
 
     def __init__(self, message: str, parameter: str | None = None) -> None:
         super().__init__(message)
@@ -16,11 +16,11 @@ class SemspecError(Exception):
 
 
 class InvalidRequest(SemspecError):
-    """The request can never succeed as it is."""
+    """The request is invalid; a retry cannot succeed."""
 
 
 class ContextTooLong(InvalidRequest):
-    """The prompt and the tokens asked for exceed the model's window."""
+    """Prompt and requested tokens exceed the model's context window."""
 
 
 class NotFound(SemspecError):
@@ -28,11 +28,11 @@ class NotFound(SemspecError):
 
 
 class Conflict(SemspecError):
-    """Another request holds or has changed what this one builds on."""
+    """Another request uses or has changed the state this request depends on."""
 
 
 class Cancelled(Conflict):
-    """The generation was ended on request."""
+    """The generation was cancelled by a request."""
 
 
 class Unauthenticated(SemspecError):
@@ -40,7 +40,7 @@ class Unauthenticated(SemspecError):
 
 
 class Overloaded(SemspecError):
-    """No capacity now; retry later. `retry_after_s` is when, as far as that can be told."""
+    """No capacity; retry later. `retry_after_s` is the suggested delay."""
 
     def __init__(self, message: str, parameter: str | None = None, retry_after_s: int = 1) -> None:
         super().__init__(message, parameter)
@@ -56,16 +56,16 @@ class DeadlineExceeded(SemspecError):
 
 
 class Mismatch(SemspecError):
-    """Models, tokenizers, probes or state conventions that do not belong together."""
+    """Models, tokenizers, probes or state conventions are incompatible."""
 
 
 class InternalError(SemspecError):
-    """A defect of ours."""
+    """A defect in semspec."""
 
 
 @dataclass(frozen=True, slots=True)
 class Representation:
-    """How an error looks outside: a gRPC status name, an HTTP status, and OpenAI's `type` and `code`."""
+    """External representation of an error: gRPC status name, HTTP status, and OpenAI's `type` and `code`."""
 
     grpc_status: str
     http_status: int
@@ -88,12 +88,12 @@ TABLE: dict[type[SemspecError], Representation] = {
 
 
 def represent(error: SemspecError) -> Representation:
-    """The table's row for the error's class, or the nearest one above it."""
+    """The table's row for the error's class or its nearest base class."""
     return next((TABLE[row] for row in type(error).__mro__ if row in TABLE), TABLE[InternalError])
 
 
 def from_grpc_status(status: str, message: str, parameter: str | None = None) -> SemspecError:
-    """The error a gRPC status stands for; an unknown status is an `InternalError`."""
+    """The error for a gRPC status; `InternalError` for an unknown status."""
     for error_class, row in TABLE.items():
         if row.grpc_status == status:
             return error_class(message, parameter)

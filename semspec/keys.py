@@ -1,4 +1,4 @@
-"""API keys of a gateway, which knows their hashes alone: who reads its configuration cannot ask."""
+"""API keys of a gateway. Its configuration contains only their hashes, which do not grant access."""
 
 import asyncio
 import hashlib
@@ -14,10 +14,10 @@ from semspec.certificates import Renewed
 from semspec.errors import InvalidRequest
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-"""Of a key: whose it is."""
+"""Pattern of a key's name, which is the name of its owner."""
 
 _ENTRY = re.compile(rf"({NAME.pattern}):([0-9A-Fa-f]{{64}})")
-_LOOK_S = 1.0
+_CHECK_S = 1.0
 
 
 def new_key() -> str:
@@ -31,7 +31,7 @@ def digest(key: bytes) -> bytes:
 
 
 def entry(name: str, key: str) -> str:
-    """What a gateway's configuration says of a key: `NAME:SHA256`. Raises: InvalidRequest for a name that is none."""
+    """Entry of a key in a gateway's configuration: `NAME:SHA256`. Raises: InvalidRequest for an invalid name."""
     if not NAME.fullmatch(name):
         raise InvalidRequest("the name of a key is 1 to 64 letters, digits, dots, underscores and hyphens", "name")
     return f"{name}:{digest(key.encode()).hex()}"
@@ -39,46 +39,46 @@ def entry(name: str, key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One key. Several of one name are one owner's: the old and the new while a key is replaced."""
+    """One key. Entries of the same name have the same owner: the old and the new key during a replacement."""
 
     name: str
     digest: bytes
 
 
 def read_entries(given: str, file: Path | None) -> tuple[Entry, ...]:
-    """The entries `NAME:SHA256` of a text and a file, separated by commas or white space; `#` begins a comment.
+    """The entries `NAME:SHA256` in a text and a file, separated by commas or white space; `#` begins a comment.
 
-    Raises: ValueError, without a word of either: by mistake they may hold a key itself.
+    Raises: ValueError, which does not quote text or file: by mistake they may contain a key.
     """
-    filed = _entries(_text(file)) if file else ()
-    if file and not filed:
+    file_entries = _entries(_text(file)) if file else ()
+    if file and not file_entries:
         raise ValueError("the file has no entry")
-    entries = _entries(given) + filed
+    entries = _entries(given) + file_entries
     _check_owners(entries)
     return entries
 
 
 class Keys:
-    """The keys that may ask now. Their file is looked at every second, so that replacing one needs no restart."""
+    """The valid keys. The file is checked every second, so that replacing a key needs no restart."""
 
     def __init__(self, given: str, file: Path | None) -> None:
-        """Raises: ValueError."""
+        """Raises: ValueError, as `read_entries`."""
         self._file = file
         self._renewed = Renewed([file] if file else [], partial(read_entries, given, file))
         self._entries = self._renewed.get()
 
     def owner(self, key: bytes) -> str | None:
-        """The name a key goes by, if it is one. Each is compared, and in constant time: timing tells nothing."""
-        asked, name = digest(key), None
-        for known in self._entries:
-            if hmac.compare_digest(known.digest, asked):
-                name = known.name
+        """The name of a valid key, else None. Compares with every entry in constant time, to prevent timing attacks."""
+        key_digest, name = digest(key), None
+        for entry in self._entries:
+            if hmac.compare_digest(entry.digest, key_digest):
+                name = entry.name
         return name
 
     async def watch(self) -> None:
-        """Look at the file for ever. One that cannot be used leaves the keys as they are."""
+        """Reload the file when it changes, until cancelled. An unusable file leaves the keys unchanged."""
         while self._file is not None:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_S)
             self._entries = await asyncio.to_thread(self._renewed.get)
 
 
@@ -87,8 +87,8 @@ def _entries(text: str) -> tuple[Entry, ...]:
     return tuple(_entry(number, word) for number, word in enumerate(" ".join(lines).split(), 1))
 
 
-def _entry(number: int, word: str) -> Entry:
-    match = _ENTRY.fullmatch(word)
+def _entry(number: int, text: str) -> Entry:
+    match = _ENTRY.fullmatch(text)
     if match is None:
         raise ValueError(f"entry {number} is not NAME:SHA256, the hash as 64 hexadecimal digits")
     return Entry(match[1], bytes.fromhex(match[2]))

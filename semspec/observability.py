@@ -1,8 +1,8 @@
 """Logs and traces of a process, and the request id that both contain.
 
-Only a `__main__` calls `configure_logging` and `exported_traces`; other code logs as usual and opens a `span`. A record
-is one line on stderr, with what the caller passes as `extra`. A span states how much, how long and how it ended: never
-a prompt, an answer or an error's message, which may quote either.
+Only a `__main__` calls `configure_logging` and `exported_traces`; other code uses `logging` and opens a `span`. A log
+record is one line on stderr, including the fields in `extra`. A span records counts, durations and the outcome. It
+never contains a prompt, an answer or an error's message, which may quote them.
 """
 
 import asyncio
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 Attributes = Mapping[str, str | int | float | bool | None]
-"""None: unknown, and left out."""
+"""Attributes of a span; None: unknown and omitted."""
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
-"""The request this task works for; travels between processes as the metadata `x-request-id`."""
+"""Id of the request the current task processes; sent between processes as the metadata `x-request-id`."""
 
 FLUSH_TIMEOUT_S = 3.0
-"""How long the end of a process waits for a collector to take the last spans."""
+"""Maximum wait for a collector to accept the last spans when a process ends."""
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
-_TRACER = otel_context.create_key("semspec-tracer")  # in the current context; tasks inherit it from the `__main__`
+_TRACER = otel_context.create_key("semspec-tracer")  # in the current context, inherited by all tasks
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class KeyValueFormatter(logging.Formatter):
     """`time=... level=INFO logger=semspec.rpc.server message="serving ..." request_id=... key=value`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line; values that hold blanks, quotes or line ends are quoted as in JSON."""
+        """One line; values with spaces, quotes or line breaks are quoted as in JSON."""
         return _one_line(" ".join(f"{key}={_quoted(value)}" for key, value in _fields(self, record).items()))
 
 
@@ -61,7 +61,7 @@ class JsonFormatter(logging.Formatter):
     """The same fields as one JSON object."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line; what JSON cannot say is written as its `str`."""
+        """One line; values that JSON cannot represent are converted with `str`."""
         return _one_line(dumps(_fields(self, record), default=str, ensure_ascii=False))
 
 
@@ -87,18 +87,23 @@ def _quoted(value: object) -> str:
 
 
 def _one_line(text: str) -> str:
-    """`text` without what JSON leaves as it is though it ends a line, or turns its direction, for those who read it."""
-    return text if text.isprintable() else "".join(one if one.isprintable() else dumps(one)[1:-1] for one in text)
+    """Escape characters that JSON does not escape but terminals interpret, such as line ends and text direction."""
+    return (
+        text
+        if text.isprintable()
+        else "".join(character if character.isprintable() else dumps(character)[1:-1] for character in text)
+    )
 
 
 @contextmanager
 def span(
     name: str, kind: SpanKind = SpanKind.INTERNAL, attributes: Attributes | None = None, context: Context | None = None
 ) -> Iterator[Span]:
-    """Record the block, as a child of the span of `context` (None: of the current one); it is current inside.
+    """Record the block as a span, a child of the span in `context` (None: of the current span); it is current inside.
 
-    Not to be held across the `yield` of an async generator, whose consumer would then work in it: see `detached_span`.
-    An error ends the span with the error's code; a cancellation, or a generator closed early, with `semspec.cancelled`.
+    Do not keep it open across the `yield` of an async generator, because it would be current in the consumer: use
+    `detached_span`. An error sets the error's code on the span; a cancellation or an early close sets
+    `semspec.cancelled`.
     """
     with detached_span(name, kind, attributes, context) as opened, current(opened):
         yield opened
@@ -108,7 +113,7 @@ def span(
 def detached_span(
     name: str, kind: SpanKind = SpanKind.INTERNAL, attributes: Attributes | None = None, context: Context | None = None
 ) -> Iterator[Span]:
-    """The same, but the span is current only inside `current(...)`."""
+    """As `span`, but the span is current only inside `current(...)`."""
     opened = _tracer().start_span(name, context, kind, known(attributes or {}))
     try:
         yield opened
@@ -126,18 +131,18 @@ def detached_span(
 
 
 def current(opened: Span) -> AbstractContextManager[Span]:
-    """Spans opened inside are children of `opened`, which does not end here and is told of no exception."""
+    """Make `opened` the current span of the block. Neither ends it nor records exceptions on it."""
     return trace.use_span(opened, record_exception=False, set_status_on_exception=False)
 
 
 def mark_failed(opened: Span, code: str) -> None:
-    """End with an error, of which only the code is recorded."""
+    """Set the error status; of the error, only the code is recorded."""
     opened.set_attribute("error.type", code)
     opened.set_status(StatusCode.ERROR)
 
 
 def known(attributes: Attributes) -> dict[str, str | int | float | bool]:
-    """Those that are not None, which OpenTelemetry refuses."""
+    """The attributes that are not None; OpenTelemetry rejects None."""
     return {key: value for key, value in attributes.items() if value is not None}
 
 
@@ -147,13 +152,13 @@ def _tracer() -> trace.Tracer:
 
 @contextmanager
 def exported_traces(service: str) -> Iterator[None]:
-    """Inside, spans of this process are sent where `OTEL_EXPORTER_OTLP_ENDPOINT` (or `..._TRACES_ENDPOINT`) says.
+    """Export the spans of this process to `OTEL_EXPORTER_OTLP_ENDPOINT` (or `..._TRACES_ENDPOINT`).
 
-    `service` is their `service.name`, unless `OTEL_SERVICE_NAME` names another. Without such a variable, with
-    `OTEL_SDK_DISABLED=true` or without OpenTelemetry's SDK installed nothing is recorded. A collector that does not
-    answer costs spans, and `FLUSH_TIMEOUT_S` at the end.
+    `service` is their `service.name` unless `OTEL_SERVICE_NAME` is set. Nothing is recorded without an endpoint, with
+    `OTEL_SDK_DISABLED=true`, or without the OpenTelemetry SDK. If the collector does not answer, spans are dropped and
+    the end of the process is delayed by up to `FLUSH_TIMEOUT_S`.
     """
-    provider = _provider(service) if _asked_for() else None
+    provider = _provider(service) if _is_requested() else None
     if provider is None:
         yield
         return
@@ -165,7 +170,7 @@ def exported_traces(service: str) -> Iterator[None]:
         _flush(provider)
 
 
-def _asked_for() -> bool:
+def _is_requested() -> bool:
     endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
     disabled = _variable("OTEL_SDK_DISABLED") == "true" or _variable("OTEL_TRACES_EXPORTER") == "none"
     return any(_variable(name) for name in endpoints) and not disabled
@@ -184,15 +189,15 @@ def _provider(service: str) -> "TracerProvider | None":
     except ImportError:
         _log.warning("an OTLP endpoint is set, but OpenTelemetry is not installed: no traces; install semspec[otel]")
         return None
-    # Not the process's global provider: frameworks that find one (FastAPI does) add spans with texts of their choosing.
-    own = Resource.create({"service.name": service, "service.version": __version__})
-    provider = TracerProvider(resource=own.merge(OTELResourceDetector().detect()), shutdown_on_exit=False)
+    # Not the global provider: frameworks that use one, such as FastAPI, add spans with contents we do not control.
+    resource = Resource.create({"service.name": service, "service.version": __version__})
+    provider = TracerProvider(resource=resource.merge(OTELResourceDetector().detect()), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider
 
 
 def _flush(provider: "TracerProvider") -> None:
-    """Send what is left, in a thread for which the process waits `FLUSH_TIMEOUT_S` at most."""
+    """Send the remaining spans in a thread; wait at most `FLUSH_TIMEOUT_S`."""
     flush = Thread(target=provider.shutdown, daemon=True)
     flush.start()
     flush.join(FLUSH_TIMEOUT_S)

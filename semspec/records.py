@@ -1,6 +1,6 @@
-"""What a generation leaves behind: a record of each kept segment, as JSON and back, and the statistics of them all.
+"""Records of a generation's kept segments as JSON, and statistics of a generation.
 
-The JSON is the same in a stream, a response, Redis and `GET .../trace`.
+The JSON is the same in streams, responses, Redis and `GET .../trace`.
 """
 
 import math
@@ -19,18 +19,18 @@ _VERDICTS: dict[bool | None, Verdict] = {True: "accepted", False: "rewritten", N
 
 
 class Body(BaseModel):
-    """Complete: a key that is not a field is refused, and would be a fault of the description in `/openapi.json`."""
+    """Base of JSON bodies. Unknown keys are rejected, so that `/openapi.json` describes every key."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
 def if_any() -> Any:
-    """A field that is left out of the JSON where it is None."""
+    """A field that is omitted from the JSON when it is None."""
     return Field(default=None, exclude_if=lambda value: value is None)
 
 
 class SegmentText(Body):
-    """A segment as one of the models wrote it."""
+    """A segment written by one of the models."""
 
     text: str
     token_ids: list[int]
@@ -58,16 +58,16 @@ class RecordToken(Body):
 
     @classmethod
     def of(cls, token: TokenLogprob) -> Self:
-        alternatives = [RecordToken.of(other) for other in token.alternatives]
+        alternatives = [RecordToken.of(alternative) for alternative in token.alternatives]
         return cls(token_id=token.token_id, bytes=list(token.data), logprob=token.logprob, alternatives=alternatives)
 
     def token(self) -> TokenLogprob:
-        alternatives = tuple(other.token() for other in self.alternatives)
+        alternatives = tuple(alternative.token() for alternative in self.alternatives)
         return TokenLogprob(self.token_id, bytes(self.bytes), self.logprob, alternatives)
 
 
 _SHAPED = ("segment", "accepted", "judgement", "rejected", "logprobs")
-"""Fields of a record that its JSON tells in other words; all others are there as they are."""
+"""Fields of a record with another representation in JSON; all other fields are copied unchanged."""
 _PLAIN: dict[str, Any] = {
     name: (kind, ...) for name, kind in get_type_hints(SegmentRecord).items() if name not in _SHAPED
 }
@@ -75,17 +75,17 @@ _Plain: Any = create_model("_Plain", __base__=SegmentText, **_PLAIN)
 
 
 class SegmentTrace(_Plain):
-    """A kept segment and how it came to be: a `SegmentRecord` as JSON."""
+    """A kept segment and the decisions on it: a `SegmentRecord` as JSON."""
 
     verdict: Verdict
     draft_probability: float | None
     target_probability: float | None
     ratio: float | None
-    """Target's over draft's probability; null where the draft's is 0 or nothing was judged."""
+    """Target probability divided by draft probability; null if the latter is 0 or the segment was not judged."""
     rejected: SegmentText | None
-    """The drafted segment that this one replaces."""
+    """The drafted segment that this segment replaces."""
     logprobs: list[RecordToken] | None = if_any()
-    """Only if asked for."""
+    """Present only if requested."""
 
     @classmethod
     def of(cls, record: SegmentRecord) -> Self:
@@ -103,7 +103,7 @@ class SegmentTrace(_Plain):
         )
 
     def record(self) -> SegmentRecord:
-        """The record that `of` was given."""
+        """The record of this JSON; the inverse of `of`."""
         judgement = None
         if self.draft_probability is not None and self.target_probability is not None:
             judgement = Judgement(self.draft_probability, self.target_probability)
@@ -118,12 +118,12 @@ class SegmentTrace(_Plain):
 
 
 def verdict(record: SegmentRecord) -> Verdict:
-    """How the segment came to be kept."""
+    """Whether the segment was accepted, rewritten or not judged."""
     return _VERDICTS[record.accepted]
 
 
 def record_json(record: SegmentRecord) -> Json:
-    """All that is known of a kept segment."""
+    """The JSON of a kept segment."""
     body: Json = SegmentTrace.of(record).model_dump(mode="json")
     return body
 
@@ -140,12 +140,12 @@ def _ratio(judgement: Judgement) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One decision on drafted tokens, in the sense of vLLM, where one forward of the target decides on a proposal.
+    """One decision on drafted tokens, like a speculation step in vLLM, where one forward pass verifies a proposal.
 
-    Here it is what was decided at once, as far as the records tell: a drafted segment that was judged, all of whose
-    tokens were accepted or none; or the tokens proposed while the target wrote a segment (`token-level`), however many
-    forwards that took. The share of accepted tokens means the same as there. The mean acceptance length counts tokens
-    a decision: a kept segment has no bonus token, and a refused one costs a segment of the target's own.
+    Here a step is either a judged segment, with all or none of its tokens accepted; or all tokens proposed while the
+    target wrote one segment (`token-level`), over any number of forward passes. The draft acceptance rate has the same
+    meaning as in vLLM. The mean acceptance length counts tokens per decision: an accepted segment has no bonus token,
+    and a rejected one is replaced by a whole segment of the target.
     """
 
     num_draft_tokens: int
@@ -154,35 +154,35 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What the records of a generation, or of several, come to."""
+    """Statistics of the records of one or more generations."""
 
     num_segments: int
     num_accepted: int
     num_rejected: int
     num_tokens: int
     num_target_tokens: int
-    """Of the output, those that the target came up with."""
+    """Output tokens written by the target, without accepted proposals."""
     num_proposed_tokens: int
-    """Of the draft, for the target to verify one by one."""
+    """Tokens that the draft proposed to the target in token-level speculation."""
     num_accepted_tokens: int
-    """How many of these the target kept, in segments that count as written by it."""
+    """Number of proposed tokens kept; their segments count as written by the target."""
     fallback: str | None
-    """Why the target went on alone, if it did."""
+    """Why the target continued alone; None if it did not."""
     steps: Sequence[Step]
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Of judged segments; None if none was."""
+        """Share of judged segments that were accepted; None if none was judged."""
         return share(self.num_accepted, self.num_accepted + self.num_rejected)
 
     @property
     def target_ratio(self) -> float | None:
-        """Share of the output's tokens that the target came up with."""
+        """`num_target_tokens` as a share of all output tokens; None if there are none."""
         return share(self.num_target_tokens, self.num_tokens)
 
 
 def statistics(records: Iterable[SegmentRecord]) -> Statistics:
-    """The numbers that responses, metrics, spans and benches tell."""
+    """The statistics used by responses, metrics, spans and benchmarks."""
     records = list(records)
     by_target = sum(len(record.segment.token_ids) for record in records if record.segment.writer is Writer.TARGET)
     num_accepted_tokens = sum(record.num_accepted_tokens for record in records)
@@ -200,8 +200,11 @@ def statistics(records: Iterable[SegmentRecord]) -> Statistics:
 
 
 def speculative_decoding(steps: Sequence[Step]) -> dict[str, Any] | None:
-    """What `vllm serve --per-request-spec-decode-metrics summary` tells of a request; None where nothing drafted was
-    decided on. `num_spec_tokens`, the most tokens a draft may have, is None: a segment has no such bound."""
+    """The metrics that `vllm serve --per-request-spec-decode-metrics summary` returns for a request.
+
+    None when there were no decisions on drafts. `num_spec_tokens`, the maximum tokens of a draft, is None: a segment
+    has no such limit.
+    """
     num_draft = sum(step.num_draft_tokens for step in steps)
     if not num_draft:
         return None
@@ -226,7 +229,7 @@ def share(part: float, whole: float) -> float | None:
 
 
 def _steps(record: SegmentRecord) -> Iterable[Step]:
-    """The decisions that led to a kept segment; none where nothing was drafted, or what was drafted was not judged."""
+    """The decisions that led to a kept segment; none if nothing was drafted, or the draft was not judged."""
     if record.accepted:
         yield Step(len(record.segment.token_ids), len(record.segment.token_ids))
     if record.rejected is not None:

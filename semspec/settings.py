@@ -1,4 +1,4 @@
-"""Settings from environment variables: one class a deployable, checked before anything loads, built in `__main__`."""
+"""Settings from environment variables: one class per deployable, built and checked in `__main__` before models load."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 from semspec.certificates import check_authority, check_pair
 
 EXIT_BAD_SETTINGS = 2
-"""Exit code of a process whose environment cannot be used."""
+"""Exit code of a process with invalid settings."""
 
 MEBIBYTE = 1 << 20
 
@@ -20,28 +20,26 @@ S = TypeVar("S", bound=BaseSettings)
 
 
 class ServiceSettings(BaseSettings):
-    """What every gRPC service lets its operator choose. An empty variable counts as unset."""
+    """Settings of every gRPC service. An empty variable counts as unset."""
 
     model_config = SettingsConfigDict(env_ignore_empty=True, frozen=True, extra="forbid")
 
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0 or :: for all interfaces")
     port: int = Field(0, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one")
     port_file: Path | None = Field(None, description="file to write the bound port to once the service is ready")
-    token: SecretStr | None = Field(None, description="bearer token callers must present; unset lets everyone in")
-    tls_certificate: Path | None = Field(
-        None, description="PEM file of the certificate chain; unset speaks without TLS"
-    )
+    token: SecretStr | None = Field(None, description="bearer token required from clients; unset requires none")
+    tls_certificate: Path | None = Field(None, description="PEM file of the certificate chain; unset disables TLS")
     tls_key: Path | None = Field(None, description="PEM file of the certificate's private key")
     tls_client_ca: Path | None = Field(
-        None, description="PEM file of the authority whose certificates callers must show; unset asks for none"
+        None, description="PEM file of the CA of required client certificates; unset requires none"
     )
     settle_s: float = Field(
         1.0,
         ge=0,
         le=300,
-        description="seconds from announcing the shutdown to refusing new calls, so that callers turn away",
+        description="seconds from reporting NOT_SERVING to refusing new calls, so that clients choose other replicas",
     )
-    grace_s: float = Field(25.0, ge=0, le=3600, description="seconds that running calls get to end at shutdown")
+    grace_s: float = Field(25.0, ge=0, le=3600, description="seconds for running calls to end at shutdown")
     max_message_bytes: int = Field(
         64 * MEBIBYTE, ge=4096, le=1 << 30, description="largest message to send or receive, in bytes"
     )
@@ -58,16 +56,16 @@ class ServiceSettings(BaseSettings):
 
     @field_validator("tls_client_ca")
     @classmethod
-    def _authority_is_asked_over_tls(cls, tls_client_ca: Path | None, info: ValidationInfo) -> Path | None:
+    def _client_ca_requires_tls(cls, tls_client_ca: Path | None, info: ValidationInfo) -> Path | None:
         if tls_client_ca:
             check_authority(tls_client_ca)
             if info.data.get("tls_certificate") is None:
-                raise ValueError("callers show certificates over TLS only; set tls_certificate and tls_key")
+                raise ValueError("client certificates require TLS; set tls_certificate and tls_key")
         return tls_client_ca
 
 
 class ModelSettings(ServiceSettings):
-    """What the services that run a language model let their operator choose beside."""
+    """Additional settings of the services that run a language model."""
 
     model: str = Field(min_length=1, description="directory or Hugging Face id of the model to serve")
     revision: str | None = Field(None, description="branch, tag or commit of a Hugging Face model")
@@ -77,24 +75,22 @@ class ModelSettings(ServiceSettings):
     )
     engine: Literal["auto", "transformers", "fast"] = Field(
         "auto",
-        description="transformers (any causal LM), fast (own decoder of Qwen2 and Llama), or auto: fast where it can",
+        description="transformers (any causal LM), fast (own decoder of Qwen2 and Llama), or auto: fast if supported",
     )
     tensor_parallel: int = Field(
-        1, ge=1, le=64, description="GPUs to split the model over, each with a process of its own; on a CPU, processes"
+        1, ge=1, le=64, description="GPUs to split the model over, with one process each; on a CPU, processes"
     )
-    cache_bytes: int = Field(
-        1 << 30, ge=0, description="memory for the keys and values of known prefixes, on all GPUs together, in bytes"
-    )
+    cache_bytes: int = Field(1 << 30, ge=0, description="size of the prefix cache on all GPUs together, in bytes")
     max_context_tokens: int | None = Field(
-        None, ge=2, description="cap on prompt and output together; unset takes the model's own window"
+        None, ge=2, description="cap on prompt and output together; unset: the model's context window"
     )
 
 
 def load_settings(settings_class: type[S]) -> S:
-    """The settings this process's environment describes.
+    """Settings from the environment of this process.
 
-    A variable that is missing, out of bounds or unknown ends the process with exit code 2 and one line that names
-    each such variable and says what to write there. Values are not repeated: some are secret.
+    A missing, invalid or unknown variable ends the process with exit code 2 and one line that names each such variable
+    and its valid values. The line does not repeat values, since some are secret.
     """
     try:
         problems = _unknown_variables(settings_class)

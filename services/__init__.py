@@ -1,1 +1,1 @@
-"""The three gRPC services, one package a process: settings and a `__main__`; what they share is in `semspec.rpc`."""
+"""The three gRPC services, one package per process with settings and `__main__`; shared code is in `semspec.rpc`."""

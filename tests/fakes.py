@@ -89,13 +89,13 @@ class FakeModel:
 
     async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
         await self._work()
-        readings = []
+        scores = []
         for segment in segments:
             features = tuple(float(i) for i in range(len(SURPRISAL_FEATURES)))
-            readings.append(SegmentScore(self._states(context, segment), features, len(segment.token_ids), 1.0))
+            scores.append(SegmentScore(self._states(context, segment), features, len(segment.token_ids), 1.0))
             context = context.extended(segment)
         self.num_read += len(segments)
-        return readings
+        return scores
 
     async def propose(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
@@ -200,17 +200,17 @@ class FakeVerifier:
         )
 
     async def judge(
-        self, draft_states: Sequence[States], readings: Sequence[SegmentScore], probes: str = ""
+        self, draft_states: Sequence[States], scores: Sequence[SegmentScore], probes: str = ""
     ) -> list[Judgement]:
         if self.errors:
             raise self.errors.pop(0)
         if probes not in ("", *self.ALTERNATIVES):
             raise InvalidRequest(f"no probes {probes!r}; there are {', '.join(self.ALTERNATIVES)}", "probes")
         place = ("", *self.ALTERNATIVES).index(probes)
-        self.num_judged += len(readings)
+        self.num_judged += len(scores)
         return [
-            Judgement(_value(draft, place), _value(reading.states, place))
-            for draft, reading in zip(draft_states, readings, strict=True)
+            Judgement(_value(draft, place), _value(score.states, place))
+            for draft, score in zip(draft_states, scores, strict=True)
         ]
 
 

@@ -1,1 +1,1 @@
-"""The commands of `semspec`, a module each with `run(arguments) -> int`; what they can be told is in `options`."""
+"""The commands of `semspec`, one module each with `run(arguments) -> int`; their options are in `options`."""

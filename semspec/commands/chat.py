@@ -1,4 +1,4 @@
-"""`semspec chat`: one question, or a conversation that the gateway remembers."""
+"""`semspec chat`: one question, or a conversation in a session of the gateway."""
 
 import argparse
 import asyncio
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class Chat:
-    """Questions to one model, each shown as it is answered."""
+    """Sends questions to one model and shows the streamed answers."""
 
     def __init__(self, gateway: Gateway, arguments: argparse.Namespace, runner: asyncio.Runner) -> None:
         self._gateway, self._arguments, self._runner = gateway, arguments, runner
@@ -39,11 +39,11 @@ class Chat:
         self._session: str | None = arguments.session
 
     def ask(self, prompt: str) -> int:
-        """One question; the exit code. Raises: SemspecError."""
+        """Send one question and return the exit code. Raises: SemspecError."""
         return 0 if self._runner.run(self._answer(prompt)) else INTERRUPTED
 
     def converse(self) -> int:
-        """Questions until the input ends or Ctrl-C; one that fails does not end it."""
+        """Read questions until end of input or Ctrl-C; an error ends only its question."""
         self._session = self._session or f"chat-{secrets.token_hex(6)}"
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  # line editing and history in input()
@@ -69,7 +69,7 @@ class Chat:
                     async for chunk in chunks:
                         id = chunk.get("id") or id
                         screen.show(chunk)
-            except asyncio.CancelledError:  # Ctrl-C; a second one ends the program
+            except asyncio.CancelledError:  # Ctrl-C; a second one exits
                 await self._cancel(id)
                 screen.note("cancelled")
                 return False
@@ -79,7 +79,7 @@ class Chat:
         return PlainScreen() if self._is_plain else ColourScreen(self._console, self._arguments.verbose)
 
     async def _cancel(self, id: str) -> None:
-        """Tell the gateway, which would else finish what someone might come back for."""
+        """Cancel the generation, which the gateway would otherwise finish."""
         if not id:
             return
         with contextlib.suppress(SemspecError, TimeoutError):
@@ -90,7 +90,7 @@ class Chat:
         return self._model
 
     def _body(self, prompt: str, model: str) -> Json:
-        """What was not given is left to the gateway."""
+        """The request body; options that were not given keep the gateway's defaults."""
         own = {"strictness": self._arguments.strictness, "gamma": self._arguments.gamma, "session": self._session}
         fields = {name: getattr(self._arguments, name) for name in ("temperature", "seed", "max_tokens")}
         return {
@@ -106,7 +106,7 @@ def _given(fields: Json) -> Json:
 
 
 def _given_prompt(arguments: argparse.Namespace) -> str | None:
-    """The question on the command line, else all of stdin; None: ask at the terminal. Raises: InvalidRequest."""
+    """The question on the command line, else all of stdin; None: read it interactively. Raises: InvalidRequest."""
     if arguments.prompt is None and sys.stdin.isatty():
         return None
     prompt: str = sys.stdin.read() if arguments.prompt is None else arguments.prompt

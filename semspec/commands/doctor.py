@@ -1,4 +1,4 @@
-"""`semspec doctor`: what the stack needs, one line a check, and what to do about what is missing."""
+"""`semspec doctor`: checks the requirements of the stack, one line per check, with a remedy for each problem."""
 
 import argparse
 import json
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def all_checks(arguments: argparse.Namespace) -> Iterator[Check]:
-    """Those of this machine for the pair that the command line names, then those of a gateway that runs."""
+    """The checks of this machine for the configured pair, then those of a running gateway if a URL is given."""
     config = stack_config(arguments)
     yield from check_environment()
     yield from check_models(config)
@@ -42,6 +42,6 @@ def all_checks(arguments: argparse.Namespace) -> Iterator[Check]:
 
 
 def line(check: Check) -> str:
-    """The check for people."""
+    """The check as a line of text."""
     remedy = f" -> {check.remedy}" if check.remedy else ""
     return f"{check.level:<4}  {check.name:<14}  {check.message}{remedy}"

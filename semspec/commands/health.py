@@ -48,10 +48,10 @@ def _certificates(address: SplitResult, arguments: argparse.Namespace) -> Certif
 
 
 def check_health(address: str, service: str, timeout_s: float, certificates: Certificates | None = None) -> None:
-    """Return if the service at `address` (host:port) serves; the service "" stands for its process.
+    """Return if the service at `address` (host:port) is serving; the service "" is the whole process.
 
-    Raises: Unavailable when it does not, there is no answer or a certificate cannot be read; NotFound when it has no
-    service of this name.
+    Raises: Unavailable when it is not serving, does not answer, or a certificate cannot be read; NotFound when it has
+    no service of this name.
     """
     with _channel(address, certificates) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
@@ -74,7 +74,7 @@ def _channel(address: str, certificates: Certificates | None) -> grpc.Channel:
 
 
 def _check_http(address: SplitResult, arguments: argparse.Namespace) -> None:
-    """Raises: Unavailable when the answer is another than 200; OSError when there is none."""
+    """Raises: Unavailable when the status is not 200; OSError when there is no response."""
     connection = _connection(address, arguments)
     try:
         connection.request("GET", address.path or "/ready")

@@ -1,4 +1,4 @@
-"""`semspec key`: a new API key for whom it is said to be for."""
+"""`semspec key`: creates an API key for a named owner."""
 
 import argparse
 
@@ -11,7 +11,7 @@ file that SEMSPEC_GATEWAY_API_KEYS_FILE names."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The key is shown this once: the gateway's configuration holds its hash."""
+    """Print the key and its entry. The key is shown only here: the gateway's configuration contains only its hash."""
     key = new_key()
     known = entry(arguments.name, key)
     say(f"key    {key}")

@@ -1,4 +1,4 @@
-"""What each command can be told. Imports nothing that an extra brings, so that every `--help` works."""
+"""The options of each command. Imports no optional dependencies, so that every `--help` works."""
 
 import argparse
 import os
@@ -8,7 +8,7 @@ from semspec.stack import StackConfig
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 API_KEY = "SEMSPEC_API_KEY"
-"""Environment variable with the key of a gateway that wants one."""
+"""Environment variable with the API key of the gateway."""
 
 
 def serve_options(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def serve_options(parser: argparse.ArgumentParser) -> None:
 
 
 def stack_config(arguments: argparse.Namespace) -> StackConfig:
-    """The stack's configuration with what the command line names."""
+    """The stack's configuration with the options of the command line."""
     names = ("host", "port", "start_timeout_s", "draft_model", "target_model", "draft_probe", "target_probe")
     return StackConfig(**{name: value for name in names if (value := getattr(arguments, name)) is not None})
 

@@ -1,4 +1,4 @@
-"""A trace's records in words, marks and colours: the same in `chat` and in `trace`."""
+"""Text, marks and colours for the records of a trace, used by `chat` and `trace`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ THINK_END = "</think>"
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How a segment came to be kept: a sign, a colour, and a word so that neither stands alone."""
+    """How a segment was decided, as sign, colour and word; the word serves readers who cannot see the other two."""
 
     sign: str
     colour: str
@@ -27,7 +27,7 @@ REFUSED = Mark("✗", "red", "refused")
 
 
 def mark_of(record: Json) -> Mark:
-    """Accepted or rewritten; of a segment that was not judged, who wrote it."""
+    """The mark of a record: accepted or rewritten, or the writer of a segment that was not judged."""
     match record["verdict"]:
         case "accepted":
             return ACCEPTED
@@ -37,17 +37,17 @@ def mark_of(record: Json) -> Mark:
 
 
 def stage_ms(record: Json, stage: str) -> float:
-    """Time the loop waited for a stage; of `wire`, the part of all four that no engine spent."""
+    """Time the loop waited for a stage; `wire` is the part of the other four outside engines."""
     return float((record.get("times") or {}).get(f"{stage}_ms") or 0.0)
 
 
 def total_ms(record: Json) -> float:
-    """Of all stages; `wire` is a part of them."""
+    """Time of all stages; `wire` is included in the others."""
     return sum(stage_ms(record, stage) for stage in STAGES if stage != "wire")
 
 
 def judgement(record: Json) -> str:
-    """What decided about a segment, as far as it is known."""
+    """The numbers that decided on a segment, as far as they are known."""
     parts = {
         "q": record.get("draft_probability"),
         "p": record.get("target_probability"),
@@ -60,7 +60,7 @@ def judgement(record: Json) -> str:
 
 
 def printable(text: str) -> str:
-    """Without control characters, by which a model might move a terminal's cursor or more."""
+    """The text without control characters, which could control the terminal."""
     return "".join(character for character in text if character in "\n\t" or category(character) != "Cc")
 
 

@@ -1,4 +1,4 @@
-"""An answer as it comes to be: text only, or segment by segment with what became of each draft."""
+"""Display of a streamed answer: plain text, or segments with the decision on each draft."""
 
 import sys
 from types import TracebackType
@@ -14,7 +14,7 @@ from semspec.commands.terminal import complain
 
 
 class Screen(Protocol):
-    """Where one answer is shown, as a context manager; leaving it ends the picture, however the answer ended."""
+    """Display of one answer, as a context manager; leaving it ends the display, also after an error."""
 
     def __enter__(self) -> Self: ...
 
@@ -27,7 +27,7 @@ class Screen(Protocol):
         ...
 
     def note(self, words: str) -> None:
-        """Say what is not part of the answer."""
+        """Show a message that is not part of the answer."""
         ...
 
 
@@ -59,7 +59,7 @@ class PlainScreen:
 
 
 class ColourScreen:
-    """Segments with their marks, drafts in flight in grey until they are decided, and one line of statistics."""
+    """Shows segments with their marks, undecided drafts in grey, and one line of statistics."""
 
     def __init__(self, console: Console, verbose: bool) -> None:
         self._console, self._verbose = console, verbose
@@ -78,13 +78,13 @@ class ColourScreen:
         self._live.stop()
 
     def show(self, chunk: Json) -> None:
-        own = chunk.get("semspec") or {}
-        if "drafted" in own:
-            self._add_drafts(own["drafted"])
-        if "segment" in own:
-            self._settle(own["segment"], chunk)
-        if "id" in own:
-            self._console.print(Text(statistics(own), "bright_black"), soft_wrap=True)
+        extension = chunk.get("semspec") or {}
+        if "drafted" in extension:
+            self._add_drafts(extension["drafted"])
+        if "segment" in extension:
+            self._settle(extension["segment"], chunk)
+        if "id" in extension:
+            self._console.print(Text(statistics(extension), "bright_black"), soft_wrap=True)
         self._live.update(self._drafts(), refresh=True)
 
     def note(self, words: str) -> None:
@@ -99,12 +99,12 @@ class ColourScreen:
         return Text("\n".join(lines), "bright_black", no_wrap=True, overflow="ellipsis")
 
     def _settle(self, record: Json, chunk: Json) -> None:
-        """A draft that was refused takes those behind it along."""
-        was_refused = record["verdict"] == "rewritten"
+        """Show a decided segment. A rejected draft also removes the drafts after it."""
+        was_rejected = record["verdict"] == "rewritten"
         self._in_flight = {
-            index: text for index, text in self._in_flight.items() if index > record["index"] and not was_refused
+            index: text for index, text in self._in_flight.items() if index > record["index"] and not was_rejected
         }
-        self._live.update(self._drafts(), refresh=True)  # printing shows once more what is in flight
+        self._live.update(self._drafts(), refresh=True)  # printing redraws the undecided drafts
         self._console.print(self._segment(record, chunk))
         if self._verbose:
             self._print_details(record)
@@ -117,14 +117,14 @@ class ColourScreen:
         return _marked(Text(mark.sign, mark.colour), text)
 
     def _parts(self, text: str, chunk: Json) -> tuple[str, str]:
-        """What of a segment is reasoning and what is answer."""
+        """Split a segment into reasoning and answer."""
         if THINK_END in text:
             self._in_answer = True
             reasoning, _, answer = text.partition(THINK_END)
             return reasoning, answer
         reasoning, content = delta_texts(chunk)
-        is_told_apart = "reasoning_content" in _delta(chunk)
-        if self._in_answer or (is_told_apart and content and not reasoning):
+        is_separated = "reasoning_content" in _delta(chunk)
+        if self._in_answer or (is_separated and content and not reasoning):
             return "", text
         return text, ""
 
@@ -139,14 +139,14 @@ class ColourScreen:
 
 
 def _marked(sign: Text, text: Text) -> Table:
-    """A sign with a text beside it that stays in its own column."""
+    """A sign and a text in two columns."""
     grid = Table.grid(padding=(0, 1))
     grid.add_row(sign, text)
     return grid
 
 
 def delta_texts(chunk: Json) -> tuple[str, str]:
-    """Reasoning and content that a chunk adds."""
+    """Reasoning and content in a chunk."""
     delta = _delta(chunk)
     return delta.get("reasoning_content") or delta.get("reasoning") or "", delta.get("content") or ""
 

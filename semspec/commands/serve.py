@@ -1,4 +1,4 @@
-"""`semspec serve`: the whole stack until Ctrl-C."""
+"""`semspec serve`: runs the whole stack until Ctrl-C."""
 
 import argparse
 import os
@@ -26,10 +26,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def serve(config: StackConfig) -> int:
-    """Keep the stack up until a signal, or until the gateway ends; say when another process does."""
+    """Run the stack until a signal or until the gateway ends; report other processes that end."""
     say("starting redis, draft, target, verifier and gateway ...")
     async with Stack(config) as stack:
-        page = f"{stack.base_url}/#key={stack.api_key}"  # what follows # stays in the browser
+        page = f"{stack.base_url}/#key={stack.api_key}"  # a URL fragment is not sent to the server
         pages = {"metrics": f"{stack.base_url}/metrics", "playground": page, "API key": stack.api_key}
         for name, address in (stack.addresses | pages).items():
             say(f"{name:>10}  {address}")

@@ -1,4 +1,4 @@
-"""`semspec trace`: how a generation came to be, as a table, a page or JSON."""
+"""`semspec trace`: the trace of a generation as a table, an HTML page or JSON."""
 
 import argparse
 import asyncio
@@ -41,21 +41,21 @@ async def _fetched(arguments: argparse.Namespace) -> tuple[Json, Json]:
 
 
 def table(generation: Json, trace: Json) -> Table:
-    """A row a segment; times in milliseconds. Only the text gives way where the terminal is narrow."""
+    """One row per segment, times in milliseconds. On a narrow terminal only the text is truncated."""
     names = ("#", "", "writer", "tokens", "q", "p", "p/q", "draw", *STAGES)
     rows = [_row(record) for record in trace["segments"]]
-    picture = Table(title=Text(heading(generation, trace)), title_justify="left", box=None, pad_edge=False)
+    grid = Table(title=Text(heading(generation, trace)), title_justify="left", box=None, pad_edge=False)
     for name, *cells in zip(names, *rows, strict=False):
         width = max(len(name), *map(len, cells), 1)
-        picture.add_column(name, justify="left" if name in ("", "writer") else "right", min_width=width)
-    picture.add_column("text", no_wrap=True, overflow="ellipsis")
+        grid.add_column(name, justify="left" if name in ("", "writer") else "right", min_width=width)
+    grid.add_column("text", no_wrap=True, overflow="ellipsis")
     for row in rows:
-        picture.add_row(*row)
-    return picture
+        grid.add_row(*row)
+    return grid
 
 
 def heading(generation: Json, trace: Json) -> str:
-    """What the trace is of."""
+    """Id, status, model and strategy of the generation in one line."""
     strategy = (generation.get("parameters") or {}).get("strategy", "")
     parts = [trace["id"], trace["status"], generation["model"], strategy, f"{len(trace['segments'])} segments"]
     return " · ".join(part for part in [*parts, "degraded" if trace["degraded"] else ""] if part)
@@ -65,8 +65,8 @@ def _row(record: Json) -> list[Text]:
     mark = mark_of(record)
     judged = [_number(record.get(name)) for name in ("draft_probability", "target_probability", "ratio", "draw")]
     times = [f"{stage_ms(record, stage):.1f}" for stage in STAGES]
-    words = [record["writer"], str(record["num_tokens"]), *judged, *times, one_line(record["text"])]
-    return [Text(str(record["index"])), Text(mark.sign, mark.colour), *map(Text, words)]
+    cells = [record["writer"], str(record["num_tokens"]), *judged, *times, one_line(record["text"])]
+    return [Text(str(record["index"])), Text(mark.sign, mark.colour), *map(Text, cells)]
 
 
 def _number(value: float | None) -> str:

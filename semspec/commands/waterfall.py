@@ -1,4 +1,4 @@
-"""A generation's trace as one page that needs nothing else: a bar for each stage along the time line."""
+"""A generation's trace as a self-contained HTML page: a time line with a bar for each stage."""
 
 from collections.abc import Iterator
 from html import escape
@@ -11,7 +11,7 @@ NUM_TICKS = 5
 
 
 def page(generation: Json, trace: Json) -> str:
-    """The page, in HTML without a script. Whatever a model or a client wrote is escaped."""
+    """The HTML page, without scripts. All text from models and clients is escaped."""
     records = trace["segments"]
     end_ms = sum(map(total_ms, records))
     template = Template(files("semspec.commands").joinpath("waterfall.html").read_text(encoding="utf-8"))
@@ -68,7 +68,7 @@ def _row(record: Json, start_ms: float, end_ms: float) -> str:
 
 
 def _bars(record: Json, start_ms: float, end_ms: float) -> Iterator[str]:
-    """One bar a stage, in turn; the wire's share of all of them below."""
+    """One bar per stage, in sequence; the bar of `wire` is below them."""
     left_ms = start_ms
     for stage in STAGES:
         width_ms = stage_ms(record, stage)

@@ -1,4 +1,4 @@
-"""Strategies that decide who writes each segment: pure async algorithms over three protocols."""
+"""Decoding strategies: async algorithms that choose which model writes each segment, over three protocols."""
 
 from semspec.decoding.costs import Costs
 from semspec.decoding.loop import STRATEGIES, Generation, decode, options

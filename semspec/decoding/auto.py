@@ -1,9 +1,9 @@
-"""Semantic speculation where it pays, the target alone where it does not.
+"""Semantic speculation where it is expected to be faster, else the target alone.
 
-Before each round `Costs` says how many segments to draft, or 0: then the target writes a stretch of segments. The
-number drafted alters only the time a generation takes. Whether to draft decides who writes, and rests on measured
-times: so a seed does not make another run, another machine or a resumed generation choose the same way. Each segment
-is still drawn as `semantic` or `target` would draw it in its place.
+Before each round `Costs` forecasts how many segments to draft. With 0 the target writes up to `STRETCH` segments. The
+number of drafted segments affects only the time of a generation. The choice between drafting and not drafting affects
+which model writes, and depends on measured times. So with the same seed, another run, another machine or a resumed
+generation may choose differently. Each segment still has the distribution it has under `semantic` or `target`.
 """
 
 from collections.abc import AsyncGenerator
@@ -19,43 +19,43 @@ from semspec.errors import Unavailable
 from semspec.types import Drafted, Forecast, SegmentRecord
 
 STRETCH = 4
-"""How many segments the target writes alone before the next forecast."""
+"""Number of segments the target writes alone before the next forecast."""
 
 
 async def rounds(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
-    """Rounds as `backends.costs` forecast them until the end, each of their records with the forecast it follows.
+    """Run rounds by the forecasts of `backends.costs` until the end; each record holds the forecast of its round.
 
     Raises: BackendUnavailable, and what the target raises.
     """
     costs = Costs() if backends.costs is None else backends.costs
-    begun: Forecast | None = None
+    previous: Forecast | None = None
     async with aclosing(Speculation(backends, by_probes(backends.verifier), by_target(backends.target))) as speculation:
         while progress.finish_reason is None:
             forecast = costs.forecast(progress.generation.gamma)
             if forecast.gamma:
-                moves = _drafted(progress, speculation, costs, forecast, begun or forecast)
+                round_steps = _drafted(progress, speculation, costs, forecast, previous or forecast)
             else:
                 await speculation.aclose()
-                moves = _alone(progress, backends.target, costs, forecast)
-            begun = forecast
-            async with aclosing(moves) as steps:
+                round_steps = _alone(progress, backends.target, costs, forecast)
+            previous = forecast
+            async with aclosing(round_steps) as steps:
                 async for step in steps:
                     progress = progress.past(step)
                     yield step
 
 
 async def _drafted(
-    progress: Progress, speculation: Speculation, costs: Costs, forecast: Forecast, begun: Forecast
+    progress: Progress, speculation: Speculation, costs: Costs, forecast: Forecast, previous: Forecast
 ) -> AsyncGenerator[Step, None]:
-    """A round; what the draft has ahead was asked for by the forecast that was `begun`."""
+    """One round with drafting; segments drafted ahead follow from the `previous` forecast."""
     batch = await speculation.draft(progress, forecast.gamma)
     if progress.generation.show_drafts:
         yield Drafted(len(progress.segments), batch.segments)
     for judged in await speculation.judge(progress, batch):
         record = await speculation.settle(progress, judged)
         progress = progress.after(record.segment)
-        costs.observe(record, len(batch.written), batch.was_ahead)
-        yield replace(record, forecast=begun if batch.was_ahead else forecast)
+        costs.observe(record, len(batch.generated), batch.was_ahead)
+        yield replace(record, forecast=previous if batch.was_ahead else forecast)
         if not record.accepted:
             return
 
@@ -63,7 +63,7 @@ async def _drafted(
 async def _alone(
     progress: Progress, target: Target, costs: Costs, forecast: Forecast
 ) -> AsyncGenerator[SegmentRecord, None]:
-    """A stretch of the target's own segments; only one where its time is measured and drafting is no worse."""
+    """Segments written by the target alone: `STRETCH` if drafting is slower, else one, to measure the target's time."""
     params = progress.params("target", max_segments=STRETCH if is_losing(forecast) else 1)
     num_kept = 0
     async with aclosing(write_on(progress, target, params, "write_ms")) as records:

@@ -1,6 +1,7 @@
-"""What going on costs, drafting or not: the model that steers the strategy `auto`.
+"""The cost model of the strategy `auto`: expected time per token with and without drafting.
 
-Everything is learnt from the records of segments kept, in the loop's own waits, and fades as further segments come.
+It is estimated from the records of kept segments and the times the loop waited. Older observations decay with each
+further segment.
 """
 
 from dataclasses import dataclass, replace
@@ -9,9 +10,9 @@ from typing import Literal
 from semspec.types import Forecast, SegmentRecord
 
 DECAY = 0.97
-"""What a further observation leaves of the weight of those before it: about the last thirty count."""
+"""Factor on the weight of earlier observations at each new one: about the last thirty count."""
 MIN_WEIGHT = 1e-9
-"""Evidence of this weight fades no more, lest its products vanish; any new observation outweighs it."""
+"""Sums of this weight decay no further, to avoid underflow of their products; any new observation outweighs them."""
 RIDGE = 0.001
 """Relative ridge penalty of the least-squares fit."""
 
@@ -25,7 +26,7 @@ class Ratio:
 
     @property
     def value(self) -> float | None:
-        """None while there is nothing to go by."""
+        """None before the first observation if there is no prior."""
         count = self._pseudo_count + self._count
         return (self._pseudo_count * self._prior + self._amount) / count if count else None
 
@@ -41,8 +42,8 @@ class Ratio:
 class Line:
     """Least squares of `ms = call_ms * calls + token_ms * tokens`, neither of them negative.
 
-    Where the data cannot tell the two apart, as with calls that are all alike, the time is put down to what it
-    `ridge`.
+    When the data cannot separate the two terms, for example when all calls have equally many tokens, the time is
+    attributed to the term named by `ridge`: a small ridge penalty applies to the other one.
     """
 
     def __init__(self, ridge: Literal["calls", "tokens"]) -> None:
@@ -58,76 +59,77 @@ class Line:
             self._sums = [before * DECAY for before in self._sums]
 
     def fit(self) -> tuple[float, float] | None:
-        """(ms of a call, ms of a token); None while there is nothing to go by."""
+        """(ms per call, ms per token); None before the first observation."""
         calls, mixed, tokens, calls_ms, tokens_ms = self._sums
         if not calls or not tokens:
             return None
-        calls_doubted, tokens_doubted = calls * (1 + self._ridge[0]), tokens * (1 + self._ridge[1])
-        determinant = calls_doubted * tokens_doubted - mixed * mixed
-        call_ms = (calls_ms * tokens_doubted - tokens_ms * mixed) / determinant
-        token_ms = (tokens_ms * calls_doubted - calls_ms * mixed) / determinant
+        calls_ridged, tokens_ridged = calls * (1 + self._ridge[0]), tokens * (1 + self._ridge[1])
+        determinant = calls_ridged * tokens_ridged - mixed * mixed
+        call_ms = (calls_ms * tokens_ridged - tokens_ms * mixed) / determinant
+        token_ms = (tokens_ms * calls_ridged - calls_ms * mixed) / determinant
         if call_ms < 0:
             return 0.0, tokens_ms / tokens
         return (call_ms, token_ms) if token_ms >= 0 else (calls_ms / calls, 0.0)
 
 
 PRIOR_ACCEPTANCE, PRIOR_PSEUDO_COUNT = 0.8, 2.0
-"""What is believed of the draft before there is evidence, and how many judged segments outweigh that."""
+"""Prior acceptance rate of the draft, and its weight in judged segments."""
 MIN_RETRY_SEGMENTS, MAX_RETRY_SEGMENTS = 8, 256
-"""After how many segments the way not taken is tried again: at first, and at most."""
+"""Number of segments after which the mode not in use is tried again: initial and maximum."""
 LASTING = 16
-"""How many drafted segments make a return to drafting a success."""
+"""Number of drafted segments after which a return to drafting counts as successful."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """What the parts of a round take, as far as the loop waits for them, and what comes of it."""
+    """Expected times of the parts of a round, as far as the loop waits for them, and their output."""
 
     acceptance: float
-    """Probability that a drafted segment is kept, given that those before it were."""
+    """Probability that a drafted segment is kept, given that the ones before it were kept."""
     draft_call_ms: float
     draft_token_ms: float
     hidden_ms: float
-    """Of the next round's drafting, how much passes while this one is read and judged; all of it in vain if anything
-    is refused."""
+    """Part of the next round's drafting that overlaps with scoring and judging this round; wasted after a rejection."""
     read_call_ms: float
-    """Reading and judging, whatever their length,"""
+    """Scoring and judging: the part independent of length."""
     read_token_ms: float
-    """and what each token adds."""
+    """Scoring and judging: the part per token."""
     write_token_ms: float
     num_drafted_tokens: float
-    """Of a drafted segment, whatever becomes of it."""
+    """Tokens of a drafted segment, kept or not."""
     num_written_tokens: float
-    """Of a segment in the target's words."""
+    """Tokens of a segment written by the target."""
 
     def ms_per_token(self, gamma: int) -> float:
-        """Expected time of an output token in rounds of `gamma` drafted segments: that of a round by its tokens.
+        """Expected ms per output token in rounds of `gamma` drafted segments: time of a round over its kept tokens.
 
-        A round keeps i segments or more with probability acceptance**i; else the target writes the one refused.
+        A round keeps at least i segments with probability acceptance**i; the target writes the first rejected one.
         """
         kept = [self.acceptance**number for number in range(1, gamma + 1)]
         num_tokens = gamma * self.num_drafted_tokens
         draft_ms = self.draft_call_ms + self.draft_token_ms * num_tokens
         read_ms = self.read_call_ms + self.read_token_ms * num_tokens
         write_ms = self.write_token_ms * self.num_written_tokens
-        # The round before was kept whole as often as this one, and only then is this one drafted ahead.
+        # A round is drafted ahead only if the previous round was kept completely, which has the same probability.
         round_ms = draft_ms - kept[-1] * min(draft_ms, self.hidden_ms) + read_ms + (1 - kept[-1]) * write_ms
         return round_ms / (sum(kept) * self.num_drafted_tokens + (1 - kept[-1]) * self.num_written_tokens)
 
 
 class Costs:
-    """What segments took so far. It may outlive a generation, and serve several at once that run on one loop."""
+    """Observed costs of segments. Generations on one event loop may share it, concurrently and one after another."""
 
     def __init__(self) -> None:
         self._acceptance = Ratio(PRIOR_ACCEPTANCE, PRIOR_PSEUDO_COUNT)
-        self._drafting, self._reading = Line(ridge="tokens"), Line(ridge="calls")
+        self._drafting, self._scoring = Line(ridge="tokens"), Line(ridge="calls")
         self._hidden_ms, self._write_token_ms = Ratio(), Ratio()
         self._num_drafted_tokens, self._num_written_tokens = Ratio(), Ratio()
-        self._turns = _Turns()
+        self._mode = _Mode()
 
     def observe(self, record: SegmentRecord, num_drafted: int = 1, was_ahead: bool = False) -> None:
-        """Learn from a segment kept: one of `num_drafted` in its round, whose drafting was ahead or not, or the
-        target's own."""
+        """Update the estimates from a kept segment.
+
+        `num_drafted`: segments drafted in its round. `was_ahead`: whether that draft had started ahead.
+        """
         self._decay()
         if record.accepted is not None:
             self._observe_draft(record, num_drafted, was_ahead)
@@ -135,10 +137,11 @@ class Costs:
             num_tokens = len(record.segment.token_ids)
             self._write_token_ms.add(record.times.write_ms, num_tokens)
             self._num_written_tokens.add(num_tokens)
-        self._turns.observe(record.accepted)
+        self._mode.observe(record.accepted)
 
     def forecast(self, max_gamma: int) -> Forecast:
-        """What to do next, for the one who asks and does it: only one asker is sent to measure the target."""
+        """The next step to take. The caller must take it: only one caller at a time is assigned to measure the
+        target."""
         stages = self.stages()
         gamma, draft_ms = 1, None
         if stages is not None:
@@ -146,30 +149,31 @@ class Costs:
             draft_ms = stages.ms_per_token(gamma)
         target_ms = self._write_token_ms.value
         forecast = Forecast(gamma, draft_ms, target_ms)
-        return forecast if self._turns.next_drafts(is_losing(forecast)) else replace(forecast, gamma=0)
+        return forecast if self._mode.next_drafts(is_losing(forecast)) else replace(forecast, gamma=0)
 
     def stages(self) -> Stages | None:
-        """All that was learnt; None while a part of it was never seen."""
-        drafting, reading, acceptance = self._drafting.fit(), self._reading.fit(), self._acceptance.value
+        """The current estimates; None until each part was observed."""
+        drafting, scoring, acceptance = self._drafting.fit(), self._scoring.fit(), self._acceptance.value
         write_token_ms, num_written = self._write_token_ms.value, self._num_written_tokens.value
         num_drafted = self._num_drafted_tokens.value
-        if drafting is None or reading is None or acceptance is None or num_drafted is None:
+        if drafting is None or scoring is None or acceptance is None or num_drafted is None:
             return None
         if write_token_ms is None or num_written is None:
             return None
         return Stages(
-            acceptance, *drafting, self._hidden_ms.value or 0.0, *reading, write_token_ms, num_drafted, num_written
+            acceptance, *drafting, self._hidden_ms.value or 0.0, *scoring, write_token_ms, num_drafted, num_written
         )
 
     def _observe_draft(self, record: SegmentRecord, num_drafted: int, was_ahead: bool) -> None:
-        """A record has an even share of its round's times; of a round of several, only some tokens are known."""
+        """Add a judged segment. Its times are an even share of its round's; a round of several uses mean token
+        counts."""
         times, call = record.times, 1 / num_drafted
         num_tokens: float = len((record.rejected or record.segment).token_ids)
         self._acceptance.add(float(bool(record.accepted)))
         self._num_drafted_tokens.add(num_tokens)
         if num_drafted > 1:
             num_tokens = self._num_drafted_tokens.value or num_tokens
-        self._reading.add(call, num_tokens, times.read_ms + times.judge_ms)
+        self._scoring.add(call, num_tokens, times.read_ms + times.judge_ms)
         if not was_ahead:
             self._drafting.add(call, num_tokens, times.draft_ms)
         elif drafting := self._drafting.fit():
@@ -177,28 +181,32 @@ class Costs:
 
     def _decay(self) -> None:
         for estimate in (
-            self._acceptance, self._drafting, self._reading, self._hidden_ms, self._write_token_ms,
+            self._acceptance, self._drafting, self._scoring, self._hidden_ms, self._write_token_ms,
             self._num_drafted_tokens, self._num_written_tokens,
         ):  # fmt: skip
             estimate.decay()
 
 
 def is_losing(forecast: Forecast) -> bool:
-    """Whether drafting is expected to be the slower way; not while one of them was never measured."""
+    """Whether drafting is expected to be slower than the target alone; False until both were measured."""
     draft_ms, target_ms = forecast.draft_ms_per_token, forecast.target_ms_per_token
     return draft_ms is not None and target_ms is not None and draft_ms > target_ms
 
 
-class _Turns:
-    """Whether to draft: until that is seen to lose, and again after each stretch without, which doubles with every
-    return that does not last. While drafting goes well, the target is measured now and then, since no rewrite might."""
+class _Mode:
+    """Switches between drafting and the target alone.
+
+    Drafting stops when it is expected to be slower, and is retried after a number of segments that doubles with each
+    retry that fails early. While drafting continues, the target is measured from time to time, because there may be no
+    rewrites to measure it by.
+    """
 
     def __init__(self) -> None:
         self._is_alone = False
         self._num_segments = self._num_drafted = 0
-        """Since the last turn."""
+        """Since the last switch."""
         self._retry_after_segments = 0
-        """How many segments this stretch without a draft has, or had."""
+        """Segments the target writes alone before the next retry: of the current phase, or of the last one."""
         self._num_unmeasured = 0
         """Segments since the target last wrote one."""
         self._measure_after_segments = MIN_RETRY_SEGMENTS
@@ -209,20 +217,20 @@ class _Turns:
         self._num_unmeasured = self._num_unmeasured + 1 if accepted else 0
 
     def next_drafts(self, loses: bool) -> bool:
-        """Whether the next round drafts, if drafting is expected to be the slower way or not."""
+        """Whether the next round drafts; `loses`: whether drafting is expected to be slower."""
         if self._is_alone:
             if self._num_segments >= self._retry_after_segments:
-                self._turn(False)
+                self._switch(False)
         elif loses and self._num_drafted:
             lasted = self._num_drafted >= LASTING
             self._retry_after_segments = MIN_RETRY_SEGMENTS if lasted else _doubled(self._retry_after_segments)
-            self._turn(True)
+            self._switch(True)
         elif self._num_unmeasured >= self._measure_after_segments:
             self._num_unmeasured, self._measure_after_segments = 0, _doubled(self._measure_after_segments)
             return False
         return not self._is_alone
 
-    def _turn(self, is_alone: bool) -> None:
+    def _switch(self, is_alone: bool) -> None:
         self._is_alone, self._num_segments, self._num_drafted = is_alone, 0, 0
 
 

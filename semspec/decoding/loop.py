@@ -1,5 +1,6 @@
-"""The registry of strategies, one request to the loop, and the loop around every strategy: its steps, the target alone
-once a backend is lost, and the end.
+"""The registry of strategies, the request to the loop, and the loop that runs a strategy.
+
+When the drafter or the verifier becomes unavailable, the loop continues with the target alone.
 """
 
 from collections.abc import AsyncGenerator
@@ -31,19 +32,19 @@ STRATEGIES: dict[str, Strategy] = {
 
 @dataclass(frozen=True)
 class Generation(semantic.Options, token_level.Options, spec_reason.Options):
-    """What to generate, and how. Of the strategies' options, those of other strategies are not read."""
+    """What to generate, and how. A strategy reads only its own options and ignores the others."""
 
     context: Context
     sampling: SamplingParams
     max_tokens: int = 1024
-    """Counted in the tokens of each segment's writer."""
+    """Budget in tokens, each segment counted with the tokenizer of the model that wrote it."""
     strategy: str = "semantic"
     """A key of `STRATEGIES`."""
     segmentation: Segmentation = Segmentation.PARAGRAPH
     num_logprobs: int | None = None
     """See `GenerationParams`."""
     show_drafts: bool = False
-    """Tell of drafted segments as soon as there are any, by `Drafted` events."""
+    """Emit a `Drafted` event as soon as segments are drafted."""
     session: str = ""
 
 
@@ -55,31 +56,31 @@ class OptionField:
     default: object
     """A dataclass's field for an option that is itself an object."""
     option: Option | None
-    """Of an option that is a number, a text or a flag."""
+    """Description and limits of an option that is a number, a string or a flag; else None."""
 
 
 def options() -> dict[str, OptionField]:
-    """The request options of all strategies, by their names."""
-    found = {}
+    """The request options of all strategies by name."""
+    options_by_name = {}
     for base in Generation.__bases__:
         hints = get_type_hints(base, include_extras=True)
         for field in fields(base):
             kind, *metadata = get_args(hints[field.name]) or (hints[field.name],)
-            found[field.name] = OptionField(kind, field.default, next(iter(metadata), None))
-    return found
+            options_by_name[field.name] = OptionField(kind, field.default, next(iter(metadata), None))
+    return options_by_name
 
 
 async def decode(generation: Generation, backends: Backends) -> AsyncGenerator[Event, None]:
-    """Run `generation` by its strategy: records of kept segments in order, then `Finished`.
+    """Run the strategy of `generation`: yield the records of kept segments in order, then `Finished`.
 
-    With `show_drafts`, `Drafted` goes before the records that decide on what it holds; segments of it that no record
-    mentions were dropped. A window that fills up on the way ends a generation as its budget does.
+    With `show_drafts`, a `Drafted` event precedes the records that decide on its segments; its segments without a
+    record were dropped. A context window that fills up ends a generation with the same reason as the token budget.
 
-    Closing the generator cancels whatever the models do for it. The same generation on equivalent roles yields the same
-    segments, whatever was cached, retried or resumed; but `token-level`, when sampled and resumed, yields others of
-    the same distribution, and `auto` goes by the time things take.
+    Closing the generator cancels all calls of the generation. The same generation on equivalent backends yields the
+    same segments, regardless of caching, retries and resumption. Two exceptions: `token-level`, sampled and resumed,
+    yields other segments of the same distribution; `auto` depends on measured times.
 
-    Raises: what the target raises; the loss of the drafter or the verifier only makes the target write alone.
+    Raises: what the target raises. When the drafter or the verifier fails, the target writes alone instead.
     """
     progress = Progress(generation, generation.context)
     steps = STRATEGIES[generation.strategy].rounds(progress, backends)
@@ -91,9 +92,9 @@ async def decode(generation: Generation, backends: Backends) -> AsyncGenerator[E
                         progress = progress.past(step)
                         yield step
                 break
-            except BackendUnavailable as lost:
+            except BackendUnavailable as unavailable:
                 params = progress.params("target", max_segments=0)
-                steps = write_on(progress, backends.target, params, "write_ms", fallback=str(lost))
+                steps = write_on(progress, backends.target, params, "write_ms", fallback=str(unavailable))
     except ContextTooLong:
         if not progress.segments:
             raise

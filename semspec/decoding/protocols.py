@@ -1,4 +1,4 @@
-"""The three roles the decoding loop plays with: in-process engines, gRPC clients and fakes alike."""
+"""The three backends of the decoding loop, implemented by in-process engines, gRPC clients and test fakes."""
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ from semspec.types import (
 
 
 class Drafter(Protocol):
-    """Writes segments, cheaply."""
+    """Generates segments with the small model."""
 
     async def info(self) -> ModelInfo:
-        """What is served, for the handshake. Raises: Unavailable."""
+        """The served model, for the handshake. Raises: Unavailable."""
         ...
 
     def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
-        """Yield segments as they are finished. Closing the generator stops the model between two tokens.
+        """Yield each segment when it is complete. Closing the generator stops the model between two tokens.
 
         Raises: ContextTooLong, Unavailable, DeadlineExceeded, Overloaded.
         """
@@ -41,30 +41,31 @@ class Drafter(Protocol):
     async def propose(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
     ) -> Proposal:
-        """Up to `num_tokens` tokens that follow `context` and the tokens of a segment begun, for a target to verify.
+        """Propose up to `num_tokens` tokens for a target to verify. They follow `context` and `open_ids`, the tokens of
+        an incomplete segment.
 
-        Of `params`, sampling and session count. The last token may be end-of-sequence.
+        Uses only sampling and session of `params`. The last token may be end-of-sequence.
         Raises: ContextTooLong, Unavailable, DeadlineExceeded, Overloaded.
         """
         ...
 
 
 class Target(Drafter, Protocol):
-    """Writes segments, and reads others' in one parallel forward."""
+    """Generates segments, and scores the segments of a drafter in one forward pass."""
 
     async def encode(self, prompt: str | Sequence[Message]) -> Piece:
-        """Tokenize a text as it is, or render a conversation with the chat template first.
+        """Tokenize a text unchanged, or a conversation rendered with the chat template.
 
-        Raises: InvalidRequest when the prompt holds nothing; ContextTooLong when it leaves no room to write.
+        Raises: InvalidRequest when the prompt is empty; ContextTooLong when it leaves no tokens for the output.
         """
         ...
 
     async def tokenize(self, text: str) -> list[Token]:
-        """The tokens of a text, without special ones, with their places in it. Raises: Unavailable."""
+        """The tokens of a text with their character offsets, without special tokens. Raises: Unavailable."""
         ...
 
     async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
-        """One forward pass over `segments`, which follow `context` and one another; one score a segment.
+        """Run one forward pass over `segments`, which follow `context` in this order; return one score per segment.
 
         Raises: ContextTooLong, Unavailable, DeadlineExceeded, Overloaded.
         """
@@ -74,10 +75,10 @@ class Target(Drafter, Protocol):
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
     ) -> VerifiedTokens:
         """Exact speculative sampling (Leviathan et al. 2023): keep token x of the proposal with probability
-        min(1, p(x)/q(x)); at the first refusal draw from norm(max(0, p - q)), after none a bonus token from p.
+        min(1, p(x)/q(x)). At the first rejection draw from norm(max(0, p - q)); without one draw a bonus token from p.
 
-        The tokens kept are distributed as if the target had written them by `params`, whose budgets count from the end
-        of `context`. An empty proposal is one token written.
+        The tokens kept have the distribution of the target under `params`. The budgets in `params` count from the end
+        of `context`. With an empty proposal, the target generates one token.
         Raises: Mismatch when the drafter has another vocabulary; ContextTooLong, Unavailable, DeadlineExceeded,
         Overloaded.
         """
@@ -86,8 +87,10 @@ class Target(Drafter, Protocol):
     async def score_choices(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
     ) -> ChoiceScores:
-        """Ask about `context` in a user's turn of its own, the assistant's answer begun with `prefill`: how probable is
-        each of `options`, all of them single tokens, as its next token?
+        """Probability of each option as the next token of an answer to `question`.
+
+        `question` is a separate user turn after `context`; the assistant turn begins with `prefill`. Each of `options`
+        is a single token.
 
         Raises: Mismatch when the chat template drops earlier turns; InvalidRequest when an option is not one token;
         ContextTooLong, Unavailable, DeadlineExceeded, Overloaded.
@@ -96,29 +99,29 @@ class Target(Drafter, Protocol):
 
 
 class Verifier(Protocol):
-    """Turns both models' states into semantic probabilities: a pure function."""
+    """Computes semantic probabilities from the hidden states of both models: a pure function."""
 
     async def info(self) -> VerifierInfo:
-        """Which states the probes were trained on, for the handshake. Raises: Unavailable."""
+        """The models and states the probes were trained on, for the handshake. Raises: Unavailable."""
         ...
 
     async def judge(
-        self, draft_states: Sequence[States], readings: Sequence[SegmentScore], probes: str = ""
+        self, draft_states: Sequence[States], scores: Sequence[SegmentScore], probes: str = ""
     ) -> list[Judgement]:
-        """One judgement per segment, by the pair's own probes or those named `probes` in `VerifierInfo.alternatives`.
+        """One judgement per segment. `probes` is a name in `VerifierInfo.alternatives`; "" selects the default probes.
 
-        Raises: InvalidRequest when there are no probes of that name; Mismatch when the states are not of the models
-        the probes were trained on; Unavailable.
+        Raises: InvalidRequest when no probes have that name; Mismatch when the states come from other models than
+        those the probes were trained on; Unavailable.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Backends:
-    """The players of one generation: engines, clients or fakes."""
+    """The backends of one generation: engines, clients or fakes."""
 
     drafter: Drafter
     target: Target
     verifier: Verifier
     costs: Costs | None = None
-    """What `auto` knows from generations before, and adds to."""
+    """Cost estimates that `auto` reads and updates; shared by generations."""

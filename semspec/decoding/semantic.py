@@ -1,7 +1,7 @@
-"""SemanticSpec (Algorithm 1): accept drafted segments by their meaning, have the target write the others.
+"""SemanticSpec (Algorithm 1): accept drafted segments by their meaning; the target writes the others.
 
-draft gamma segments -> read them with the target in one forward -> judge -> keep each while accepted;
-at the first rejection the target writes that segment itself, and drafting restarts after it.
+draft gamma segments -> score them with the target in one forward pass -> judge -> keep segments up to the first
+rejection; the target writes the rejected segment, and drafting restarts after it.
 """
 
 import asyncio
@@ -44,29 +44,29 @@ from semspec.types import (
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Of a request, for every strategy that drafts segments and judges them."""
+    """Request options of all strategies that draft and judge segments."""
 
     gamma: Annotated[int, Option("segments drafted before the target reads them", ge=1, le=8)] = 1
     acceptance: Acceptance = field(default_factory=Acceptance)
     draft_ahead: Annotated[bool, Option("true drafts on while the target reads")] = True
-    """A rejection cancels what was drafted ahead. Changes speed, never the outcome."""
+    """Draft the next segments while the target scores; a rejection cancels them. Affects speed, never the output."""
 
 
 Judge = Callable[[int, Sequence[GeneratedSegment], Sequence[SegmentScore]], Awaitable[list[Judgement]]]
-"""(index of the first segment, drafted, their scores) -> one judgement a segment."""
+"""(index of the first segment, drafted segments, their scores) -> one judgement per segment."""
 
 
 def by_probes(verifier: Verifier, probes: str = "") -> Judge:
-    """Judge by the verifier's semantic probabilities, those of the pair's own probes or of the ones named."""
+    """Judge by semantic probabilities of the verifier, from the default probes or those named `probes`."""
 
     async def judge(index: int, drafted: Sequence[GeneratedSegment], scores: Sequence[SegmentScore]) -> list[Judgement]:
-        return await verifier.judge([_states(written) for written in drafted], scores, probes)
+        return await verifier.judge([_states(generated) for generated in drafted], scores, probes)
 
     return judge
 
 
 def at_random(seed: int) -> Judge:
-    """The paper's Random baseline: the same rounds, with probabilities that know nothing."""
+    """The paper's Random baseline: the same rounds with uniform random probabilities."""
 
     async def judge(index: int, drafted: Sequence[GeneratedSegment], scores: Sequence[SegmentScore]) -> list[Judgement]:
         positions = range(index, index + len(drafted))
@@ -76,7 +76,7 @@ def at_random(seed: int) -> Judge:
 
 
 def accepts(judgement: Judgement, acceptance: Acceptance, draw: float) -> bool:
-    """The decision on one segment; `draw` is uniform in [0, 1). A draft probability of 0 accepts: p/q is unbounded."""
+    """Whether to accept a segment; `draw` is uniform in [0, 1). A draft probability of 0 accepts: p/q is unbounded."""
     draft_probability, target_probability = judgement.draft_probability, judgement.target_probability
     if acceptance.rule == "threshold":
         return target_probability >= acceptance.threshold * draft_probability
@@ -84,7 +84,7 @@ def accepts(judgement: Judgement, acceptance: Acceptance, draw: float) -> bool:
 
 
 async def rounds(progress: Progress, backends: Backends, judge: Judge, rewrite: Rewrite) -> AsyncGenerator[Step, None]:
-    """Rounds of drafting and verification until the end. Raises: BackendUnavailable, and what the target raises."""
+    """Run rounds of drafting and judging until the end. Raises: BackendUnavailable, and what the target raises."""
     async with aclosing(Speculation(backends, judge, rewrite)) as speculation:
         while progress.finish_reason is None:
             batch = await speculation.draft(progress, progress.generation.gamma)
@@ -100,42 +100,44 @@ async def rounds(progress: Progress, backends: Backends, judge: Judge, rewrite: 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Drafted segments on their way to the target."""
+    """Drafted segments to be scored by the target."""
 
-    written: Sequence[GeneratedSegment]
+    generated: Sequence[GeneratedSegment]
     times: StageTimes
-    """How long the loop waited for them all."""
+    """Time the loop waited for all of them."""
     was_ahead: bool
-    """Whether the draft was at them before the loop came to ask."""
+    """Whether the draft started them before the loop requested them."""
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        return tuple(written.segment for written in self.written)
+        return tuple(generated.segment for generated in self.generated)
 
 
 class Speculation:
-    """Rounds of a generation: drafting, then judging, while the draft may be under way with the next segments."""
+    """The rounds of a generation: drafting, then judging while the draft may already generate the next segments."""
 
     def __init__(self, backends: Backends, judge: Judge, rewrite: Rewrite) -> None:
         self._target, self._judge, self._rewrite = backends.target, judge, rewrite
         self._draft = _Draft(backends.drafter)
 
     async def draft(self, progress: Progress, gamma: int) -> Batch:
-        """What the draft writes at `progress`: `gamma` segments, or as many as were asked for ahead. It goes on to the
-        next `gamma` at once, if the generation lets it. Raises: BackendUnavailable."""
+        """Draft `gamma` segments after `progress`, or take the segments drafted ahead, whose number may differ.
+
+        Starts drafting the next `gamma` segments if the generation allows draft-ahead. Raises: BackendUnavailable.
+        """
         clock, was_ahead = Stopwatch(), self._draft.is_ahead
         drafted = await by_draft(self._draft.segments(progress, gamma))
         draft_ms = clock.lap_ms()
-        # How much of the wait for work ahead was the wire's is unknown: the engine may have ended long before.
-        engine_ms = draft_ms if was_ahead else sum(written.duration_ms for written in drafted)
+        # The network's part of a wait for draft-ahead is unknown: the engine may have finished long before.
+        engine_ms = draft_ms if was_ahead else sum(generated.duration_ms for generated in drafted)
         batch = Batch(drafted, waited("draft_ms", draft_ms, engine_ms), was_ahead)
-        hoped = progress.after(*batch.segments)
-        if progress.generation.draft_ahead and hoped.finish_reason is None:
-            self._draft.begin(hoped, gamma)
+        assumed = progress.after(*batch.segments)
+        if progress.generation.draft_ahead and assumed.finish_reason is None:
+            self._draft.begin(assumed, gamma)
         return batch
 
     async def judge(self, progress: Progress, batch: Batch) -> list[SegmentRecord]:
-        """A record of each drafted segment with the verdict on it. Only those up to the first refused one count.
+        """One record per drafted segment with its judgement. Records after the first rejection are to be ignored.
 
         Raises: BackendUnavailable, and what the target raises.
         """
@@ -143,30 +145,33 @@ class Speculation:
         scores = await in_window(self._target.score(progress.context, batch.segments, progress.generation.session))
         read_ms = clock.lap_ms()
         judgements = await or_backend_unavailable(
-            "verifier", self._judge(len(progress.segments), batch.written, scores)
+            "verifier", self._judge(len(progress.segments), batch.generated, scores)
         )
         times = total(
             batch.times,
             waited("read_ms", read_ms, max(score.duration_ms for score in scores)),
             waited("judge_ms", clock.lap_ms()),
         )
-        each = shared(times, len(batch.written))
-        return [_verdict(progress, i, written, judgements[i], each) for i, written in enumerate(batch.written)]
+        times_each = shared(times, len(batch.generated))
+        return [
+            _judged_record(progress, i, generated, judgements[i], times_each)
+            for i, generated in enumerate(batch.generated)
+        ]
 
     async def settle(self, progress: Progress, judged: SegmentRecord) -> SegmentRecord:
-        """The record of a segment accepted, or of the target's in its place; then the work ahead is cancelled."""
+        """`judged` if accepted; else cancel draft-ahead and return the record of the target's rewrite."""
         if judged.accepted:
             return judged
         await self.aclose()
         return await self._rewrite(progress, judged)
 
     async def aclose(self) -> None:
-        """Stop the work ahead."""
+        """Cancel draft-ahead."""
         await self._draft.cancel()
 
 
 class _Draft:
-    """The draft's next segments, possibly under way before they are asked for."""
+    """Drafts segments, optionally ahead of the request for them."""
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
@@ -177,43 +182,43 @@ class _Draft:
         return self._task is not None
 
     def begin(self, progress: Progress, gamma: int) -> None:
-        """Write ahead from `progress`, which the loop hopes to reach; if it does not, it cancels."""
+        """Start drafting after `progress`, which assumes acceptance; the loop cancels it after a rejection."""
         self._task = asyncio.create_task(self._write(progress, gamma))
 
     async def segments(self, progress: Progress, gamma: int) -> list[GeneratedSegment]:
-        """What the draft writes at `progress`, taken from the work under way if there is any."""
+        """The segments drafted after `progress`: those drafted ahead if there are any, else `gamma` new ones."""
         if self._task is None:
             return await self._write(progress, gamma)
         task, self._task = self._task, None
         return await task
 
     async def cancel(self) -> None:
-        """Stop work whose result is not needed."""
+        """Cancel the task of draft-ahead, if any."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
             if not task.cancelled():
-                task.exception()  # seen and dropped: work ahead that failed is done again if needed
+                task.exception()  # retrieved and ignored: failed draft-ahead is repeated if needed
 
     async def _write(self, progress: Progress, gamma: int) -> list[GeneratedSegment]:
         params = progress.params("draft", gamma, want_states=True)
         return await write_all(self._drafter, progress.context, params)
 
 
-def _verdict(
-    progress: Progress, offset: int, written: GeneratedSegment, judgement: Judgement, times: StageTimes
+def _judged_record(
+    progress: Progress, offset: int, generated: GeneratedSegment, judgement: Judgement, times: StageTimes
 ) -> SegmentRecord:
     index = len(progress.segments) + offset
     draw = uniform(progress.generation.sampling.seed, "accept", index)
     accepted = accepts(judgement, progress.generation.acceptance, draw)
-    return SegmentRecord(index, written.segment, accepted, judgement, draw, times=times, logprobs=written.logprobs)
+    return SegmentRecord(index, generated.segment, accepted, judgement, draw, times=times, logprobs=generated.logprobs)
 
 
-def _states(written: GeneratedSegment) -> States:
-    if written.states is None:
+def _states(generated: GeneratedSegment) -> States:
+    if generated.states is None:
         raise Mismatch("the draft sent no states; serve it with an engine that pools them")
-    return written.states
+    return generated.states
 
 
 def _by_probes(progress: Progress, backends: Backends, probes: str = "") -> AsyncGenerator[Step, None]:

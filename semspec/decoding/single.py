@@ -9,12 +9,12 @@ from semspec.types import SegmentRecord, Writer
 
 
 def by_target(progress: Progress, backends: Backends) -> AsyncGenerator[SegmentRecord, None]:
-    """All that follows in one stream of the target."""
+    """The rest of the generation as one stream of the target."""
     return write_on(progress, backends.target, progress.params("target", max_segments=0), "write_ms")
 
 
 def by_draft(progress: Progress, backends: Backends) -> AsyncGenerator[SegmentRecord, None]:
-    """All that follows in one stream of the draft."""
+    """The rest of the generation as one stream of the draft."""
     return write_on(progress, backends.drafter, progress.params("draft", max_segments=0), "draft_ms")
 
 

@@ -1,11 +1,11 @@
-"""SpecReason (Pan et al. 2025): the target grades each step of the draft from 0 to 9, and writes the bad ones anew.
+"""SpecReason (Pan et al. 2025): the target grades each step of the draft from 0 to 9 and rewrites the bad ones.
 
-draft writes a step -> the target is asked for its score -> keep it iff the score reaches the threshold;
-else the target writes that step itself.
+draft writes a step -> the target grades it -> keep it iff the grade reaches the threshold; else the target rewrites it.
 
-Question, prefill, threshold and score methods are the authors' (spec_reason.py of their code), as is drafting step
-by step with nothing ahead. Theirs reads the digits off the ten likeliest tokens, which may leave some out; here all
-ten are exact. Theirs also stops at the first boxed answer or repeated step, ours as every strategy does.
+Question, prefill, threshold and score methods are those of the authors' code (spec_reason.py), and so is drafting
+without draft-ahead. Their code takes the digits' probabilities from the ten likeliest tokens, which may miss some;
+here all ten are exact. Their code also stops at the first boxed answer or repeated step; this strategy stops like all
+others.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -38,18 +38,19 @@ DIGITS = tuple("0123456789")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Of a request."""
+    """Request options of this strategy."""
 
     scoring: Scoring = field(default_factory=Scoring)
 
 
 async def rounds(progress: Progress, backends: Backends, rewrite: Rewrite) -> AsyncGenerator[Step, None]:
-    """One step after the other until the end. Raises: BackendUnavailable, and what the target raises."""
+    """Draft, grade and keep or rewrite one step at a time until the end. Raises: BackendUnavailable, and what the
+    target raises."""
     while progress.finish_reason is None:
-        written, drafted = await _draft(progress, backends.drafter)
+        generated, draft_times = await _draft(progress, backends.drafter)
         if progress.generation.show_drafts:
-            yield Drafted(len(progress.segments), (written.segment,))
-        record = await _graded(progress, backends.target, written, drafted)
+            yield Drafted(len(progress.segments), (generated.segment,))
+        record = await _graded(progress, backends.target, generated, draft_times)
         if not record.accepted:
             record = await rewrite(progress, record)
         progress = progress.after(record.segment)
@@ -57,29 +58,31 @@ async def rounds(progress: Progress, backends: Backends, rewrite: Rewrite) -> As
 
 
 def score(reply: ChoiceScores, method: ScoreMethod) -> float:
-    """The target's grade, 0 to 9; 0 where it has no digit in mind."""
+    """The target's grade, 0 to 9; 0 if no digit is likely."""
     if method == "greedy":
         return float(reply.likeliest) if reply.likeliest in DIGITS else 0.0
     return _expectation(reply.probabilities)
 
 
 async def _draft(progress: Progress, drafter: Drafter) -> tuple[GeneratedSegment, StageTimes]:
-    """The draft's next step and the wait for it."""
+    """The draft's next step and the time waited for it."""
     clock = Stopwatch()
     params = progress.params("draft", max_segments=1)
-    written = (await by_draft(write_all(drafter, progress.context, params)))[0]
-    return written, waited("draft_ms", clock.lap_ms(), written.duration_ms)
+    generated = (await by_draft(write_all(drafter, progress.context, params)))[0]
+    return generated, waited("draft_ms", clock.lap_ms(), generated.duration_ms)
 
 
-async def _graded(progress: Progress, target: Target, written: GeneratedSegment, drafted: StageTimes) -> SegmentRecord:
-    """The drafted step with the target's verdict."""
+async def _graded(
+    progress: Progress, target: Target, generated: GeneratedSegment, draft_times: StageTimes
+) -> SegmentRecord:
+    """The record of the drafted step with the target's grade."""
     generation, clock = progress.generation, Stopwatch()
-    context = progress.context.extended(written.segment)
-    reply = await in_window(target.score_choices(context, QUESTION, PREFILL, DIGITS, generation.session))
-    asked = waited("read_ms", clock.lap_ms(), reply.duration_ms)
-    grade = score(reply, generation.scoring.method)
-    record = SegmentRecord(len(progress.segments), written.segment, grade >= generation.scoring.threshold)
-    return replace(record, score=grade, times=total(drafted, asked), logprobs=written.logprobs)
+    context = progress.context.extended(generated.segment)
+    choices = await in_window(target.score_choices(context, QUESTION, PREFILL, DIGITS, generation.session))
+    score_times = waited("read_ms", clock.lap_ms(), choices.duration_ms)
+    grade = score(choices, generation.scoring.method)
+    record = SegmentRecord(len(progress.segments), generated.segment, grade >= generation.scoring.threshold)
+    return replace(record, score=grade, times=total(draft_times, score_times), logprobs=generated.logprobs)
 
 
 def _expectation(probabilities: Sequence[float]) -> float:

@@ -1,12 +1,12 @@
-"""Speculative Thinking (Yang et al. 2025): the draft leads, and the target takes over where a reflection begins.
+"""Speculative Thinking (Yang et al. 2025): the draft writes, and the target takes over where a reflection begins.
 
-draft writes a paragraph -> draft probes what would follow -> if that holds a cue word, the target writes it instead,
-and more where it sets out to verify; after too many doubts the target is made to recapitulate.
+draft writes a paragraph -> draft generates a look-ahead -> if that holds a cue word, the target writes instead, and
+writes more if its text holds a verify word; after too many negative turns a recap sentence is injected for the target.
 
-Words and numbers are the authors' (speculative/config/1b_32b.yml; choose_large: the target's words are kept whatever
-they say). Their trigger is `\\n\\n`, which is the segmentation `paragraph`; with `sentence` it is a sentence's end.
-The injected sentence counts no tokens against the budget, since it belongs to no tokenizer. What the draft writes here
-is kept as it is, so there are never drafts to be shown that are not decided.
+Cue words and numbers are the authors' (speculative/config/1b_32b.yml; choose_large: the target's text is always kept).
+Their trigger is `\\n\\n`, which is the segmentation `paragraph`; with `sentence` it is the end of a sentence.
+The injected sentence uses none of the token budget, since it has no token ids. All drafted segments are kept, so this
+strategy never yields `Drafted`.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -32,22 +32,22 @@ from semspec.types import Segment, SegmentEnd, SegmentRecord, StageTimes, Writer
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Whose turn it is, with the authors' values."""
+    """Rules for the change between draft and target, with the authors' values."""
 
     verify_words: tuple[str, ...] = ("verify", "think again", "recap", "check")
     negative_words: tuple[str, ...] = ("wait", "alternatively", "hold on", "another")
     positive_words: tuple[str, ...] = ("yeah", "yes", "final answer", "confident")
     recap_text: str = "Let me check whether there are some wrong steps:"
     max_draft_tokens: int = 1024
-    """Most tokens of a paragraph of the draft."""
+    """Maximum number of tokens of a drafted paragraph."""
     num_cue_tokens: int = 20
-    """How many tokens are probed, and written by the target where they hold a cue."""
+    """Number of look-ahead tokens, and of tokens the target writes if those hold a cue word."""
     num_recap_tokens: int = 125
-    """How many the target writes after a verify word, and after the first injected sentence."""
+    """Number of tokens the target writes after a verify word, and after the first injected sentence."""
     num_recap_tokens_step: int = 25
     max_recap_tokens: int = 200
     num_doubts: int = 15
-    """How many negative turns of the target bring the first injected sentence."""
+    """Number of negative turns of the target before the first injected sentence."""
     num_doubts_step: int = 5
     max_doubts: int = 30
 
@@ -63,15 +63,15 @@ class Rules:
         return _count(self.verify_words, text) > 0
 
     def recap_tokens(self, num_recaps: int) -> int:
-        """How many tokens the target writes after the injected sentence, `num_recaps` having gone before."""
+        """Number of tokens the target writes after an injected sentence that follows `num_recaps` earlier ones."""
         return min(self.num_recap_tokens + num_recaps * self.num_recap_tokens_step, self.max_recap_tokens)
 
     def doubts(self, num_recaps: int) -> int:
-        """How many negative turns bring the next sentence."""
+        """Number of negative turns before the next injected sentence, after `num_recaps` of them."""
         return min(self.num_doubts + num_recaps * self.num_doubts_step, self.max_doubts)
 
     def recap(self) -> Segment:
-        """The injected sentence: text without ids, which every reader tokenizes itself."""
+        """The injected sentence: text without token ids, which each model tokenizes itself."""
         return Segment(self.recap_text, (), "", Writer.TARGET, SegmentEnd.LENGTH)
 
 
@@ -80,14 +80,14 @@ def _count(words: Sequence[str], text: str) -> int:
 
 
 async def rounds(progress: Progress, backends: Backends, rules: Rules = Rules()) -> AsyncGenerator[SegmentRecord, None]:
-    """One move after the other until the end. Raises: BackendUnavailable, and what the target raises.
+    """Run one step at a time until the end. Raises: BackendUnavailable, and what the target raises.
 
-    Every move follows from the segments kept so far, so that a generation resumed at any of them goes on as it would
-    have. What the target wrote alone after a loss counts as one turn of it.
+    Each step depends only on the kept segments, so a generation resumed after any of them continues identically.
+    Segments that the target wrote alone after a backend became unavailable count as one turn.
     """
     while progress.finish_reason is None:
         num_kept = len(progress.segments)
-        async with aclosing(_move(progress, backends, rules)) as records:
+        async with aclosing(_next_step(progress, backends, rules)) as records:
             async for record in records:
                 progress = progress.after(record.segment)
                 yield record
@@ -95,49 +95,52 @@ async def rounds(progress: Progress, backends: Backends, rules: Rules = Rules())
             raise Unavailable("the target ended its stream without a segment; retry")
 
 
-async def _move(progress: Progress, backends: Backends, rules: Rules) -> AsyncGenerator[SegmentRecord, None]:
-    """What comes next: the rest of the target's turn, the injected sentence, a new turn, or the draft's paragraph."""
+async def _next_step(progress: Progress, backends: Backends, rules: Rules) -> AsyncGenerator[SegmentRecord, None]:
+    """The next step: the rest of the target's turn, the injected sentence, a new turn, or a drafted paragraph."""
     history = _History(progress.segments, rules)
-    num_owed, probed = history.num_owed_tokens, StageTimes()
+    num_missing, probe_times = history.num_owed_tokens, StageTimes()
     if history.is_at_trigger:
         if history.num_doubts >= rules.doubts(history.num_recaps):
             yield SegmentRecord(len(progress.segments), rules.recap(), accepted=None)
             return
-        text, probed = await _probe(progress, backends.drafter, rules)
-        num_owed = rules.num_cue_tokens if rules.leaning(text) else 0
-    if num_owed <= 0:
-        yield await _lead(progress, backends.drafter, rules, probed)
+        text, probe_times = await _probe(progress, backends.drafter, rules)
+        num_missing = rules.num_cue_tokens if rules.leaning(text) else 0
+    if num_missing <= 0:
+        yield await _lead(progress, backends.drafter, rules, probe_times)
         return
-    params = progress.params("target", max_segments=0, max_tokens=num_owed)
+    params = progress.params("target", max_segments=0, max_tokens=num_missing)
     async with aclosing(write_on(progress, backends.target, params, "write_ms")) as records:
         async for record in records:
-            yield replace(record, times=total(probed, record.times))
-            probed = StageTimes()
+            yield replace(record, times=total(probe_times, record.times))
+            probe_times = StageTimes()
 
 
 async def _probe(progress: Progress, drafter: Drafter, rules: Rules) -> tuple[str, StageTimes]:
-    """How the draft might go on. As with the authors that is thrown away: if the draft leads on, it draws anew."""
+    """The draft's look-ahead text, and its time. As in the authors' code it is discarded; a drafted paragraph is
+    new."""
     clock = Stopwatch()
     params = replace(progress.params("probe", max_segments=0), max_tokens=rules.num_cue_tokens, num_logprobs=None)
-    probe = await or_backend_unavailable("draft", write_all(drafter, progress.context, params))
-    times = waited("draft_ms", clock.lap_ms(), sum(written.duration_ms for written in probe))
-    return "".join(written.segment.text for written in probe), times
+    look_ahead = await or_backend_unavailable("draft", write_all(drafter, progress.context, params))
+    times = waited("draft_ms", clock.lap_ms(), sum(generated.duration_ms for generated in look_ahead))
+    return "".join(generated.segment.text for generated in look_ahead), times
 
 
-async def _lead(progress: Progress, drafter: Drafter, rules: Rules, probed: StageTimes) -> SegmentRecord:
+async def _lead(progress: Progress, drafter: Drafter, rules: Rules, probe_times: StageTimes) -> SegmentRecord:
     """The draft's next paragraph."""
     clock = Stopwatch()
     params = replace(progress.params("draft", max_segments=1), max_segment_tokens=rules.max_draft_tokens)
-    written = (await by_draft(write_all(drafter, progress.context, params)))[0]
-    times = total(probed, waited("draft_ms", clock.lap_ms(), written.duration_ms))
-    return SegmentRecord(len(progress.segments), written.segment, accepted=None, times=times, logprobs=written.logprobs)
+    generated = (await by_draft(write_all(drafter, progress.context, params)))[0]
+    times = total(probe_times, waited("draft_ms", clock.lap_ms(), generated.duration_ms))
+    return SegmentRecord(
+        len(progress.segments), generated.segment, accepted=None, times=times, logprobs=generated.logprobs
+    )
 
 
 class _History:
-    """The authors' counters, read off the kept segments.
+    """The authors' counters, computed from the kept segments.
 
-    A *turn* is what the target wrote between two segments of the draft: `num_cue_tokens`, and `num_recap_tokens` more
-    if these hold a verify word; or the injected sentence and what the target wrote after it.
+    A *turn* is the target's text between two drafted segments: either `num_cue_tokens`, plus `num_recap_tokens` if
+    these hold a verify word; or the injected sentence and the text the target wrote after it.
     """
 
     def __init__(self, segments: Sequence[Segment], rules: Rules) -> None:
@@ -166,7 +169,7 @@ class _History:
 
     @property
     def num_owed_tokens(self) -> int:
-        """What the target still lacks of its turn; none while the draft leads."""
+        """Tokens the target still has to write in its turn; 0 while the draft writes."""
         if self._last is None or self._last.writer is not Writer.TARGET:
             return 0
         rules, turn = self._rules, self._turns[-1]

@@ -1,5 +1,5 @@
-"""What strategies are made of: the state of a generation, the time by stage, a model's segments as records, rewriting,
-and the loss of a backend.
+"""Building blocks of strategies: the state of a generation, times per stage, records of generated segments, rewrites,
+and unavailable backends.
 """
 
 import logging
@@ -40,45 +40,48 @@ Stage = Literal["draft_ms", "read_ms", "judge_ms", "write_ms"]
 
 
 class Stopwatch:
-    """Measures one stage after the other."""
+    """Measures consecutive stages."""
 
     def __init__(self) -> None:
         self._start = perf_counter()
 
     def lap_ms(self) -> float:
-        """Since the last lap, or the beginning."""
+        """Milliseconds since the last lap, or since construction."""
         now = perf_counter()
         lap_ms, self._start = (now - self._start) * 1e3, now
         return lap_ms
 
 
 def waited(stage: Stage, wall_ms: float, engine_ms: float = 0.0) -> StageTimes:
-    """`wall_ms` of waiting for a stage, `engine_ms` of which an engine worked; more if it had begun before the wait."""
+    """The times of a stage that took `wall_ms`, `engine_ms` of it in an engine; the rest counts as `wire_ms`.
+
+    `engine_ms` exceeds `wall_ms` when the engine started before the wait; `wire_ms` is then 0.
+    """
     return replace(StageTimes(wire_ms=max(0.0, wall_ms - engine_ms)), **{stage: wall_ms})
 
 
 def engine_ms(times: StageTimes) -> float:
-    """The part that engines spent."""
+    """Time spent in engines: all stages without `wire_ms`."""
     return times.draft_ms + times.read_ms + times.judge_ms + times.write_ms - times.wire_ms
 
 
 def total(*parts: StageTimes) -> StageTimes:
-    """Stage by stage."""
+    """The sum of `parts` for each stage."""
     return StageTimes(*map(sum, zip(*map(astuple, parts), strict=True)))
 
 
 def shared(times: StageTimes, num_segments: int) -> StageTimes:
-    """Each segment's share of what `num_segments` took together."""
+    """The times of `num_segments` segments, divided evenly among them."""
     return StageTimes(*(part / num_segments for part in astuple(times)))
 
 
 Step = SegmentRecord | Drafted
-"""What a strategy tells of: a kept segment, or drafted ones that nothing is decided about yet."""
+"""What a strategy yields: the record of a kept segment, or drafted segments before the decision on them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The state of a generation: nothing but its context, so that any replica resumes it from there."""
+    """The state of a generation. It consists only of the request and the context, so any replica can resume it."""
 
     generation: "Generation"
     context: Context
@@ -93,7 +96,7 @@ class Progress:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """None while there is more to write."""
+        """None while the generation is incomplete."""
         if self.segments and self.segments[-1].end is SegmentEnd.EOS:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.tokens_left <= 0 else None
@@ -102,13 +105,13 @@ class Progress:
         return replace(self, context=self.context.extended(*segments))
 
     def past(self, step: Step) -> "Progress":
-        """Behind `step`; drafted segments are no progress yet."""
+        """The progress after `step`; drafted segments do not change it."""
         return self.after(step.segment) if isinstance(step, SegmentRecord) else self
 
     def params(
         self, purpose: str, max_segments: int, want_states: bool = False, max_tokens: int | None = None
     ) -> GenerationParams:
-        """What to write next, with draws from the stream `purpose`; `max_tokens` within what is left."""
+        """Parameters for the next call, with the random stream `purpose`; `max_tokens` is capped at `tokens_left`."""
         generation = self.generation
         seed = derive_seed(generation.sampling.seed, purpose, self._stream(purpose))
         return GenerationParams(
@@ -122,8 +125,11 @@ class Progress:
         )
 
     def _stream(self, purpose: str) -> int:
-        """Which stream of draws a writer uses. Drafting restarts after each rewrite with fresh draws: those of the
-        rejected segment were used up by the very decision to reject it."""
+        """Index of the random stream of `purpose`.
+
+        Drafting uses a new stream after each rewrite: the rejection depended on the draws of the rejected segment, so
+        reusing them would bias the output.
+        """
         if purpose != "draft":
             return 0
         rewrites = [i for i, segment in enumerate(self.segments) if segment.writer is Writer.TARGET]
@@ -140,40 +146,41 @@ BACKEND_FAILURES: dict[type[SemspecError], str] = {
     ContextTooLong: "has too small a window",
     InternalError: "is broken",
 }
-"""Errors of the drafter or the verifier after which the target goes on alone, and what the client hears of them."""
+"""Errors of the drafter or the verifier after which the target continues alone, with the reason sent to the client."""
 
 log = logging.getLogger(__name__)
 
 
 class BackendUnavailable(Exception):
-    """A strategy cannot go on; the target can."""
+    """The strategy cannot continue; the target alone can."""
 
 
 async def or_backend_unavailable(
     role: str, work: Awaitable[T], errors: Sequence[type[SemspecError]] = tuple(BACKEND_FAILURES)
 ) -> T:
-    """The result of `work`. Raises: BackendUnavailable in place of `errors`."""
+    """The result of `work`. Raises: BackendUnavailable instead of `errors`."""
     try:
         return await work
     except tuple(errors) as error:
-        reason = next(words for kind, words in BACKEND_FAILURES.items() if isinstance(error, kind))
+        reason = next(text for error_type, text in BACKEND_FAILURES.items() if isinstance(error, error_type))
         log.warning("the %s %s: %s", role, reason, error.message)
         raise BackendUnavailable(f"the {role} {reason}") from error
 
 
 async def in_window(work: Awaitable[T]) -> T:
-    """Await a call of the target on drafted text. Raises: BackendUnavailable when that does not fit its window."""
+    """Await a call of the target on drafted text. Raises: BackendUnavailable when the text exceeds its context
+    window."""
     return await or_backend_unavailable("target", work, [ContextTooLong])
 
 
 async def write_all(drafter: Drafter, context: Context, params: GenerationParams) -> list[GeneratedSegment]:
-    """All that the draft writes by `params`."""
+    """All segments that the draft generates under `params`."""
     async with aclosing(drafter.generate(context, params)) as stream:
-        return [written async for written in stream]
+        return [segment async for segment in stream]
 
 
 async def by_draft(work: Awaitable[list[GeneratedSegment]]) -> list[GeneratedSegment]:
-    """What the draft wrote. Raises: BackendUnavailable also when that is nothing."""
+    """The drafted segments. Raises: BackendUnavailable, also when there are none."""
     drafted = await or_backend_unavailable("draft", work)
     if not drafted:
         raise BackendUnavailable("the draft wrote nothing")
@@ -183,47 +190,48 @@ async def by_draft(work: Awaitable[list[GeneratedSegment]]) -> list[GeneratedSeg
 async def write_on(
     progress: Progress, model: Drafter, params: GenerationParams, stage: Stage, fallback: str | None = None
 ) -> AsyncGenerator[SegmentRecord, None]:
-    """All segments `model` writes by `params` from `progress` on, each with the time it took."""
+    """Records of all segments that `model` generates after `progress` under `params`, each with its time as `stage`."""
     if progress.finish_reason is not None:
         return
     index, clock = len(progress.segments), Stopwatch()
     async with aclosing(model.generate(progress.context, params)) as stream:
-        async for written in stream:
-            times = waited(stage, clock.lap_ms(), written.duration_ms)
+        async for generated in stream:
+            times = waited(stage, clock.lap_ms(), generated.duration_ms)
             yield SegmentRecord(
-                index, written.segment, accepted=None, times=times, fallback=fallback, logprobs=written.logprobs
+                index, generated.segment, accepted=None, times=times, fallback=fallback, logprobs=generated.logprobs
             )
             index += 1
-            clock.lap_ms()  # time the consumer of the records took is not counted
+            clock.lap_ms()  # excludes the time the consumer of the records took
 
 
 Rewrite = Callable[[Progress, SegmentRecord], Awaitable[SegmentRecord]]
-"""(where the segment begins, record of the refused one) -> record of the target's own in its place."""
+"""(progress before the segment, record of the rejected segment) -> record of the target's replacement."""
 
 
 def by_target(target: Target) -> Rewrite:
-    """Rewrite token by token."""
+    """Rewrite with plain decoding of the target."""
 
-    async def rewrite(progress: Progress, refused: SegmentRecord) -> SegmentRecord:
+    async def rewrite(progress: Progress, rejected: SegmentRecord) -> SegmentRecord:
         params = progress.params("target", max_segments=1)
-        return await rewritten(refused, write_on(progress, target, params, "write_ms"))
+        return await rewritten(rejected, write_on(progress, target, params, "write_ms"))
 
     return rewrite
 
 
-async def rewritten(refused: SegmentRecord, written: AsyncGenerator[SegmentRecord, None]) -> SegmentRecord:
-    """`refused` with the first of the segments `written` in its place, and all the time that took as `write_ms`."""
+async def rewritten(rejected: SegmentRecord, replacements: AsyncGenerator[SegmentRecord, None]) -> SegmentRecord:
+    """The record `rejected` with its segment replaced by the first of `replacements`; the time taken counts as
+    `write_ms`."""
     clock = Stopwatch()
-    async with aclosing(written) as records:
+    async with aclosing(replacements) as records:
         async for record in records:
             times = waited("write_ms", clock.lap_ms(), engine_ms(record.times))
             return replace(
-                refused,
+                rejected,
                 segment=record.segment,
-                rejected=refused.segment,
+                rejected=rejected.segment,
                 num_proposed_tokens=record.num_proposed_tokens,
                 num_accepted_tokens=record.num_accepted_tokens,
-                times=total(refused.times, times),
+                times=total(rejected.times, times),
                 logprobs=record.logprobs,
             )
     raise Unavailable("the target ended its stream without a segment; retry")

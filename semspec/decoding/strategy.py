@@ -1,5 +1,7 @@
-"""What a strategy declares of itself. Each has a file of its own, and a line in `loop.STRATEGIES`; if it reads
-new request options, its `Options` are a base of `loop.Generation`.
+"""What a strategy declares.
+
+Each strategy has its own file and one line in `loop.STRATEGIES`. If it reads new request options, its `Options`
+dataclass is a base class of `loop.Generation`.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -10,26 +12,27 @@ from semspec.decoding.steps import Progress, Step
 from semspec.types import Writer
 
 Rounds = Callable[[Progress, Backends], AsyncGenerator[Step, None]]
-"""The segments that follow, until the end. Raises: BackendUnavailable, and what the target raises."""
+"""Yields the steps of a generation from its progress to its end. Raises: BackendUnavailable, and what the target
+raises."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What is known of a request option beside its type, as the metadata of its `Annotated`."""
+    """Description and limits of a request option: the metadata in its `Annotated` type."""
 
     description: str
     ge: float | None = None
-    """Least value,"""
+    """Least value; None: no limit."""
     le: float | None = None
-    """and greatest."""
+    """Greatest value; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """How segments come to be, and what that needs of the models and probes that are served.
+    """How segments are generated, and what that requires of the served models and probes.
 
-    The request options a strategy reads are the fields of the dataclass `Options` in its file, each annotated with its
-    limits: `gateway` makes of them the fields of a request's `semspec` object and the settings
+    The fields of the dataclass `Options` in a strategy's file are the request options it reads, each annotated with its
+    limits. `gateway` derives from them the fields of a request's `semspec` object and the settings
     `SEMSPEC_GATEWAY_DEFAULT_*`.
     """
 
@@ -37,10 +40,10 @@ class Strategy:
     writers: frozenset[Writer] = frozenset({Writer.DRAFT, Writer.TARGET})
     """Models whose segments may be kept."""
     probes: str | None = None
-    """The verifier's probes that judge: "" for the pair's own, or their name; None: the verifier is not asked."""
+    """Name of the verifier's probes to use; "": the default probes; None: the strategy does not call the verifier."""
     needs_one_vocabulary: bool = False
-    """Whether the target verifies the draft's tokens."""
+    """Whether the target verifies draft tokens, so that both models must share a vocabulary."""
     needs_earlier_turns: bool = False
-    """Whether it asks the target about each step, so that the chat template must keep earlier turns."""
+    """Whether it has the target score each step in a new turn, so that the chat template must keep earlier turns."""
     tells_logprobs: bool = True
-    """Whether each token kept has a log-probability of its writer."""
+    """Whether each kept token has the log-probability that its writer assigned to it."""

@@ -1,7 +1,7 @@
-"""Speculative sampling (Leviathan et al. 2023, Algorithm 1): the target's own words, sooner.
+"""Speculative sampling (Leviathan et al. 2023, Algorithm 1): output with the target's distribution, faster.
 
-draft proposes token_gamma tokens -> the target verifies them in one forward, keeps those up to the first refusal and
-adds one of its own; a segment is recorded once it is whole.
+draft proposes token_gamma tokens -> the target verifies them in one forward pass, keeps those up to the first
+rejection and adds one recovered or bonus token; a segment is recorded once it is complete.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -27,7 +27,7 @@ from semspec.types import Proposal, Segment, SegmentRecord, StageTimes, Verified
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Of a request, for the strategies whose target verifies the draft's tokens."""
+    """Request options of the strategies whose target verifies draft tokens."""
 
     token_gamma: Annotated[int, Option("tokens the draft proposes at a time", ge=1, le=16)] = 4
 
@@ -38,11 +38,11 @@ NOTHING = Proposal((), (), "", 0.0)
 async def rounds(
     progress: Progress, backends: Backends, max_segments: Literal[0, 1] = 0
 ) -> AsyncGenerator[SegmentRecord, None]:
-    """Rounds of proposing and verifying, until one segment is whole or, with `max_segments` 0, until the end.
+    """Run rounds of proposing and verifying until one segment is complete or, with `max_segments` 0, until the end.
 
-    A round does not stop at a segment's end, and its last token is drawn without a proposal. So a sampled generation
-    that is resumed at a segment has other tokens than the undisturbed one, of the same distribution; a greedy one, or
-    one segment by itself, has the same. Raises: BackendUnavailable, and what the target raises.
+    A round may continue past a segment's end, and its last token is drawn without a proposal. So a sampled generation
+    that is resumed after a segment has other tokens of the same distribution than an uninterrupted one. A greedy
+    generation, or a single segment, has the same tokens. Raises: BackendUnavailable, and what the target raises.
     """
     open_ids: tuple[int, ...] = ()
     tally = _Tally()
@@ -62,19 +62,19 @@ async def rounds(
 
 
 def with_draft(backends: Backends) -> Rewrite:
-    """Have the target write one segment with the draft's help."""
+    """Rewrite a segment with token-level speculation of the draft."""
 
-    async def rewrite(progress: Progress, refused: SegmentRecord) -> SegmentRecord:
-        return await rewritten(refused, rounds(progress, backends, max_segments=1))
+    async def rewrite(progress: Progress, rejected: SegmentRecord) -> SegmentRecord:
+        return await rewritten(rejected, rounds(progress, backends, max_segments=1))
 
     return rewrite
 
 
 async def _propose(progress: Progress, open_ids: Sequence[int], drafter: Drafter) -> Proposal:
-    """The draft's next tokens; none where the target's own fills the budget. Raises: BackendUnavailable.
+    """The draft's next tokens; none when only the target's token fits the budget. Raises: BackendUnavailable.
 
-    Their draws are not those of drafted segments: a segment's refusal says something about the draws it was made of,
-    and proposals that came from the same would be verified as if nothing were known of them.
+    Proposals use another random stream than drafted segments. The rejection of a segment depends on its draws, while
+    verification assumes that a proposal's draws are independent of it.
     """
     num_tokens = min(progress.generation.token_gamma, progress.tokens_left - len(open_ids) - 1)
     if num_tokens <= 0:
@@ -88,7 +88,7 @@ async def _propose(progress: Progress, open_ids: Sequence[int], drafter: Drafter
 
 @dataclass(frozen=True, slots=True)
 class _Tally:
-    """What happened since the last whole segment."""
+    """Token counts and times since the last complete segment."""
 
     num_proposed: int = 0
     num_accepted: int = 0
@@ -114,7 +114,7 @@ class _Tally:
 
 
 def _with_semantic(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
-    """As `semantic`, the target's rewrites with the draft's help."""
+    """As `semantic`, with rewrites by token-level speculation."""
     return semantic.rounds(progress, backends, semantic.by_probes(backends.verifier), with_draft(backends))
 
 

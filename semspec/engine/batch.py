@@ -1,4 +1,5 @@
-"""Many continuations of one context at once, offline: the sampler behind probe data. Same results as one by one."""
+"""Samples many continuations of one context in a batch, offline, for probe data. Results equal those of single
+calls."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class BatchReading:
-    """What a forward pass yields for alternative segments of one context."""
+    """Result of a forward pass over alternative segments of one context."""
 
     states: Tensor
     """Pooled, fp32 `[num_segments, num_layers + 1, hidden_size]` (`states-v1`)."""
@@ -33,7 +34,7 @@ class BatchReading:
 
 
 class ContextBatch:
-    """A context fed once, continued many times."""
+    """A context that is fed once and continued many times."""
 
     def __init__(self, lm: CausalLM, context: Sequence[int]) -> None:
         self._lm, self._context = lm, list(context)
@@ -43,7 +44,8 @@ class ContextBatch:
     def sample(
         self, sampling: SamplingParams, seeds: Sequence[int], segmentation: Segmentation, max_tokens: int
     ) -> list[Sampled]:
-        """One next segment a seed, in the order of `seeds`: token for token what the engine writes with that seed."""
+        """One next segment per seed, in the order of `seeds`; the same tokens that the engine generates with that
+        seed."""
         rows: list[list[int]] = [[] for _ in seeds]
         ends: dict[int, SegmentEnd] = {}
         live, kv, logits = list(range(len(seeds))), self._repeated(len(seeds)), self._logits.expand(len(seeds), -1)
@@ -67,7 +69,7 @@ class ContextBatch:
         return [Sampled(tokens, ends[row]) for row, tokens in enumerate(rows)]
 
     def read(self, segments: Sequence[Sequence[int]]) -> BatchReading:
-        """States and surprisal of each of `segments`, alternatives to one another after the context."""
+        """States and surprisal of each of `segments`, which are alternatives after the context."""
         length = max(map(len, segments))
         ids = torch.tensor([[*segment, *[0] * (length - len(segment))] for segment in segments], device=self._lm.device)
         forward = self._lm.forward_batch(ids, self._repeated(len(segments)), num_rows=length, want_states=True)

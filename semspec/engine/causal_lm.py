@@ -1,4 +1,4 @@
-"""A Hugging Face causal LM as the engine sees it: token ids in; logits, keys/values and all layers' states out."""
+"""A Hugging Face causal LM: from token ids to logits, keys and values, and hidden states of all layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,21 +21,22 @@ from semspec.errors import Mismatch
 from semspec.types import ModelInfo
 
 EngineName = Literal["auto", "transformers", "fast"]
-"""What runs the forward of one sequence: transformers, our decoder ("fast"), or our decoder where it can."""
+"""Implementation of the forward pass: transformers, `Decoder` ("fast"), or "auto": `Decoder` if it supports the
+model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """What one forward yields."""
+    """Result of one forward pass."""
 
     logits: Tensor
-    """`[num_kept_rows, vocab_size]`: of the last positions asked for."""
+    """`[num_rows, vocab_size]`, for the last `num_rows` positions."""
     states: Tensor
-    """`[num_layers + 1, num_tokens, hidden_size]`: `states-v1` before pooling; empty unless asked for."""
+    """`[num_layers + 1, num_tokens, hidden_size]`: `states-v1` before pooling; empty unless requested."""
 
 
 class CausalLM:
-    """Weights, tokenizer and the facts about both. Not thread-safe."""
+    """Weights and tokenizer of a model, and information about both. Not thread-safe."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class CausalLM:
         engine: EngineName = "auto",
         leading: LeadingDecoder | None = None,
     ) -> None:
-        """`leading`: where `model` is rank 0's share of the weights, the forward of the whole."""
+        """`leading`: the forward pass of the whole model, if `model` is rank 0's share of the weights."""
         self.model = model.eval().requires_grad_(False)
         self.info = info
         num_embeddings = int(model.get_input_embeddings().num_embeddings)
@@ -65,7 +66,9 @@ class CausalLM:
         engine: EngineName = "auto",
         split: Split = ALONE,
     ) -> "CausalLM":
-        """Load a checkpoint, a folder or of the hub: safetensors only, no remote code. `device`, `dtype` may be "auto".
+        """Load a checkpoint from a folder or the hub: safetensors only, no remote code.
+
+        `device` and `dtype` may be "auto".
 
         Raises: Mismatch when it cannot be served, with the remedy.
         """
@@ -92,7 +95,7 @@ class CausalLM:
         return cls(model, tokenizer, info, engine, leading)
 
     def close(self) -> None:
-        """End the processes that hold the rest of the model, if others do."""
+        """Stop the processes of the other ranks, if there are any."""
         if self._leading:
             self._leading.close()
 
@@ -102,13 +105,12 @@ class CausalLM:
         return device
 
     def new_kv(self) -> KV:
-        """Room for a new sequence, as `forward` wants it."""
+        """An empty KV cache for a new sequence, for use with `forward`."""
         return self._decoder.new_kv() if self._decoder else DynamicKV()
 
     @torch.inference_mode()
     def forward(self, tokens: Sequence[int], kv: KV, num_rows: int = 1, want_states: bool = False) -> Forward:
-        """Feed `tokens` after those already in `kv`, which came from `new_kv`; logits of the last `num_rows`
-        positions."""
+        """Feed `tokens` after those in `kv`, a result of `new_kv`. Returns logits of the last `num_rows` positions."""
         if self._decoder and isinstance(kv, BufferKV):
             return Forward(*self._decoder.forward(tokens, kv, num_rows, want_states))
         if not isinstance(kv, DynamicKV):
@@ -119,8 +121,10 @@ class CausalLM:
 
     @torch.inference_mode()
     def forward_batch(self, ids: Tensor, kv: DynamicCache, num_rows: int = 1, want_states: bool = False) -> Forward:
-        """Feed `ids` `[batch, length]` after a `kv` of equally long rows, always by transformers. Results have a batch
-        dimension, logits first, states second; a row may be padded on the right, where nothing before it looks.
+        """Feed `ids` `[batch, length]` after a `kv` of equally long rows, always with transformers.
+
+        Logits are `[batch, num_rows, vocab_size]`, states `[num_layers + 1, batch, length, hidden_size]`. Rows may be
+        padded on the right: causal attention ignores later positions.
 
         Raises: Mismatch for a model that is split over several processes.
         """
@@ -137,13 +141,13 @@ def _whole(name: str, revision: str | None, device: str, dtype: str) -> PreTrain
         revision=revision,
         dtype=getattr(torch, dtype),
         use_safetensors=True,
-        trust_remote_code=False,  # left open, it would be asked for at the terminal
+        trust_remote_code=False,  # None would prompt at the terminal
     )
     return model.to(device)
 
 
 def _decoder(model: PreTrainedModel, info: ModelInfo, engine: EngineName) -> Decoder | None:
-    """Our decoder of `model`, if it is wanted and can be had. Raises: Mismatch if only wanted."""
+    """A `Decoder` for `model` if `engine` allows it. Raises: Mismatch when "fast" cannot run the model."""
     if engine == "transformers":
         return None
     if reason := unsupported_reason(model):
@@ -154,28 +158,28 @@ def _decoder(model: PreTrainedModel, info: ModelInfo, engine: EngineName) -> Dec
 
 
 class StateHooks:
-    """Collects the input of the first block and the output of every block, while open."""
+    """Forward hooks that collect the input of the first block and the output of every block while `is_open`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.is_open = False
-        self._caught: list[Tensor] = []
+        self._collected: list[Tensor] = []
         blocks = _blocks(model)
-        blocks[0].register_forward_pre_hook(self._catch_input, with_kwargs=True)
+        blocks[0].register_forward_pre_hook(self._collect_input, with_kwargs=True)
         for block in blocks:
-            block.register_forward_hook(self._catch_output)
+            block.register_forward_hook(self._collect_output)
 
     def drain(self) -> Tensor:
-        """`[num_layers + 1, batch, length, hidden_size]` of the last forward."""
-        caught, self._caught, self.is_open = self._caught, [], False
-        return torch.stack([layer.to(caught[-1].device) for layer in caught])
+        """States `[num_layers + 1, batch, length, hidden_size]` of the last forward pass; closes the hooks."""
+        collected, self._collected, self.is_open = self._collected, [], False
+        return torch.stack([layer.to(collected[-1].device) for layer in collected])
 
-    def _catch_input(self, block: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+    def _collect_input(self, block: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
         if self.is_open:
-            self._caught = [args[0] if args else kwargs["hidden_states"]]
+            self._collected = [args[0] if args else kwargs["hidden_states"]]
 
-    def _catch_output(self, block: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> None:
+    def _collect_output(self, block: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> None:
         if self.is_open:
-            self._caught.append(output[0] if isinstance(output, tuple) else output)
+            self._collected.append(output[0] if isinstance(output, tuple) else output)
 
 
 def _blocks(model: PreTrainedModel) -> nn.ModuleList:

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, whichever engine runs it: its tokenizer, its fingerprints, its facts."""
+"""Tokenizer, fingerprints and metadata of a checkpoint, independent of the engine."""
 
 import hashlib
 import json
@@ -19,15 +19,15 @@ from semspec.errors import Mismatch
 from semspec.types import ModelInfo
 
 SAMPLE_BYTES = 1 << 20
-"""Of each weight file, the header's neighbourhood and the end are digested: enough to tell two trainings apart
-without reading 60 GB."""
+"""The digest covers this many bytes at the start and at the end of each weight file: enough to distinguish two
+trainings without reading 60 GB."""
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer exactly as its tokenizer.json says.
+    """The tokenizer exactly as defined in tokenizer.json.
 
-    AutoTokenizer prefers a class chosen by the model's type, which for Qwen2 rebuilds the pipeline in code and ignores
-    the file's own.
+    AutoTokenizer prefers a class chosen by the model type. For Qwen2 that class builds its own pipeline and ignores the
+    one in the file.
     """
     has_file = cached_file(name, "tokenizer.json", revision=revision, _raise_exceptions_for_missing_entries=False)
     loader = PreTrainedTokenizerFast if has_file else AutoTokenizer
@@ -42,7 +42,7 @@ def model_info(
     tokenizer: PreTrainedTokenizerBase,
     max_context_tokens: int | None,
 ) -> ModelInfo:
-    """What a service says of a checkpoint. `max_context_tokens` caps the model's own window."""
+    """`ModelInfo` of a checkpoint. `max_context_tokens` caps the model's context window."""
     text_config = config.get_text_config()
     window = int(getattr(text_config, "max_position_embeddings", 0) or 1 << 20)
     return ModelInfo(
@@ -58,7 +58,7 @@ def model_info(
 
 
 def eos_ids(generation_config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The tokens that end a sequence. Raises: Mismatch when neither names one."""
+    """The end-of-sequence tokens. Raises: Mismatch when neither configuration nor tokenizer has one."""
     configured = getattr(generation_config, "eos_token_id", None)
     if configured is None:
         configured = tokenizer.eos_token_id
@@ -68,13 +68,13 @@ def eos_ids(generation_config: GenerationConfig | None, tokenizer: PreTrainedTok
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Digest of the vocabulary, added tokens included: equal fingerprints read each other's token ids."""
+    """Digest of the vocabulary, added tokens included; equal fingerprints mean interchangeable token ids."""
     vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=True)
     return _short(hashlib.sha256(vocabulary.encode()))
 
 
 def model_fingerprint(model: str, revision: str | None) -> str:
-    """Digest of configuration and (sampled) weights of a checkpoint, in a folder or in the hub's cache."""
+    """Digest of configuration and sampled weights of a checkpoint, in a folder or the hub's cache."""
     config = cached_file(model, "config.json", revision=revision)
     if config is None:
         raise FileNotFoundError(f"{model} has no config.json")

@@ -1,6 +1,6 @@
-"""Qwen2 and Llama by hand, one sequence at a time: the same numbers as transformers', with a fraction of its overhead.
+"""A decoder for Qwen2 and Llama models, one sequence at a time: the results of transformers with less overhead.
 
-Fused projections, keys and values written in place, the states of all layers as plain outputs.
+It fuses projections, writes keys and values in place, and returns the hidden states of all layers.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,14 +20,14 @@ STATIC_ROPES = frozenset({"default", "linear", "llama3", "yarn"})
 
 Attend: TypeAlias = Callable[[int, Tensor, Tensor], Tensor]
 """Layer number, queries `[num_tokens, num_heads, head_dim]`, new keys and values `[num_tokens, 2, num_kv_heads,
-head_dim]` -> `[num_tokens, num_heads * head_dim]`. Stores the keys and values on the way."""
+head_dim]` -> `[num_tokens, num_heads * head_dim]`. Also stores the keys and values."""
 
 Sum: TypeAlias = Callable[[Tensor], Tensor]
-"""The sum of a tensor over all ranks, in its place."""
+"""Sums a tensor over all ranks, in place."""
 
 
 def unsupported_reason(model: PreTrainedModel) -> str | None:
-    """Why the decoder cannot compute exactly what this model does; None if it can."""
+    """Why the decoder cannot run this model exactly; None if it can."""
     if type(model) not in (Qwen2ForCausalLM, LlamaForCausalLM):
         return f"{type(model).__name__} is neither Qwen2ForCausalLM nor LlamaForCausalLM"
     config = model.config
@@ -82,14 +82,14 @@ def _joined(parameters: Sequence[nn.Parameter]) -> Tensor: ...
 @overload
 def _joined(parameters: Sequence[nn.Parameter | None]) -> Tensor | None: ...
 def _joined(parameters: Sequence[nn.Parameter | None]) -> Tensor | None:
-    """Weights of several projections of one input, end to end. The modules keep views of them, so that they still work
-    and nothing is held twice."""
+    """Concatenated weights of several projections of one input. The modules keep views of the result, so they still
+    work and no weight is stored twice."""
     present = [parameter for parameter in parameters if parameter is not None]
     if not present:
         return None
     joined = torch.cat([parameter.data for parameter in present])
     if joined.dim() == 2 and _is_cpu_float32(joined):
-        joined = joined.t().contiguous().t()  # laid out by column, the product with one token is up to twice as fast
+        joined = joined.t().contiguous().t()  # column-major: up to twice as fast for one token
     for parameter, part in zip(present, joined.split([len(parameter) for parameter in present]), strict=True):
         parameter.data = part
     return joined
@@ -100,11 +100,12 @@ def _is_cpu_float32(tensor: Tensor) -> bool:
 
 
 class Decoder:
-    """The forward of a Qwen2 or Llama model, sharing its weights. Not thread-safe."""
+    """The forward pass of a Qwen2 or Llama model, with shared weights. Not thread-safe."""
 
     def __init__(self, model: PreTrainedModel, window: int, sum_over_ranks: Sum | None = None) -> None:
-        """`model` has no `unsupported_reason`; `window`: the most tokens a sequence is expected to have;
-        `sum_over_ranks`: where `model` is one rank's share of the heads and of the columns between them."""
+        """`model`: one without `unsupported_reason`. `window`: expected maximum tokens of a sequence.
+
+        `sum_over_ranks`: for tensor parallelism, when `model` holds one rank's share of heads and MLP columns."""
         config, inner, attention = model.config, model.model, model.model.layers[0].self_attn
         self._blocks = [_Block.of(layer) for layer in inner.layers]
         self._embedding: Tensor = inner.embed_tokens.weight
@@ -127,14 +128,14 @@ class Decoder:
         return BufferKV(self.layout)
 
     def forward(self, tokens: Sequence[int], kv: BufferKV, num_rows: int = 1, want_states: bool = False) -> Outputs:
-        """Feed `tokens` after those in `kv`: logits `[num_rows, vocab_size]` of the last positions, and states
-        `[num_layers + 1, num_tokens, hidden_size]`, empty unless wanted."""
+        """Feed `tokens` after those in `kv`. Returns logits `[num_rows, vocab_size]` of the last positions, and states
+        `[num_layers + 1, num_tokens, hidden_size]`, empty unless `want_states`."""
         kv.reserve(kv.num_tokens + len(tokens))
         graphed = self._graphs.forward(tokens[0], kv, want_states) if self._graphs and len(tokens) == 1 else None
         return graphed or self._eager_forward(tokens, kv, num_rows, want_states)
 
     def follow(self, tokens: Sequence[int], kv: BufferKV) -> None:
-        """`forward` on a rank that returns no logits; it needs no head."""
+        """`forward` on a rank that returns no logits and has no LM head."""
         kv.reserve(kv.num_tokens + len(tokens))
         self._fed(tokens, kv)
 
@@ -149,14 +150,14 @@ class Decoder:
             self._cos, self._sin = self._rotations(kv.capacity)
         cos, sin = self._cos[start:end], self._sin[start:end]
         states = self._through_blocks(self._embedded(tokens), cos, sin, self._attend_in_place(kv, start, end))
-        kv.num_tokens = end  # last: a forward that breaks off leaves `kv` as it was
+        kv.num_tokens = end  # last, so that a failed forward pass leaves `kv` unchanged
         return states
 
     def static_step(self, buffer: Tensor) -> Step:
-        """The forward of one token with the same shapes at every position: what a CUDA graph can hold.
+        """The forward pass of one token with the same shapes at every position, for capture in a CUDA graph.
 
-        `buffer`: see `Layout.shape`; the step wants it finite throughout, and before its token's position the keys and
-        values of the tokens before.
+        `buffer`: see `Layout.shape`; all its values must be finite, and the positions before the token must hold the
+        keys and values of the previous tokens.
         """
         positions = torch.arange(buffer.shape[4], device=buffer.device)
         cos, sin = self._rotations(len(positions))
@@ -175,12 +176,12 @@ class Decoder:
         return step
 
     def _embedded(self, tokens: Sequence[int]) -> Tensor:
-        if len(tokens) == 1:  # a view: no index to send to the device
+        if len(tokens) == 1:  # a view avoids copying an index to the device
             return self._embedding.narrow(0, tokens[0], 1)
         return F.embedding(torch.tensor(tokens, device=self.layout.device), self._embedding)
 
     def _rotations(self, num_positions: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines `[num_positions, 1, head_dim]`; a sine bears the sign of the half it is added to."""
+        """Cosines and sines `[num_positions, 1, head_dim]`; the sines of the first half are negated."""
         positions = torch.arange(num_positions, device=self._embedding.device)[None]
         cos, sin = self._rotary(self._embedding, positions)
         sin[..., : self._head_dim // 2].neg_()
@@ -193,7 +194,7 @@ class Decoder:
         num_tokens, hidden_size = hidden.shape
         if num_tokens > 1 or self._cpu_eps is None:
             return F.rms_norm(hidden, (hidden_size,), weight, self._eps)
-        mean_square = torch.addmm(self._cpu_eps, hidden, hidden.t(), alpha=1 / hidden_size)  # half the kernels
+        mean_square = torch.addmm(self._cpu_eps, hidden, hidden.t(), alpha=1 / hidden_size)  # half as many kernels
         return (hidden * mean_square.rsqrt_()).mul_(weight)
 
     def _through_blocks(self, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> list[Tensor]:
@@ -210,7 +211,7 @@ class Decoder:
         return states
 
     def _added(self, hidden: Tensor, update: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """`hidden` plus the projection of `update`, of which each rank has some columns."""
+        """`hidden` plus the projection of `update`, summed over ranks."""
         if self._sum is None:
             projected = torch.addmm(hidden, update, weight.t())
         else:
@@ -218,7 +219,7 @@ class Decoder:
         return projected if bias is None else projected + bias
 
     def _queries_keys_values(self, block: _Block, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotated queries, rotated keys with values: see `Attend`."""
+        """Rotated queries, and rotated keys with values; shapes: see `Attend`."""
         num_tokens = hidden.shape[0]
         qkv = F.linear(self._normed(hidden, block.attention_norm), block.qkv, block.qkv_bias)
         heads = qkv.view(num_tokens, -1, self._head_dim)
@@ -229,7 +230,7 @@ class Decoder:
         return queries, keys_values.view(num_tokens, 2, self._num_kv_heads, self._head_dim)
 
     def _attend_in_place(self, kv: BufferKV, start: int, end: int) -> Attend:
-        """Attention of tokens `start` to `end` to all up to themselves."""
+        """Causal attention of tokens `start` to `end`."""
         past_and_own = kv.stretch(0, end).flatten(0, 1).unbind()
         own = kv.stretch(start, end).squeeze(2).unbind()
         mask = self._causal_mask(start, end) if start and end - start > 1 else None
@@ -244,12 +245,12 @@ class Decoder:
         return attend
 
     def _causal_mask(self, start: int, end: int) -> Tensor:
-        """What to add to the scores of tokens `start` to `end`: `[group_size * num_tokens, end]`."""
+        """Mask to add to the attention scores of tokens `start` to `end`: `[group_size * num_tokens, end]`."""
         mask = torch.full((end - start, end), float("-inf"), dtype=self.layout.dtype, device=self.layout.device)
         return mask.triu_(start + 1).repeat(self._num_heads // self._num_kv_heads, 1)
 
     def _attention(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """The query heads that share a key head are taken as rows of one head: keys need not be repeated."""
+        """Attention. Query heads that share a key head become rows of one head, so keys are not repeated."""
         num_tokens, num_groups = queries.shape[0], self._num_kv_heads
         if num_tokens == 1:
             rows = queries.view(1, num_groups, -1, self._head_dim)

@@ -1,4 +1,4 @@
-"""Keys and values of a sequence, and a cache of token prefixes. Dropping the cache changes no result."""
+"""KV cache of a sequence, and prefix cache. Clearing the prefix cache changes no result."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -11,30 +11,30 @@ from torch import Tensor
 from transformers import DynamicCache
 
 FIRST_CAPACITY = 256
-"""Tokens a buffer has room for at first; it doubles when full."""
+"""Initial capacity of a buffer in tokens; it doubles when full."""
 
 
 class KV(Protocol):
-    """Keys and values of the tokens fed so far, in memory of their own."""
+    """Keys and values of the tokens fed so far, in memory not shared with other instances."""
 
     @property
     def num_tokens(self) -> int: ...
 
     @property
     def nbytes(self) -> int:
-        """What is really held, spare room included."""
+        """Allocated memory in bytes, spare capacity included."""
         ...
 
     def crop(self, num_tokens: int) -> None:
-        """Forget everything after the first `num_tokens` tokens."""
+        """Drop everything after the first `num_tokens` tokens."""
         ...
 
     def copy(self, num_tokens: int) -> Self:
-        """The first `num_tokens` tokens, in memory of their own."""
+        """A copy of the first `num_tokens` tokens."""
         ...
 
     def per_layer(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Keys and values of each layer, `[1, num_kv_heads, num_tokens, head_dim]`: views, not to be written to."""
+        """Keys and values of each layer, `[1, num_kv_heads, num_tokens, head_dim]`: read-only views."""
         ...
 
 
@@ -59,11 +59,11 @@ class DynamicKV:
             self.cache.crop(-surplus)
 
     def copy(self, num_tokens: int) -> Self:
-        twin = type(self)()
+        duplicate = type(self)()
         for index, pair in enumerate(self.per_layer()):
             keys, values = (tensor[:, :, :num_tokens].clone() for tensor in pair)
-            twin.cache.update(keys, values, index)
-        return twin
+            duplicate.cache.update(keys, values, index)
+        return duplicate
 
     def per_layer(self) -> Iterator[tuple[Tensor, Tensor]]:
         return ((layer.keys, layer.values) for layer in self.cache.layers if layer.is_initialized)
@@ -71,7 +71,7 @@ class DynamicKV:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a buffer's shape follows from."""
+    """The parameters of a buffer's shape."""
 
     num_layers: int
     num_kv_heads: int
@@ -79,10 +79,10 @@ class Layout:
     dtype: torch.dtype
     device: torch.device
     window: int
-    """Tokens beyond which a buffer is not made larger than what it must hold."""
+    """Number of tokens above which a buffer gets no spare capacity."""
 
     def capacity(self, num_tokens: int) -> int:
-        """Room to make for `num_tokens` tokens and some more."""
+        """Capacity to allocate for `num_tokens` tokens."""
         capacity = FIRST_CAPACITY
         while capacity < num_tokens:
             capacity *= 2
@@ -94,12 +94,12 @@ class Layout:
 
 
 class BufferKV:
-    """For models run by our decoder: one buffer written in place, so that forgetting is setting a length."""
+    """For models run by `Decoder`: one buffer written in place, so that `crop` only sets a length."""
 
     def __init__(self, layout: Layout) -> None:
         self.num_tokens = 0
         self.num_mirrored = 0
-        """So many of the first tokens are in a CUDA graph's buffer too, if that graph served this sequence last."""
+        """Number of leading tokens also in a CUDA graph's buffer, if that graph served this sequence last."""
         self._layout = layout
         self._buffer = torch.empty(layout.shape(0), dtype=layout.dtype, device=layout.device)
 
@@ -116,21 +116,21 @@ class BufferKV:
         self.num_mirrored = min(self.num_mirrored, num_tokens)
 
     def new(self) -> Self:
-        """Room for another sequence."""
+        """An empty instance for another sequence."""
         return type(self)(self._layout)
 
     def copy(self, num_tokens: int) -> Self:
-        twin = self.new()
-        twin.reserve(num_tokens)
-        twin.stretch(0, num_tokens).copy_(self.stretch(0, num_tokens))
-        twin.num_tokens = num_tokens
-        return twin
+        duplicate = self.new()
+        duplicate.reserve(num_tokens)
+        duplicate.stretch(0, num_tokens).copy_(self.stretch(0, num_tokens))
+        duplicate.num_tokens = num_tokens
+        return duplicate
 
     def per_layer(self) -> Iterator[tuple[Tensor, Tensor]]:
         return ((layer[0], layer[1]) for layer in self.stretch(0, self.num_tokens))
 
     def reserve(self, num_tokens: int) -> None:
-        """Make room for `num_tokens` tokens in all."""
+        """Grow the capacity to at least `num_tokens` tokens."""
         if num_tokens <= self.capacity:
             return
         old = self.stretch(0, self.num_tokens)
@@ -138,12 +138,12 @@ class BufferKV:
         self.stretch(0, self.num_tokens).copy_(old)
 
     def stretch(self, start: int, end: int) -> Tensor:
-        """A view of tokens `start` to `end`, to be read or written: see `Layout.shape`."""
+        """A writable view of tokens `start` to `end`; shape: see `Layout.shape`."""
         return self._buffer.narrow(4, start, end - start)
 
 
 MAX_LOGITS_ROWS = 4
-"""How many positions of an entry keep their next-token logits."""
+"""Number of positions per entry whose next-token logits are kept."""
 
 
 @dataclass(slots=True, eq=False)
@@ -158,7 +158,7 @@ class Prefix:
 
     @property
     def num_bytes(self) -> int:
-        """Memory held, spare room in buffers included."""
+        """Allocated memory, spare capacity of buffers included."""
         return self.kv.nbytes + sum(row.nbytes for row in self.logits.values())
 
     def remember_logits(self, num_tokens: int, row: Tensor) -> None:
@@ -167,22 +167,22 @@ class Prefix:
             self.logits.popitem(last=False)
 
     def crop(self, num_tokens: int) -> None:
-        """Forget everything after the first `num_tokens` tokens."""
+        """Drop everything after the first `num_tokens` tokens."""
         self.kv.crop(num_tokens)
         del self.tokens[num_tokens:]
         for position in [position for position in self.logits if position > num_tokens]:
             del self.logits[position]
 
     def copy(self, num_tokens: int, session: str) -> "Prefix":
-        """The first `num_tokens` tokens, in memory of their own."""
+        """A copy of the first `num_tokens` tokens."""
         logits = OrderedDict((position, row) for position, row in self.logits.items() if position <= num_tokens)
         return Prefix(self.kv.copy(num_tokens), session, self.tokens[:num_tokens], logits)
 
 
 class PrefixCache:
-    """Longest-prefix reuse across sessions, least recently used out first, within a byte budget.
+    """Longest-prefix reuse across sessions with LRU eviction, within a byte budget.
 
-    Not thread-safe: the engine's one thread owns it. A prefix is taken out while a call extends it, so two calls never
+    Not thread-safe: only the engine's thread uses it. A prefix is removed while a call extends it, so two calls never
     write to the same memory.
     """
 
@@ -195,10 +195,10 @@ class PrefixCache:
         return len(self._entries)
 
     def take(self, tokens: Sequence[int], session: str) -> Prefix:
-        """The longest known prefix of `tokens` from which the next logits can be had, for the caller to extend.
+        """The longest cached prefix of `tokens` from which the next logits can be computed, for the caller to extend.
 
-        The entry itself leaves the cache if it loses nothing by that (it is a prefix of `tokens`) or if it is this
-        session's own; otherwise the caller gets a copy.
+        The entry is removed from the cache and returned if it is a prefix of `tokens` or belongs to `session`;
+        otherwise the caller gets a copy.
         """
         key, num_common = self._longest(np.asarray(tokens, dtype=np.int64), session)
         if key is None:
@@ -216,7 +216,7 @@ class PrefixCache:
         return prefix
 
     def give(self, prefix: Prefix) -> None:
-        """Put a prefix (back) in; the least recently used ones make room."""
+        """Insert a prefix, evicting the least recently used ones."""
         size = prefix.num_bytes
         if size > self.max_bytes or not prefix.tokens:
             return
@@ -231,8 +231,8 @@ class PrefixCache:
 
     def _longest(self, tokens: np.ndarray, session: str) -> tuple[int | None, int]:
         best, best_length = None, 0
-        for key, (prefix, known) in self._entries.items():
-            length = _num_common(known, tokens)
+        for key, (prefix, cached) in self._entries.items():
+            length = _num_common(cached, tokens)
             is_better = length > best_length or (length == best_length > 0 and session and prefix.session == session)
             if is_better:
                 best, best_length = key, length

@@ -1,5 +1,5 @@
-"""What is made of a forward pass: tokens drawn with given uniform numbers, so that any draw can be replayed; pooled
-states, statistics and log-probabilities."""
+"""Results computed from logits and states: tokens drawn with given uniform numbers, so that any draw can be replayed;
+pooled states, surprisal statistics and log-probabilities."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -11,7 +11,7 @@ from semspec.engine.tokenization import ModelTokenizer
 from semspec.types import SamplingParams, SegmentScore, States, TokenLogprob, uniform
 
 LARGEST_DRAW = 1 - 2**-23
-"""So that, multiplied by a total in fp32, a draw stays below the total: the token drawn is never one of weight 0."""
+"""Upper limit of a draw: its fp32 product with a total stays below the total, so no token of weight 0 is drawn."""
 
 SURPRISING = -3.0
 """A token less probable than e^-3 (5%) counts as surprising."""
@@ -23,7 +23,7 @@ def draw_token(logits: Tensor, sampling: SamplingParams, position: int) -> int:
 
 
 def draw_tokens(logits: Tensor, sampling: SamplingParams, seeds: Sequence[int], position: int) -> list[int]:
-    """One token a row at `position`, row i from the stream `seeds[i]`; `logits`: `[num_rows, vocab_size]`."""
+    """One token per row at `position`, row i from the random stream `seeds[i]`; `logits`: `[num_rows, vocab_size]`."""
     if sampling.temperature == 0:
         greedy: list[int] = logits.argmax(-1).tolist()
         return greedy
@@ -31,10 +31,10 @@ def draw_tokens(logits: Tensor, sampling: SamplingParams, seeds: Sequence[int], 
 
 
 def pick(weights: Tensor, draws: Sequence[float]) -> list[int]:
-    """One token a row of `weights`, `[num_rows, vocab_size]`, each with probability proportional to its weight.
+    """One token per row of `weights` `[num_rows, vocab_size]`, each with probability proportional to its weight.
 
-    Inverse-CDF sampling in the order of the vocabulary. (In order of probability, two tokens of nearly equal
-    probability would change places with the last bit of a logit, and the draw with them.)
+    Inverse-CDF sampling in the order of the vocabulary. In order of probability, the last bit of a logit could swap two
+    tokens of nearly equal probability, and so change the drawn token.
     """
     cumulative = weights.cumsum(-1)
     column = torch.tensor([[min(draw, LARGEST_DRAW)] for draw in draws], device=weights.device)
@@ -44,26 +44,26 @@ def pick(weights: Tensor, draws: Sequence[float]) -> list[int]:
 
 
 def filtered(logits: Tensor, sampling: SamplingParams) -> Tensor:
-    """Probabilities at the temperature, those outside top-k and top-p set to 0, not renormalised:
-    `[num_rows, vocab_size]`. Top-p keeps the smallest set of most probable tokens that reaches it."""
+    """Probabilities `[num_rows, vocab_size]` after temperature, with tokens outside top-k and top-p set to 0; not
+    renormalised. Top-p keeps the smallest set of most probable tokens whose sum reaches it."""
     probabilities = torch.softmax(logits.float() / sampling.temperature, -1)
     if sampling.top_k == 0 and sampling.top_p >= 1:
         return probabilities
-    falling = probabilities.sort(descending=True).values
+    descending = probabilities.sort(descending=True).values
     if sampling.top_k:
-        falling = falling[:, : sampling.top_k]
+        descending = descending[:, : sampling.top_k]
     if sampling.top_p < 1:
-        before = falling.cumsum(-1) - falling
-        falling = falling.masked_fill(before >= sampling.top_p * falling.sum(-1, keepdim=True), 2.0)
-    least = falling.min(-1, keepdim=True).values
+        sum_before = descending.cumsum(-1) - descending
+        descending = descending.masked_fill(sum_before >= sampling.top_p * descending.sum(-1, keepdim=True), 2.0)
+    least = descending.min(-1, keepdim=True).values
     return probabilities.masked_fill_(probabilities < least, 0)
 
 
 def renormalised(logits: Tensor, sampling: SamplingParams) -> Tensor:
-    """The distribution that `draw_tokens` draws from, fp32 `[num_rows, vocab_size]`: one token's if greedy."""
+    """The distribution that `draw_tokens` draws from, fp32 `[num_rows, vocab_size]`; one-hot if greedy."""
     if sampling.temperature == 0:
-        nothing = torch.zeros_like(logits, dtype=torch.float32)
-        return nothing.scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+        zeros = torch.zeros_like(logits, dtype=torch.float32)
+        return zeros.scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
     kept = filtered(logits, sampling)
     return kept / kept.sum(-1, keepdim=True)
 
@@ -74,20 +74,20 @@ def surprisal(logits: Tensor, token_ids: Tensor) -> Tensor:
     `logits`: `[num_tokens, vocab_size]`, row i predicts token i; `token_ids`: `[num_tokens]`.
     """
     log_probabilities = torch.log_softmax(logits.float(), -1)
-    taken = log_probabilities.gather(-1, token_ids[:, None])[:, 0]
+    token_logprobs = log_probabilities.gather(-1, token_ids[:, None])[:, 0]
     probabilities = log_probabilities.exp()
     entropy = -(probabilities * log_probabilities).sum(-1)
-    margin = taken.exp() - probabilities.square().sum(-1)
+    margin = token_logprobs.exp() - probabilities.square().sum(-1)
     return torch.stack(
         [
-            taken.mean(),
-            taken.min(),
-            taken.sum(),
-            taken.median(),
+            token_logprobs.mean(),
+            token_logprobs.min(),
+            token_logprobs.sum(),
+            token_logprobs.median(),
             entropy.mean(),
             entropy.max(),
             (logits.argmax(-1) == token_ids).float().mean(),
-            (taken < SURPRISING).float().mean(),
+            (token_logprobs < SURPRISING).float().mean(),
             margin.min(),
             torch.tensor(float(len(token_ids)), device=logits.device),
         ]
@@ -95,33 +95,35 @@ def surprisal(logits: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def states_of(pooled: Tensor, model: str) -> States:
-    """Pooled states, fp32 `[num_layers + 1, hidden_size]`, of the model with the fingerprint `model`."""
+    """`States` from pooled states, fp32 `[num_layers + 1, hidden_size]`; `model`: fingerprint of the model."""
     array = pooled.cpu().numpy()
     return States(array.astype("<f4", copy=False).tobytes(), array.shape, model)
 
 
 def scores_of(segments: Sequence[list[int]], logits: Tensor, states: Tensor, model: str) -> list[SegmentScore]:
-    """One a segment, each a list of token ids; their durations are not known here.
+    """One score per segment, each segment a list of token ids. The caller sets `duration_ms`.
 
-    `logits`: `[num_tokens + 1, vocab_size]`, row i predicts token i of all; `states`: `[num_layers + 1, num_tokens,
-    hidden_size]`.
+    `logits`: `[num_tokens + 1, vocab_size]`, row i predicts token i of the concatenated segments; `states`:
+    `[num_layers + 1, num_tokens, hidden_size]`.
     """
     scores, start = [], 0
     for ids in segments:
-        own = slice(start, start + len(ids))
-        features = surprisal(logits[own], torch.tensor(ids, device=logits.device))
-        pooled = states_of(states[:, own].float().mean(1), model)
+        span = slice(start, start + len(ids))
+        features = surprisal(logits[span], torch.tensor(ids, device=logits.device))
+        pooled = states_of(states[:, span].float().mean(1), model)
         scores.append(SegmentScore(pooled, tuple(features.tolist()), len(ids), duration_ms=0.0))
-        start = own.stop
+        start = span.stop
     return scores
 
 
 def token_logprob(tokenizer: ModelTokenizer, logits: Tensor, token: int, num_alternatives: int) -> TokenLogprob:
-    """Of `token`, drawn from `logits` `[vocab_size]`, and of the likeliest tokens in its place, at temperature 1 and
-    before top-k and top-p. Impossible tokens are no alternatives."""
+    """Log-probabilities of `token` and of the most probable tokens in `logits` `[vocab_size]`, at temperature 1, before
+    top-k and top-p. Tokens of probability 0 are no alternatives."""
     log_probabilities = torch.log_softmax(logits.float(), -1)
     likeliest = log_probabilities.topk(min(num_alternatives, len(log_probabilities)))
     pairs = zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
     bytes_of = tokenizer.token_bytes
-    alternatives = tuple(TokenLogprob(other, bytes_of(other), value) for other, value in pairs if isfinite(value))
+    alternatives = tuple(
+        TokenLogprob(token_id, bytes_of(token_id), logprob) for token_id, logprob in pairs if isfinite(logprob)
+    )
     return TokenLogprob(token, bytes_of(token), float(log_probabilities[token]), alternatives)

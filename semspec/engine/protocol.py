@@ -1,15 +1,15 @@
-"""What every engine that runs a causal LM offers, and how a service loads one.
+"""The protocol of every engine that runs a causal LM, and how a service loads one.
 
 An engine has two verbs. *Generate*: `generate` writes segments, `propose` writes tokens for a target to verify.
-*Score*: `score` reads segments in one forward pass, `verify` reads proposed tokens, `score_choices` returns the
+*Score*: `score` scores segments in one forward pass, `verify` verifies proposed tokens, `score_choices` returns the
 probabilities of answers. Beside them are `encode`, `tokenize` and `info`. `Drafter` and `Target` in
 `semspec.decoding.protocols` specify these methods and what they raise: they are the part of an engine that the decoding
 loop calls, in one process or over gRPC. `Engine` adds what the process that owns the model needs. In-process engines,
 remote writers and fakes satisfy it.
 
-What holds for every engine:
+Properties of every engine:
 
-- A call names its whole context. Caches, batches and `session` change its speed, not its result.
+- A call contains its whole context. Caches, batches and `session` change its speed, not its result.
 - Token t of a context is drawn with `uniform(seed, "token", t)`. One call that writes five segments equals five calls.
 - Every token of a segment is fed before its states are pooled (`states-v1`): writing and scoring give equal states.
 - Closing a generator, or cancelling an await, stops the work between two forward passes.
@@ -33,27 +33,27 @@ from semspec.engine.tokenization import ModelTokenizer
 from semspec.types import Writer
 
 if TYPE_CHECKING:
-    from semspec.settings import ModelSettings  # pydantic, which those who only run an engine may lack
+    from semspec.settings import ModelSettings  # needs pydantic, which is optional for users of an engine alone
 
 
 class Engine(Target, Protocol):
-    """A model that generates and scores. Served as draft or as target: the difference is the weights."""
+    """A model that generates and scores. Draft and target run the same engine with different weights."""
 
     async def aclose(self) -> None:
-        """Cancel what runs and free the model. Later calls raise Unavailable."""
+        """Cancel running calls and free the model. Later calls raise Unavailable."""
         ...
 
 
 class LocalEngine(Engine, Protocol):
-    """An engine whose tokenizer is in this process, for those who build on it, such as a remote writer."""
+    """An engine with its tokenizer in this process, for wrappers such as a remote writer."""
 
     @property
     def tokenizer(self) -> ModelTokenizer: ...
 
 
 def load_engine(settings: "ModelSettings", writer: Writer) -> LocalEngine:
-    """The model the settings name. Raises: Mismatch when it cannot be served."""
-    from semspec.engine.tensor_parallel.split import Split  # slow to import, as is the engine: liveness answers first
+    """Load the model of `settings`. Raises: Mismatch when it cannot be served."""
+    from semspec.engine.tensor_parallel.split import Split  # slow imports, deferred until health checks are answered
     from semspec.engine.transformers_engine import TransformersEngine
 
     return TransformersEngine.load(

@@ -1,4 +1,4 @@
-"""One thread that runs the forwards of all calls in turn, so that the event loop never waits for one."""
+"""One thread that runs the forward passes of all calls, so that they never block the event loop."""
 
 import asyncio
 import logging
@@ -16,11 +16,11 @@ from semspec.errors import Overloaded, Unavailable
 T = TypeVar("T")
 
 Steps = Generator[T | None, None, None]
-"""A call as a generator: it yields a result, or None after each forward to let other calls have their turn."""
+"""A call as a generator: it yields a result, or None after each forward pass to let other calls run."""
 
 
 class _Job(Generic[T]):
-    """A call under way, and its way back to the event loop that waits for it."""
+    """A running call, and the queue of its results for the event loop."""
 
     def __init__(self, steps: Steps[T]) -> None:
         self.steps = steps
@@ -31,12 +31,12 @@ class _Job(Generic[T]):
     def send(self, result: T | BaseException | None) -> None:
         try:
             self._loop.call_soon_threadsafe(self.results.put_nowait, result)
-        except RuntimeError:  # the loop is closed: no caller is left
+        except RuntimeError:  # the loop is closed, so there is no caller
             self.is_cancelled = True
 
 
 class Scheduler:
-    """Round-robin over calls, one forward each: a short call never waits for the end of a long one."""
+    """Round-robin over calls, one forward pass each, so a short call does not wait for a long one to end."""
 
     def __init__(self, name: str, max_jobs: int = 256) -> None:
         self._arrivals: queue.SimpleQueue[_Job[object] | None] = queue.SimpleQueue()
@@ -46,8 +46,8 @@ class Scheduler:
         self._thread.start()
 
     async def stream(self, steps: Steps[T]) -> AsyncGenerator[T, None]:
-        """Run `steps` on the engine's thread, yielding its results. Closing this generator closes `steps` there,
-        after the forward that is running."""
+        """Run `steps` on the engine's thread and yield its results. Closing this generator closes `steps` there, after
+        the current forward pass. Raises: Unavailable when closed, Overloaded when there are too many calls."""
         if self._is_closed:
             raise Unavailable("the engine is shut down; retry on another replica")
         if self._num_jobs >= self._max_jobs:
@@ -65,7 +65,7 @@ class Scheduler:
             self._num_jobs -= 1
 
     async def close(self) -> None:
-        """Cancel all calls and end the thread."""
+        """Cancel all calls and stop the thread."""
         self._is_closed = True
         self._arrivals.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
@@ -81,7 +81,7 @@ class Scheduler:
             job.send(Unavailable("the engine is shut down; retry on another replica"))
 
     def _admit(self, jobs: deque["_Job[object]"]) -> bool:
-        """Take in new calls, waiting for one if there is nothing to do; False when closed."""
+        """Add new calls, waiting for one if there are none; False when closed."""
         while not jobs or not self._arrivals.empty():
             job = self._arrivals.get()
             if job is None:
@@ -91,7 +91,7 @@ class Scheduler:
 
     @staticmethod
     def _advance(job: "_Job[object]") -> bool:
-        """One turn of one call; False when it is over."""
+        """Run one step of a call; False when the call has ended."""
         try:
             if job.is_cancelled:
                 job.steps.close()
@@ -112,16 +112,16 @@ _log = logging.getLogger(__name__)
 
 
 def within_memory(steps: Steps[T], cache: PrefixCache) -> Steps[T]:
-    """The steps of a call. Raises: Overloaded when there is not enough memory for it, and what the steps raise.
+    """The steps of a call. Raises: Overloaded when the device is out of memory, and what the steps raise.
 
-    `cache` bounds what is kept between calls; the keys and values of those under way come on top.
+    `cache` bounds the memory kept between calls; keys and values of running calls come on top.
     """
     try:
         yield from steps
         return
     except torch.OutOfMemoryError as error:
         _log.error("out of memory, with %d bytes in the cache: %s", cache.num_bytes, error)
-    # Only here is the error forgotten, and with it the frames that hold the tensors of the call.
+    # Outside the except block: the error, and with it the frames that hold the call's tensors, is released.
     cache.clear()
     torch.cuda.empty_cache()
     raise Overloaded("the engine has no memory left for this call; retry later, or on another replica")

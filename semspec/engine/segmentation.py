@@ -1,4 +1,4 @@
-"""Where segments end: rules on growing text, and their use on a model's token ids and on text from a server."""
+"""Segmentation: rules for boundaries in growing text, applied to token ids of a model and to text from a server."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ ABBREVIATIONS = frozenset(
 
 _SENTENCE_END = re.compile(r"[.?!][\"')\]*]*$")
 _SENTENCE_END_INSIDE = re.compile(r"[.?!][\"')\]*]*(?=\s)")
-# Searched for in what a model was asked to write: each can begin in few places, so that no text takes long.
+# These patterns run on untrusted text: each can match at few positions only, so the search time stays linear.
 _LIST_MARKER = re.compile(r"(?:^|\n)[^\S\n]*(?:\d+|[A-Za-z])\.$")
 _LAST_WORD = re.compile(r"(?<!\S)\S+$")
 
@@ -26,19 +26,19 @@ class Rule(Protocol):
     """Decides, for a segment's text so far, whether it is complete."""
 
     marks: frozenset[str]
-    """Characters one of which a token must hold (or follow) for the segment to end there: a cheap first test."""
+    """A segment can end only at or after a token with one of these characters: a cheap first test."""
 
     def ends_inside(self, text: str) -> bool:
-        """Whether `text` holds a boundary; it then ends with the token that completed it."""
+        """Whether `text` contains a boundary. The segment then ends with the token that completed the boundary."""
         ...
 
     def ends_before(self, text: str, following: str) -> bool:
-        """Whether `text` is complete given the text of the token that would follow; that token is not part of it."""
+        """Whether `text` is complete, given the text of the next token, which is not part of it."""
         ...
 
 
 class Paragraphs:
-    """Boundary: the first `\\n\\n` after something that is not white space."""
+    """Boundary: the first `\\n\\n` after a character that is not white space."""
 
     marks = frozenset("\n")
 
@@ -50,7 +50,7 @@ class Paragraphs:
 
 
 class Sentences:
-    """Boundary: `.`, `?` or `!`, closing quotes and brackets included, with white space behind.
+    """Boundary: `.`, `?` or `!`, with closing quotes and brackets, followed by white space.
 
     Not after an abbreviation, an initial or a list marker, not inside a number or `\\boxed{}`.
     """
@@ -85,7 +85,8 @@ RULES: dict[Segmentation, Rule] = {Segmentation.PARAGRAPH: Paragraphs(), Segment
 
 
 def cut(text: str, segmentation: Segmentation) -> Iterator[str]:
-    """`text` in segments, as a writer of it would have ended them; together they are the text."""
+    """Split `text` into segments, at the boundaries where a model's output would end them; their concatenation is
+    `text`."""
     rule, start = RULES[segmentation], 0
     for space in re.finditer(r"\s+", text):
         if rule.ends_before(text[start : space.start()], space[0]):
@@ -101,7 +102,7 @@ def cut(text: str, segmentation: Segmentation) -> Iterator[str]:
 
 
 def first_segment(text: str, segmentation: Segmentation) -> str | None:
-    """The segment that `text` begins with, if it is whole whatever follows: `text` is all that has come of a stream."""
+    """The first segment of `text`, the part of a stream received so far; None if later text could extend it."""
     rule = RULES[segmentation]
     if rule.marks.isdisjoint(text):
         return None
@@ -116,7 +117,7 @@ def end_after(
     tokens: Sequence[int],
     max_tokens: int,
 ) -> SegmentEnd | None:
-    """Why the segment `tokens` ends with its last token, if it does."""
+    """Why the segment `tokens` ends with its last token; None if it does not."""
     if tokens[-1] in tokenizer.eos_ids:
         return SegmentEnd.EOS
     rule = RULES[segmentation]
@@ -132,7 +133,7 @@ def ends_before(
     tokens: Sequence[int],
     following: int,
 ) -> bool:
-    """Whether the token `following` shows that the segment had ended with `tokens`."""
+    """Whether the token `following` shows that the segment is complete with `tokens`."""
     if not tokens:
         return False
     rule, text = RULES[segmentation], tokenizer.token_text(following)
@@ -146,7 +147,7 @@ def _may_end(rule: Rule, token_text: str) -> bool:
 
 
 class Segmenter:
-    """The segments of one call, within its budgets: what `TokenSegmenter` and `TextSegmenter` share."""
+    """The segments of one call within its budgets; base of `TokenSegmenter` and `TextSegmenter`."""
 
     def __init__(
         self, tokenizer: ModelTokenizer, writer: Writer, params: GenerationParams, num_context_tokens: int
@@ -154,13 +155,13 @@ class Segmenter:
         self._tokenizer, self._writer, self._params = tokenizer, writer, params
         self._budget = min(params.max_tokens, tokenizer.info.max_context_tokens - num_context_tokens)
         self.segments: list[Segment] = []
-        """Those that are whole."""
+        """The complete segments."""
         self.is_done = self._budget <= 0
-        """Whether `params` asks for no more."""
+        """Whether the call is complete: budget used, `max_segments` reached, or end-of-sequence."""
 
     @property
     def _limit(self) -> int:
-        """Most tokens of the open segment."""
+        """Maximum tokens of the open segment."""
         return min(self._params.max_segment_tokens, self._budget)
 
     def _close(self, text: str, ids: Sequence[int], end: SegmentEnd) -> Segment:
@@ -173,7 +174,7 @@ class Segmenter:
 
 
 class TokenSegmenter(Segmenter):
-    """Takes a model's tokens one by one."""
+    """Segments a stream of tokens."""
 
     def __init__(
         self,
@@ -183,30 +184,31 @@ class TokenSegmenter(Segmenter):
         context: Sequence[int],
         open_ids: Sequence[int] = (),
     ) -> None:
-        """`open_ids`: tokens of a segment begun after `context`, from whose end the budgets of `params` count."""
+        """`open_ids`: tokens of an incomplete segment after `context`. The budgets of `params` count from `context`'s
+        end."""
         super().__init__(tokenizer, writer, params, len(context))
         self._context = list(context)
         self.open_ids = list(open_ids)
 
     @property
     def num_left(self) -> int:
-        """Most tokens that can still be taken."""
+        """Number of further tokens within the budget."""
         return self._budget - len(self.open_ids)
 
     def end_before(self, token: int) -> Segment | None:
-        """Close the open segment if `token` shows that it had ended before it; `token` itself is not taken."""
+        """Close the open segment if `token` shows that it ended before `token`, which is not added."""
         if ends_before(self._tokenizer, self._params.segmentation, self._context, self.open_ids, token):
             return self._close_open(SegmentEnd.BOUNDARY)
         return None
 
     def append(self, token: int) -> Segment | None:
-        """Take `token`, and close the open segment if it ends with it."""
+        """Add `token`, and close the open segment if it ends with it."""
         self.open_ids.append(token)
         end = end_after(self._tokenizer, self._params.segmentation, self._context, self.open_ids, self._limit)
         return self._close_open(end) if end else None
 
     def take(self, token: int) -> bool:
-        """`end_before` and `append` in turn. False if the call is done before `token`, which is then not taken."""
+        """`end_before`, then `append`. False if the call is complete before `token`, which is then not added."""
         if self.is_done or (self.end_before(token) and self.is_done):
             return False
         self.append(token)
@@ -220,9 +222,9 @@ class TokenSegmenter(Segmenter):
 
 
 class TextSegmenter(Segmenter):
-    """Takes text in pieces of any size, and tokenizes the segments found in it.
+    """Segments a stream of text pieces of any size, and tokenizes the segments.
 
-    A segment is whole with the piece that completes it, as for `TokenSegmenter` it is with a token.
+    A segment is complete with the piece that completes it, as for `TokenSegmenter` with a token.
     """
 
     def __init__(
@@ -230,15 +232,15 @@ class TextSegmenter(Segmenter):
     ) -> None:
         super().__init__(tokenizer, writer, params, num_context_tokens)
         self.text = ""
-        """All that has come."""
+        """The text received so far."""
         self._open = ""
-        """What of it is not yet part of a segment."""
+        """The received text after the last complete segment."""
         self._num_bytes_within_limit = 0
-        """Open text of so many bytes cannot have too many tokens: each has a byte at least."""
+        """Open text of at most this many bytes cannot exceed the token limit, since a token has at least one byte."""
 
     @property
     def num_left(self) -> int:
-        """Tokens the server may still write."""
+        """Number of tokens the server may still generate."""
         left = self._budget
         if self._params.max_segments:
             num_segments = self._params.max_segments - len(self.segments)
@@ -246,7 +248,7 @@ class TextSegmenter(Segmenter):
         return max(1, left - len(self._tokenizer.tokenize(self._open)))
 
     def take(self, text: str, end: SegmentEnd | None = None) -> Iterator[Segment]:
-        """The segments that `text` completes. `end`: with the last piece, why the server stopped."""
+        """The segments that `text` completes. `end`: why the server stopped, with the last piece."""
         self.text += text
         self._open += text
         while not self.is_done and (segment := self._next(end)):
@@ -255,8 +257,8 @@ class TextSegmenter(Segmenter):
         self.is_done |= end in (SegmentEnd.EOS, SegmentEnd.LENGTH)
 
     def _next(self, end: SegmentEnd | None) -> Segment | None:
-        if (whole := first_segment(self._open, self._params.segmentation)) is not None:
-            return self._close_text(whole, SegmentEnd.BOUNDARY)
+        if (complete := first_segment(self._open, self._params.segmentation)) is not None:
+            return self._close_text(complete, SegmentEnd.BOUNDARY)
         if end is SegmentEnd.EOS or (end is SegmentEnd.LENGTH and self._open):
             return self._close_text(self._open, end)
         return self._close_text(self._open, SegmentEnd.LENGTH) if self._is_too_long() else None
@@ -270,16 +272,16 @@ class TextSegmenter(Segmenter):
         return num_tokens > self._limit
 
     def _close_text(self, text: str, end: SegmentEnd) -> Segment:
-        """`text`, the beginning of the open text, as a segment, or as much of it as a segment may hold."""
+        """Close a segment with `text`, a prefix of the open text, truncated to the token limit."""
         ids = self._tokenizer.read_ids(Segment(text, (), "", self._writer, end), is_first=False)
         if len(ids) > self._limit:
-            stop, ids = self._cut_off(text)
+            stop, ids = self._truncated(text)
             text, end = text[:stop], SegmentEnd.LENGTH
         self._open = self._open[len(text) :]
         return self._close(text, ids, end)
 
-    def _cut_off(self, text: str) -> tuple[int, list[int]]:
-        """Where a segment that is too long ends, between two characters, and its ids."""
+    def _truncated(self, text: str) -> tuple[int, list[int]]:
+        """Truncate a segment that is too long between two characters: the length of its text, and its ids."""
         tokens = self._tokenizer.tokenize(text)
         num_kept = min(self._limit, len(tokens))
         while 1 < num_kept < len(tokens) and tokens[num_kept].start < tokens[num_kept - 1].stop:

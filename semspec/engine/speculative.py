@@ -1,7 +1,7 @@
-"""Exact speculative sampling (Leviathan et al. 2023), one token at a time: distributions and the accept rule.
+"""Exact speculative sampling (Leviathan et al. 2023): distributions and the accept rule for each token.
 
-*Drafted* tokens are proposed by another model; those the rule keeps are *accepted*. The target's own token is
-*recovered* where it refused one, and a *bonus* where it accepted all.
+*Drafted* tokens are proposed by the draft model; the rule keeps the *accepted* ones. The target then draws one token:
+a *recovered* token after a rejection, a *bonus* token if all were accepted.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,14 @@ from semspec.errors import InvalidRequest, Mismatch
 from semspec.types import Distribution, Proposal, SamplingParams, uniform
 
 TOTAL_TOLERANCE = 1e-3
-"""How far from 1 the rounded probabilities of a whole vocabulary may add up."""
+"""Maximum deviation from 1 of the sum of a distribution's rounded probabilities."""
 
 
 def check_proposal(tokenizer: ModelTokenizer, proposal: Proposal) -> None:
-    """Raises: Mismatch when the tokens are of another vocabulary, InvalidRequest when a token or a distribution cannot
-    be. (Sizes are checked at the wire, values here: a distribution may hold the whole vocabulary.)"""
+    """Raises: Mismatch when the tokens are of another vocabulary; InvalidRequest for an invalid token or distribution.
+
+    Sizes are checked when the message is decoded; values are checked here, as a distribution may cover the vocabulary.
+    """
     if proposal.token_ids and proposal.tokenizer != tokenizer.info.tokenizer:
         raise Mismatch(
             "draft and target have different tokenizers, so tokens cannot be verified one by one; "
@@ -36,7 +38,7 @@ def check_proposal(tokenizer: ModelTokenizer, proposal: Proposal) -> None:
 
 
 def check_token_ids(tokenizer: ModelTokenizer, token_ids: Sequence[int], field: str) -> None:
-    """Raises: InvalidRequest when one has no embedding."""
+    """Raises: InvalidRequest when a token id has no embedding."""
     size = tokenizer.num_embeddings
     for index, token in enumerate(token_ids):
         if not 0 <= token < size:
@@ -60,7 +62,7 @@ def _flaw(token: int, distribution: Distribution) -> str | None:
 
 
 def draw_with_distribution(logits: Tensor, sampling: SamplingParams, position: int) -> tuple[int, Distribution]:
-    """The token at `position`, as `draw_token` draws it, and what it was drawn from; `logits`: `[vocab_size]`."""
+    """The token that `draw_token` draws at `position`, and its distribution; `logits`: `[vocab_size]`."""
     if sampling.temperature == 0:
         return int(logits.argmax()), sparse(renormalised(logits[None], sampling)[0])
     weights = filtered(logits[None], sampling)
@@ -76,8 +78,10 @@ def sparse(probabilities: Tensor) -> Distribution:
 
 
 def dense(distribution: Distribution, vocab_size: int) -> Tensor:
-    """`[vocab_size]` fp32 probabilities. Entries beyond are left out: a drafter may have padded its vocabulary to
-    another size, and for the target such tokens have probability 0."""
+    """`[vocab_size]` fp32 probabilities, without entries of higher token ids.
+
+    A drafter may pad its vocabulary to another size; for the target such tokens have probability 0.
+    """
     token_ids = np.frombuffer(distribution.token_ids, "<u4").astype(np.int64)
     values = np.frombuffer(distribution.probabilities, "<f4").astype(np.float32)
     num_known = int(np.searchsorted(token_ids, vocab_size))
@@ -87,7 +91,7 @@ def dense(distribution: Distribution, vocab_size: int) -> Tensor:
 
 
 def probability_of(token: int, distribution: Distribution) -> float:
-    """What `distribution` gives to `token`; 0 if it does not hold it."""
+    """The probability of `token` in `distribution`; 0 if it has no entry."""
     token_ids = np.frombuffer(distribution.token_ids, "<u4")
     index = int(np.searchsorted(token_ids, token))
     if index == len(token_ids) or token_ids[index] != token:
@@ -102,10 +106,10 @@ def verify_tokens(
     sampling: SamplingParams,
     position: int,
 ) -> list[int]:
-    """The accepted ones of `drafted` and one token of the target's own, distributed as if it had drawn them all.
+    """The accepted tokens of `drafted` plus one recovered or bonus token, with the distribution of the target.
 
-    `logits`: `[num_drafted + 1, vocab_size]`, row i those of the token at `position` + i. The drafter must have drawn
-    from another stream than `sampling.seed` names: given that a token was refused, its draw is no longer uniform.
+    `logits`: `[num_drafted + 1, vocab_size]`, row i predicts the token at `position` + i. The drafter must use another
+    random stream than `sampling.seed`: given that a token was rejected, its draw is no longer uniform.
     """
     if not drafted:
         return [draw_token(logits[-1], sampling, position)]
@@ -122,6 +126,6 @@ def verify_tokens(
 def _recovered(target: Tensor, distribution: Distribution, draw: float) -> int:
     """A token from norm(max(0, target - draft)); `target`: `[vocab_size]`."""
     surplus = (target - dense(distribution, len(target)).to(target.device)).clamp_(min=0)
-    if not surplus.any():  # equal distributions, refused by a rounding error
+    if not surplus.any():  # equal distributions, rejected by a rounding error
         surplus = target
     return pick(surplus[None], [draw])[0]

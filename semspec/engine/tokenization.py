@@ -1,4 +1,4 @@
-"""Text and token ids as one model reads and writes them: beside its engine, the same for every backend."""
+"""Conversion between text and token ids of a model, shared by all engines and remote writers."""
 
 import re
 from collections.abc import Sequence
@@ -9,30 +9,30 @@ from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
 from semspec.types import Context, Message, ModelInfo, Piece, Segment, SegmentEnd, Token
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase  # seconds to import; services answer liveness first
+    from transformers import PreTrainedTokenizerBase  # slow import, deferred until health checks are answered
 
 TEXT_OVERLAP = 8
-"""Tokens of the context decoded along with a segment, for tokenizers whose first piece depends on what precedes it."""
+"""Tokens of the context decoded with a segment, for tokenizers whose first piece depends on the preceding text."""
 
 
 class ModelTokenizer:
-    """A model's tokenizer, with what its model says of ids: which end a sequence, which exist, how many fit."""
+    """A model's tokenizer, with the model's end-of-sequence ids, number of embeddings and context window."""
 
     def __init__(
         self, raw: "PreTrainedTokenizerBase", info: ModelInfo, eos_ids: frozenset[int], num_embeddings: int
     ) -> None:
-        """`raw`: Hugging Face's; `num_embeddings`: token ids there are."""
+        """`raw`: the Hugging Face tokenizer; `num_embeddings`: number of valid token ids."""
         self.raw, self.info = raw, info
         self.eos_ids, self.num_embeddings = eos_ids, num_embeddings
         self._token_texts: dict[int, str] = {}
 
     @cached_property
     def token_bytes(self) -> "TokenBytes":
-        """What each token adds to a text."""
+        """The UTF-8 bytes each token adds to a text."""
         return TokenBytes(self.raw)
 
     def encode(self, prompt: str | Sequence[Message]) -> Piece:
-        """A prompt in this model's tokens. See `semspec.decoding.protocols.Target.encode`; any length is accepted."""
+        """Tokenize a prompt of any length. See `semspec.decoding.protocols.Target.encode`."""
         if isinstance(prompt, str):
             text, ids = prompt, self.raw.encode(prompt)
         else:
@@ -43,7 +43,7 @@ class ModelTokenizer:
         return Piece(text, tuple(ids), self.info.tokenizer)
 
     def tokenize(self, text: str) -> list[Token]:
-        """A text in this model's tokens. See `semspec.decoding.protocols.Target.tokenize`."""
+        """See `semspec.decoding.protocols.Target.tokenize`."""
         return tokenize(self.raw, text)
 
     def ids_of(self, text: str, add_special_tokens: bool = False) -> list[int]:
@@ -52,9 +52,9 @@ class ModelTokenizer:
         return ids
 
     def read_ids(self, piece: Piece, is_first: bool) -> Sequence[int]:
-        """A piece in this model's tokens: its own ids if they are of this tokenizer, else its text tokenized.
+        """Token ids of a piece: its own ids if they are of this tokenizer, else its text tokenized.
 
-        Raises: InvalidRequest when an id has no embedding; on a GPU the forward would take the process down.
+        Raises: InvalidRequest when an id has no embedding; on a GPU the forward pass would crash the process.
         """
         if piece.tokenizer == self.info.tokenizer:
             if max(piece.token_ids, default=0) >= self.num_embeddings:
@@ -69,7 +69,7 @@ class ModelTokenizer:
         return self.ids_of(piece.text, wants_specials)
 
     def context_ids(self, context: Context) -> list[int]:
-        """A whole context in this model's tokens. Raises: InvalidRequest when it is empty."""
+        """Token ids of a whole context. Raises: InvalidRequest when it is empty."""
         ids = [
             token for index, piece in enumerate(context.pieces) for token in self.read_ids(piece, is_first=index == 0)
         ]
@@ -78,7 +78,7 @@ class ModelTokenizer:
         return ids
 
     def check_room(self, num_tokens: int, parameter: str) -> None:
-        """Raises: ContextTooLong when the model's window leaves no token after `num_tokens`."""
+        """Raises: ContextTooLong when `num_tokens` fill the model's context window."""
         window = self.info.max_context_tokens
         if num_tokens >= window:
             raise ContextTooLong(
@@ -86,26 +86,26 @@ class ModelTokenizer:
             )
 
     def without_bos(self, text: str) -> str:
-        """`text` for a server that tokenizes it: a beginning-of-sequence token it would add itself is left out."""
+        """`text` without a leading beginning-of-sequence token, for a server that adds one itself."""
         bos = self.raw.bos_token
         if bos and text.startswith(bos) and self.ids_of("", True)[:1] == [self.raw.bos_token_id]:
             return text[len(bos) :]
         return text
 
     def text_of(self, context: Sequence[int], tokens: Sequence[int]) -> str:
-        """The text `tokens` add after `context`, without special tokens."""
+        """The text that `tokens` add after `context`, without special tokens."""
         overlap = list(context[-TEXT_OVERLAP:])
         head = _decode(self.raw, overlap)
         return _decode(self.raw, [*overlap, *tokens])[len(head) :]
 
     def token_text(self, token: int) -> str:
-        """What one token says by itself, special tokens included."""
+        """The text of a single token, special tokens included."""
         if token not in self._token_texts:
             self._token_texts[token] = self.raw.decode([token])
         return self._token_texts[token]
 
     def question_ids(self, context: Sequence[int], question: str, prefill: str) -> list[int]:
-        """`turn_after` for a context of these ids: an end of turn that the context wrote itself is not repeated."""
+        """`turn_after` for a context of these ids, without repeating an end of turn that the context ends with."""
         turn = turn_after(self.raw, question, prefill)
         return turn[1:] if context[-1] in self.eos_ids and turn[0] in self.eos_ids else turn
 
@@ -117,12 +117,12 @@ class ModelTokenizer:
         turns = [{"role": message.role, "content": message.content} for message in messages]
         try:
             return str(self.raw.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
-        except Exception as error:  # templates raise what they like
+        except Exception as error:  # templates may raise any error
             raise InvalidRequest(f"the chat template refuses these messages: {error}", "messages") from error
 
 
 def parameter_of(prompt: str | Sequence[Message]) -> str:
-    """What a client calls a prompt of this form."""
+    """The request field of a prompt of this type."""
     return "prompt" if isinstance(prompt, str) else "messages"
 
 
@@ -133,32 +133,32 @@ def _decode(tokenizer: "PreTrainedTokenizerBase", tokens: Sequence[int]) -> str:
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _OTHERS = sorted({*range(0x100)} - {*_PRINTABLE})
 BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + index): byte for index, byte in enumerate(_OTHERS)}
-"""The characters byte-level tokenizers write bytes as: a printable one is the byte of its number (GPT-2)."""
+"""Character -> byte in byte-level tokenizers (GPT-2); printable characters stand for the byte of the same number."""
 
 BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
-"""A byte on its own, as SentencePiece writes it."""
+"""A single byte in SentencePiece's notation."""
 
 
 def tokenize(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[Token]:
-    """The tokens of `text`, none added. Each of those that share a character has the whole of it as its text.
+    """The tokens of `text`, without special tokens. Tokens that share a character all have it as their text.
 
-    Raises: Mismatch when the tokenizer does not know places.
+    Raises: Mismatch when the tokenizer does not return offsets.
     """
     if not tokenizer.is_fast:
-        raise Mismatch("the model's tokenizer does not tell the places of tokens; save it with a tokenizer.json")
+        raise Mismatch("the model's tokenizer returns no token offsets; save it with a tokenizer.json")
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    places = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
-    return [Token(token, text[start:stop], start, stop) for token, (start, stop) in places]
+    offsets = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+    return [Token(token, text[start:stop], start, stop) for token, (start, stop) in offsets]
 
 
 class TokenBytes:
-    """What each token adds to a text, in UTF-8. A token may be part of a character; special ones add nothing."""
+    """The UTF-8 bytes each token adds to a text. A token may be part of a character; special tokens add none."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
         self._is_byte_level = _is_byte_level(tokenizer)
         self._before: list[int] = tokenizer.encode("a", add_special_tokens=False)
-        """Stands before a token to be decoded: some decoders strip the beginning of a text."""
+        """Decoded before each token: some decoders strip the beginning of a text."""
         self._known: dict[int, bytes] = {}
 
     def __call__(self, token: int) -> bytes:
@@ -171,7 +171,7 @@ class TokenBytes:
         if not text:
             return b""
         piece = str(self._tokenizer.convert_ids_to_tokens(token))
-        if self._is_byte_level:  # as its decoder does, added tokens included
+        if self._is_byte_level:  # as the decoder does, including added tokens
             return bytes(map(BYTE_OF.__getitem__, piece)) if BYTE_OF.keys() >= set(piece) else piece.encode()
         if text != piece and (byte := BYTE_PIECE.fullmatch(piece)):
             return bytes.fromhex(byte[1])
@@ -184,20 +184,20 @@ def _is_byte_level(tokenizer: "PreTrainedTokenizerBase") -> bool:
 
 
 EARLIER_TURN = "semspec: an earlier turn"
-"""Stands for the context where the template is rendered. The context itself never passes through it, since templates
-strip an earlier turn of its reasoning; it is continued token by token."""
+"""Placeholder for the context when the template is rendered. The context itself is not rendered again, because
+templates remove the reasoning of earlier turns; its tokens are kept and continued."""
 THINK = "<think>"
 REMEDY = "choose another strategy, or a target that can be asked"
 
 
 def turn_after(tokenizer: "PreTrainedTokenizerBase", question: str, prefill: str) -> list[int]:
-    """Tokens that end the assistant's turn, put `question` in a user's, and begin the answer with `prefill`.
+    """Tokens that end the assistant's turn, add a user turn with `question`, and begin the answer with `prefill`.
 
-    A `<think>` that the template opens itself is not doubled. Raises: Mismatch when the template drops earlier turns.
+    If the template opens `<think>` itself, it is not repeated. Raises: Mismatch when the template drops earlier turns.
     """
     rendered = _rendered(tokenizer, question)
-    _, found, suffix = rendered.rpartition(EARLIER_TURN)
-    if not found or question.strip() not in suffix:
+    _, separator, suffix = rendered.rpartition(EARLIER_TURN)
+    if not separator or question.strip() not in suffix:
         raise Mismatch(f"the target's chat template drops earlier turns, so it cannot be asked; {REMEDY}")
     if suffix.rstrip().endswith(THINK):
         prefill = prefill.removeprefix(THINK)
@@ -214,7 +214,7 @@ def can_be_asked(tokenizer: "PreTrainedTokenizerBase") -> bool:
 
 
 def option_ids(tokenizer: "PreTrainedTokenizerBase", options: Sequence[str]) -> list[int]:
-    """The one token of each option. Raises: InvalidRequest when an option is not one, or there are none."""
+    """The single token of each option. Raises: InvalidRequest when an option is not one token, or there are none."""
     if not options:
         raise InvalidRequest("options: at least one is needed", "options")
     return [_single_token(tokenizer, option, f"options[{index}]") for index, option in enumerate(options)]
@@ -237,5 +237,5 @@ def _rendered(tokenizer: "PreTrainedTokenizerBase", question: str) -> str:
     ]
     try:
         return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
-    except Exception as error:  # templates raise what they like
+    except Exception as error:  # templates may raise any error
         raise Mismatch(f"the target's chat template refuses a question after a turn: {error}; {REMEDY}") from error

@@ -1,4 +1,5 @@
-"""The reference engine: any Hugging Face causal LM on CPU or GPU. Plain, exact, measured against the others."""
+"""The reference engine: any Hugging Face causal LM on CPU or GPU. Simple and exact; other engines are compared to
+it."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
@@ -40,11 +41,12 @@ from semspec.types import (
 T = TypeVar("T")
 
 PREFILL_TOKENS = 512
-"""Longest stretch of a context fed in one forward, so that other calls get their turn."""
+"""Maximum tokens of a prefill chunk, so that other calls can run between two chunks."""
 
 
 class TransformersEngine:
-    """Writes and reads segments, proposes and verifies tokens, answers. See `semspec.engine.protocol.Engine`."""
+    """Generates and scores segments, proposes and verifies tokens, scores choices. See
+    `semspec.engine.protocol.Engine`."""
 
     def __init__(self, lm: CausalLM, writer: Writer, cache_bytes: int) -> None:
         self._lm, self._writer = lm, writer
@@ -89,8 +91,10 @@ class TransformersEngine:
         return self.tokenizer.tokenize(text)
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
-        async for written in self._scheduler.stream(within_memory(self._generate_steps(context, params), self._cache)):
-            yield written
+        async for generated in self._scheduler.stream(
+            within_memory(self._generate_steps(context, params), self._cache)
+        ):
+            yield generated
 
     async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
         return await self._result(self._score_steps(context, segments, session))
@@ -123,24 +127,28 @@ class TransformersEngine:
 
     @contextmanager
     def _prefix(self, tokens: list[int], session: str) -> Iterator[Prefix]:
-        """A cached prefix of `tokens`, given back when the call ends, however it ends."""
+        """A cached prefix of `tokens`, returned to the cache when the call ends or fails."""
         prefix = self._cache.take(tokens, session)
         try:
             yield prefix
         finally:
-            if prefix.kv.num_tokens == len(prefix.tokens):  # else a forward broke off: not to be trusted
+            if prefix.kv.num_tokens == len(
+                prefix.tokens
+            ):  # otherwise a forward pass failed midway and the cache is invalid
                 self._cache.give(prefix)
 
     def _feed(
         self, prefix: Prefix, tokens: Sequence[int], num_rows: int = 1, want_states: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Extend `prefix`; logits `[num_rows, vocab]` of the last positions, states `[layers + 1, tokens, hidden]`."""
+        """Extend `prefix` by `tokens`. Returns logits `[num_rows, vocab_size]` of the last positions and states
+        `[num_layers + 1, num_tokens, hidden_size]`."""
         forward = self._lm.forward(tokens, prefix.kv, num_rows, want_states)
         prefix.tokens += tokens
         return forward.logits, forward.states
 
     def _prefill(self, prefix: Prefix, tokens: Sequence[int]) -> Generator[None, None, None]:
-        """Feed `tokens` in stretches, with a turn for others after each; the logits behind the last are remembered."""
+        """Feed `tokens` in chunks and yield after each, so that other calls run; store the logits after the last
+        token."""
         for start in range(len(prefix.tokens), len(tokens), PREFILL_TOKENS):
             logits, _ = self._feed(prefix, tokens[start : start + PREFILL_TOKENS])
             prefix.remember_logits(len(prefix.tokens), logits[-1])
@@ -149,9 +157,9 @@ class TransformersEngine:
     def _feed_after(
         self, prefix: Prefix, tokens: Sequence[int], following: Sequence[int]
     ) -> Generator[None, None, Tensor]:
-        """Feed what `prefix` lacks of `tokens`, then `following` in the same forward as the last of it.
+        """Feed the tokens that `prefix` lacks, the last chunk together with `following`.
 
-        Logits `[len(following) + 1, vocab_size]`: of the token after `tokens`, and after each of `following`.
+        Returns logits `[len(following) + 1, vocab_size]`: after `tokens`, and after each token of `following`.
         """
         yield from self._prefill(prefix, tokens[: max(0, len(tokens) - PREFILL_TOKENS)])
         rest = tokens[len(prefix.tokens) :]
@@ -169,15 +177,15 @@ class TransformersEngine:
         with self._prefix(tokens, params.session) as prefix:
             yield from self._prefill(prefix, tokens)
             while not segmenter.is_done:
-                written = yield from self._write_segment(prefix, segmenter, params)
+                generated = yield from self._write_segment(prefix, segmenter, params)
                 now = perf_counter()
-                yield replace(written, duration_ms=(now - start) * 1e3)
+                yield replace(generated, duration_ms=(now - start) * 1e3)
                 start = now
 
     def _write_segment(
         self, prefix: Prefix, segmenter: TokenSegmenter, params: GenerationParams
     ) -> Generator[None, None, GeneratedSegment]:
-        """The next segment after `prefix`; every token of it is fed, so that states and cache are whole."""
+        """Generate the next segment after `prefix`. Every token of it is fed, so states and KV cache are complete."""
         logprobs: list[TokenLogprob] = []
         total: Tensor | None = None
         segment: Segment | None = None
@@ -201,14 +209,14 @@ class TransformersEngine:
         tokens = self.tokenizer.context_ids(context)
         ids = [list(self.tokenizer.read_ids(segment, is_first=False)) for segment in segments]
         if not ids or not all(ids):
-            raise InvalidRequest("nothing to read; send segments that hold text", "segments")
-        flat = [token for own in ids for token in own]
-        self.tokenizer.check_room(len(tokens) + len(flat), "segments")
+            raise InvalidRequest("nothing to score; send segments that contain text", "segments")
+        all_ids = [token for segment_ids in ids for token in segment_ids]
+        self.tokenizer.check_room(len(tokens) + len(all_ids), "segments")
         start = perf_counter()
         with self._prefix(tokens, session) as prefix:
             yield from self._prefill(prefix, tokens)
             first = prefix.logits[len(tokens)]
-            rows, states = self._feed(prefix, flat, num_rows=len(flat), want_states=True)
+            rows, states = self._feed(prefix, all_ids, num_rows=len(all_ids), want_states=True)
             prefix.remember_logits(len(prefix.tokens), rows[-1])
             scores = scores_of(ids, torch.cat([first[None], rows]), states, self._lm.info.fingerprint)
             duration_ms = (perf_counter() - start) * 1e3
@@ -226,7 +234,7 @@ class TransformersEngine:
             drafted: list[int] = []
             distributions: list[Distribution] = []
             for index in range(min(num_tokens, self._lm.info.max_context_tokens - len(tokens))):
-                if index:  # the last one is fed by the next call, along with what the target adds
+                if index:  # the next call feeds the last token, with the target's token
                     rows, _ = self._feed(prefix, drafted[-1:])
                     prefix.remember_logits(len(prefix.tokens), rows[-1])
                     yield None
@@ -268,14 +276,14 @@ class TransformersEngine:
     ) -> Steps[ChoiceScores]:
         tokens = self.tokenizer.context_ids(context)
         turn = self.tokenizer.question_ids(tokens, question, prefill)
-        asked = option_ids(self.tokenizer.raw, options)
+        choice_ids = option_ids(self.tokenizer.raw, options)
         self.tokenizer.check_room(len(tokens) + len(turn), "context")
         start = perf_counter()
         with self._prefix(tokens, session) as prefix:
             rows = yield from self._feed_after(prefix, tokens, turn)
-            prefix.crop(len(tokens))  # the turn is beside the work: the next call goes on from the context
+            prefix.crop(len(tokens))  # remove the question: the next call continues from the context
             prefix.remember_logits(len(tokens), rows[0])
             probabilities = torch.softmax(rows[-1].float(), -1)
             likeliest = self.tokenizer.token_text(int(probabilities.argmax()))
             duration_ms = (perf_counter() - start) * 1e3
-            yield ChoiceScores(tuple(probabilities[asked].tolist()), likeliest, duration_ms)
+            yield ChoiceScores(tuple(probabilities[choice_ids].tolist()), likeliest, duration_ms)

@@ -1,4 +1,4 @@
-"""The probe: a three-layer network from one segment's states to the semantic probability of its meaning."""
+"""The probe: a three-layer network that maps the states of a segment to its semantic probability."""
 
 import hashlib
 import json
@@ -17,11 +17,11 @@ from semspec.types import STATE_CONVENTION, SURPRISAL_FEATURES, Segmentation
 
 FeatureSet = Literal["states", "states+surprisal", "surprisal"]
 LayerSet = Literal["all", "last"] | tuple[int, ...]
-"""Which rows of the states: 0 is the input of the first block, n the output of block n."""
+"""Rows of the states: 0 is the input of the first block, n the output of block n."""
 
 
 def layer_indices(layers: LayerSet, num_layers_plus_one: int) -> tuple[int, ...]:
-    """The rows of the states that `layers` names. Raises: InvalidRequest when they have no such rows."""
+    """The row indices of `layers`. Raises: InvalidRequest when the states have no such rows."""
     if layers == "all":
         return tuple(range(num_layers_plus_one))
     if layers == "last":
@@ -36,7 +36,7 @@ def layer_indices(layers: LayerSet, num_layers_plus_one: int) -> tuple[int, ...]
 
 
 def num_features(features: FeatureSet, layers: LayerSet, shape: tuple[int, int]) -> int:
-    """Width of the vector for states of `shape` = (num_layers + 1, hidden_size)."""
+    """Width of the feature vector for states of `shape` = (num_layers + 1, hidden_size)."""
     num_states = 0 if features == "surprisal" else shape[1] * len(layer_indices(layers, shape[0]))
     return num_states + (0 if features == "states" else len(SURPRISAL_FEATURES))
 
@@ -62,40 +62,40 @@ def tensor_of(data: Sequence[bytes], shape: tuple[int, int]) -> Tensor:
 
 HIDDEN_SIZES = (256, 64)
 MAX_SHAPE = 10_000, 1_000_000
-"""Beyond any model's: a card's own shape decides how much is allocated for it."""
+"""Upper limits of a card's shape, above any model's: the shape determines how much memory is allocated."""
 LEAST_PROBABILITY = 1e-4
-"""No probability that divides is taken for less: a draft probability of 0 would accept whatever the target says."""
+"""Lower limit of draft probabilities, which are divisors: a draft probability of 0 would accept every segment."""
 
 CalibrationKind = Literal["none", "temperature", "isotonic"]
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeCard:
-    """What a probe is for and where it comes from: the JSON beside its weights."""
+    """Purpose and provenance of a probe: the JSON file next to its weights."""
 
     model: str
-    """Name of the model whose states it reads."""
+    """Name of the model whose states are its input."""
     fingerprint: str
-    """That model's fingerprint: states of any other are refused."""
+    """Fingerprint of that model; states of other models are rejected."""
     tokenizer: str
     shape: tuple[int, int]
-    """(num_layers + 1, hidden_size) of the states."""
+    """Shape (num_layers + 1, hidden_size) of the states."""
     features: FeatureSet
     layers: LayerSet
     segmentations: tuple[Segmentation, ...]
     recipe: str
-    """"cross": labelled by the model's own and the other's segments; "own": the paper's, by the model's own only."""
+    """"cross": labelled with segments of both models; "own": with segments of its own model only, as in the paper."""
     data_digest: str
     state_convention: str = STATE_CONVENTION
     surprisal_features: tuple[str, ...] = SURPRISAL_FEATURES
     calibration: CalibrationKind = "none"
-    """"temperature" is folded into the last layer; "isotonic" is a map of its own in the weights file."""
+    """"temperature" is folded into the last layer; "isotonic" is a separate map in the weights file."""
     training: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
 
 
 class Probe(nn.Module):
-    """Standardise, two hidden layers, sigmoid: SemanticSpec's regressor. Then a calibration map, if there is one."""
+    """SemanticSpec's regressor: standardisation, two hidden layers, sigmoid, and an optional calibration map."""
 
     mean: Tensor
     scale: Tensor
@@ -125,8 +125,10 @@ class Probe(nn.Module):
 
 
 def interpolate(values: Tensor, inputs: Tensor, outputs: Tensor) -> Tensor:
-    """The piecewise-linear map through the points (`inputs`, `outputs`), at least two, `inputs` ascending; constant
-    beyond the ends."""
+    """Piecewise-linear interpolation through the points (`inputs`, `outputs`), constant beyond the ends.
+
+    There must be at least two points; `inputs` must ascend.
+    """
     right = torch.searchsorted(inputs, values.contiguous(), right=True).clamp(1, len(inputs) - 1)
     left = right - 1
     gap = (inputs[right] - inputs[left]).clamp_min(torch.finfo(inputs.dtype).tiny)
@@ -135,10 +137,10 @@ def interpolate(values: Tensor, inputs: Tensor, outputs: Tensor) -> Tensor:
 
 
 def save_probe(probe: Probe, card: ProbeCard, path: Path, weights_dtype: torch.dtype = torch.float32) -> None:
-    """Write `path` (safetensors) and its card (`.json` beside it); an interrupted write leaves no half file.
+    """Write `path` (safetensors) and its card (`.json` next to it), each atomically.
 
-    `weights_dtype` is that of the network. Scaling and calibration stay fp32: a feature of mean 1000 and deviation 0.1,
-    as large models have, would not survive fp16.
+    `weights_dtype` is the dtype of the network. Scaling and calibration stay fp32: fp16 cannot represent a feature of
+    mean 1000 and deviation 0.1, as large models have.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {
@@ -147,7 +149,7 @@ def save_probe(probe: Probe, card: ProbeCard, path: Path, weights_dtype: torch.d
     }
     partial = path.with_suffix(".partial")
     save_file(tensors, partial, {"card": json.dumps({"fingerprint": card.fingerprint})})
-    partial.chmod(0o644)  # safetensors makes files private, but the serving user may be another one
+    partial.chmod(0o644)  # safetensors creates private files, but another user may serve them
     partial.replace(path)
     partial.write_text(json.dumps(asdict(card), indent=2) + "\n")
     partial.replace(path.with_suffix(".json"))
@@ -155,16 +157,16 @@ def save_probe(probe: Probe, card: ProbeCard, path: Path, weights_dtype: torch.d
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A probe as loaded."""
+    """A loaded probe."""
 
     probe: Probe
     card: ProbeCard
     digest: str
-    """Of the weights file."""
+    """Digest of the weights file."""
 
 
 def load_probe(path: Path) -> Artifact:
-    """Read an artifact. Raises: Mismatch when it is missing, damaged or of another convention, with the remedy."""
+    """Load an artifact. Raises: Mismatch, with a remedy, when it is missing, damaged or of another state convention."""
     try:
         card = _card(json.loads(path.with_suffix(".json").read_text()))
         data = path.read_bytes()
@@ -183,7 +185,7 @@ def load_probe(path: Path) -> Artifact:
 
 
 def _check(card: ProbeCard, path: Path) -> None:
-    """Raises: Mismatch when this build cannot serve what the card describes."""
+    """Raises: Mismatch when this build cannot serve the probe of the card."""
     if card.state_convention != STATE_CONVENTION:
         raise Mismatch(
             f"probe {path} is for states {card.state_convention!r}, this build serves {STATE_CONVENTION!r}; retrain it"
@@ -201,7 +203,7 @@ def _check(card: ProbeCard, path: Path) -> None:
 
 
 def _built(card: ProbeCard, tensors: dict[str, Tensor]) -> Probe:
-    """The probe of these weights. Raises: RuntimeError, KeyError or IndexError when they are not the card's."""
+    """The probe with these weights. Raises: RuntimeError, KeyError or IndexError when they do not match the card."""
     hidden_sizes = len(tensors["network.0.weight"]), len(tensors["network.2.weight"])
     probe = Probe(num_features(card.features, card.layers, card.shape), hidden_sizes)
     if card.calibration == "isotonic":
@@ -214,7 +216,7 @@ def _built(card: ProbeCard, tensors: dict[str, Tensor]) -> Probe:
 
 
 def _card(fields: object) -> ProbeCard:
-    """Raises: ValueError, TypeError or KeyError when they are not those of a card."""
+    """Parse a card. Raises: ValueError, TypeError or KeyError when the fields are invalid."""
     if not isinstance(fields, dict):
         raise ValueError("the card is no JSON object")
     shape = _shape(*fields.pop("shape"))

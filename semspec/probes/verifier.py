@@ -1,4 +1,4 @@
-"""The verifier: pairs of probes over the states of two models, one of them served unless another is asked for."""
+"""The verifier: a default pair of probes for the states of two models, and named alternative pairs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,13 +14,13 @@ from semspec.types import Judgement, OperatingPoint, SegmentScore, States, Verif
 
 
 class ProbePair:
-    """A draft's probe and a target's that were trained together.
+    """A draft probe and a target probe that were trained together.
 
-    A draft probability is never below `LEAST_PROBABILITY`: the draft did write the segment, and p/q must stay bounded.
+    Draft probabilities are at least `LEAST_PROBABILITY`: the draft generated the segment, and p/q must stay bounded.
     """
 
     def __init__(self, draft: Artifact, target: Artifact, device: str = "cpu") -> None:
-        """`device` is torch's name of one, or "auto". Raises: Mismatch when the two do not belong together."""
+        """`device`: a torch device or "auto". Raises: Mismatch when the two do not belong together."""
         if draft.card.features != "states":
             raise Mismatch(
                 f"the draft probe wants {draft.card.features!r}, but a draft sends states only; "
@@ -35,14 +35,14 @@ class ProbePair:
 
     @classmethod
     def load(cls, draft_probe: Path, target_probe: Path, device: str = "cpu") -> "ProbePair":
-        """Load two artifacts. Raises: Mismatch when they cannot serve together, with the remedy."""
+        """Load two artifacts. Raises: Mismatch, with a remedy, when they cannot serve together."""
         return cls(load_probe(draft_probe), load_probe(target_probe), device)
 
-    def judge(self, draft_states: Sequence[States], readings: Sequence[SegmentScore]) -> list[Judgement]:
-        """One judgement per segment. Raises: Mismatch when the states are of other models."""
+    def judge(self, draft_states: Sequence[States], scores: Sequence[SegmentScore]) -> list[Judgement]:
+        """One judgement per segment. Raises: Mismatch when the states come from other models."""
         draft_features = _features(self.draft.card, "draft", draft_states, None)
-        surprisal = torch.tensor([reading.surprisal for reading in readings])
-        target_features = _features(self.target.card, "target", [reading.states for reading in readings], surprisal)
+        surprisal = torch.tensor([score.surprisal for score in scores])
+        target_features = _features(self.target.card, "target", [score.states for score in scores], surprisal)
         with torch.inference_mode():
             draft_probabilities = (
                 self.draft.probe(draft_features.to(self._device)).clamp_min(LEAST_PROBABILITY).tolist()
@@ -55,8 +55,8 @@ class ProbeVerifier:
     """A pure function from states to probabilities. See `semspec.decoding.protocols.Verifier`."""
 
     def __init__(self, own: ProbePair, alternatives: Mapping[str, ProbePair] | None = None) -> None:
-        """Raises: Mismatch when an alternative is not of the own pair's models and segmentations, or the own target
-        probe's card is malformed."""
+        """Raises: Mismatch when an alternative has other models or segmentations than `own`, or the card of the target
+        probe of `own` is malformed."""
         self._own, self._alternatives = own, dict(alternatives or {})
         self._operating_points = operating_points(own.target.card)
         for name, pair in self._alternatives.items():
@@ -66,9 +66,9 @@ class ProbeVerifier:
     def load(
         cls, draft_probe: Path, target_probe: Path, alternatives: Path | None = None, device: str = "cpu"
     ) -> "ProbeVerifier":
-        """The pair's own probes, and those in `alternatives`/NAME/{draft,target}.safetensors, if a folder is given.
+        """Load the default probes and, if a folder is given, those in `alternatives`/NAME/{draft,target}.safetensors.
 
-        Raises: Mismatch when they cannot serve, with the remedy.
+        Raises: Mismatch, with a remedy, when they cannot serve.
         """
         own = ProbePair.load(draft_probe, target_probe, device)
         return cls(own, _load_alternatives(alternatives, device) if alternatives else None)
@@ -88,14 +88,14 @@ class ProbeVerifier:
         )
 
     async def judge(
-        self, draft_states: Sequence[States], readings: Sequence[SegmentScore], probes: str = ""
+        self, draft_states: Sequence[States], scores: Sequence[SegmentScore], probes: str = ""
     ) -> list[Judgement]:
-        if not draft_states or len(draft_states) != len(readings):
+        if not draft_states or len(draft_states) != len(scores):
             raise InvalidRequest(
-                f"{len(draft_states)} draft states and {len(readings)} readings; send one of each a segment",
+                f"{len(draft_states)} draft states and {len(scores)} scores; send one of each per segment",
                 "draft_states",
             )
-        return self._pair(probes).judge(draft_states, readings)
+        return self._pair(probes).judge(draft_states, scores)
 
     def _pair(self, probes: str) -> ProbePair:
         if not probes:
@@ -112,14 +112,14 @@ class ProbeVerifier:
 
 def _device(name: str) -> str:
     """Raises: Mismatch when there is no such device."""
-    is_there = torch.cuda.is_available()
-    if name.startswith("cuda") and not is_there:
+    has_gpu = torch.cuda.is_available()
+    if name.startswith("cuda") and not has_gpu:
         raise Mismatch(f"no device {name!r} for the probes: this machine has no GPU that torch can use; take 'cpu'")
-    return name if name != "auto" else "cuda" if is_there else "cpu"
+    return name if name != "auto" else "cuda" if has_gpu else "cpu"
 
 
 def _load_alternatives(folder: Path, device: str) -> dict[str, ProbePair]:
-    """By name. Hidden folders are no probes: a mounted volume may have some."""
+    """Alternative pairs by name. Hidden folders are ignored: a mounted volume may contain some."""
     paths = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not paths:
         raise Mismatch(f"{folder} holds no folder of probes; unset SEMSPEC_VERIFIER_ALTERNATIVES or put some there")
@@ -135,37 +135,38 @@ def _load_alternative(folder: Path, device: str) -> ProbePair:
 
 def _check_alternative(name: str, pair: ProbePair, own: ProbePair) -> None:
     remedy = f"train the probes {name!r} with the pair's own, or take them out of SEMSPEC_VERIFIER_ALTERNATIVES"
-    for role, card, wanted in (
+    for role, card, expected in (
         ("draft", pair.draft.card, own.draft.card),
         ("target", pair.target.card, own.target.card),
     ):
-        if card.fingerprint != wanted.fingerprint:
+        if card.fingerprint != expected.fingerprint:
             raise Mismatch(
                 f"alternative probes {name!r}: the {role} probe was trained on {card.model} ({card.fingerprint}), "
-                f"the pair's own on {wanted.model} ({wanted.fingerprint}); {remedy}"
+                f"the pair's own on {expected.model} ({expected.fingerprint}); {remedy}"
             )
     if pair.target.card.segmentations != own.target.card.segmentations:
         raise Mismatch(f"alternative probes {name!r} were trained on other segmentations than the pair's own; {remedy}")
 
 
 def _features(card: ProbeCard, role: str, states: Sequence[States], surprisal: Tensor | None) -> Tensor:
-    for one in states:
-        if one.model != card.fingerprint:
+    for state in states:
+        if state.model != card.fingerprint:
             raise Mismatch(
-                f"the {role} probe was trained on {card.model} ({card.fingerprint}), the states are of {one.model}; "
+                f"the {role} probe was trained on {card.model} ({card.fingerprint}), the states are of {state.model}; "
                 "serve that model or train a probe for this one"
             )
-        if one.shape != card.shape:
-            raise Mismatch(f"{role} states have shape {one.shape}, the probe wants {card.shape}")
-    return assemble(card.features, card.layers, tensor_of([one.data for one in states], card.shape), surprisal)
+        if state.shape != card.shape:
+            raise Mismatch(f"{role} states have shape {state.shape}, the probe wants {card.shape}")
+    return assemble(card.features, card.layers, tensor_of([state.data for state in states], card.shape), surprisal)
 
 
 def operating_points(card: ProbeCard) -> tuple[OperatingPoint, ...]:
-    """What stricter and more lenient acceptance rules come to, by the report in the card: by rising threshold, the rule
-    `sample` last; none if the report left none.
+    """Results of acceptance rules from the report in the card: by rising threshold, the rule `sample` last.
 
-    A row without threshold is that rule if it is the last one, and otherwise unknown, as one without acceptance is.
-    Raises: Mismatch when they cannot be read.
+    Empty if the report has none.
+
+    The last row is the rule `sample` if it has no threshold. Other rows without threshold, and rows without acceptance,
+    are skipped. Raises: Mismatch when the rows cannot be parsed.
     """
     try:
         rows = list(card.metrics.get("strictness") or ())

@@ -1,4 +1,4 @@
-"""What a server of completions is asked and what it answers, whichever API it speaks; its errors as ours."""
+"""The interface to a completion server with any supported API, and the mapping of its errors to `SemspecError`."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator
@@ -16,74 +16,74 @@ Api = Literal["tgi", "openai"]
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where it is and how to speak to it."""
+    """Address, API and options of a completion server."""
 
     api: Api
     url: str
-    """Of TGI itself, or of an OpenAI-compatible API with its `/v1`."""
+    """Base URL of TGI, or of an OpenAI-compatible API including `/v1`."""
     model: str | None = None
-    """The model's name there; an OpenAI-compatible server wants one."""
+    """Name of the model on the server; required for the API openai."""
     token: str | None = field(default=None, repr=False)
     timeout_s: float = 60.0
-    """Longest wait for the next piece of text."""
+    """Maximum wait for the next piece of text."""
     max_retries: int = 0
-    """How often OpenAI's client asks again before the first piece."""
+    """Maximum retries of OpenAI's client before the first piece of text."""
     remedy: str = "check its address"
-    """What an operator does about a server that refuses."""
+    """Advice in errors when the server rejects a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A text to be continued."""
+    """A completion request."""
 
     prompt: str
     sampling: SamplingParams
-    """Its seed is not sent: see `seed`."""
+    """Its seed is not sent; see `seed`."""
     max_tokens: int
     seed: int | None = None
-    """From 0 to 2**63 - 1, which both APIs take; None leaves it to the server."""
+    """From 0 to 2**63 - 1, the range of both APIs; None: chosen by the server."""
     stop_at: str | None = None
-    """A hint: the caller does not read beyond this text."""
+    """Optional stop sequence: the caller ignores text after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of the text that follows."""
+    """A piece of generated text."""
 
     text: str
     end: SegmentEnd | None = None
-    """With the last piece, why the server stopped. BOUNDARY: behind `stop_at`, which is part of the text."""
+    """In the last piece, why the server stopped. BOUNDARY: after `stop_at`, which is part of the text."""
 
 
 class CompletionClient(Protocol):
-    """Speaks to one server."""
+    """Client of one completion server."""
 
     async def served(self) -> list[str]:
-        """The models the server says it serves. Raises: as `stream`."""
+        """Names of the models on the server. Raises: as `stream`."""
         ...
 
     def stream(self, completion: Completion) -> AsyncGenerator[Delta, None]:
-        """Yield text as it is written. Closing the generator hangs up, by which the server stops writing.
+        """Yield text as it is generated. Closing the generator disconnects, which stops the server.
 
-        Raises: Unavailable, DeadlineExceeded, Overloaded, Mismatch when the server refuses.
+        Raises: Unavailable, DeadlineExceeded, Overloaded; Mismatch when the server rejects the request.
         """
         ...
 
     async def aclose(self) -> None:
-        """Close what connections there are."""
+        """Close all connections."""
         ...
 
 
 def connect(server: Server) -> CompletionClient:
     """A client of the server. Raises: Mismatch when the package for its API is not installed."""
     if server.api == "tgi":
-        from semspec.remote.tgi import TgiClient  # each API's client is a large package of its own
+        from semspec.remote.tgi import TgiClient  # deferred: each API's client is a large package
 
         return TgiClient(server)
     try:
         from semspec.remote.openai import OpenAIClient
     except ModuleNotFoundError as error:
-        raise Mismatch(f"the API openai wants the package {error.name!r}: pip install 'semspec[remote]'") from error
+        raise Mismatch(f"the API openai requires the package {error.name!r}: pip install 'semspec[remote]'") from error
     return OpenAIClient(server)
 
 
@@ -98,18 +98,18 @@ BY_NAME: tuple[tuple[str, type[SemspecError]], ...] = (
     ("TransportError", Unavailable),
     ("APIConnectionError", Unavailable),
 )
-"""By the first name among an exception's classes. Names, since the HTTP library beneath the clients changes with their
-versions."""
+"""Class name -> error; the first entry that names a class of the exception applies. Names instead of classes, because
+the clients' HTTP library depends on their version."""
 
 
 @contextmanager
 def translated(server: Server) -> Iterator[None]:
-    """What goes wrong inside is raised as one of our errors, with the server's own words."""
+    """Translate errors of the client libraries to `SemspecError`, with the server's message."""
     try:
         yield
     except SemspecError:
         raise
-    except Exception as error:  # each client has a tree of its own
+    except Exception as error:  # each client library has its own error classes
         kind = _kind(error)
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         remedy = "retry later" if kind is Overloaded else server.remedy
@@ -117,9 +117,9 @@ def translated(server: Server) -> Iterator[None]:
 
 
 async def paced(events: AsyncIterable[T], timeout_s: float) -> AsyncIterator[T]:
-    """`events`, none of which may take longer: a server's signs of life keep a stalled stream from timing out.
+    """`events` with a timeout for each: keep-alive messages of a server would otherwise prevent a timeout.
 
-    Raises: TimeoutError.
+    Raises: TimeoutError when an event takes longer than `timeout_s`.
     """
     iterator = aiter(events)
     while True:
@@ -134,14 +134,14 @@ async def paced(events: AsyncIterable[T], timeout_s: float) -> AsyncIterator[T]:
 
 
 def _kind(error: Exception) -> type[SemspecError]:
-    names = {one.__name__ for one in type(error).__mro__}
+    names = {error_class.__name__ for error_class in type(error).__mro__}
     for name, kind in BY_NAME:
         if name in names:
             return kind
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status is not None:
         return _of_status(int(status))
-    return Unavailable if "APIError" in names else Mismatch  # an error told within a stream, or no such API at all
+    return Unavailable if "APIError" in names else Mismatch  # an error within a stream, or another API
 
 
 def _of_status(status: int) -> type[SemspecError]:

@@ -1,4 +1,4 @@
-"""Servers with OpenAI's completions API (vLLM, SGLang, this gateway), by OpenAI's client."""
+"""Client of servers with OpenAI's completions API (vLLM, SGLang, this gateway), based on OpenAI's library."""
 
 from collections.abc import AsyncGenerator
 
@@ -25,7 +25,7 @@ class OpenAIClient:
             return [model.id async for model in self._client.models.list()]
 
     async def stream(self, completion: Completion) -> AsyncGenerator[Delta, None]:
-        """`stop_at` is not sent: the reason "stop" would not tell it from end-of-sequence."""
+        """Does not send `stop_at`: the finish reason "stop" would not distinguish it from end-of-sequence."""
         sampling = completion.sampling
         with translated(self._server):
             stream = await self._client.completions.create(

@@ -1,4 +1,4 @@
-"""Text Generation Inference, by the client that huggingface_hub maintains."""
+"""Client of Text Generation Inference, based on huggingface_hub."""
 
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -17,7 +17,7 @@ class TgiClient:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._url = server.url.rstrip("/")
-        # Without a header of ours the client would send the token of the user who is logged in to the hub.
+        # Without this header the client would send the hub token of the logged-in user.
         self._headers: dict[str, Any] = {"authorization": f"Bearer {server.token}" if server.token else None}
 
     async def served(self) -> list[str]:
@@ -30,7 +30,7 @@ class TgiClient:
 
     async def stream(self, completion: Completion) -> AsyncGenerator[Delta, None]:
         stop, text = completion.stop_at, ""
-        # A client keeps its responses open until it is closed itself: with one a stream, leaving hangs up.
+        # A client keeps its responses open until it is closed, so each stream has its own client.
         client = AsyncInferenceClient(base_url=self._url, headers=self._headers, timeout=self._server.timeout_s)
         with translated(self._server):
             async with client:
@@ -41,27 +41,27 @@ class TgiClient:
                     max_new_tokens=completion.max_tokens,
                     seed=completion.seed,
                     stop=[stop] if stop else None,
-                    **_drawn(completion.sampling),
+                    **_sampling_options(completion.sampling),
                 )
                 async for event in paced(events, self._server.timeout_s):
                     delta = "" if event.token.special else event.token.text
                     end = ENDS[event.details.finish_reason] if event.details else None
                     text += delta
                     if stop and end is SegmentEnd.BOUNDARY and not text.endswith(stop):
-                        delta += stop  # TGI tells it; others that speak its API may keep it back, as OpenAI's do
+                        delta += stop  # TGI includes the stop sequence; compatible servers may omit it
                     yield Delta(delta, end)
 
     async def aclose(self) -> None:
-        """Nothing outlives its stream."""
+        """Nothing to close: each stream closes its own client."""
 
 
-def _drawn(sampling: SamplingParams) -> dict[str, Any]:
-    """Greedy says nothing of the filters: to TGI any of them means to sample."""
+def _sampling_options(sampling: SamplingParams) -> dict[str, Any]:
+    """Sampling parameters for TGI. Greedy requests omit the filters, because TGI samples if one is present."""
     if sampling.temperature == 0:
         return {"do_sample": False}
-    drawn: dict[str, Any] = {"do_sample": True, "temperature": sampling.temperature}
+    options: dict[str, Any] = {"do_sample": True, "temperature": sampling.temperature}
     if sampling.top_p < 1:
-        drawn["top_p"] = sampling.top_p
+        options["top_p"] = sampling.top_p
     if sampling.top_k:
-        drawn["top_k"] = sampling.top_k
-    return drawn
+        options["top_k"] = sampling.top_k
+    return options

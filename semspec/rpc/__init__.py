@@ -1,1 +1,1 @@
-"""The wire: protobuf conversions, the servers the services run, and the clients the gateway holds."""
+"""gRPC: protobuf conversions, the servers of the services, and the clients of the gateway."""

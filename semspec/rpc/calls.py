@@ -1,5 +1,5 @@
-"""What accompanies every call: bearer token, request id and trace in its metadata, a span on either side, and on the
-server the mapping of errors to statuses."""
+"""What all calls share: bearer token, request id and trace context in the metadata, a span on client and server, and
+the server's mapping of errors to gRPC statuses."""
 
 import asyncio
 import hmac
@@ -21,9 +21,9 @@ from semspec.observability import Attributes, detached_span, request_id
 AUTHORIZATION = "authorization"
 """Request: `Bearer <token>`."""
 REQUEST_ID = "x-request-id"
-"""Request: whose work this is, for the logs of both sides."""
+"""Request: the id of the client request that caused this call, for the logs of both sides."""
 PARAMETER = "semspec-parameter"
-"""Trailer: the request field at fault, if one is."""
+"""Trailer: the invalid request field, if there is one."""
 
 MAX_REQUEST_ID_LENGTH = 128
 OWN_METHODS = "/semspec."
@@ -44,7 +44,7 @@ _propagator = TraceContextTextMapPropagator()
 
 
 def call_metadata(opened: Span) -> tuple[tuple[str, str], ...]:
-    """Whose work a call is: its request id, unless there is none or gRPC would refuse it, and its span's trace."""
+    """The metadata of a call: the trace context of its span, and the request id if set and valid in gRPC metadata."""
     carrier: dict[str, str] = {}
     if opened.get_span_context().is_valid:  # else there is no trace
         _propagator.inject(carrier, set_span_in_context(opened))
@@ -55,8 +55,8 @@ def call_metadata(opened: Span) -> tuple[tuple[str, str], ...]:
 
 
 def client_span(method: object, request: object) -> AbstractContextManager[Span]:
-    """The wait for a call, by the stub's `method`; none of a handshake."""
-    path: bytes = getattr(method, "_method", b"/")  # gRPC tells the name of a call to interceptors only
+    """A client span for a call of the stub's `method`; handshakes have none."""
+    path: bytes = getattr(method, "_method", b"/")  # gRPC exposes the name of a call to interceptors only
     return _rpc_span(path.decode(), SpanKind.CLIENT, request)
 
 
@@ -82,7 +82,7 @@ def _rpc_span(method: str, kind: SpanKind, request: object, parent: OtelContext 
 
 
 def _sizes(request: object) -> Attributes:
-    """How much a request is about, as far as its fields say."""
+    """Span attributes: the number of segments and tokens of a request, if it has such fields."""
     segments = getattr(request, "segments", None) or getattr(request, "readings", None)
     proposal = getattr(request, "proposal", None)
     return {
@@ -92,7 +92,8 @@ def _sizes(request: object) -> Attributes:
 
 
 class TokenInterceptor(aio.ServerInterceptor):
-    """Refuses calls without the bearer token, in constant time. Health stays open: kubelets carry no token."""
+    """Rejects calls without the bearer token; compares in constant time. Health checks need none: kubelets send
+    none."""
 
     def __init__(self, token: str) -> None:
         self._expected = f"Bearer {token}".encode()
@@ -100,7 +101,7 @@ class TokenInterceptor(aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler:
-        """The handler asked for, or one that refuses."""
+        """The handler of the call, or one that rejects it."""
         if handler_call_details.method.startswith(HEALTH_METHODS) or self._admits(handler_call_details):
             return await continuation(handler_call_details)
         return grpc.unary_unary_rpc_method_handler(_refuse)
@@ -110,7 +111,7 @@ class TokenInterceptor(aio.ServerInterceptor):
 
 
 class ErrorInterceptor(aio.ServerInterceptor):
-    """Lets servicers raise: maps `SemspecError` by `errors.TABLE`, anything else to INTERNAL, and keeps it to the log.
+    """Maps the errors that servicers raise: `SemspecError` by `errors.TABLE`, any other to INTERNAL and logged.
 
     Servicers are coroutines (unary) or async generators (streams); a cancelled call closes the generator at once.
     """
@@ -118,7 +119,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler:
-        """The handler asked for, wrapped; other people's services (health, reflection) as they are."""
+        """The handler of the call, wrapped; handlers of other services (health, reflection) are returned unchanged."""
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(OWN_METHODS):
             return handler
@@ -135,16 +136,16 @@ class ErrorInterceptor(aio.ServerInterceptor):
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """What is called, and for whom."""
+    """Method, request id and parent span of a call."""
 
     method: str
     request_id: str
     parent: OtelContext
-    """With the caller's span."""
+    """Contains the caller's span."""
 
     @contextmanager
     def serving(self, request: object) -> Iterator[Span]:
-        """The work for a call: its request id, and its span below the caller's."""
+        """Set the request id and open a server span as a child of the caller's span."""
         request_id.set(self.request_id)
         with _rpc_span(self.method, SpanKind.SERVER, request, self.parent) as opened:
             yield opened
@@ -162,8 +163,8 @@ def _guarded(behaviour: Unary[Q, R], origin: _Origin) -> Unary[Q, R]:
 
 
 def _guarded_stream(behaviour: Streaming[Q, R], origin: _Origin) -> Callable[[Q, Context], Awaitable[None]]:
-    # A coroutine that writes, not a generator: gRPC drops a cancelled generator for the collector to close some day,
-    # whereas here the cancellation arrives in `write` or in the generator, and either way closes it now.
+    # A coroutine that writes, not a generator: gRPC leaves a cancelled generator to the garbage collector. Here the
+    # cancellation is raised in `write` or in the generator, and both close the generator immediately.
     async def call(request: Q, context: Context) -> None:
         try:
             with origin.serving(request) as opened:
@@ -182,8 +183,8 @@ def _guarded_stream(behaviour: Streaming[Q, R], origin: _Origin) -> Callable[[Q,
 async def _send(context: Context, response: object) -> None:
     try:
         await context.write(response)
-    except aio.BaseError as error:  # how gRPC reports, at times, that the caller has gone
-        raise asyncio.CancelledError("the caller has gone") from error
+    except aio.BaseError as error:  # sometimes gRPC reports a disconnected caller this way
+        raise asyncio.CancelledError("the caller disconnected") from error
 
 
 async def _refuse(request: object, context: Context) -> None:
@@ -200,5 +201,5 @@ async def _abort(context: Context, error: Exception) -> Never:
 
 
 def _metadata(details: grpc.HandlerCallDetails) -> dict[str, str]:
-    """Of a key that is repeated, the first value."""
+    """Metadata as a dict; for a repeated key, the first value."""
     return {key: str(value) for key, value in reversed(tuple(details.invocation_metadata or ()))}

@@ -1,4 +1,4 @@
-"""How a client reaches a service: its options, its channel, and which calls gRPC retries."""
+"""Client options, channel options, and the calls that gRPC retries."""
 
 import json
 from collections.abc import Sequence
@@ -24,46 +24,46 @@ _RETRY_POLICY = {
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """How to call a service."""
+    """Options for calls to a service."""
 
     token: str | None = field(default=None, repr=False)
-    """Bearer token, if the service wants one."""
+    """Bearer token, if the service requires one."""
     call_timeout_s: float = 60.0
     """Deadline of a unary call, its retries included."""
     idle_timeout_s: float = 60.0
-    """Longest wait for the next segment of a `write`, which as a whole may take any time."""
+    """Maximum wait for the next segment of a `Write` stream; the stream as a whole has no deadline."""
     max_message_bytes: int = 64 << 20
     certificates: Certificates | None = None
-    """For a service that speaks TLS; None: it does not."""
+    """For a service with TLS; None: no TLS."""
     server_name: str = ""
-    """Name that the service's certificate must hold; empty: the host of its address."""
+    """Name that the service's certificate must contain; empty: the host of its address."""
 
 
 DEFAULT_OPTIONS = ClientOptions()
 
 
 def open_channel(address: str, options: ClientOptions) -> aio.Channel:
-    """A channel to `address`; it connects with the first call."""
+    """A channel to `address`. It connects at the first call."""
     if options.certificates is None:
         return aio.insecure_channel(address, _channel_options(options))
-    named = (("grpc.ssl_target_name_override", options.server_name),) if options.server_name else ()
+    override = (("grpc.ssl_target_name_override", options.server_name),) if options.server_name else ()
     credentials = channel_credentials(options.certificates)
-    return aio.secure_channel(address, credentials, (*_channel_options(options), *named))
+    return aio.secure_channel(address, credentials, (*_channel_options(options), *override))
 
 
 def _channel_options(options: ClientOptions) -> Sequence[tuple[str, int | str]]:
     return (
         ("grpc.max_receive_message_length", options.max_message_bytes),
         ("grpc.max_send_message_length", options.max_message_bytes),
-        ("grpc.per_rpc_retry_buffer_size", options.max_message_bytes),  # a request beyond it would not be retried
+        ("grpc.per_rpc_retry_buffer_size", options.max_message_bytes),  # a larger request would not be retried
         ("grpc.service_config", json.dumps(_service_config())),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 2_000),  # a restarted service is found again within seconds
+        ("grpc.max_reconnect_backoff_ms", 2_000),  # reconnects to a restarted service within seconds
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),  # however long a prefill lasts
-        ("grpc.enable_http_proxy", 0),  # services are neighbours
+        ("grpc.http2.max_pings_without_data", 0),  # no limit on pings during a long prefill
+        ("grpc.enable_http_proxy", 0),  # services are in the same network
     )
 
 

@@ -1,7 +1,7 @@
-"""The roles of `semspec.decoding.protocols`, played by services elsewhere: one long-lived channel a client.
+"""gRPC clients that implement the protocols of `semspec.decoding.protocols`, with one long-lived channel per client.
 
-Cancelling a call, or closing the generator of `write`, cancels the RPC and so stops the model. Construct within the
-running event loop, and end with `aclose`.
+Cancelling a call, or closing the generator of `generate`, cancels the RPC, which stops the model. Construct a client
+within the running event loop, and close it with `aclose`.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ R = TypeVar("R")
 
 
 class _Remote:
-    """A channel and how every call over it is made."""
+    """A channel, and metadata, deadline and error mapping of its calls."""
 
     def __init__(self, address: str, options: ClientOptions) -> None:
         self._options = options
@@ -64,11 +64,11 @@ class _Remote:
 
     @property
     def channel(self) -> aio.Channel:
-        """What the calls go over; health is asked over the same."""
+        """The channel of the calls, also used for health checks."""
         return self._channel
 
     async def aclose(self) -> None:
-        """Cancel what runs and disconnect. Later calls raise Unavailable."""
+        """Cancel running calls and disconnect. Later calls raise Unavailable."""
         await self._channel.close()
 
     def _metadata(self, opened: Span) -> tuple[tuple[str, str], ...]:
@@ -94,16 +94,16 @@ class RemoteDrafter(_Remote):
     async def info(self) -> ModelInfo:
         """See `Drafter.info`."""
         response = await self._call(self._stub.Info, types_pb2.ModelInfoRequest())
-        with _untrusted_answer():
+        with _checked_response():
             return handshake.model_info_from_wire(response)
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         """See `Drafter.generate`. Also raises DeadlineExceeded when no segment arrives within `idle_timeout_s`."""
-        with _own_request():
+        with _encodable_request():
             request = generation.write_request_to_wire(context, params)
         if 0 < params.max_segments <= self._max_segments_at_once:
             reply = await self._call(self._stub.WriteAll, request)
-            with _untrusted_answer():
+            with _checked_response():
                 segments = [generation.written_from_wire(segment) for segment in reply.segments]
             for segment in segments:
                 yield segment
@@ -114,9 +114,9 @@ class RemoteDrafter(_Remote):
             try:
                 responses = aiter(call)
                 while (response := await self._next(responses)) is not None:
-                    with _untrusted_answer():
-                        written = generation.written_from_wire(response)
-                    yield written
+                    with _checked_response():
+                        generated = generation.written_from_wire(response)
+                    yield generated
             finally:
                 call.cancel()
 
@@ -124,10 +124,10 @@ class RemoteDrafter(_Remote):
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
     ) -> Proposal:
         """See `Drafter.propose`."""
-        with _own_request():
+        with _encodable_request():
             request = generation.propose_request_to_wire(context, open_ids, params, num_tokens)
         response = await self._call(self._stub.Propose, request)
-        with _untrusted_answer():
+        with _checked_response():
             return generation.proposal_from_wire(response)
 
     async def _next(self, responses: AsyncIterator[R]) -> R | None:
@@ -152,46 +152,46 @@ class RemoteTarget(RemoteDrafter):
 
     async def encode(self, prompt: str | Sequence[Message]) -> Piece:
         """See `Target.encode`."""
-        with _own_request():
+        with _encodable_request():
             request = generation.encode_request_to_wire(prompt)
         response = await self._call(self._target.Encode, request)
-        with _untrusted_answer():
+        with _checked_response():
             return generation.encode_response_from_wire(response)
 
     async def tokenize(self, text: str) -> list[Token]:
         """See `Target.tokenize`."""
-        with _own_request():
+        with _encodable_request():
             request = generation.tokenize_request_to_wire(text)
         response = await self._call(self._target.Tokenize, request)
-        with _untrusted_answer():
+        with _checked_response():
             return generation.tokenize_response_from_wire(response)
 
     async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
         """See `Target.score`."""
-        with _own_request():
+        with _encodable_request():
             request = scoring.read_request_to_wire(context, segments, session)
         response = await self._call(self._target.Read, request)
-        with _untrusted_answer():
+        with _checked_response():
             return _one_each(scoring.read_response_from_wire(response), segments)
 
     async def verify(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
     ) -> VerifiedTokens:
         """See `Target.verify`."""
-        with _own_request():
+        with _encodable_request():
             request = scoring.verify_request_to_wire(context, open_ids, proposal, params)
         response = await self._call(self._target.Verify, request)
-        with _untrusted_answer():
+        with _checked_response():
             return scoring.verify_response_from_wire(response, len(proposal.token_ids))
 
     async def score_choices(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
     ) -> ChoiceScores:
         """See `Target.score_choices`."""
-        with _own_request():
+        with _encodable_request():
             request = scoring.ask_request_to_wire(context, question, prefill, options, session)
         response = await self._call(self._target.Ask, request)
-        with _untrusted_answer():
+        with _checked_response():
             return scoring.ask_response_from_wire(response, len(options))
 
 
@@ -205,26 +205,26 @@ class RemoteVerifier(_Remote):
     async def info(self) -> VerifierInfo:
         """See `Verifier.info`."""
         response = await self._call(self._stub.Info, verifier_pb2.VerifierInfoRequest())
-        with _untrusted_answer():
+        with _checked_response():
             return handshake.verifier_info_from_wire(response)
 
     async def judge(
-        self, draft_states: Sequence[States], readings: Sequence[SegmentScore], probes: str = ""
+        self, draft_states: Sequence[States], scores: Sequence[SegmentScore], probes: str = ""
     ) -> list[Judgement]:
         """See `Verifier.judge`."""
-        with _own_request():
-            request = scoring.judge_request_to_wire(draft_states, readings, probes)
+        with _encodable_request():
+            request = scoring.judge_request_to_wire(draft_states, scores, probes)
         response = await self._call(self._stub.Judge, request)
-        with _untrusted_answer():
+        with _checked_response():
             return _one_each(scoring.judge_response_from_wire(response), draft_states)
 
 
 def from_rpc_error(error: aio.AioRpcError) -> SemspecError:
-    """The error a service raised, or what the transport's failure amounts to."""
+    """The error a service raised, or the equivalent of a transport failure."""
     details, trailer = error.details() or error.code().name, error.trailing_metadata() or ()
     if error.code() is grpc.StatusCode.CANCELLED:
         return Unavailable(f"the service ended the call: {details}")
-    if error.code() is grpc.StatusCode.UNAUTHENTICATED:  # the caller's caller has no part in it
+    if error.code() is grpc.StatusCode.UNAUTHENTICATED:  # the operator's mistake, not the end user's
         return Unavailable(f"the service refuses this caller: {details}")
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return Mismatch(f"the service has an older version of the gRPC contract ({details}); upgrade it")
@@ -236,7 +236,7 @@ def from_rpc_error(error: aio.AioRpcError) -> SemspecError:
 
 @contextmanager
 def _rpc_errors() -> Iterator[None]:
-    """Raise the tree's errors for gRPC's."""
+    """Map gRPC errors to `SemspecError`."""
     try:
         yield
     except aio.AioRpcError as error:
@@ -247,12 +247,14 @@ def _rpc_errors() -> Iterator[None]:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise Unavailable("this client was closed during the call") from None  # gRPC cancels calls, not their tasks
+        raise Unavailable(
+            "this client was closed during the call"
+        ) from None  # gRPC cancels its calls, not the tasks that await them
 
 
 @contextmanager
-def _own_request() -> Iterator[None]:
-    """What protobuf cannot hold, such as a negative count or half a surrogate pair, is the caller's mistake."""
+def _encodable_request() -> Iterator[None]:
+    """Raise InvalidRequest for values protobuf cannot encode, such as a negative count or a lone surrogate."""
     try:
         yield
     except ValueError as error:
@@ -260,15 +262,15 @@ def _own_request() -> Iterator[None]:
 
 
 @contextmanager
-def _untrusted_answer() -> Iterator[None]:
-    """A malformed answer is the service's defect, not the caller's mistake."""
+def _checked_response() -> Iterator[None]:
+    """Raise InternalError for a malformed response: it is the service's defect, not the caller's."""
     try:
         yield
     except InvalidRequest as error:
         raise InternalError(f"malformed answer: {error.message}") from error
 
 
-def _one_each(answers: list[R], questions: Sequence[object]) -> list[R]:
-    if len(answers) != len(questions):
-        raise InternalError(f"malformed answer: {len(answers)} items for {len(questions)} segments")
-    return answers
+def _one_each(items: list[R], segments: Sequence[object]) -> list[R]:
+    if len(items) != len(segments):
+        raise InternalError(f"malformed answer: {len(items)} items for {len(segments)} segments")
+    return items

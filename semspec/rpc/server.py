@@ -1,4 +1,4 @@
-"""What the process of every service shares: health, limits, authentication, readiness and an orderly end."""
+"""The process of a service: health, limits, authentication, readiness and graceful shutdown."""
 
 import asyncio
 import ctypes
@@ -23,13 +23,13 @@ from semspec.rpc.tls import server_credentials
 from semspec.settings import ServiceSettings
 
 EXIT_CANNOT_SERVE = 1
-"""Exit code of a process whose settings are sound but whose model or port cannot be had."""
+"""Exit code when the settings are valid but the model cannot be loaded or the port cannot be bound."""
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 _TRIM_BYTES = 256 << 20
-_MMAP_BYTES = 32 << 20  # the most glibc takes
+_MMAP_BYTES = 32 << 20  # the maximum that glibc accepts
 
 B = TypeVar("B")
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServiceServer(Generic[B]):
-    """One service on one port: `start`, `load`, and in the end `stop`, whatever happened before."""
+    """One service on one port. Call `start`, then `load`, then `stop`; call `abandon` if one of the first two fails."""
 
     def __init__(self, service: Service[B], settings: ServiceSettings) -> None:
         self.port = settings.port
@@ -54,12 +54,15 @@ class ServiceServer(Generic[B]):
 
     @property
     def address(self) -> str:
-        """Host and port as a client writes them; the port is known once started."""
+        """Host and port in the form a client uses; the port is known after `start`."""
         host = self._settings.host
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     async def start(self) -> None:
-        """Bind and answer: alive, not ready. Raises: Unavailable when the port or the certificate cannot be had."""
+        """Bind the port and answer health checks with NOT_SERVING.
+
+        Raises: Unavailable when the port cannot be bound or the certificate cannot be used.
+        """
         await self._report(NOT_SERVING)
         credentials = server_credentials(self._settings)
         try:
@@ -72,19 +75,20 @@ class ServiceServer(Generic[B]):
         await self._server.start()
 
     async def load(self) -> None:
-        """Load what is served, then be ready. Raises: whatever the service's `load` raises."""
+        """Load the backend, then report SERVING. Raises: what the service's `load` raises."""
         self._backend.provide(await asyncio.to_thread(self._service.load))
         await self._report(SERVING)
 
     async def stop(self) -> None:
-        """Say NOT_SERVING, let callers turn away, let running calls end within the grace, free the model."""
+        """Report NOT_SERVING, wait `settle_s` for clients to notice, drain calls for at most `grace_s`, free the
+        model."""
         await self._report(NOT_SERVING)
         await asyncio.sleep(self._settings.settle_s)
         await self._server.stop(self._settings.grace_s)
         await self._close()
 
     async def abandon(self) -> None:
-        """Stop without a grace period: no call was served."""
+        """Stop without a grace period, after a failed start."""
         await self._server.stop(None)
 
     async def _close(self) -> None:
@@ -96,9 +100,9 @@ class ServiceServer(Generic[B]):
 
 
 def run(service: Service[B], settings: ServiceSettings) -> None:
-    """A service's whole process: serve until SIGTERM or SIGINT, then drain.
+    """Run a service as a process: serve until SIGTERM or SIGINT, then drain.
 
-    Exits with code 1 and one line in the log when the model or the port cannot be had.
+    Exits with code 1 and one log line when the model cannot be loaded or the port cannot be bound.
     """
     configure_logging(settings.log_level, settings.log_json)
     _keep_freed_memory()
@@ -110,9 +114,9 @@ def run(service: Service[B], settings: ServiceSettings) -> None:
 
 
 async def serve(service: Service[B], settings: ServiceSettings) -> None:
-    """Serve until SIGTERM or SIGINT, then drain; before the model is loaded either ends the process at once.
+    """Serve until SIGTERM or SIGINT, then drain. Before the model is loaded, either signal exits the process at once.
 
-    Raises: Unavailable when the port cannot be had; whatever the service's `load` raises.
+    Raises: Unavailable when the port cannot be bound; what the service's `load` raises.
     """
     _on_stop_signals(_exit_now)
     _withdraw_port(settings.port_file)
@@ -124,7 +128,7 @@ async def serve(service: Service[B], settings: ServiceSettings) -> None:
         await server.abandon()
         raise
     logger.info("serving %s on %s", service.name, server.address)
-    if _lets_strangers_in(settings):
+    if _is_open_to_any_client(settings):
         logger.warning("any client that reaches %s may call it; set a token or tls_client_ca", server.address)
     _publish_port(settings.port_file, server.port)
     await _stop_signal()
@@ -136,7 +140,7 @@ async def _stop_signal() -> None:
     stopped = asyncio.Event()
     _on_stop_signals(lambda _: stopped.set())
     await stopped.wait()
-    _on_stop_signals(_exit_now)  # a second signal does not wait for the drain
+    _on_stop_signals(_exit_now)  # a second signal exits without waiting for the drain
 
 
 def _on_stop_signals(action: Callable[[int], None]) -> None:
@@ -145,14 +149,14 @@ def _on_stop_signals(action: Callable[[int], None]) -> None:
 
 
 def _exit_now(signum: int) -> None:
-    # A model that is being loaded in a thread cannot be interrupted, and as PID 1 the default action is to ignore.
+    # Loading a model in a thread cannot be interrupted, and for PID 1 the default action of a signal is to ignore it.
     os._exit(128 + signum)
 
 
 def _keep_freed_memory() -> None:
-    """Let malloc reuse freed memory, up to 256 MiB, rather than return it to the kernel and fault it in again.
+    """Make malloc keep up to 256 MiB of freed memory instead of returning it to the kernel.
 
-    Sending 1.3 MB of states costs a third as much then. Acts on the whole process; does nothing without glibc.
+    This reduces the cost of sending 1.3 MB of states to a third. Affects the whole process; no effect without glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -166,14 +170,14 @@ def _withdraw_port(path: Path | None) -> None:
 
 
 def _publish_port(path: Path | None, port: int) -> None:
-    """Written atomically: a process that waits for the file never reads a part of it."""
+    """Write the port atomically, so that a waiting process never reads a partial file."""
     if path:
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        draft.write_text(f"{port}\n")
-        draft.replace(path)
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial.write_text(f"{port}\n")
+        partial.replace(path)
 
 
-def _lets_strangers_in(settings: ServiceSettings) -> bool:
+def _is_open_to_any_client(settings: ServiceSettings) -> bool:
     return not (settings.token or settings.tls_client_ca or settings.host in LOOPBACK)
 
 
@@ -186,9 +190,9 @@ def _server_options(settings: ServiceSettings) -> Sequence[tuple[str, int]]:
     return (
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.max_send_message_length", settings.max_message_bytes),
-        ("grpc.so_reuseport", 0),  # two processes on one port is a mistake, not a load balancer
-        ("grpc.keepalive_time_ms", 30_000),  # notice a caller that is gone, and stop writing for it
+        ("grpc.so_reuseport", 0),  # two processes on one port are a configuration error
+        ("grpc.keepalive_time_ms", 30_000),  # detect disconnected clients and stop generating for them
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),  # callers may ping during a long prefill
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),  # clients may ping during a long prefill
     )

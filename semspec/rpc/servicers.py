@@ -1,4 +1,7 @@
-"""The three services: wire in, protocol call, wire out. They raise; the interceptor sets codes."""
+"""The three gRPC servicers: decode the request, call the backend, encode the response.
+
+Servicers raise; the interceptor sets the status codes.
+"""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -29,17 +32,17 @@ B = TypeVar("B")
 
 
 class Backend(Generic[B]):
-    """What a service serves, which servicers may ask for before it is loaded."""
+    """Holder of the object a service serves; servicers may call `get` before it is loaded."""
 
     def __init__(self) -> None:
         self._loaded: B | None = None
 
     def provide(self, loaded: B) -> None:
-        """Let `get` return it from now on."""
+        """Set the object that `get` returns."""
         self._loaded = loaded
 
     def get(self) -> B:
-        """What was loaded. Raises: Unavailable before that."""
+        """The loaded object. Raises: Unavailable while it is loading."""
         if self._loaded is None:
             raise Unavailable("the model is still loading")
         return self._loaded
@@ -47,36 +50,36 @@ class Backend(Generic[B]):
 
 @dataclass(frozen=True, slots=True)
 class Service(Generic[B]):
-    """One gRPC service and how to come by what it serves."""
+    """One gRPC service, and how to load and close its backend."""
 
     name: str
-    """Fully qualified, as health checks ask for it: `semspec.v1.Draft`."""
+    """Fully qualified name, as used in health checks: `semspec.v1.Draft`."""
     load: Callable[[], B]
-    """Blocking; runs in a worker thread while liveness is already answered. May raise any `SemspecError`."""
+    """Blocking; runs in a worker thread while health checks are answered. May raise any `SemspecError`."""
     register: Callable[[Backend[B], aio.Server], None]
     """Adds the servicer to a server."""
     close: Callable[[B], Awaitable[None]] | None = None
-    """Frees what was loaded, after the last call has ended."""
+    """Frees the backend after the last call has ended."""
 
 
 class WritingServicer:
-    """What draft and target share: `Info`, `Write` and `Propose`."""
+    """The methods that draft and target share: `Info`, `Write`, `WriteSegment` and `Propose`."""
 
     def __init__(self, engine: Backend[Engine]) -> None:
         self._engine = engine
 
     async def Info(self, request: types_pb2.ModelInfoRequest, context: Context) -> types_pb2.ModelInfo:
-        """What is served here."""
+        """The served model."""
         return handshake.model_info_to_wire(await self._engine.get().info())
 
     async def Write(
         self, request: types_pb2.WriteRequest, context: Context
     ) -> AsyncGenerator[types_pb2.WriteResponse, None]:
-        """Segments as the engine finishes them; closing this generator closes the engine's."""
+        """Stream each segment when it is complete; closing this generator closes the engine's."""
         prefix, params = generation.write_request_from_wire(request)
         async with aclosing(self._engine.get().generate(prefix, params)) as segments:
-            async for written in segments:
-                yield generation.written_to_wire(written)
+            async for generated in segments:
+                yield generation.written_to_wire(generated)
 
     async def WriteAll(self, request: types_pb2.WriteRequest, context: Context) -> types_pb2.WriteAllResponse:
         """All segments, once the last is finished."""
@@ -112,7 +115,7 @@ class TargetServicer(WritingServicer, target_pb2_grpc.TargetServicer):
         return generation.tokenize_response_to_wire(await self._engine.get().tokenize(text))
 
     async def Read(self, request: target_pb2.ReadRequest, context: Context) -> target_pb2.ReadResponse:
-        """One forward pass over segments that follow a context."""
+        """Score segments that follow a context, in one forward pass."""
         prefix, segments, session = scoring.read_request_from_wire(request)
         return scoring.read_response_to_wire(await self._engine.get().score(prefix, segments, session))
 
@@ -122,10 +125,10 @@ class TargetServicer(WritingServicer, target_pb2_grpc.TargetServicer):
         return scoring.verify_response_to_wire(await self._engine.get().verify(prefix, open_ids, proposal, params))
 
     async def Ask(self, request: target_pb2.AskRequest, context: Context) -> target_pb2.AskResponse:
-        """How probable each of some one-token answers to a question about the context is."""
+        """The probability of each one-token answer to a question about the context."""
         prefix, question, prefill, options, session = scoring.ask_request_from_wire(request)
-        reply = await self._engine.get().score_choices(prefix, question, prefill, options, session)
-        return scoring.ask_response_to_wire(reply)
+        choices = await self._engine.get().score_choices(prefix, question, prefill, options, session)
+        return scoring.ask_response_to_wire(choices)
 
 
 class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
@@ -135,13 +138,13 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         self._verifier = verifier
 
     async def Info(self, request: verifier_pb2.VerifierInfoRequest, context: Context) -> verifier_pb2.VerifierInfo:
-        """Which models' states the probes were trained on."""
+        """The models and states the probes were trained on."""
         return handshake.verifier_info_to_wire(await self._verifier.get().info())
 
     async def Judge(self, request: verifier_pb2.JudgeRequest, context: Context) -> verifier_pb2.JudgeResponse:
-        """The semantic probability of each segment's meaning under both models."""
-        draft_states, readings, probes = scoring.judge_request_from_wire(request)
-        return scoring.judge_response_to_wire(await self._verifier.get().judge(draft_states, readings, probes))
+        """The semantic probability of each segment under both models."""
+        draft_states, scores, probes = scoring.judge_request_from_wire(request)
+        return scoring.judge_response_to_wire(await self._verifier.get().judge(draft_states, scores, probes))
 
 
 def draft_service(load: Callable[[], Engine]) -> Service[Engine]:

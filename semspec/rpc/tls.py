@@ -1,4 +1,4 @@
-"""TLS between gateway and services: what a server shows and asks for, and what a client does."""
+"""TLS between gateway and services: credentials of clients and servers."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +12,16 @@ from semspec.settings import ServiceSettings
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """PEM files for calling a service that speaks TLS; read whenever a channel is opened."""
+    """PEM files for calls to a service with TLS; read each time a channel is opened."""
 
     ca: Path
     certificate: Path | None = None
-    """Shown to a service that asks for one, together with `key`."""
+    """Client certificate for mutual TLS, used together with `key`."""
     key: Path | None = None
 
 
 def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
-    """What a channel trusts and shows. Raises: Unavailable when a file cannot be read."""
+    """Credentials of a client channel. Raises: Unavailable when a file cannot be read."""
     files = (certificates.ca, certificates.key, certificates.certificate)
     try:
         ca, key, certificate = (read(path) if path else None for path in files)
@@ -31,7 +31,7 @@ def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
 
 
 def server_credentials(settings: ServiceSettings) -> grpc.ServerCredentials | None:
-    """What a server shows and asks for, by the files as they are when a caller connects; None: no TLS.
+    """Credentials of a server; None: no TLS. Changed files take effect at the next connection.
 
     Raises: Unavailable when the files cannot be used.
     """
@@ -42,23 +42,23 @@ def server_credentials(settings: ServiceSettings) -> grpc.ServerCredentials | No
         renewed = Renewed(files.paths(), files.read)
     except ValueError as error:
         raise Unavailable(str(error), "tls_certificate") from error
-    shown = renewed.get()
+    current = renewed.get()
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
-        """Asked by gRPC before each handshake; None: as before. A configuration is gRPC's own once returned."""
-        nonlocal shown
-        if (newest := renewed.get()) == shown:
+        """Called by gRPC before each handshake; None: unchanged. gRPC takes ownership of a returned configuration."""
+        nonlocal current
+        if (newest := renewed.get()) == current:
             return None
-        shown = newest
+        current = newest
         return newest.configuration()
 
     wants_certificate = settings.tls_client_ca is not None
-    return grpc.dynamic_ssl_server_credentials(shown.configuration(), fetch, wants_certificate)  # type: ignore[arg-type]
+    return grpc.dynamic_ssl_server_credentials(current.configuration(), fetch, wants_certificate)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """A key, its certificate chain and the authority of callers, in PEM."""
+    """Server key, its certificate chain and the CA of client certificates, in PEM."""
 
     key: bytes
     certificate: bytes
@@ -78,7 +78,7 @@ class _Files:
         return [path for path in (self.certificate, self.key, self.client_ca) if path]
 
     def read(self) -> _Contents:
-        """Raises: ValueError when gRPC could not use them; gRPC itself would not report it."""
+        """Read and check the files. Raises: ValueError when they are unusable; gRPC itself would not report it."""
         server_context(self.certificate, self.key)
         if self.client_ca:
             check_authority(self.client_ca)

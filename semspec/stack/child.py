@@ -1,4 +1,4 @@
-"""One child process, which the kernel ends when this process ends."""
+"""One child process, which the kernel kills when this process ends."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ NUM_TAIL_LINES = 15
 
 
 class StackError(Exception):
-    """The stack cannot start or go on. `str()` is one line; `log_tail` is what the culprit last wrote."""
+    """The stack cannot start or continue. `str()` is one line; `log_tail` is the end of the failed process's log."""
 
     def __init__(self, message: str, log_tail: str = "") -> None:
         super().__init__(message)
@@ -24,7 +24,7 @@ class StackError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A running child process, its output in a file."""
+    """A child process with its output in a log file."""
 
     name: str
     process: asyncio.subprocess.Process
@@ -32,7 +32,7 @@ class Child:
 
     @classmethod
     async def start(cls, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> "Child":
-        """Start `command` with `environment` added to ours."""
+        """Start `command` with `environment` added to this process's environment."""
         bound_command = (sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command)
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
@@ -41,7 +41,7 @@ class Child:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # Ctrl-C reaches the supervisor alone, which then stops its children in order
+                start_new_session=True,  # Ctrl-C reaches only the supervisor, which stops its children in order
             )
         return cls(name, process, log)
 
@@ -63,7 +63,7 @@ class Child:
         return "\n".join(lines[-NUM_TAIL_LINES:])
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM, and SIGKILL after the grace."""
+        """Send SIGTERM, and SIGKILL after `grace_s`."""
         self._signal(signal.SIGTERM)
         try:
             await asyncio.wait_for(self.process.wait(), grace_s)
@@ -72,7 +72,7 @@ class Child:
             await self.process.wait()
 
     def kill(self) -> None:
-        """SIGKILL, unless it has ended."""
+        """Send SIGKILL unless the process has ended."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:

@@ -1,4 +1,4 @@
-"""What the stack consists of."""
+"""Configuration of the stack."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def _default_commands() -> dict[str, Command]:
 
 @dataclass(frozen=True, slots=True)
 class StackConfig:
-    """Which models and probes to serve, where, and how patient to be."""
+    """Models and probes to serve, addresses and timeouts."""
 
     draft_model: Path | str = BUNDLED_PAIR / "draft"
     target_model: Path | str = BUNDLED_PAIR / "target"
@@ -28,57 +28,57 @@ class StackConfig:
     target_probe: Path = BUNDLED_PAIR / "probes" / "target.safetensors"
     host: str = "127.0.0.1"
     port: int = 0
-    """Of the gateway; 0 takes a free one."""
+    """Port of the gateway; 0 takes a free one."""
     serving: Mapping[str, object] | None = None
-    """The gateway's defaults for requests, each named as in `SEMSPEC_GATEWAY_DEFAULT_*`. None: those in `serving.json`
-    beside the target's probe, the rule recommended for that pair, if there is one."""
+    """Default request options of the gateway, named as in `SEMSPEC_GATEWAY_DEFAULT_*`. None: those in `serving.json`
+    next to the target's probe, the recommended rule for the pair, if the file exists."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to every child's."""
+    """Added to the environment of every child process."""
     api_key: str | None = field(default=None, repr=False)
-    """Opens the gateway's routes, beside those that the environment names; None makes one up."""
+    """API key of the gateway, in addition to keys in the environment; None generates one."""
     commands: Mapping[str, Command] = field(default_factory=_default_commands)
-    """How to start each role; tests put small programs here."""
+    """Command of each role; tests replace them."""
     start_timeout_s: float = 120.0
     stop_grace_s: float = 8.0
 
     @classmethod
     def of_pair(cls, folder: Path) -> "StackConfig":
-        """A pair in one folder, laid out as the bundled one."""
+        """The configuration of a pair in one folder with the layout of the bundled pair."""
         probes = folder / "probes"
         return cls(folder / "draft", folder / "target", probes / "draft.safetensors", probes / "target.safetensors")
 
     @property
     def alternatives(self) -> Path | None:
-        """Other probes of the same pair: the folder `alternatives` beside the two probes, if there is one."""
+        """Folder of other probes for the pair: `alternatives` next to the two probes, if it exists."""
         draft_folder, target_folder = Path(self.draft_probe).parent, Path(self.target_probe).parent
         folder = target_folder / "alternatives"
         return folder if draft_folder == target_folder and folder.is_dir() else None
 
     def service_environment(self, role: str) -> dict[str, str]:
-        """The settings of one service, the address and the token apart."""
+        """The settings of one service, without address and token."""
         match role:
             case "draft":
                 return {"SEMSPEC_DRAFT_MODEL": str(self.draft_model)}
             case "target":
                 return {"SEMSPEC_TARGET_MODEL": str(self.target_model)}
             case _:
-                own = {
+                probes = {
                     "SEMSPEC_VERIFIER_DRAFT_PROBE": str(self.draft_probe),
                     "SEMSPEC_VERIFIER_TARGET_PROBE": str(self.target_probe),
                 }
-                return own | ({"SEMSPEC_VERIFIER_ALTERNATIVES": str(self.alternatives)} if self.alternatives else {})
+                return probes | ({"SEMSPEC_VERIFIER_ALTERNATIVES": str(self.alternatives)} if self.alternatives else {})
 
     def given(self, variable: str) -> str:
-        """What every child finds in an environment variable; empty for nothing."""
+        """Value of an environment variable in every child process; empty if unset."""
         return self.environment.get(variable) or os.environ.get(variable, "")
 
     def gateway_defaults(self) -> dict[str, str]:
-        """`SEMSPEC_GATEWAY_DEFAULT_*` for the values in `serving`; the gateway refuses names it does not know."""
+        """`SEMSPEC_GATEWAY_DEFAULT_*` for the values in `serving`; the gateway rejects unknown names."""
         values = self.read_serving() if self.serving is None else self.serving
         return {f"SEMSPEC_GATEWAY_DEFAULT_{name.upper()}": str(value) for name, value in values.items()}
 
     def read_serving(self) -> Mapping[str, object]:
-        """What `serving.json` beside the target's probe says; nothing if there is none."""
+        """The contents of `serving.json` next to the target's probe; empty if there is none."""
         path = Path(self.target_probe).parent / "serving.json"
         if not path.is_file():
             return {}

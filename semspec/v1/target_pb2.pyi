@@ -51,10 +51,10 @@ class EncodeRequest(_message.Message):
     CONVERSATION_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """taken as it is"""
+    """tokenized unchanged"""
     @_builtins.property
     def conversation(self) -> Global___Conversation:
-        """rendered with the model's chat template, ready for the assistant's turn"""
+        """rendered with the model's chat template, up to the start of the assistant's turn"""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class TokenizeRequest(_message.Message):
 
     TEXT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """taken as it is, no special tokens added"""
+    """tokenized unchanged, without special tokens"""
     def __init__(
         self,
         *,
@@ -167,9 +167,9 @@ class Token(_message.Message):
     id: _builtins.int
     text: _builtins.str
     start: _builtins.int
-    """of its first character, counted in characters"""
+    """offset of its first character, in characters"""
     stop: _builtins.int
-    """behind its last one"""
+    """offset after its last character"""
     def __init__(
         self,
         *,
@@ -201,7 +201,7 @@ class ReadRequest(_message.Message):
 
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Piece]:
-        """to be read, in order, at least one"""
+        """to be scored, in order, at least one"""
 
     def __init__(
         self,
@@ -225,10 +225,10 @@ class ReadResponse(_message.Message):
     READINGS_FIELD_NUMBER: _builtins.int
     DURATION_MS_FIELD_NUMBER: _builtins.int
     duration_ms: _builtins.float
-    """of the one forward"""
+    """time of the forward pass"""
     @_builtins.property
     def readings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Reading]:
-        """one a segment, in order"""
+        """one per segment, in order"""
 
     def __init__(
         self,
@@ -246,7 +246,7 @@ Global___ReadResponse: _TypeAlias = ReadResponse  # noqa: Y015
 
 @_typing.final
 class Reading(_message.Message):
-    """What the target feels at one segment."""
+    """The target's score of one segment."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -254,7 +254,7 @@ class Reading(_message.Message):
     SURPRISAL_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     num_tokens: _builtins.int
-    """of the segment in the target's tokenizer"""
+    """length of the segment in the target's tokenizer"""
     @_builtins.property
     def states(self) -> _types_pb2.States: ...
     @_builtins.property
@@ -291,7 +291,7 @@ class VerifyRequest(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     segmentation: _types_pb2.Segmentation.ValueType
     max_segments: _builtins.int
-    """stop after so many; 0: no limit"""
+    """maximum number of segments; 0: no limit"""
     max_tokens: _builtins.int
     """of all segments after the context, open tokens included, >= 1"""
     max_segment_tokens: _builtins.int
@@ -304,11 +304,11 @@ class VerifyRequest(_message.Message):
 
     @_builtins.property
     def open_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """of the segment begun after it"""
+        """of the incomplete segment after it"""
 
     @_builtins.property
     def proposal(self) -> _types_pb2.Proposal:
-        """may be empty: then one token is written"""
+        """may be empty: the target then generates one token"""
 
     @_builtins.property
     def sampling(self) -> _types_pb2.Sampling: ...
@@ -342,16 +342,16 @@ class VerifyResponse(_message.Message):
     NUM_ACCEPTED_FIELD_NUMBER: _builtins.int
     DURATION_MS_FIELD_NUMBER: _builtins.int
     num_accepted: _builtins.int
-    """proposed tokens kept"""
+    """number of proposed tokens kept"""
     duration_ms: _builtins.float
     """the engine's time"""
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Piece]:
-        """those that are whole now, the first begun by the open tokens"""
+        """completed segments; the first starts with the open tokens of the request"""
 
     @_builtins.property
     def open_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """of the segment that is not"""
+        """of the incomplete segment"""
 
     def __init__(
         self,
@@ -379,9 +379,9 @@ class AskRequest(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     question: _builtins.str
-    """put as a user's turn after it"""
+    """a user turn after the context"""
     prefill: _builtins.str
-    """how the assistant's answer begins"""
+    """beginning of the assistant's answer"""
     session: _builtins.str
     """hint for cache affinity; may be empty"""
     @_builtins.property

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 
 class TargetStub:
-    """The large model: reads segments in one parallel forward, and writes those that are not accepted.
+    """The large model: scores segments in one forward pass, and generates those that are not accepted.
     """
 
     def __init__(self, channel):
@@ -84,39 +84,40 @@ class TargetStub:
 
 
 class TargetServicer:
-    """The large model: reads segments in one parallel forward, and writes those that are not accepted.
+    """The large model: scores segments in one forward pass, and generates those that are not accepted.
     """
 
     def Info(self, request, context):
-        """What is served here.
+        """The served model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Encode(self, request, context):
-        """Render and tokenize a prompt, so that the gateway needs no tokenizer and can refuse what is too long.
+        """Render and tokenize a prompt, so that the gateway needs no tokenizer and can reject a prompt that is too long.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """The tokens of a text and their places in it.
+        """The tokens of a text with their character offsets.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Read(self, request, context):
-        """What the target feels at segments that follow a context: one forward, no sampling.
+        """Score segments that follow a context: one forward pass over the segments; returns pooled hidden states and
+        log-probability statistics.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Write(self, request, context):
-        """Write segments; each is sent as soon as it is finished. Cancelling stops the model between two tokens.
+        """Generate segments; each is sent when it is complete. Cancelling stops the model between two tokens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -137,14 +138,14 @@ class TargetServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Verify(self, request, context):
-        """Exact speculative sampling of proposed tokens, in one forward.
+        """Exact speculative sampling of proposed tokens, in one forward pass.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Ask(self, request, context):
-        """How probable each of some one-token answers to a question about the context is.
+        """Score choices: the probability of each one-token answer to a question about the context.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -207,7 +208,7 @@ def add_TargetServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Target:
-    """The large model: reads segments in one parallel forward, and writes those that are not accepted.
+    """The large model: scores segments in one forward pass, and generates those that are not accepted.
     """
 
     @staticmethod

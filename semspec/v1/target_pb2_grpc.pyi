@@ -28,57 +28,61 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TargetStub:
-    """The large model: reads segments in one parallel forward, and writes those that are not accepted."""
+    """The large model: scores segments in one forward pass, and generates those that are not accepted."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TargetAsyncStub: ...
     Info: _grpc.UnaryUnaryMultiCallable[_types_pb2.ModelInfoRequest, _types_pb2.ModelInfo]
-    """What is served here."""
+    """The served model."""
     Encode: _grpc.UnaryUnaryMultiCallable[_target_pb2.EncodeRequest, _target_pb2.EncodeResponse]
-    """Render and tokenize a prompt, so that the gateway needs no tokenizer and can refuse what is too long."""
+    """Render and tokenize a prompt, so that the gateway needs no tokenizer and can reject a prompt that is too long."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_target_pb2.TokenizeRequest, _target_pb2.TokenizeResponse]
-    """The tokens of a text and their places in it."""
+    """The tokens of a text with their character offsets."""
     Read: _grpc.UnaryUnaryMultiCallable[_target_pb2.ReadRequest, _target_pb2.ReadResponse]
-    """What the target feels at segments that follow a context: one forward, no sampling."""
+    """Score segments that follow a context: one forward pass over the segments; returns pooled hidden states and
+    log-probability statistics.
+    """
     Write: _grpc.UnaryStreamMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteResponse]
-    """Write segments; each is sent as soon as it is finished. Cancelling stops the model between two tokens."""
+    """Generate segments; each is sent when it is complete. Cancelling stops the model between two tokens."""
     WriteAll: _grpc.UnaryUnaryMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteAllResponse]
     """All that `Write` would send, in one response: for callers that use a few segments together. It costs less than a stream."""
     Propose: _grpc.UnaryUnaryMultiCallable[_types_pb2.ProposeRequest, _types_pb2.Proposal]
     """Propose tokens with their distributions: a target may draft for a larger one."""
     Verify: _grpc.UnaryUnaryMultiCallable[_target_pb2.VerifyRequest, _target_pb2.VerifyResponse]
-    """Exact speculative sampling of proposed tokens, in one forward."""
+    """Exact speculative sampling of proposed tokens, in one forward pass."""
     Ask: _grpc.UnaryUnaryMultiCallable[_target_pb2.AskRequest, _target_pb2.AskResponse]
-    """How probable each of some one-token answers to a question about the context is."""
+    """Score choices: the probability of each one-token answer to a question about the context."""
 
 @_typing.type_check_only
 class TargetAsyncStub(TargetStub):
-    """The large model: reads segments in one parallel forward, and writes those that are not accepted."""
+    """The large model: scores segments in one forward pass, and generates those that are not accepted."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Info: _aio.UnaryUnaryMultiCallable[_types_pb2.ModelInfoRequest, _types_pb2.ModelInfo]  # type: ignore[assignment]
-    """What is served here."""
+    """The served model."""
     Encode: _aio.UnaryUnaryMultiCallable[_target_pb2.EncodeRequest, _target_pb2.EncodeResponse]  # type: ignore[assignment]
-    """Render and tokenize a prompt, so that the gateway needs no tokenizer and can refuse what is too long."""
+    """Render and tokenize a prompt, so that the gateway needs no tokenizer and can reject a prompt that is too long."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_target_pb2.TokenizeRequest, _target_pb2.TokenizeResponse]  # type: ignore[assignment]
-    """The tokens of a text and their places in it."""
+    """The tokens of a text with their character offsets."""
     Read: _aio.UnaryUnaryMultiCallable[_target_pb2.ReadRequest, _target_pb2.ReadResponse]  # type: ignore[assignment]
-    """What the target feels at segments that follow a context: one forward, no sampling."""
+    """Score segments that follow a context: one forward pass over the segments; returns pooled hidden states and
+    log-probability statistics.
+    """
     Write: _aio.UnaryStreamMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteResponse]  # type: ignore[assignment]
-    """Write segments; each is sent as soon as it is finished. Cancelling stops the model between two tokens."""
+    """Generate segments; each is sent when it is complete. Cancelling stops the model between two tokens."""
     WriteAll: _aio.UnaryUnaryMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteAllResponse]  # type: ignore[assignment]
     """All that `Write` would send, in one response: for callers that use a few segments together. It costs less than a stream."""
     Propose: _aio.UnaryUnaryMultiCallable[_types_pb2.ProposeRequest, _types_pb2.Proposal]  # type: ignore[assignment]
     """Propose tokens with their distributions: a target may draft for a larger one."""
     Verify: _aio.UnaryUnaryMultiCallable[_target_pb2.VerifyRequest, _target_pb2.VerifyResponse]  # type: ignore[assignment]
-    """Exact speculative sampling of proposed tokens, in one forward."""
+    """Exact speculative sampling of proposed tokens, in one forward pass."""
     Ask: _aio.UnaryUnaryMultiCallable[_target_pb2.AskRequest, _target_pb2.AskResponse]  # type: ignore[assignment]
-    """How probable each of some one-token answers to a question about the context is."""
+    """Score choices: the probability of each one-token answer to a question about the context."""
 
 class TargetServicer(metaclass=_abc_1.ABCMeta):
-    """The large model: reads segments in one parallel forward, and writes those that are not accepted."""
+    """The large model: scores segments in one forward pass, and generates those that are not accepted."""
 
     @_abc_1.abstractmethod
     def Info(
@@ -86,7 +90,7 @@ class TargetServicer(metaclass=_abc_1.ABCMeta):
         request: _types_pb2.ModelInfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_types_pb2.ModelInfo, _abc.Awaitable[_types_pb2.ModelInfo]]:
-        """What is served here."""
+        """The served model."""
 
     @_abc_1.abstractmethod
     def Encode(
@@ -94,7 +98,7 @@ class TargetServicer(metaclass=_abc_1.ABCMeta):
         request: _target_pb2.EncodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_target_pb2.EncodeResponse, _abc.Awaitable[_target_pb2.EncodeResponse]]:
-        """Render and tokenize a prompt, so that the gateway needs no tokenizer and can refuse what is too long."""
+        """Render and tokenize a prompt, so that the gateway needs no tokenizer and can reject a prompt that is too long."""
 
     @_abc_1.abstractmethod
     def Tokenize(
@@ -102,7 +106,7 @@ class TargetServicer(metaclass=_abc_1.ABCMeta):
         request: _target_pb2.TokenizeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_target_pb2.TokenizeResponse, _abc.Awaitable[_target_pb2.TokenizeResponse]]:
-        """The tokens of a text and their places in it."""
+        """The tokens of a text with their character offsets."""
 
     @_abc_1.abstractmethod
     def Read(
@@ -110,7 +114,9 @@ class TargetServicer(metaclass=_abc_1.ABCMeta):
         request: _target_pb2.ReadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_target_pb2.ReadResponse, _abc.Awaitable[_target_pb2.ReadResponse]]:
-        """What the target feels at segments that follow a context: one forward, no sampling."""
+        """Score segments that follow a context: one forward pass over the segments; returns pooled hidden states and
+        log-probability statistics.
+        """
 
     @_abc_1.abstractmethod
     def Write(
@@ -118,7 +124,7 @@ class TargetServicer(metaclass=_abc_1.ABCMeta):
         request: _types_pb2.WriteRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_types_pb2.WriteResponse], _abc.AsyncIterator[_types_pb2.WriteResponse]]:
-        """Write segments; each is sent as soon as it is finished. Cancelling stops the model between two tokens."""
+        """Generate segments; each is sent when it is complete. Cancelling stops the model between two tokens."""
 
     @_abc_1.abstractmethod
     def WriteAll(
@@ -142,7 +148,7 @@ class TargetServicer(metaclass=_abc_1.ABCMeta):
         request: _target_pb2.VerifyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_target_pb2.VerifyResponse, _abc.Awaitable[_target_pb2.VerifyResponse]]:
-        """Exact speculative sampling of proposed tokens, in one forward."""
+        """Exact speculative sampling of proposed tokens, in one forward pass."""
 
     @_abc_1.abstractmethod
     def Ask(
@@ -150,6 +156,6 @@ class TargetServicer(metaclass=_abc_1.ABCMeta):
         request: _target_pb2.AskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_target_pb2.AskResponse, _abc.Awaitable[_target_pb2.AskResponse]]:
-        """How probable each of some one-token answers to a question about the context is."""
+        """Score choices: the probability of each one-token answer to a question about the context."""
 
 def add_TargetServicer_to_server(servicer: TargetServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -3,8 +3,8 @@
 isort:skip_file
 Messages shared by the draft, target and verifier services.
 
-Conventions: every call names its whole context, so any call may be retried on any replica. Durations carry their
-unit. Errors are gRPC status codes; the request field at fault, if one is, is in the trailer `semspec-parameter`.
+Conventions: every call contains its whole context, so any call may be retried on any replica. Names of durations end
+with their unit. Errors are gRPC status codes; the trailer `semspec-parameter` names the invalid request field.
 """
 
 from collections import abc as _abc
@@ -30,7 +30,7 @@ class _Segmentation:
 class _SegmentationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Segmentation.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     SEGMENTATION_UNSPECIFIED: _Segmentation.ValueType  # 0
-    """refused"""
+    """rejected"""
     SEGMENTATION_PARAGRAPH: _Segmentation.ValueType  # 1
     """after "\\n\\n" """
     SEGMENTATION_SENTENCE: _Segmentation.ValueType  # 2
@@ -40,7 +40,7 @@ class Segmentation(_Segmentation, metaclass=_SegmentationEnumTypeWrapper):
     """Where a segment ends."""
 
 SEGMENTATION_UNSPECIFIED: Segmentation.ValueType  # 0
-"""refused"""
+"""rejected"""
 SEGMENTATION_PARAGRAPH: Segmentation.ValueType  # 1
 """after "\\n\\n" """
 SEGMENTATION_SENTENCE: Segmentation.ValueType  # 2
@@ -54,11 +54,11 @@ class _SegmentEnd:
 class _SegmentEndEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SegmentEnd.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     SEGMENT_END_UNSPECIFIED: _SegmentEnd.ValueType  # 0
-    """refused"""
+    """rejected"""
     SEGMENT_END_BOUNDARY: _SegmentEnd.ValueType  # 1
     """at the segmentation's boundary"""
     SEGMENT_END_EOS: _SegmentEnd.ValueType  # 2
-    """the model ended its answer"""
+    """at end-of-sequence"""
     SEGMENT_END_LENGTH: _SegmentEnd.ValueType  # 3
     """at a token budget"""
 
@@ -66,11 +66,11 @@ class SegmentEnd(_SegmentEnd, metaclass=_SegmentEndEnumTypeWrapper):
     """Why a segment ended."""
 
 SEGMENT_END_UNSPECIFIED: SegmentEnd.ValueType  # 0
-"""refused"""
+"""rejected"""
 SEGMENT_END_BOUNDARY: SegmentEnd.ValueType  # 1
 """at the segmentation's boundary"""
 SEGMENT_END_EOS: SegmentEnd.ValueType  # 2
-"""the model ended its answer"""
+"""at end-of-sequence"""
 SEGMENT_END_LENGTH: SegmentEnd.ValueType  # 3
 """at a token budget"""
 Global___SegmentEnd: _TypeAlias = SegmentEnd  # noqa: Y015
@@ -82,7 +82,7 @@ class _Writer:
 class _WriterEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Writer.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     WRITER_UNSPECIFIED: _Writer.ValueType  # 0
-    """refused"""
+    """rejected"""
     WRITER_USER: _Writer.ValueType  # 1
     """the rendered prompt"""
     WRITER_DRAFT: _Writer.ValueType  # 2
@@ -92,7 +92,7 @@ class Writer(_Writer, metaclass=_WriterEnumTypeWrapper):
     """Who wrote a piece of a context."""
 
 WRITER_UNSPECIFIED: Writer.ValueType  # 0
-"""refused"""
+"""rejected"""
 WRITER_USER: Writer.ValueType  # 1
 """the rendered prompt"""
 WRITER_DRAFT: Writer.ValueType  # 2
@@ -111,9 +111,9 @@ class Piece(_message.Message):
     WRITER_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """without end-of-sequence; a character cut by a budget stays with its ids only"""
+    """Without end-of-sequence. If a token budget splits the last character, only `token_ids` contains it."""
     tokenizer: _builtins.str
-    """its fingerprint; a reader with another one tokenizes `text` itself"""
+    """its fingerprint; a model with another tokenizer tokenizes `text` itself"""
     writer: Global___Writer.ValueType
     end: Global___SegmentEnd.ValueType
     """unspecified for WRITER_USER, required otherwise"""
@@ -151,19 +151,19 @@ class Tensor(_message.Message):
     class _DataTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Tensor._DataType.ValueType], _builtins.type):
         DESCRIPTOR: _descriptor.EnumDescriptor
         DATA_TYPE_UNSPECIFIED: Tensor._DataType.ValueType  # 0
-        """refused"""
+        """rejected"""
         DATA_TYPE_FLOAT32: Tensor._DataType.ValueType  # 1
 
     class DataType(_DataType, metaclass=_DataTypeEnumTypeWrapper): ...
     DATA_TYPE_UNSPECIFIED: Tensor.DataType.ValueType  # 0
-    """refused"""
+    """rejected"""
     DATA_TYPE_FLOAT32: Tensor.DataType.ValueType  # 1
 
     DATA_FIELD_NUMBER: _builtins.int
     DATA_TYPE_FIELD_NUMBER: _builtins.int
     SHAPE_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
-    """little-endian, row-major; its length must be that of `shape`"""
+    """little-endian, row-major; its length must match `shape`"""
     data_type: Global___Tensor.DataType.ValueType
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -192,7 +192,7 @@ class States(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     CONVENTION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """fingerprint of the model that felt them"""
+    """fingerprint of the model that computed them"""
     convention: _builtins.str
     """"states-v1": the last block's output is taken before the final norm"""
     @_builtins.property
@@ -227,11 +227,11 @@ class Sampling(_message.Message):
     temperature: _builtins.float
     """>= 0; 0 is greedy; double, since 0.6 in 32 bits would draw other tokens than 0.6 in process"""
     top_p: _builtins.float
-    """in (0, 1]; 1 keeps everything"""
+    """in (0, 1]; 1: no filter"""
     top_k: _builtins.int
-    """0 keeps everything"""
+    """0: no filter"""
     seed: _builtins.int
-    """token number t of the context is drawn with the named draw (seed, "token", t)"""
+    """token t of the context is drawn with the random number named (seed, "token", t)"""
     def __init__(
         self,
         *,
@@ -250,7 +250,7 @@ Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
 
 @_typing.final
 class WriteRequest(_message.Message):
-    """What to write after a context. Draft and target take the same order."""
+    """What to generate after a context; the same for draft and target."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -271,11 +271,11 @@ class WriteRequest(_message.Message):
     max_segment_tokens: _builtins.int
     """of one segment, >= 1"""
     want_states: _builtins.bool
-    """pool hidden states while writing"""
+    """return pooled hidden states"""
     session: _builtins.str
     """hint for cache affinity; may be empty"""
     num_logprobs: _builtins.int
-    """likely alternatives to tell at each token; unset: no logprobs at all"""
+    """alternatives to return per token; unset: no logprobs"""
     @_builtins.property
     def context(self) -> _containers.RepeatedCompositeFieldContainer[Global___Piece]:
         """the whole context, prompt first"""
@@ -307,7 +307,7 @@ Global___WriteRequest: _TypeAlias = WriteRequest  # noqa: Y015
 
 @_typing.final
 class WriteResponse(_message.Message):
-    """One finished segment; the stream ends after the last."""
+    """One complete segment; the stream ends after the last."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -321,11 +321,11 @@ class WriteResponse(_message.Message):
     def segment(self) -> Global___Piece: ...
     @_builtins.property
     def states(self) -> Global___States:
-        """present iff asked for"""
+        """present iff requested"""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
-        """one a token of the segment, iff asked for"""
+        """one per token of the segment, iff requested"""
 
     def __init__(
         self,
@@ -382,7 +382,7 @@ class TokenLogprob(_message.Message):
     """natural logarithm, at temperature 1 over the whole vocabulary"""
     @_builtins.property
     def alternatives(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
-        """the likeliest tokens in its place, most likely first"""
+        """the most probable tokens at its position, most probable first"""
 
     def __init__(
         self,
@@ -402,7 +402,7 @@ Global___TokenLogprob: _TypeAlias = TokenLogprob  # noqa: Y015
 
 @_typing.final
 class ProposeRequest(_message.Message):
-    """What to propose: tokens for a target to verify one by one."""
+    """Request for tokens that a target verifies."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -412,7 +412,7 @@ class ProposeRequest(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     num_tokens: _builtins.int
-    """at most so many, >= 1"""
+    """maximum number, >= 1"""
     session: _builtins.str
     """hint for cache affinity; may be empty"""
     @_builtins.property
@@ -421,7 +421,7 @@ class ProposeRequest(_message.Message):
 
     @_builtins.property
     def open_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """of the segment begun after it, in the target's tokenizer"""
+        """of the incomplete segment after it, in the target's tokenizer"""
 
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
@@ -458,11 +458,11 @@ class Proposal(_message.Message):
     """the engine's time"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """fewer than asked for only after end-of-sequence"""
+        """fewer than requested only after end-of-sequence"""
 
     @_builtins.property
     def distributions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Distribution]:
-        """one a token"""
+        """one per token"""
 
     def __init__(
         self,
@@ -482,7 +482,7 @@ Global___Proposal: _TypeAlias = Proposal  # noqa: Y015
 
 @_typing.final
 class Distribution(_message.Message):
-    """A sparse next-token distribution: what temperature, top-k and top-p leave, renormalised."""
+    """A sparse next-token distribution after temperature, top-k and top-p, renormalised."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -491,7 +491,7 @@ class Distribution(_message.Message):
     token_ids: _builtins.bytes
     """little-endian uint32, ascending"""
     probabilities: _builtins.bytes
-    """little-endian fp32, as many"""
+    """little-endian fp32, one per token id"""
     def __init__(
         self,
         *,
@@ -523,7 +523,7 @@ Global___ModelInfoRequest: _TypeAlias = ModelInfoRequest  # noqa: Y015
 
 @_typing.final
 class ModelInfo(_message.Message):
-    """A model service's side of the handshake."""
+    """Handshake of a model service."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -547,7 +547,7 @@ class ModelInfo(_message.Message):
     tokenizer: _builtins.str
     """fingerprint of the tokenizer"""
     num_layers: _builtins.int
-    """blocks; states have one row more"""
+    """number of blocks; states have one row more"""
     hidden_size: _builtins.int
     max_context_tokens: _builtins.int
     """prompt and output together"""
@@ -556,16 +556,16 @@ class ModelInfo(_message.Message):
     build: _builtins.str
     """version of the serving code"""
     can_be_asked: _builtins.bool
-    """its chat template keeps earlier turns, see Target.Ask"""
+    """whether its chat template keeps earlier turns; see Target.Ask"""
     tells_logprobs: _builtins.bool
-    """it knows the logprobs of what it writes"""
+    """whether it returns logprobs of generated tokens"""
     cache_bytes: _builtins.int
-    """held now by keys and values of known prefixes"""
+    """current size of the prefix cache"""
     max_cache_bytes: _builtins.int
-    """what they may hold"""
+    """maximum size of the prefix cache"""
     @_builtins.property
     def segmentations(self) -> _containers.RepeatedScalarFieldContainer[Global___Segmentation.ValueType]:
-        """those the engine can stop at"""
+        """supported by the engine"""
 
     def __init__(
         self,

@@ -3,8 +3,8 @@
 isort:skip_file
 Messages shared by the draft, target and verifier services.
 
-Conventions: every call names its whole context, so any call may be retried on any replica. Durations carry their
-unit. Errors are gRPC status codes; the request field at fault, if one is, is in the trailer `semspec-parameter`.
+Conventions: every call contains its whole context, so any call may be retried on any replica. Names of durations end
+with their unit. Errors are gRPC status codes; the trailer `semspec-parameter` names the invalid request field.
 """
 
 from collections import abc as _abc

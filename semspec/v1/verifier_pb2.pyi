@@ -66,11 +66,11 @@ class VerifierInfo(_message.Message):
 
     @_builtins.property
     def alternatives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """names of other probes of the same pair, such as "last-hidden" """
+        """names of other probes for the same pair, such as "last-hidden" """
 
     @_builtins.property
     def operating_points(self) -> _containers.RepeatedCompositeFieldContainer[Global___OperatingPoint]:
-        """by rising threshold; none if the probes' report has none"""
+        """by rising threshold; empty if the probes' report has none"""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ Global___VerifierInfo: _TypeAlias = VerifierInfo  # noqa: Y015
 
 @_typing.final
 class OperatingPoint(_message.Message):
-    """What one acceptance rule came to on held-out contexts, by the report of the probes."""
+    """The result of one acceptance rule on held-out contexts, from the report of the probes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -109,11 +109,11 @@ class OperatingPoint(_message.Message):
     acceptance: _builtins.float
     """share of drafted segments accepted"""
     right_accepted: _builtins.float
-    """share accepted of those that were right; unset if unknown, as below"""
+    """share of right segments accepted; unset if unknown, like the next two"""
     wrong_accepted: _builtins.float
-    """share accepted of those that were wrong"""
+    """share of wrong segments accepted"""
     speed_up: _builtins.float
-    """expected, over the target alone"""
+    """expected speed-up over the target alone"""
     def __init__(
         self,
         *,
@@ -154,14 +154,14 @@ class JudgeRequest(_message.Message):
     READINGS_FIELD_NUMBER: _builtins.int
     PROBES_FIELD_NUMBER: _builtins.int
     probes: _builtins.str
-    """one of VerifierInfo.alternatives; empty: the pair's own"""
+    """one of VerifierInfo.alternatives; empty: the default probes"""
     @_builtins.property
     def draft_states(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.States]:
-        """of the segments as the draft wrote them"""
+        """of the drafted segments"""
 
     @_builtins.property
     def readings(self) -> _containers.RepeatedCompositeFieldContainer[_target_pb2.Reading]:
-        """of the same segments as the target read them, same order"""
+        """the target's scores of the same segments, in the same order"""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class JudgeResponse(_message.Message):
     JUDGEMENTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def judgements(self) -> _containers.RepeatedCompositeFieldContainer[Global___Judgement]:
-        """one a segment, in order"""
+        """one per segment, in order"""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class VerifierStub:
-    """Two probes: states in, semantic probabilities out. A pure function; the caller draws the random number.
+    """Two probes compute semantic probabilities from states. A pure function; the caller draws the random number.
     """
 
     def __init__(self, channel):
@@ -48,18 +48,18 @@ class VerifierStub:
 
 
 class VerifierServicer:
-    """Two probes: states in, semantic probabilities out. A pure function; the caller draws the random number.
+    """Two probes compute semantic probabilities from states. A pure function; the caller draws the random number.
     """
 
     def Info(self, request, context):
-        """Which models' states the probes were trained on.
+        """The models and states the probes were trained on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Judge(self, request, context):
-        """The semantic probability of each segment's meaning under both models.
+        """The semantic probability of each segment under both models.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ def add_VerifierServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Verifier:
-    """Two probes: states in, semantic probabilities out. A pure function; the caller draws the random number.
+    """Two probes compute semantic probabilities from states. A pure function; the caller draws the random number.
     """
 
     @staticmethod

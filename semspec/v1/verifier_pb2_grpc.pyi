@@ -27,29 +27,29 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class VerifierStub:
-    """Two probes: states in, semantic probabilities out. A pure function; the caller draws the random number."""
+    """Two probes compute semantic probabilities from states. A pure function; the caller draws the random number."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> VerifierAsyncStub: ...
     Info: _grpc.UnaryUnaryMultiCallable[_verifier_pb2.VerifierInfoRequest, _verifier_pb2.VerifierInfo]
-    """Which models' states the probes were trained on."""
+    """The models and states the probes were trained on."""
     Judge: _grpc.UnaryUnaryMultiCallable[_verifier_pb2.JudgeRequest, _verifier_pb2.JudgeResponse]
-    """The semantic probability of each segment's meaning under both models."""
+    """The semantic probability of each segment under both models."""
 
 @_typing.type_check_only
 class VerifierAsyncStub(VerifierStub):
-    """Two probes: states in, semantic probabilities out. A pure function; the caller draws the random number."""
+    """Two probes compute semantic probabilities from states. A pure function; the caller draws the random number."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Info: _aio.UnaryUnaryMultiCallable[_verifier_pb2.VerifierInfoRequest, _verifier_pb2.VerifierInfo]  # type: ignore[assignment]
-    """Which models' states the probes were trained on."""
+    """The models and states the probes were trained on."""
     Judge: _aio.UnaryUnaryMultiCallable[_verifier_pb2.JudgeRequest, _verifier_pb2.JudgeResponse]  # type: ignore[assignment]
-    """The semantic probability of each segment's meaning under both models."""
+    """The semantic probability of each segment under both models."""
 
 class VerifierServicer(metaclass=_abc_1.ABCMeta):
-    """Two probes: states in, semantic probabilities out. A pure function; the caller draws the random number."""
+    """Two probes compute semantic probabilities from states. A pure function; the caller draws the random number."""
 
     @_abc_1.abstractmethod
     def Info(
@@ -57,7 +57,7 @@ class VerifierServicer(metaclass=_abc_1.ABCMeta):
         request: _verifier_pb2.VerifierInfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_verifier_pb2.VerifierInfo, _abc.Awaitable[_verifier_pb2.VerifierInfo]]:
-        """Which models' states the probes were trained on."""
+        """The models and states the probes were trained on."""
 
     @_abc_1.abstractmethod
     def Judge(
@@ -65,6 +65,6 @@ class VerifierServicer(metaclass=_abc_1.ABCMeta):
         request: _verifier_pb2.JudgeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_verifier_pb2.JudgeResponse, _abc.Awaitable[_verifier_pb2.JudgeResponse]]:
-        """The semantic probability of each segment's meaning under both models."""
+        """The semantic probability of each segment under both models."""
 
 def add_VerifierServicer_to_server(servicer: VerifierServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,1 +1,1 @@
-"""The draft service: the small model that writes segments. Run with `python -m semspec.services.draft`."""
+"""The draft service: the small model that generates segments. Run with `python -m semspec.services.draft`."""

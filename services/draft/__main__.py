@@ -12,7 +12,7 @@ from semspec.types import Writer
 
 
 def main() -> None:
-    """Serve until told to stop."""
+    """Serve until SIGTERM or SIGINT."""
     settings = load_settings(DraftSettings)
     configure_logging(settings.log_level, settings.log_json)
     with exported_traces("semspec-draft"):

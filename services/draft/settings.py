@@ -7,7 +7,7 @@ from semspec.settings import ModelSettings
 
 
 class DraftSettings(ModelSettings):
-    """What the draft service's operator may choose."""
+    """Settings of the draft service."""
 
     model_config = SettingsConfigDict(env_prefix="SEMSPEC_DRAFT_")
 

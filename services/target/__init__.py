@@ -1,1 +1,2 @@
-"""The target service: the large model that reads and writes segments. Run with `python -m semspec.services.target`."""
+"""The target service: the large model that scores and generates segments. Run with `python -m
+semspec.services.target`."""

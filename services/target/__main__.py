@@ -13,7 +13,7 @@ from semspec.types import Writer
 
 
 def main() -> None:
-    """Serve until told to stop."""
+    """Serve until SIGTERM or SIGINT."""
     settings = load_settings(TargetSettings)
     configure_logging(settings.log_level, settings.log_json)
     with exported_traces("semspec-target"):
@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def load(settings: TargetSettings) -> Engine:
-    """The model, and the server that writes for it, if one does. Raises: Mismatch when it cannot be served."""
+    """Load the model, with a remote writer if configured. Raises: Mismatch when it cannot be served."""
     if server := settings.writer:
         return load_remote_writer(settings, server, Writer.TARGET)
     return load_engine(settings, Writer.TARGET)

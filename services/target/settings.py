@@ -10,7 +10,7 @@ from semspec.settings import ModelSettings
 
 
 class TargetSettings(ModelSettings):
-    """What the target service's operator may choose."""
+    """Settings of the target service."""
 
     model_config = SettingsConfigDict(env_prefix="SEMSPEC_TARGET_")
 
@@ -19,28 +19,28 @@ class TargetSettings(ModelSettings):
     writer_url: str | None = Field(
         None,
         pattern=r"^https?://",
-        description="address of a server of the same model that writes instead of the engine here: TGI's, or an "
-        "OpenAI-compatible API's with /v1",
+        description="address of a server that generates segments with the same model instead of this engine: TGI's, or "
+        "an OpenAI-compatible API's with /v1",
     )
-    writer_api: Literal["tgi", "openai"] = Field("tgi", description="tgi or openai, what writer_url speaks")
+    writer_api: Literal["tgi", "openai"] = Field("tgi", description="API of writer_url: tgi or openai")
     writer_model: str | None = Field(
         None, min_length=1, validate_default=True, description="the model's name at writer_url, for the API openai"
     )
     writer_token: SecretStr | None = Field(None, description="bearer token for writer_url; unset sends none")
     writer_timeout_s: float = Field(
-        60.0, gt=0, le=3600, description="longest wait for the next piece of text from writer_url, in seconds"
+        60.0, gt=0, le=3600, description="maximum wait for the next piece of text from writer_url, in seconds"
     )
 
     @field_validator("writer_model")
     @classmethod
-    def _is_named(cls, writer_model: str | None, info: ValidationInfo) -> str | None:
+    def _is_set_for_openai(cls, writer_model: str | None, info: ValidationInfo) -> str | None:
         if writer_model is None and info.data.get("writer_url") and info.data.get("writer_api") == "openai":
-            raise ValueError("the API openai wants it")
+            raise ValueError("required for the API openai")
         return writer_model
 
     @property
     def writer(self) -> Server | None:
-        """The server that writes; None: the engine here does."""
+        """The server that generates segments; None: the local engine."""
         if self.writer_url is None:
             return None
         return Server(

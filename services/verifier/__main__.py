@@ -12,7 +12,7 @@ from semspec.settings import load_settings
 
 
 def main() -> None:
-    """Serve until told to stop."""
+    """Serve until SIGTERM or SIGINT."""
     settings = load_settings(VerifierSettings)
     configure_logging(settings.log_level, settings.log_json)
     with exported_traces("semspec-verifier"):
@@ -20,9 +20,9 @@ def main() -> None:
 
 
 def load_probes(settings: VerifierSettings) -> Verifier:
-    """The probes the settings name. Raises: Mismatch when they do not belong together."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))  # read when the numeric library is imported
-    from semspec.probes.verifier import ProbeVerifier  # slow to import: liveness answers first
+    """Load the probes of the settings. Raises: Mismatch when they do not belong together."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))  # must be set before torch is imported
+    from semspec.probes.verifier import ProbeVerifier  # slow import, deferred until health checks are answered
 
     return ProbeVerifier.load(settings.draft_probe, settings.target_probe, settings.alternatives, settings.device)
 

@@ -7,7 +7,7 @@ from semspec.settings import ServiceSettings
 
 
 class VerifierSettings(ServiceSettings):
-    """What the verifier service's operator may choose."""
+    """Settings of the verifier service."""
 
     model_config = SettingsConfigDict(env_prefix="SEMSPEC_VERIFIER_")
 
@@ -16,5 +16,5 @@ class VerifierSettings(ServiceSettings):
     target_probe: FilePath = Field(description="the target's probe, a .safetensors file")
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
     alternatives: DirectoryPath | None = Field(
-        None, description="folder of other probes of the same pair, NAME/{draft,target}.safetensors each; unset: none"
+        None, description="folder of other probes for the same pair, NAME/{draft,target}.safetensors each; unset: none"
     )

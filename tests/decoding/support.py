@@ -38,10 +38,10 @@ class ConstantVerifier(FakeVerifier):
         self._judgement = Judgement(draft_probability, target_probability)
 
     async def judge(
-        self, draft_states: Sequence[States], readings: Sequence[SegmentScore], probes: str = ""
+        self, draft_states: Sequence[States], scores: Sequence[SegmentScore], probes: str = ""
     ) -> list[Judgement]:
-        await super().judge(draft_states, readings, probes)
-        return [self._judgement] * len(readings)
+        await super().judge(draft_states, scores, probes)
+        return [self._judgement] * len(scores)
 
 
 class ScriptedCosts(Costs):

@@ -204,13 +204,13 @@ class FakeVerifier:
         return self.verifier_info
 
     async def judge(
-        self, draft_states: Sequence[States], readings: Sequence[SegmentScore], probes: str = ""
+        self, draft_states: Sequence[States], scores: Sequence[SegmentScore], probes: str = ""
     ) -> list[Judgement]:
         self.asked_for.append(probes)
         if self.lost is not None:
             raise Unavailable(self.lost.message)
-        self.num_judged += len(readings)
-        return [Judgement(0.5, 0.0 if reading.surprisal[0] % 3 == 2 else 0.9) for reading in readings]
+        self.num_judged += len(scores)
+        return [Judgement(0.5, 0.0 if score.surprisal[0] % 3 == 2 else 0.9) for score in scores]
 
 
 @dataclass(frozen=True)

@@ -143,11 +143,11 @@ class FakeVerifier:
         return VerifierInfo("weights-1", "weights-2", STATE_CONVENTION, segmentations, *digests, "test", ("other",))
 
     async def judge(
-        self, draft_states: Sequence[States], readings: Sequence[SegmentScore], probes: str = ""
+        self, draft_states: Sequence[States], scores: Sequence[SegmentScore], probes: str = ""
     ) -> list[Judgement]:
         if probes not in ("", "other"):
             raise InvalidRequest(f"no probes {probes!r}", "probes")
-        return [Judgement(0.2 if probes else 0.1, 1 / (1 + reading.num_tokens)) for reading in readings]
+        return [Judgement(0.2 if probes else 0.1, 1 / (1 + score.num_tokens)) for score in scores]
 
 
 def settings(**changes: object) -> ServiceSettings:

@@ -40,30 +40,30 @@ def test_what_is_no_address_is_refused_by_name(addresses: str) -> None:
 async def test_name_of_many_addresses_has_a_replica_at_each() -> None:
     names = Names(target=["10.0.0.1", "10.0.0.2"])
     directory = Resolver("target:50052,10.0.0.9:1", names)
-    assert await directory.look() == {"10.0.0.1:50052": "target", "10.0.0.2:50052": "target", "10.0.0.9:1": ""}
+    assert await directory.resolve() == {"10.0.0.1:50052": "target", "10.0.0.2:50052": "target", "10.0.0.9:1": ""}
     names.names = {"target": ["10.0.0.2", "10.0.0.3"]}
-    assert set(await directory.look()) == {"10.0.0.2:50052", "10.0.0.3:50052", "10.0.0.9:1"}
+    assert set(await directory.resolve()) == {"10.0.0.2:50052", "10.0.0.3:50052", "10.0.0.9:1"}
 
 
 async def test_host_of_two_families_has_each_replica_once() -> None:
     both = ["10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2"]
-    assert set(await Resolver("target:1", Names(target=both)).look()) == {"10.0.0.1:1", "10.0.0.2:1"}
-    assert set(await Resolver("target:1", Names(target=both[1:])).look()) == {"[fd00::1]:1", "[fd00::2]:1"}
+    assert set(await Resolver("target:1", Names(target=both)).resolve()) == {"10.0.0.1:1", "10.0.0.2:1"}
+    assert set(await Resolver("target:1", Names(target=both[1:])).resolve()) == {"[fd00::1]:1", "[fd00::2]:1"}
 
 
 @pytest.mark.parametrize("ips", [["127.0.0.1"], ["::1", "127.0.0.1"], []])
 async def test_name_of_one_host_is_called_by_its_name(ips: Sequence[str]) -> None:
-    assert await Resolver("localhost:1", Names(localhost=ips)).look() == {"localhost:1": ""}
+    assert await Resolver("localhost:1", Names(localhost=ips)).resolve() == {"localhost:1": ""}
 
 
 async def test_name_that_is_not_found_stands_for_what_it_stood_for() -> None:
     names = Names()
     directory = Resolver("target:1", names)
-    assert await directory.look() == {"target:1": ""}
+    assert await directory.resolve() == {"target:1": ""}
     names.names = {"target": ["10.0.0.1", "10.0.0.2"]}
-    found = await directory.look()
+    found = await directory.resolve()
     names.names = {}
-    assert await directory.look() == found != {"target:1": ""}
+    assert await directory.resolve() == found != {"target:1": ""}
 
 
 async def test_resolver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ async def test_resolver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyP
         return []
 
     monkeypatch.setattr(resolver, "LOOKUP_TIMEOUT_S", 0.05)
-    assert await Resolver("target:1", hang).look() == {"target:1": ""}
+    assert await Resolver("target:1", hang).resolve() == {"target:1": ""}
 
 
 async def test_resolver_of_the_system_knows_this_host() -> None:

@@ -319,9 +319,9 @@ async def test_what_protobuf_cannot_hold_is_the_callers_mistake(params: Generati
 async def test_malformed_answer_is_the_services_defect() -> None:
     class Confused(FakeVerifier):
         async def judge(
-            self, draft_states: Sequence[States], readings: Sequence[SegmentScore], probes: str = ""
+            self, draft_states: Sequence[States], scores: Sequence[SegmentScore], probes: str = ""
         ) -> list[Judgement]:
-            return [Judgement(2.0, 0.5)] if readings[0].num_tokens else []
+            return [Judgement(2.0, 0.5)] if scores[0].num_tokens else []
 
     async with verifying(Confused()) as verifier:
         for num_tokens in (0, 1):

@@ -191,7 +191,7 @@ async def test_authority_that_cannot_be_read_makes_the_service_unavailable(tmp_p
         ({"CERTIFICATE": "junk", "KEY": "good.key"}, "KEY", "no PEM certificate and its key"),
         ({"CERTIFICATE": "good.crt", "KEY": "locked.key"}, "KEY", "locked by a password"),
         ({"CERTIFICATE": "absent", "KEY": "good.key"}, "KEY", "cannot read"),
-        ({"CLIENT_CA": "ca.pem"}, "CLIENT_CA", "over TLS only"),
+        ({"CLIENT_CA": "ca.pem"}, "CLIENT_CA", "require TLS"),
         ({"CERTIFICATE": "good.crt", "KEY": "good.key", "CLIENT_CA": "junk"}, "CLIENT_CA", "no PEM certificate"),
         ({"CERTIFICATE": "good.crt", "KEY": "good.key", "CLIENT_CA": "absent"}, "CLIENT_CA", "cannot read"),
     ],

@@ -1,4 +1,4 @@
-"""What `semspec doctor` looks at: each function yields checks and imports what it needs when it is called."""
+"""The checks of `semspec doctor`: each function yields checks and imports optional packages only when called."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,13 +8,13 @@ Level = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding, in one line."""
+    """The result of one check, in one line."""
 
     name: str
     level: Level
     message: str
     remedy: str = ""
-    """What to do about it; empty if all is well."""
+    """How to solve the problem; empty if there is none."""
 
 
 def ok(name: str, message: str) -> Check:
@@ -22,10 +22,10 @@ def ok(name: str, message: str) -> Check:
 
 
 def warn(name: str, message: str, remedy: str) -> Check:
-    """The stack runs, but not as well as it could."""
+    """A problem with which the stack still runs."""
     return Check(name, "warn", message, remedy)
 
 
 def fail(name: str, message: str, remedy: str) -> Check:
-    """The stack cannot run."""
+    """A problem with which the stack cannot run."""
     return Check(name, "fail", message, remedy)

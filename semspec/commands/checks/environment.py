@@ -1,4 +1,4 @@
-"""Python, packages, processor and accelerator."""
+"""Checks of Python, packages, CPU and GPU."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from semspec.commands.checks import Check, fail, ok, warn
 
 LEAST_PYTHON = (3, 11)
 NEEDED_EXTRAS = {"": fail, "gateway": fail, "engine": fail, "cli": warn}
-"""Extras that running a stack takes, and how bad the lack of a package of theirs is."""
+"""Extras that the stack requires, and the level of a missing package in each."""
 
 _REQUIREMENT = re.compile(r"""([\w.-]+) (?:\[[^]]*\])? \s* ([^;]*) (?:;.*extra\s*==\s*["']([\w-]+)["'])?""", re.VERBOSE)
 
@@ -32,7 +32,7 @@ def _python(found: tuple[int, int, int]) -> Check:
 
 
 def check_packages() -> Iterator[Check]:
-    """One line for each package that is missing or too old, or one for all."""
+    """One check per missing or outdated package, or one for all if there are none."""
     try:
         requirements = requires("semspec") or []
     except PackageNotFoundError:
@@ -43,8 +43,10 @@ def check_packages() -> Iterator[Check]:
 
 
 def check_requirement(requirement: str) -> Check | None:
-    """What is wrong with one requirement as the package's metadata writes it; None if nothing is, or if it belongs to
-    an extra that serving does not take."""
+    """The problem with one requirement of the package's metadata.
+
+    None if it is satisfied, or if it belongs to an extra that the stack does not require.
+    """
     matched = _REQUIREMENT.match(requirement)
     if matched is None or (matched[3] or "") not in NEEDED_EXTRAS:
         return None
@@ -59,7 +61,7 @@ def check_requirement(requirement: str) -> Check | None:
 
 
 def satisfies(found: str, specifiers: str) -> bool:
-    """Whether a version meets bounds such as `>=2.1,<3`; only >=, < and == are known, the others pass."""
+    """Whether a version satisfies bounds such as `>=2.1,<3`; operators other than >=, < and == are ignored."""
     numbers = _numbers(found)
     for specifier in filter(None, map(str.strip, specifiers.split(","))):
         bound = _numbers(specifier.lstrip("<>=!~ "))
@@ -73,7 +75,7 @@ def satisfies(found: str, specifiers: str) -> bool:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Of a version's release part, without trailing zeros: 2.10.0+cpu is 2, 10."""
+    """The numbers of a version's release part without trailing zeros: 2.10.0+cpu is 2, 10."""
     release = re.match(r"\d+(?:\.\d+)*", text)
     numbers = [int(number) for number in release[0].split(".")] if release else []
     while numbers and not numbers[-1]:

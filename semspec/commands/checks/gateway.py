@@ -1,4 +1,4 @@
-"""A gateway that runs: alive, ready, and how far away."""
+"""Checks of a running gateway: liveness, round-trip time, readiness, services and models."""
 
 from collections.abc import Iterator
 from statistics import median
@@ -48,14 +48,14 @@ def _ready(http: "httpx.Client") -> Check:
     body = _json(response)
     if response.is_error:
         return fail(
-            "ready", _words(response), "see the services' logs; `semspec serve` shows what a dead one last said"
+            "ready", _description(response), "see the services' logs; `semspec serve` shows what a dead one last said"
         )
     detail = str(body.get("detail", "ready"))
     return ok("ready", detail)
 
 
 def _services(http: "httpx.Client") -> Iterator[Check]:
-    """Each one's health, where the gateway tells it."""
+    """The health of each service, if the gateway reports it."""
     response = http.get("/v1/services")
     if response.status_code == 404:
         return
@@ -71,12 +71,12 @@ def _models(http: "httpx.Client") -> Check:
     response = http.get("/v1/models")
     names = [str(model["id"]) for model in _json(response).get("data", [])]
     if not names:
-        return fail("models", _words(response), "if it wants a key, give --api-key or set SEMSPEC_API_KEY")
+        return fail("models", _description(response), "if it wants a key, give --api-key or set SEMSPEC_API_KEY")
     return ok("models", ", ".join(names))
 
 
-def _words(response: "httpx.Response") -> str:
-    """Of a refusal, the gateway's own."""
+def _description(response: "httpx.Response") -> str:
+    """Path, status and error message of a response."""
     error = _json(response).get("error")
     message = error.get("message", "") if isinstance(error, dict) else ""
     return f"{response.request.url.path} answers {response.status_code}: {message or response.text.strip()[:200]}"

@@ -1,4 +1,4 @@
-"""The two checkpoints: there, readable, of a kind we run, and small enough."""
+"""Checks of the two checkpoints: present, readable, supported, and small enough for the memory."""
 
 import json
 import math
@@ -12,16 +12,16 @@ from semspec.commands.checks import Check, fail, ok, warn
 from semspec.stack import StackConfig
 
 FAST = ("Qwen2ForCausalLM", "LlamaForCausalLM")
-"""Classes that our own decoder runs, see `semspec.engine.decoder`."""
+"""Model classes that `semspec.engine.decoder` supports."""
 CACHE_BYTES = 1 << 30
-"""What each model service may spend on prefixes, by default."""
+"""Default size of the prefix cache of each model service."""
 CPU_BYTES, GPU_BYTES = 4, 2
-"""Of a weight: fp32 on a CPU, bf16 on a GPU."""
+"""Bytes per weight: fp32 on a CPU, bf16 on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """A model's check, and its size if that is known."""
+    """The check of a model, and its number of weights; 0 if unknown."""
 
     check: Check
     num_weights: int = 0
@@ -37,7 +37,7 @@ def check_models(config: StackConfig) -> Iterator[Check]:
 
 
 def look_at(role: str, model: str) -> Findings:
-    """One model, a folder or a hub id."""
+    """Check one model, given as folder or hub id."""
     name = f"{role} model"
     folder = find_folder(model)
     if folder is None:
@@ -55,7 +55,7 @@ def look_at(role: str, model: str) -> Findings:
 
 
 def find_folder(model: str) -> Path | None:
-    """Where a model's files are on this machine, the hub's cache included."""
+    """The folder of a model on this machine, including the hub's cache; None if there is none."""
     if Path(model).is_dir():
         return Path(model)
     if _is_path(model):
@@ -73,7 +73,7 @@ def find_folder(model: str) -> Path | None:
 
 
 def count_weights(folder: Path) -> int:
-    """Numbers in all safetensors files of a folder, from their headers alone. Raises: OSError, ValueError."""
+    """Number of weights in all safetensors files of a folder, read from their headers. Raises: OSError, ValueError."""
     return sum(
         math.prod(tensor["shape"])
         for path in sorted(folder.glob("*.safetensors"))
@@ -122,7 +122,7 @@ def _is_known(model_type: str) -> bool:
     try:
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     except ImportError:
-        return True  # the lack of packages is a check of its own
+        return True  # missing packages have their own check
     return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
@@ -141,7 +141,7 @@ def _memory(num_weights: int) -> Check:
 
 
 def _free() -> tuple[str, int, int]:
-    """Where the models will be, the bytes free there (0: unknown), and the bytes of a weight."""
+    """Location of the models, free bytes there (0: unknown), and bytes per weight."""
     try:
         import torch
 

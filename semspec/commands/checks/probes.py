@@ -1,4 +1,4 @@
-"""The two probes: readable, of these models, and with what their report promised."""
+"""Checks of the two probes: readable, trained on the configured models, with operating points and defaults."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +33,7 @@ def check_probes(config: StackConfig) -> Iterator[Check]:
 
 
 def _fit(role: str, artifact: "Artifact", model: str) -> Check:
-    """Whether a probe was trained on the states of this very model."""
+    """Check that a probe was trained on the states of this model."""
     from semspec.engine.checkpoint import model_fingerprint
 
     name, card, folder = f"{role} probe", artifact.card, find_folder(model)

@@ -1,8 +1,8 @@
-"""Protobuf messages to core dataclasses and back: the only place that knows both.
+"""Conversion between protobuf messages and the dataclasses of `semspec.types`; no other module uses both.
 
-`*_to_wire` trusts what it is given. `*_from_wire` checks everything and raises `InvalidRequest`, or `Mismatch` for
-another state convention, naming the field at fault as a path such as `context[2].end`.
+`*_to_wire` does not validate its input. `*_from_wire` validates every field and raises `InvalidRequest`, or `Mismatch`
+for another state convention; the error names the invalid field as a path such as `context[2].end`.
 
-Nested messages are filled in place by `put_*`: handed to a constructor, protobuf would copy them level by level, which
-for the states of a 32B model costs 4 ms instead of 0.03.
+`put_*` fills nested messages in place. Passed to a constructor, protobuf would copy them at each level, which takes
+4 ms instead of 0.03 ms for the states of a 32B model.
 """

@@ -1,4 +1,4 @@
-"""Checks, enums, pieces of text and tensors: the parts that several messages share."""
+"""Checks, enums, pieces and tensors: the parts that several messages share."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def known(values: Mapping[int, T], number: int, field: str) -> T:
-    """The value a number of an enum stands for. Raises: InvalidRequest."""
+    """The value of the enum number `number`. Raises: InvalidRequest when it is unspecified or unknown."""
     value = values.get(number)
     if value is None:
         raise invalid(field, "unspecified" if number == 0 else f"unknown value {number}")
@@ -20,26 +20,26 @@ def known(values: Mapping[int, T], number: int, field: str) -> T:
 
 
 def check_filled(values: Sequence[object], field: str) -> None:
-    """Raises: InvalidRequest."""
+    """Raises: InvalidRequest when `values` is empty."""
     if not values:
         raise invalid(field, "at least one is needed")
 
 
 def check_positive(number: int, field: str) -> None:
-    """Raises: InvalidRequest."""
+    """Raises: InvalidRequest when `number` is below 1."""
     if number < 1:
         raise invalid(field, "must be at least 1")
 
 
 def probability(value: float, field: str) -> float:
-    """`value`, which must be in [0, 1]. Raises: InvalidRequest."""
+    """Return `value`. Raises: InvalidRequest when it is not in [0, 1]."""
     if not 0 <= value <= 1:
         raise invalid(field, f"must be in [0, 1], not {value}")
     return value
 
 
 def invalid(field: str, complaint: str) -> InvalidRequest:
-    """The error that names the field at fault."""
+    """An error that names the invalid field."""
     return InvalidRequest(f"{field}: {complaint}", field)
 
 
@@ -63,7 +63,7 @@ SEGMENTATIONS_FROM_WIRE: dict[int, Segmentation] = {number: kind for kind, numbe
 
 
 def segmentations_from_wire(numbers: Sequence[int]) -> tuple[Segmentation, ...]:
-    """What a service says it can split at."""
+    """The segmentations a service supports."""
     return tuple(known(SEGMENTATIONS_FROM_WIRE, number, f"segmentations[{i}]") for i, number in enumerate(numbers))
 
 
@@ -79,7 +79,7 @@ def put_piece(message: types_pb2.Piece, piece: Piece) -> None:
 
 
 def piece_from_wire(message: types_pb2.Piece, field: str) -> Piece:
-    """A `Piece` if the user wrote it, else a `Segment`."""
+    """A `Piece` if its writer is the user, else a `Segment`."""
     writer = known(WRITERS_FROM_WIRE, message.writer, f"{field}.writer")
     token_ids = tuple(message.token_ids)
     if writer is not Writer.USER:
@@ -91,7 +91,7 @@ def piece_from_wire(message: types_pb2.Piece, field: str) -> Piece:
 
 
 def segment_from_wire(message: types_pb2.Piece, field: str) -> Segment:
-    """A piece a model wrote."""
+    """A piece written by a model."""
     piece = piece_from_wire(message, field)
     if not isinstance(piece, Segment):
         raise invalid(f"{field}.writer", "a segment is written by the draft or the target")
@@ -99,7 +99,7 @@ def segment_from_wire(message: types_pb2.Piece, field: str) -> Segment:
 
 
 def context_from_wire(pieces: Sequence[types_pb2.Piece]) -> Context:
-    """The whole context of a call, which holds at least the prompt."""
+    """The whole context of a call; contains at least the prompt."""
     check_filled(pieces, "context")
     return Context(tuple(piece_from_wire(piece, f"context[{i}]") for i, piece in enumerate(pieces)))
 
@@ -115,7 +115,7 @@ def put_states(message: types_pb2.States, states: States) -> None:
 
 
 def states_from_wire(message: types_pb2.States, field: str) -> States:
-    """Pooled states `[num_layers + 1, hidden_size]`; the bytes are taken as they are."""
+    """Pooled states `[num_layers + 1, hidden_size]`; the bytes are not copied or converted."""
     if message.convention != STATE_CONVENTION:
         raise Mismatch(
             f"{field}.convention: must be {STATE_CONVENTION!r}, not {message.convention!r}", f"{field}.convention"
@@ -135,7 +135,7 @@ def put_tensor(message: types_pb2.Tensor, data: bytes, shape: Sequence[int]) -> 
 
 
 def tensor_from_wire(message: types_pb2.Tensor, field: str) -> bytes:
-    """The raw bytes, once type and length agree with the shape."""
+    """The raw bytes, after checking data type and length against the shape."""
     if message.data_type != types_pb2.Tensor.DATA_TYPE_FLOAT32:
         raise invalid(f"{field}.data_type", "must be DATA_TYPE_FLOAT32")
     if 0 in message.shape:

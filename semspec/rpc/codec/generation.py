@@ -1,4 +1,4 @@
-"""`Encode`, `Tokenize`, `Write` and `Propose`: texts and sampling parameters in, tokens, segments or proposals out."""
+"""Messages of `Encode`, `Tokenize`, `Write` and `Propose`."""
 
 import math
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ _ROLES = ("system", "user", "assistant")
 
 
 def encode_request_to_wire(prompt: str | Sequence[Message]) -> target_pb2.EncodeRequest:
-    """A text as it is, or a conversation to be rendered."""
+    """A prompt: a text to tokenize unchanged, or a conversation to render with the chat template."""
     if isinstance(prompt, str):
         return target_pb2.EncodeRequest(text=prompt)
     turns = [target_pb2.Message(role=turn.role, content=turn.content) for turn in prompt]
@@ -44,7 +44,7 @@ def encode_request_to_wire(prompt: str | Sequence[Message]) -> target_pb2.Encode
 
 
 def encode_request_from_wire(message: target_pb2.EncodeRequest) -> str | list[Message]:
-    """A text as it is, or a conversation to be rendered."""
+    """A prompt: a text to tokenize unchanged, or a conversation to render with the chat template."""
     match message.WhichOneof("prompt"):
         case "text":
             return message.text
@@ -75,12 +75,12 @@ def encode_response_from_wire(message: target_pb2.EncodeResponse) -> Piece:
 
 
 def tokenize_request_to_wire(text: str) -> target_pb2.TokenizeRequest:
-    """A text as it is."""
+    """A text to tokenize unchanged."""
     return target_pb2.TokenizeRequest(text=text)
 
 
 def tokenize_request_from_wire(message: target_pb2.TokenizeRequest) -> str:
-    """A text as it is, which may be empty."""
+    """A text to tokenize unchanged; may be empty."""
     return message.text
 
 
@@ -113,7 +113,7 @@ def _put(message: types_pb2.TokenLogprob, logprob: TokenLogprob) -> None:
 
 
 def logprobs_from_wire(message: types_pb2.WriteResponse) -> tuple[TokenLogprob, ...] | None:
-    """One a token of the segment, or None if there are none: a segment has a token at least."""
+    """One per token of the segment, or None if there are none; every segment has at least one token."""
     if not message.logprobs:
         return None
     if len(message.logprobs) != len(message.segment.token_ids):
@@ -124,16 +124,18 @@ def logprobs_from_wire(message: types_pb2.WriteResponse) -> tuple[TokenLogprob, 
 def _from_wire(message: types_pb2.TokenLogprob, field: str) -> TokenLogprob:
     if not float("-inf") < message.logprob <= 0:
         raise invalid(f"{field}.logprob", f"must be finite and at most 0, not {message.logprob}")
-    alternatives = (_from_wire(other, f"{field}.alternatives[{i}]") for i, other in enumerate(message.alternatives))
+    alternatives = (
+        _from_wire(alternative, f"{field}.alternatives[{i}]") for i, alternative in enumerate(message.alternatives)
+    )
     return TokenLogprob(message.token_id, message.data, message.logprob, tuple(alternatives))
 
 
 MAX_LOGPROBS = 20
-"""Most alternatives told at a token, as in OpenAI's interface."""
+"""Maximum number of alternatives per token, as in the OpenAI API."""
 
 
 def write_request_to_wire(context: Context, params: GenerationParams) -> types_pb2.WriteRequest:
-    """What the writing services are asked."""
+    """The request of a `Write` call."""
     message = types_pb2.WriteRequest(
         sampling=sampling_to_wire(params.sampling),
         segmentation=SEGMENTATIONS_TO_WIRE[params.segmentation],
@@ -157,7 +159,7 @@ def write_request_from_wire(message: types_pb2.WriteRequest) -> tuple[Context, G
 
 
 def params_from_wire(message: types_pb2.WriteRequest | target_pb2.VerifyRequest) -> GenerationParams:
-    """What both requests say of sampling, segments and budgets, each in its range."""
+    """Sampling, segmentation and budgets of a `Write` or `Verify` request, checked to be in range."""
     check_positive(message.max_tokens, "max_tokens")
     check_positive(message.max_segment_tokens, "max_segment_tokens")
     return GenerationParams(
@@ -186,7 +188,7 @@ def sampling_to_wire(sampling: SamplingParams) -> types_pb2.Sampling:
 
 
 def sampling_from_wire(message: types_pb2.Sampling) -> SamplingParams:
-    """Sampling parameters, each in its range."""
+    """Sampling parameters, checked to be in range."""
     if not (math.isfinite(message.temperature) and message.temperature >= 0):
         raise invalid("sampling.temperature", f"must be at least 0, not {message.temperature}")
     if not 0 < message.top_p <= 1:
@@ -194,14 +196,14 @@ def sampling_from_wire(message: types_pb2.Sampling) -> SamplingParams:
     return SamplingParams(message.temperature, message.top_p, message.top_k, message.seed)
 
 
-def written_to_wire(written: GeneratedSegment) -> types_pb2.WriteResponse:
+def written_to_wire(generated: GeneratedSegment) -> types_pb2.WriteResponse:
     """One message of a `Write` stream."""
-    message = types_pb2.WriteResponse(duration_ms=written.duration_ms)
-    put_piece(message.segment, written.segment)
-    if written.states is not None:
-        put_states(message.states, written.states)
-    if written.logprobs is not None:
-        put_logprobs(message, written.logprobs)
+    message = types_pb2.WriteResponse(duration_ms=generated.duration_ms)
+    put_piece(message.segment, generated.segment)
+    if generated.states is not None:
+        put_states(message.states, generated.states)
+    if generated.logprobs is not None:
+        put_logprobs(message, generated.logprobs)
     return message
 
 
@@ -218,7 +220,7 @@ _ENTRY_BYTES = 4
 def propose_request_to_wire(
     context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
 ) -> types_pb2.ProposeRequest:
-    """What the drafter is asked; of `params`, sampling and session are sent."""
+    """The request of a `Propose` call; of `params`, only sampling and session are sent."""
     message = types_pb2.ProposeRequest(
         open_token_ids=open_ids,
         sampling=sampling_to_wire(params.sampling),
@@ -247,7 +249,7 @@ def proposal_to_wire(proposal: Proposal) -> types_pb2.Proposal:
 
 
 def put_proposal(message: types_pb2.Proposal, proposal: Proposal) -> None:
-    """Fill in proposed tokens; an empty proposal is sent as such."""
+    """Fill in proposed tokens; the proposal may be empty."""
     message.token_ids.extend(proposal.token_ids)
     message.tokenizer = proposal.tokenizer
     message.duration_ms = proposal.duration_ms
@@ -257,7 +259,7 @@ def put_proposal(message: types_pb2.Proposal, proposal: Proposal) -> None:
 
 
 def proposal_from_wire(message: types_pb2.Proposal, field: str = "") -> Proposal:
-    """Proposed tokens, a distribution each; the bytes are taken as they are once their sizes agree."""
+    """Proposed tokens with one distribution each. Checks the sizes of the byte fields; does not copy the bytes."""
     path = f"{field}." if field else ""
     if len(message.distributions) != len(message.token_ids):
         complaint = f"{len(message.distributions)}, but {len(message.token_ids)} token_ids"

@@ -1,4 +1,4 @@
-"""`Info`: what a service serves."""
+"""Messages of `Info`: what a service serves."""
 
 from semspec.rpc.codec.common import (
     SEGMENTATIONS_TO_WIRE,
@@ -11,7 +11,7 @@ from semspec.v1 import types_pb2, verifier_pb2
 
 
 def model_info_to_wire(info: ModelInfo) -> types_pb2.ModelInfo:
-    """A model service's side of the handshake."""
+    """Handshake of a model service."""
     return types_pb2.ModelInfo(
         model=info.model,
         fingerprint=info.fingerprint,
@@ -30,7 +30,7 @@ def model_info_to_wire(info: ModelInfo) -> types_pb2.ModelInfo:
 
 
 def model_info_from_wire(message: types_pb2.ModelInfo) -> ModelInfo:
-    """A model service's side of the handshake."""
+    """Handshake of a model service."""
     return ModelInfo(
         model=message.model,
         fingerprint=message.fingerprint,
@@ -49,7 +49,7 @@ def model_info_from_wire(message: types_pb2.ModelInfo) -> ModelInfo:
 
 
 def verifier_info_to_wire(info: VerifierInfo) -> verifier_pb2.VerifierInfo:
-    """The verifier's side of the handshake."""
+    """Handshake of the verifier."""
     return verifier_pb2.VerifierInfo(
         draft_model=info.draft_model,
         target_model=info.target_model,
@@ -64,7 +64,7 @@ def verifier_info_to_wire(info: VerifierInfo) -> verifier_pb2.VerifierInfo:
 
 
 def verifier_info_from_wire(message: verifier_pb2.VerifierInfo) -> VerifierInfo:
-    """The verifier's side of the handshake."""
+    """Handshake of the verifier."""
     return VerifierInfo(
         draft_model=message.draft_model,
         target_model=message.target_model,

@@ -1,4 +1,4 @@
-"""`Read`, `Verify`, `Ask` and `Judge`: segments, proposed tokens, answers or states in, their scores out."""
+"""Messages of `Read`, `Verify`, `Ask` and `Judge`."""
 
 import struct
 from collections.abc import Sequence
@@ -39,16 +39,16 @@ from semspec.v1 import target_pb2, verifier_pb2
 _SURPRISAL = struct.Struct(f"<{len(SURPRISAL_FEATURES)}f")
 
 
-def put_reading(message: target_pb2.Reading, reading: SegmentScore) -> None:
-    """Fill in one segment's reading."""
-    surprisal = struct.pack(f"<{len(reading.surprisal)}f", *reading.surprisal)
-    put_states(message.states, reading.states)
-    put_tensor(message.surprisal, surprisal, (len(reading.surprisal),))
-    message.num_tokens = reading.num_tokens
+def put_reading(message: target_pb2.Reading, score: SegmentScore) -> None:
+    """Fill in the score of one segment."""
+    surprisal = struct.pack(f"<{len(score.surprisal)}f", *score.surprisal)
+    put_states(message.states, score.states)
+    put_tensor(message.surprisal, surprisal, (len(score.surprisal),))
+    message.num_tokens = score.num_tokens
 
 
 def reading_from_wire(message: target_pb2.Reading, field: str, duration_ms: float = 0.0) -> SegmentScore:
-    """One segment's reading, its surprisal aligned with `SURPRISAL_FEATURES`."""
+    """The score of one segment, its surprisal aligned with `SURPRISAL_FEATURES`."""
     expected = [len(SURPRISAL_FEATURES)]
     if list(message.surprisal.shape) != expected:
         raise invalid(f"{field}.surprisal.shape", f"must be {expected}, not {list(message.surprisal.shape)}")
@@ -58,7 +58,7 @@ def reading_from_wire(message: target_pb2.Reading, field: str, duration_ms: floa
 
 
 def read_request_to_wire(context: Context, segments: Sequence[Segment], session: str) -> target_pb2.ReadRequest:
-    """What the target is asked to read."""
+    """The request of a `Read` call."""
     message = target_pb2.ReadRequest(session=session)
     for piece in context.pieces:
         put_piece(message.context.add(), piece)
@@ -74,16 +74,16 @@ def read_request_from_wire(message: target_pb2.ReadRequest) -> tuple[Context, li
     return context_from_wire(message.context), segments, message.session
 
 
-def read_response_to_wire(readings: Sequence[SegmentScore]) -> target_pb2.ReadResponse:
-    """The readings of one forward."""
-    message = target_pb2.ReadResponse(duration_ms=readings[0].duration_ms if readings else 0.0)
-    for reading in readings:
-        put_reading(message.readings.add(), reading)
+def read_response_to_wire(scores: Sequence[SegmentScore]) -> target_pb2.ReadResponse:
+    """The scores from one forward pass."""
+    message = target_pb2.ReadResponse(duration_ms=scores[0].duration_ms if scores else 0.0)
+    for score in scores:
+        put_reading(message.readings.add(), score)
     return message
 
 
 def read_response_from_wire(message: target_pb2.ReadResponse) -> list[SegmentScore]:
-    """The readings of one forward."""
+    """The scores from one forward pass."""
     return [
         reading_from_wire(reading, f"readings[{i}]", message.duration_ms) for i, reading in enumerate(message.readings)
     ]
@@ -92,7 +92,7 @@ def read_response_from_wire(message: target_pb2.ReadResponse) -> list[SegmentSco
 def verify_request_to_wire(
     context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
 ) -> target_pb2.VerifyRequest:
-    """What the target is asked to verify."""
+    """The request of a `Verify` call."""
     message = target_pb2.VerifyRequest(
         open_token_ids=open_ids,
         sampling=sampling_to_wire(params.sampling),
@@ -118,7 +118,7 @@ def verify_request_from_wire(
 
 
 def verify_response_to_wire(verified: VerifiedTokens) -> target_pb2.VerifyResponse:
-    """What the target made of a proposal."""
+    """The verified tokens."""
     message = target_pb2.VerifyResponse(
         open_token_ids=verified.open_ids, num_accepted=verified.num_accepted, duration_ms=verified.duration_ms
     )
@@ -128,7 +128,7 @@ def verify_response_to_wire(verified: VerifiedTokens) -> target_pb2.VerifyRespon
 
 
 def verify_response_from_wire(message: target_pb2.VerifyResponse, num_proposed: int) -> VerifiedTokens:
-    """What the target made of a proposal of `num_proposed` tokens."""
+    """The verified tokens of a proposal of `num_proposed` tokens."""
     if message.num_accepted > num_proposed:
         raise invalid("num_accepted", f"{message.num_accepted} of {num_proposed} proposed tokens")
     segments = tuple(segment_from_wire(piece, f"segments[{i}]") for i, piece in enumerate(message.segments))
@@ -138,7 +138,7 @@ def verify_response_from_wire(message: target_pb2.VerifyResponse, num_proposed: 
 def ask_request_to_wire(
     context: Context, question: str, prefill: str, options: Sequence[str], session: str
 ) -> target_pb2.AskRequest:
-    """What the target is asked beside its work."""
+    """The request of an `Ask` call."""
     message = target_pb2.AskRequest(question=question, prefill=prefill, options=options, session=session)
     for piece in context.pieces:
         put_piece(message.context.add(), piece)
@@ -154,15 +154,15 @@ def ask_request_from_wire(message: target_pb2.AskRequest) -> tuple[Context, str,
     return context, message.question, message.prefill, list(message.options), message.session
 
 
-def ask_response_to_wire(reply: ChoiceScores) -> target_pb2.AskResponse:
-    """What the target would say first."""
+def ask_response_to_wire(choices: ChoiceScores) -> target_pb2.AskResponse:
+    """The probabilities of the options."""
     return target_pb2.AskResponse(
-        probabilities=reply.probabilities, likeliest=reply.likeliest, duration_ms=reply.duration_ms
+        probabilities=choices.probabilities, likeliest=choices.likeliest, duration_ms=choices.duration_ms
     )
 
 
 def ask_response_from_wire(message: target_pb2.AskResponse, num_options: int) -> ChoiceScores:
-    """What the target would say first, with a probability for each of `num_options` options."""
+    """The probability of each of `num_options` options."""
     if len(message.probabilities) != num_options:
         raise invalid("probabilities", f"{len(message.probabilities)}, but {num_options} options")
     for i, value in enumerate(message.probabilities):
@@ -171,30 +171,30 @@ def ask_response_from_wire(message: target_pb2.AskResponse, num_options: int) ->
 
 
 def judge_request_to_wire(
-    draft_states: Sequence[States], readings: Sequence[SegmentScore], probes: str = ""
+    draft_states: Sequence[States], scores: Sequence[SegmentScore], probes: str = ""
 ) -> verifier_pb2.JudgeRequest:
-    """Both models' views of the same segments, and which probes are to judge them."""
+    """States and scores of the same segments, and the name of the probes."""
     message = verifier_pb2.JudgeRequest(probes=probes)
     for states in draft_states:
         put_states(message.draft_states.add(), states)
-    for reading in readings:
-        put_reading(message.readings.add(), reading)
+    for score in scores:
+        put_reading(message.readings.add(), score)
     return message
 
 
 def judge_request_from_wire(message: verifier_pb2.JudgeRequest) -> tuple[list[States], list[SegmentScore], str]:
-    """Both models' views of the same segments, as many of the one as of the other and at least one, and which probes
-    are to judge them."""
+    """Draft states and target scores of the same segments, equally many and at least one, and the name of the
+    probes."""
     check_filled(message.draft_states, "draft_states")
     if len(message.readings) != len(message.draft_states):
         raise invalid("readings", f"{len(message.readings)}, but {len(message.draft_states)} draft_states")
     draft_states = [states_from_wire(states, f"draft_states[{i}]") for i, states in enumerate(message.draft_states)]
-    readings = [reading_from_wire(reading, f"readings[{i}]") for i, reading in enumerate(message.readings)]
-    return draft_states, readings, message.probes
+    scores = [reading_from_wire(reading, f"readings[{i}]") for i, reading in enumerate(message.readings)]
+    return draft_states, scores, message.probes
 
 
 def judge_response_to_wire(judgements: Sequence[Judgement]) -> verifier_pb2.JudgeResponse:
-    """One judgement a segment."""
+    """One judgement per segment."""
     return verifier_pb2.JudgeResponse(
         judgements=[
             verifier_pb2.Judgement(
@@ -206,7 +206,7 @@ def judge_response_to_wire(judgements: Sequence[Judgement]) -> verifier_pb2.Judg
 
 
 def judge_response_from_wire(message: verifier_pb2.JudgeResponse) -> list[Judgement]:
-    """One judgement a segment, both probabilities in [0, 1]."""
+    """One judgement per segment, both probabilities in [0, 1]."""
     return [
         Judgement(
             probability(judgement.draft_probability, f"judgements[{i}].draft_probability"),

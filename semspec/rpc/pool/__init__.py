@@ -1,7 +1,7 @@
-"""The roles of `semspec.decoding.protocols`, played by several replicas of a service each.
+"""Backends that distribute calls over the replicas of a service.
 
-places.py finds the replicas, replica.py watches over one, choice.py picks one for a call, pool.py keeps them together,
-roles.py speaks for them.
+resolver.py resolves the addresses of replicas, replica.py checks the health of one, pool.py selects one for each call,
+backends.py implements the protocols of `semspec.decoding.protocols`.
 """
 
 from semspec.rpc.pool.backends import PooledDrafter, PooledRole, PooledTarget, PooledVerifier

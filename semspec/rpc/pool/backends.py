@@ -1,4 +1,4 @@
-"""Drafter, target and verifier, each played by whichever replica is best for a call."""
+"""Drafter, target and verifier whose calls go to the best replica each."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -52,9 +52,9 @@ VERIFIERS = ServiceSpec("semspec.v1.Verifier", RemoteVerifier, _probes)
 
 
 class PooledRole(Generic[C]):
-    """A role played by the replicas at an address list, `host:port[,host:port...]`; a host may have many addresses.
+    """A backend served by the replicas at an address list `host:port[,host:port...]`; a host may have many addresses.
 
-    Construct within the running loop, end with `aclose`. Raises: InvalidRequest when that is no address list.
+    Construct within the running loop, close with `aclose`. Raises: InvalidRequest for an invalid address list.
     """
 
     def __init__(self, spec: ServiceSpec[C], addresses: str, options: PoolOptions, lookup: Lookup) -> None:
@@ -62,27 +62,27 @@ class PooledRole(Generic[C]):
 
     @property
     def num_replicas(self) -> int:
-        """How many can be called."""
+        """Number of replicas that serve the model."""
         return self._pool.num_replicas
 
     @property
     def num_in_flight(self) -> int:
-        """Calls under way at all of them."""
+        """Calls in flight at all replicas."""
         return self._pool.num_in_flight
 
     async def aclose(self) -> None:
-        """Cancel what runs and disconnect. Later calls raise Unavailable."""
+        """Cancel running calls and disconnect. Later calls raise Unavailable."""
         await self._pool.aclose()
 
 
 class _PooledWriter(PooledRole[W]):
-    """What draft and target share."""
+    """The methods that draft and target share."""
 
     _model: object = None
-    """What all calls are for, in a view that `of` made."""
+    """Model that all calls of a view require; see `of`."""
 
     def of(self, info: ModelInfo) -> Self:
-        """The same replicas, but for calls to this model alone: those that serve another are as good as lost."""
+        """A view of the same replicas whose calls use only those that serve this model."""
         view = copy(self)
         view._model = _identity(info)
         return view
@@ -92,8 +92,10 @@ class _PooledWriter(PooledRole[W]):
         return await self._pool.call(lambda model: model.info())
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
-        """See `Drafter.generate`. A stream that breaks goes on at another replica behind its last segment, with
-        the same text: draws are named by their position."""
+        """See `Drafter.generate`. A broken stream continues at another replica after its last segment.
+
+        The text is the same, because each draw depends only on the seed and the position.
+        """
         tried: dict[Replica[W], SemspecError] = {}
         kept: list[Segment] = []
         model = self._model
@@ -105,13 +107,13 @@ class _PooledWriter(PooledRole[W]):
                 with replica.counted():
                     async with aclosing(stream):
                         while True:
-                            async with replica.cut_off():
-                                written = await anext(stream, None)
-                            if written is None:
+                            async with replica.while_reachable():
+                                generated = await anext(stream, None)
+                            if generated is None:
                                 return
-                            kept.append(written.segment)
+                            kept.append(generated.segment)
                             model, tried = model or replica.model, {}
-                            yield written
+                            yield generated
             except ELSEWHERE as error:
                 replica.failed(error)
                 tried[replica] = error
@@ -178,14 +180,14 @@ class PooledVerifier(PooledRole[RemoteVerifier]):
         return await self._pool.call(lambda verifier: verifier.info())
 
     async def judge(
-        self, draft_states: Sequence[States], readings: Sequence[SegmentScore], probes: str = ""
+        self, draft_states: Sequence[States], scores: Sequence[SegmentScore], probes: str = ""
     ) -> list[Judgement]:
         """See `Verifier.judge`."""
-        return await self._pool.call(lambda verifier: verifier.judge(draft_states, readings, probes))
+        return await self._pool.call(lambda verifier: verifier.judge(draft_states, scores, probes))
 
 
 def _rest(params: GenerationParams, kept: Sequence[Segment]) -> GenerationParams | None:
-    """What is left of an order behind the segments written by it; None: nothing."""
+    """Parameters for the rest of a call after the segments `kept`; None when it is complete."""
     if not kept:
         return params
     max_tokens = params.max_tokens - sum(len(segment.token_ids) for segment in kept)

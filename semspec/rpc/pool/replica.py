@@ -1,4 +1,4 @@
-"""One replica: its client, its health, and the calls under way there."""
+"""One replica: its client, its health, and its calls in flight."""
 
 import asyncio
 import logging
@@ -17,44 +17,45 @@ from semspec.rpc.channel import ClientOptions
 
 
 class Health(IntEnum):
-    """What is known of a replica, the best first."""
+    """The known health of a replica, best first."""
 
     SERVING = 0
     UNKNOWN = 1
-    """Not asked yet, or a call has failed since."""
+    """Not checked yet, or a call failed since the last check."""
     NOT_SERVING = 2
-    """Loading, draining, or not there: it answers at once, though hardly with what was wanted."""
+    """Loading, draining, or refusing connections: calls fail immediately."""
     UNREACHABLE = 3
-    """It does not answer. No call is given to it, and none is left waiting for it."""
+    """Health checks time out. It gets no calls, and waiting calls are cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """How to call replicas, how often to look for them, and when to give one up."""
+    """Client options, and intervals of address resolution and health checks."""
 
     client: ClientOptions = field(default_factory=ClientOptions)
     resolve_s: float = 5.0
-    """Between looking up host names."""
+    """Interval between resolutions of host names."""
     health_interval_s: float = 2.0
-    """Between asking a replica for its health."""
+    """Interval between health checks of a replica."""
     health_timeout_s: float = 5.0
-    """Silence after which a replica is given up."""
+    """Time without an answer to health checks after which a replica is unreachable."""
 
 
-NUM_QUESTIONS = 2
-"""How many go unanswered before a replica counts as silent: the first may have waited for us, if we were stopped."""
-RETURN_INTERVAL_S = 0.25
-"""Between looks whether a replica is back."""
+NUM_CHECKS = 2
+"""Consecutive health checks that must time out before a replica is unreachable. One is not enough: this process may
+have been suspended during it."""
+RECHECK_INTERVAL_S = 0.25
+"""Interval between health checks of a replica that is not serving."""
 REOPEN_S = 10.0
-"""Between new channels to a replica that is not serving."""
+"""Interval between new channels to a replica that is not serving."""
 OVERLOAD_S = 1.0
-"""How long a replica is spared that said it is overloaded."""
+"""Time for which other replicas are preferred after an Overloaded error."""
 
 _log = logging.getLogger(__name__)
 
 
 class Client(Protocol):
-    """What every client of `semspec.rpc.clients` is."""
+    """What the pool requires of the clients in `semspec.rpc.clients`."""
 
     @property
     def channel(self) -> aio.Channel: ...
@@ -67,91 +68,91 @@ C = TypeVar("C", bound=Client)
 
 @dataclass(frozen=True, slots=True)
 class ServiceSpec(Generic[C]):
-    """What the replicas of a service have in common."""
+    """Properties common to the replicas of a service."""
 
     service: str
-    """As health checks ask for it: `semspec.v1.Draft`."""
+    """Service name in health checks: `semspec.v1.Draft`."""
     connect: Callable[[str, ClientOptions], C]
     identify: Callable[[C], Awaitable[object]]
-    """What a replica serves, equal for those that may stand in for one another."""
+    """Returns the identity of what a replica serves; equal for interchangeable replicas."""
 
 
 class Replica(Generic[C]):
-    """A client that knows whether it is worth calling. Construct within the running loop, end with `aclose`."""
+    """A client with health checks of its replica. Construct within the running loop, close with `aclose`."""
 
     def __init__(self, address: str, connect: Callable[[], C], spec: ServiceSpec[C], options: PoolOptions) -> None:
         self.address, self.client = address, connect()
         self.health = Health.UNKNOWN
         self.model: object = None
-        """Last known result of `ServiceSpec.identify`; None before the first answer."""
+        """Last known result of `ServiceSpec.identify`; None before the first."""
         self.num_in_flight = 0
         self._connect, self._spec, self._options = connect, spec, options
         self._opened_at = asyncio.get_running_loop().time()
-        self._spared_until = 0.0
+        self._overloaded_until = 0.0
         self._was_serving = True
         self._suspected = asyncio.Event()
         self._waiting: set[asyncio.Timeout] = set()
-        self._watch = asyncio.create_task(self._keep_asking())
+        self._watch = asyncio.create_task(self._keep_checking())
 
     @property
     def is_overloaded(self) -> bool:
-        return asyncio.get_running_loop().time() < self._spared_until
+        return asyncio.get_running_loop().time() < self._overloaded_until
 
     def may_serve(self, model: object) -> bool:
-        """Whether a call for `model` belongs here; any model is meant by None."""
-        was_never_asked = self.model is None and self.health is Health.UNKNOWN
-        return model is None or self.model == model or was_never_asked
+        """Whether the replica serves `model` or was not checked yet; `model` None accepts any."""
+        is_unchecked = self.model is None and self.health is Health.UNKNOWN
+        return model is None or self.model == model or is_unchecked
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Whatever happens inside is a call under way."""
+        """Count the body as a call in flight."""
         self.num_in_flight += 1
         try:
             yield
         finally:
             self.num_in_flight -= 1
 
-    def cut_off(self) -> "_CutOff":
-        """An async context: wait inside for the replica, as long as it shows signs of life.
+    def while_reachable(self) -> "_WhileReachable":
+        """An async context manager that cancels its body when the replica becomes unreachable.
 
-        Raises: Unavailable when it does not.
+        Raises: Unavailable when the replica is unreachable.
         """
         if self.health is Health.UNREACHABLE:
-            raise self._silence()
-        return _CutOff(self._waiting, self._silence)
+            raise self._unreachable()
+        return _WhileReachable(self._waiting, self._unreachable)
 
     def failed(self, error: SemspecError) -> None:
-        """A call ended with this: prefer others until the replica has been asked."""
+        """Record the error of a call: prefer other replicas until the next health check."""
         if isinstance(error, Overloaded):
-            self._spared_until = asyncio.get_running_loop().time() + OVERLOAD_S
+            self._overloaded_until = asyncio.get_running_loop().time() + OVERLOAD_S
         elif self.health is Health.SERVING:
             self.health = Health.UNKNOWN
             self._suspected.set()
 
-    async def look(self) -> None:
-        """Ask now for its health and its model."""
-        self._learn(*await self._ask(health_pb2_grpc.HealthStub(self.client.channel)))
+    async def check(self) -> None:
+        """Check health and model now."""
+        self._update(*await self._check_health(health_pb2_grpc.HealthStub(self.client.channel)))
 
     async def aclose(self) -> None:
-        """Cancel what runs and disconnect."""
+        """Cancel running calls and disconnect."""
         self._watch.cancel()
         await asyncio.wait([self._watch])
         await self.client.aclose()
 
-    async def _keep_asking(self) -> None:
+    async def _keep_checking(self) -> None:
         while True:
             self._suspected.clear()
-            await self.look()
+            await self.check()
             if self.health is not Health.SERVING:
                 await self._reopen()
             await self._pause()
 
-    async def _ask(self, stub: health_pb2_grpc.HealthStub) -> tuple[Health, object]:
-        for _ in range(NUM_QUESTIONS):
+    async def _check_health(self, stub: health_pb2_grpc.HealthStub) -> tuple[Health, object]:
+        for _ in range(NUM_CHECKS):
             try:
-                async with asyncio.timeout(self._options.health_timeout_s / NUM_QUESTIONS):
-                    answer = await stub.Check(health_pb2.HealthCheckRequest(service=self._spec.service))
-                    if answer.status != health_pb2.HealthCheckResponse.SERVING:
+                async with asyncio.timeout(self._options.health_timeout_s / NUM_CHECKS):
+                    response = await stub.Check(health_pb2.HealthCheckRequest(service=self._spec.service))
+                    if response.status != health_pb2.HealthCheckResponse.SERVING:
                         return Health.NOT_SERVING, None
                     return Health.SERVING, await self._spec.identify(self.client)
             except (aio.AioRpcError, aio.UsageError, SemspecError):
@@ -160,7 +161,7 @@ class Replica(Generic[C]):
                 continue
         return Health.UNREACHABLE, None
 
-    def _learn(self, health: Health, model: object) -> None:
+    def _update(self, health: Health, model: object) -> None:
         self.health = health
         if health is not Health.UNREACHABLE:
             self.model = model
@@ -172,7 +173,7 @@ class Replica(Generic[C]):
             self._waiting.pop().reschedule(0)
 
     async def _reopen(self) -> None:
-        """Now and then, a new channel: a connection may hang, and certificates are read when a channel is opened."""
+        """Open a new channel every `REOPEN_S`: a connection may hang, and opening a channel reads new certificates."""
         now = asyncio.get_running_loop().time()
         if self.num_in_flight or now < self._opened_at + REOPEN_S:
             return
@@ -186,24 +187,24 @@ class Replica(Generic[C]):
     async def _pause(self) -> None:
         interval_s = self._options.health_interval_s
         if self.health is not Health.SERVING:
-            interval_s = min(interval_s, RETURN_INTERVAL_S)
+            interval_s = min(interval_s, RECHECK_INTERVAL_S)
         try:
             async with asyncio.timeout(interval_s):
                 await self._suspected.wait()
         except TimeoutError:
             pass
 
-    def _silence(self) -> Unavailable:
-        return Unavailable(f"{self.address} has fallen silent")
+    def _unreachable(self) -> Unavailable:
+        return Unavailable(f"{self.address} does not answer health checks")
 
 
-class _CutOff:
-    """Inside, the current task is among those `waiting`; it may be cut off by rescheduling its timeout."""
+class _WhileReachable:
+    """Registers a timeout of the current task in `waiting`; rescheduling the timeout cancels the body."""
 
-    def __init__(self, waiting: set[asyncio.Timeout], silence: Callable[[], Unavailable]) -> None:
+    def __init__(self, waiting: set[asyncio.Timeout], unreachable: Callable[[], Unavailable]) -> None:
         self._timeout = asyncio.timeout(None)
         self._waiting = waiting
-        self._silence = silence
+        self._unreachable = unreachable
 
     async def __aenter__(self) -> None:
         await self._timeout.__aenter__()
@@ -216,4 +217,4 @@ class _CutOff:
         try:
             await self._timeout.__aexit__(kind, error, traceback)
         except TimeoutError:
-            raise self._silence() from None
+            raise self._unreachable() from None

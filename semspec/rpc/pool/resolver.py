@@ -1,4 +1,4 @@
-"""Where the replicas of a service are: an address list, whose host names are looked up again and again."""
+"""The addresses of a service's replicas, from an address list whose host names are resolved periodically."""
 
 import asyncio
 import logging
@@ -24,52 +24,55 @@ class Endpoint:
 
     text: str
     host: str = ""
-    """Name to look up; empty where the text is an address already."""
+    """Host name to resolve; empty if the text is an IP address or a Unix socket."""
     port: int = 0
 
 
 def parse_endpoints(addresses: str) -> tuple[Endpoint, ...]:
-    """The entries of `host:port[,host:port...]`. Raises: InvalidRequest for what is neither that nor `unix:PATH`."""
+    """The entries of `host:port[,host:port...]`. Raises: InvalidRequest for an entry that is neither that nor
+    `unix:PATH`."""
     return tuple(_parse_endpoint(entry.strip()) for entry in addresses.split(","))
 
 
 async def look_up(host: str, port: int) -> Sequence[str]:
-    """What the system's resolver says."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+    """Resolve a host with the system's resolver."""
+    infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in infos))
 
 
 class Resolver:
-    """The replicas at the entries of an address list, as they were found last."""
+    """Resolves an address list to replicas and keeps the last result."""
 
     def __init__(self, addresses: str, lookup: Lookup = look_up) -> None:
         self._lookup = lookup
-        self._found: dict[Endpoint, Mapping[str, str]] = {
+        self._replicas: dict[Endpoint, Mapping[str, str]] = {
             endpoint: {endpoint.text: ""} for endpoint in parse_endpoints(addresses)
         }
 
-    async def look(self) -> Mapping[str, str]:
-        """Each replica's address, with the host name on its certificate where that is not in the address.
+    async def resolve(self) -> Mapping[str, str]:
+        """Address of each replica -> host name on its certificate; empty if the address contains that name.
 
-        A name that cannot be looked up stands for what it stood for before, in the beginning for one replica that
-        gRPC is to find.
+        A name that cannot be resolved keeps its last result; before the first result, gRPC resolves it as one replica.
         """
-        await asyncio.gather(*(self._look(endpoint) for endpoint in self._found if endpoint.host))
-        return {address: name for found in self._found.values() for address, name in found.items()}
+        await asyncio.gather(*(self._resolve(endpoint) for endpoint in self._replicas if endpoint.host))
+        return {address: name for replicas in self._replicas.values() for address, name in replicas.items()}
 
-    async def _look(self, endpoint: Endpoint) -> None:
+    async def _resolve(self, endpoint: Endpoint) -> None:
         try:
             async with asyncio.timeout(LOOKUP_TIMEOUT_S):
                 ips = await self._lookup(endpoint.host, endpoint.port)
-        except (OSError, UnicodeError) as error:  # a TimeoutError is an OSError
+        except (OSError, UnicodeError) as error:  # TimeoutError is an OSError
             _log.debug("cannot look up %s: %s", endpoint.host, error)
         else:
-            self._found[endpoint] = _replicas(endpoint, ips)
+            self._replicas[endpoint] = _replicas(endpoint, ips)
 
 
 def _replicas(endpoint: Endpoint, ips: Sequence[str]) -> Mapping[str, str]:
-    """One replica an address. A host of two families has each replica twice, so that the larger one is taken; one
-    with no more than an address of each is called by its name, at whichever answers."""
+    """One replica per IP address.
+
+    A dual-stack host has each replica once per address family, so only the family with more addresses is used. A host
+    with at most one address per family is one replica, called by its name.
+    """
     families = [[ip for ip in ips if ip_address(ip).version == version] for version in (4, 6)]
     largest = max(families, key=len)
     if len(largest) <= 1:
