@@ -107,12 +107,12 @@ async def test_full_queue_displaces_the_youngest_of_the_greediest() -> None:
         assert (await here.ask("greedy")).refusal is not None
 
 
-async def test_wait_for_room_has_an_end() -> None:
+async def test_wait_for_slot_times_out() -> None:
     async with desk(capacity=1, timeout_s=0.01) as here:
         await here.ask()
         late = await here.ask()
         await eventually(lambda: late.refusal is not None)
-        assert late.refusal is not None and "no room for 0.01 s" in late.refusal.message
+        assert late.refusal is not None and "no free slot for 0.01 s" in late.refusal.message
         assert here.admission.num_waiting == 0
 
 
