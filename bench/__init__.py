@@ -1,1 +1,1 @@
-"""Every strategy on the same problems in the same run: quality beside speed."""
+"""Benchmarks: quality and speed of every strategy on the same problems in the same run."""

@@ -1,4 +1,4 @@
-"""NVIDIA AIPerf against the stack of the bundled pair: latency and acceptance as others measure them.
+"""Runs NVIDIA AIPerf against the bundled pair's stack: latency and acceptance by an independent tool.
 
 python -m semspec.bench.aiperf          writes bench/results/aiperf/profile.json and summary.md
 """
@@ -29,7 +29,7 @@ COUNTERS = {
     "total_draft_tokens": "vllm:spec_decode_num_draft_tokens",
     "total_accepted_draft_tokens": "vllm:spec_decode_num_accepted_tokens",
 }
-"""What AIPerf adds up from the answers, and the gateway's own counter of it."""
+"""AIPerf's sums over the responses, and the gateway's counters of the same."""
 ROWS = {
     "request latency, median, ms": ("request_latency", "p50"),
     "time to first token, median, ms": ("time_to_first_token", "p50"),
@@ -40,7 +40,7 @@ ROWS = {
     "draft acceptance rate, %": ("spec_decode_overall_draft_acceptance_rate", "avg"),
 }
 LEFT_OUT = ("input_config", "run_info", "benchmark_id", "http_req_", "effective_", "active_", "credit_")
-"""Beginnings of what is not kept of AIPerf's report: the order, which is ours, and its own workings."""
+"""Prefixes of the omitted fields of AIPerf's report: its input, which is given here, and its internals."""
 
 Json = dict[str, Any]
 
@@ -55,14 +55,14 @@ async def main() -> None:
 
 
 def _installed() -> Path:
-    made = subprocess.run([str(ROOT / "scripts" / "client-venv"), "aiperf"], stdout=subprocess.PIPE, text=True)
-    if made.returncode:
-        sys.exit("aiperf cannot be installed; its own words are above")
-    return Path(made.stdout.strip()) / "bin" / "aiperf"
+    process = subprocess.run([str(ROOT / "scripts" / "client-venv"), "aiperf"], stdout=subprocess.PIPE, text=True)
+    if process.returncode:
+        sys.exit("aiperf cannot be installed; see its output above")
+    return Path(process.stdout.strip()) / "bin" / "aiperf"
 
 
 async def _profile(aiperf: Path, model: str) -> Json:
-    """AIPerf's report on a fresh stack, and what the gateway counted meanwhile."""
+    """AIPerf's report on a fresh stack, and the gateway's counters of the same run."""
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         async with Stack(StackConfig()) as stack:
@@ -94,7 +94,7 @@ def _options(model: str) -> list[str]:
 
 
 def _online() -> Mapping[str, str]:
-    """Told to be offline, AIPerf takes the tokenizer's folder for a name to look up in the hub's cache."""
+    """The environment without offline flags, which make AIPerf look up the tokenizer's folder in the hub's cache."""
     return {name: value for name, value in os.environ.items() if name not in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
 
 
@@ -133,7 +133,7 @@ def _cell(profile: Json, metric: str, statistic: str) -> str:
 
 
 def _agreement(profile: Json) -> str:
-    """Whether both sides counted the same decisions and tokens."""
+    """Whether AIPerf and the gateway counted the same decisions and tokens."""
     sides = [(profile.get(ours, {}).get("avg", 0.0), profile["gateway"][theirs]) for ours, theirs in COUNTERS.items()]
     return "yes" if all(one == other for one, other in sides) else f"no: {sides}"
 

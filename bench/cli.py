@@ -1,4 +1,4 @@
-"""The command `semspec bench`: how much faster, at what loss, against what else."""
+"""The command `semspec bench`: speed-up and quality of strategies, compared with the target alone and with peers."""
 
 import argparse
 import asyncio
@@ -26,16 +26,15 @@ SUITE = (
     "target", "draft", "semantic", "semantic+token-level", "token-level:token_gamma=8", "spec-reason", "spec-thinking",
     "last-hidden", "surprisal", "random:rule=sample", "transformers/assisted",
 )  # fmt: skip
-"""All strategies as the pair is served, token-level with the best of 2, 3, 4, 6 and 8 on `demo-tune`, and a peer; but
-`auto`, which is `semantic` or `target` as the machine's load would have it, is not for a table of methods.
-By the pair's rule, which asks little, random probabilities would accept nearly all."""
+"""All strategies with the pair's served settings, token-level with the best of 2, 3, 4, 6 and 8 on `demo-tune`, and a
+peer. `auto` is excluded, since the machine's load decides whether it is `semantic` or `target`. `random` uses the rule
+`sample`, since random probabilities pass the pair's low threshold almost always."""
 DEFAULT = "target,draft,semantic"
 RESULTS = Path("bench/results")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`semspec bench run|report|suite`. Exits 1 on a failure that the same command may heal when run again, 2 on one
-    that it cannot."""
+    """`semspec bench run|report|suite`. Exits 1 on a failure that a retry may fix, 2 on any other."""
     options = _parser().parse_args(arguments)
     quiet_libraries()
     reporter = Reporter()
@@ -45,15 +44,15 @@ def main(arguments: Sequence[str]) -> None:
         reporter.say(f"semspec bench: {error.message}")
         sys.exit(2)
     except (RunnerError, StackError, SemspecError) as error:
-        reporter.say(f"semspec bench: {error}; finished generations are kept, the same command goes on from here")
+        reporter.say(f"semspec bench: {error}; finished generations are kept, run the same command to resume")
         sys.exit(1)
     except KeyboardInterrupt:
-        reporter.say("semspec bench: stopped; the same command goes on from here")
+        reporter.say("semspec bench: stopped; run the same command to resume")
         sys.exit(130)
 
 
 def run(options: argparse.Namespace, reporter: Reporter) -> None:
-    """One run, and its table on stdout."""
+    """Perform one run, and print its table."""
     plan = _plan(options, options.task, options.temperature)
     folder = options.output or default_folder(plan)
     _run({folder: plan}, reporter)
@@ -62,12 +61,12 @@ def run(options: argparse.Namespace, reporter: Reporter) -> None:
 
 
 def report(options: argparse.Namespace, reporter: Reporter) -> None:
-    """The report of one or several runs."""
+    """Write the report of one or several runs."""
     _report(options.runs, options, options.output, reporter)
 
 
 def suite(options: argparse.Namespace, reporter: Reporter) -> None:
-    """All strategies on the demo language, sampled and greedy, and the report; replaces the tables of `--readme`."""
+    """Run all strategies on the demo language, sampled and greedy; write the report and update `--readme`'s tables."""
     options.strategy = options.strategy or [",".join(SUITE)]
     sampled, greedy = _plan(options, "demo", 0.6), _plan(options, "demo", 0.0)
     plans = {default_folder(sampled) / "sampled": sampled, default_folder(greedy) / "greedy": greedy}
@@ -79,7 +78,7 @@ def suite(options: argparse.Namespace, reporter: Reporter) -> None:
 
 
 def _run(plans: Mapping[Path, Plan], reporter: Reporter) -> None:
-    """Plans of one pair and one list of configurations, each in its folder."""
+    """Run plans of the same pair and configurations, each in its folder."""
     torch.set_num_threads(1)
     comparisons = [Comparison(plan, folder, reporter) for folder, plan in plans.items()]
 
@@ -113,14 +112,14 @@ def _plan(options: argparse.Namespace, task_name: str, temperature: float | None
 
 
 def _budget(task: Task, options: argparse.Namespace) -> int:
-    """As published for the task, but at most half of what a local pair's windows hold."""
+    """The published token budget of the task, but at most half of a local pair's context window."""
     if options.gateway:
         return task.max_tokens
     return min(task.max_tokens, *(window(options.pair / role) // 2 for role in ROLES))
 
 
 def _configurations(texts: Sequence[str]) -> list[Configuration]:
-    """Each once, in order, the target alone first. Raises: InvalidRequest."""
+    """The distinct configurations in order, beginning with the target alone. Raises: InvalidRequest."""
     labels = [label.strip() for text in texts for label in text.split(",") if label.strip()]
     configurations = [parse(label) for label in dict.fromkeys(labels)]
     if configurations[0].method != "target":

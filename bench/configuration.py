@@ -1,4 +1,4 @@
-"""What is compared: a strategy or a peer's method with its knobs, and the runner that answers."""
+"""Configurations to compare: a strategy or a peer's method, its options, and its runner."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ PEER_METHODS: Mapping[RunnerName, tuple[str, ...]] = {
     "transformers": ("target", "assisted", "lookup"),
     "vllm": ("target", "draft_model", "ngram"),
 }
-"""What other engines offer for the same pair: the target alone, its own draft model, and look-up in the prompt."""
+"""Methods of other engines for the same pair: the target alone, with a draft model, and with prompt lookup."""
 
 
 def _one_of(*names: str) -> Callable[[str], str]:
@@ -48,11 +48,11 @@ class Configuration:
     method: str
     """A strategy, or one of the peer's methods."""
     knobs: Mapping[str, Any]
-    """What the label names; anything else is the pair's or the peer's default."""
+    """The options in the label; all others have the pair's or the peer's defaults."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """As the request's `semspec` object: only what the label names."""
+        """The request's `semspec` object, with only the label's options."""
         named = {"gamma", "token_gamma", "segmentation"}
         options: dict[str, Any] = {"strategy": self.method}
         options |= {name: value for name, value in self.knobs.items() if name in named}
@@ -65,7 +65,7 @@ class Configuration:
         return options
 
     def _acceptance(self) -> dict[str, Any]:
-        """A threshold alone means the rule that has one."""
+        """The acceptance rule; a threshold implies the rule `threshold`."""
         if "threshold" in self.knobs:
             return {"rule": "threshold", "threshold": self.knobs["threshold"]}
         return {"rule": self.knobs["rule"]} if "rule" in self.knobs else {}
@@ -75,7 +75,7 @@ class Configuration:
 
 
 def parse(text: str) -> Configuration:
-    """The configuration a label describes. Raises: InvalidRequest that names what is wrong and what is known."""
+    """The configuration that a label describes. Raises: InvalidRequest naming the invalid part and the valid values."""
     head, *items = text.strip().split(":")
     runner, _, method = head.rpartition("/")
     _check(text, "runner", runner or "gateway", get_args(RunnerName))
@@ -98,7 +98,7 @@ def _knob(text: str, item: str, known: Mapping[str, Callable[[str], Any]]) -> tu
     try:
         return name, known[name](value)
     except ValueError as error:
-        raise InvalidRequest(f"{text}: {name}={value!r} does not do: {error}", "strategy") from None
+        raise InvalidRequest(f"{text}: {name}={value!r} is not valid: {error}", "strategy") from None
 
 
 def _check(text: str, what: str, name: str, known: tuple[str, ...]) -> None:

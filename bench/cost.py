@@ -1,4 +1,4 @@
-"""What the bundled models cost, one thread: a decoded token, reading a segment, and what the machine allows at best.
+"""Measures the bundled models' costs with one thread: decoding a token, scoring a segment, and the machine's limits.
 
 python -m semspec.bench.cost            writes bench/results/cost.json
 """
@@ -52,7 +52,7 @@ async def _medians() -> dict[str, float]:
 
 
 async def _round(engines: dict[Writer, Engine], seed: int) -> dict[str, float]:
-    """All measurements once, the models in turn, in milliseconds."""
+    """All measurements once, alternating between the models, in milliseconds."""
     times = {}
     for writer, engine in engines.items():
         context = Context((await engine.encode([Message("user", make_problem(seed).question)]),))
@@ -63,7 +63,7 @@ async def _round(engines: dict[Writer, Engine], seed: int) -> dict[str, float]:
 
 
 async def _decode(engine: Engine, context: Context, want_states: bool) -> float:
-    """Milliseconds a token over NUM_TOKENS tokens."""
+    """Milliseconds per token, over NUM_TOKENS tokens."""
     left, start = NUM_TOKENS, perf_counter()
     while left > 0:
         sampling = SamplingParams(0.6, 0.95, 0, seed=left)
@@ -74,7 +74,7 @@ async def _decode(engine: Engine, context: Context, want_states: bool) -> float:
 
 
 async def _read(engine: Engine, context: Context, num_tokens: int) -> float:
-    """Milliseconds to read `num_tokens` tokens after the context, which is cached."""
+    """Milliseconds to score `num_tokens` tokens after the cached context."""
     [prompt] = context.pieces
     segment = Segment("", prompt.token_ids[:num_tokens], prompt.tokenizer, Writer.DRAFT, SegmentEnd.BOUNDARY)
     await engine.score(context, [segment], "cost")

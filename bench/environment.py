@@ -1,4 +1,4 @@
-"""Where and with what a run was made."""
+"""Hardware, software and models of a run."""
 
 import hashlib
 import json
@@ -19,13 +19,13 @@ from semspec.errors import InvalidRequest
 
 ROOT = Path(semspec.__file__).resolve().parents[1]
 MEASURED_CODE = ("semspec", "semspec/services", "semspec/gateway", "semspec/bench/runners")
-"""Folders whose code an answer passes through."""
+"""Folders with the code that produces answers."""
 ROLES = ("draft", "target")
 PACKAGES = ("torch", "transformers", "grpcio", "fastapi", "redis", "safetensors")
 
 
 def environment(pair: Path) -> dict[str, Any]:
-    """What a reader needs to judge the numbers, and to repeat them."""
+    """The facts needed to interpret and reproduce the numbers."""
     return {
         "python": platform.python_version(),
         "system": platform.system(),
@@ -42,13 +42,13 @@ def environment(pair: Path) -> dict[str, Any]:
 
 
 def _model_name(folder: Path) -> str:
-    """As its folder says: of a link into the hub's cache, the hub's name."""
+    """The folder's name; for a link into the hub's cache, the model's name on the hub."""
     parts = folder.resolve().parts
     return parts[-3].removeprefix("models--").replace("--", "/") if "snapshots" in parts[-2:-1] else parts[-1]
 
 
 def window(model: Path) -> int:
-    """Tokens of prompt and answer together that a checkpoint was made for. Raises: InvalidRequest."""
+    """A checkpoint's context window (prompt and answer), in tokens. Raises: InvalidRequest."""
     path = model / "config.json"
     if not path.is_file():
         raise InvalidRequest(f"{path} is not there; give a folder with draft/, target/ and probes/ as --pair", "pair")
@@ -56,7 +56,7 @@ def window(model: Path) -> int:
 
 
 def code_digest() -> str:
-    """Of every module an answer passes through: numbers of another state of the code are another run's."""
+    """Digest of the code that produces answers; runs with different code are kept apart."""
     digest = hashlib.sha256()
     for path in sorted({path for folder in MEASURED_CODE for path in (ROOT / folder).rglob("*.py")}):
         digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
@@ -64,13 +64,13 @@ def code_digest() -> str:
 
 
 def memory_bytes(processes: Mapping[str, int]) -> dict[str, dict[str, int]]:
-    """Of each process: the peak of its resident memory, and its GPU memory now, where the system tells."""
+    """Peak resident memory and current GPU memory of each process, where the system reports them."""
     on_gpu = _gpu_bytes()
-    found: dict[str, dict[str, int]] = {}
+    memory: dict[str, dict[str, int]] = {}
     for role, pid in processes.items():
         with suppress(psutil.Error):
-            found[role] = {"resident": _peak_bytes(pid)} | ({"gpu": on_gpu[pid]} if pid in on_gpu else {})
-    return found
+            memory[role] = {"resident": _peak_bytes(pid)} | ({"gpu": on_gpu[pid]} if pid in on_gpu else {})
+    return memory
 
 
 def _peak_bytes(pid: int) -> int:

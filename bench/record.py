@@ -1,4 +1,4 @@
-"""One generation as the bench keeps it: a line of `records.jsonl`."""
+"""The record of one generation: a line of `records.jsonl`."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,31 +9,31 @@ from typing import Any
 Json = dict[str, Any]
 
 RECORDS = "records.jsonl"
-"""In a run's folder: a line a generation."""
+"""File in a run's folder with one line per generation."""
 
 STAGES = ("draft_ms", "read_ms", "judge_ms", "write_ms")
-"""They follow one another; `wire_ms` is the part of their sum that no engine spent."""
+"""Consecutive stages; `wire_ms` is the part of their sum outside the engines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What one configuration did with one question."""
+    """One configuration's answer to one question."""
 
     label: str
     question: str
-    """Its id within the task."""
+    """The question's id within the task."""
     sample: int
-    """Which of the k answers to it."""
+    """Index among the k answers to the question."""
     seed: int
-    """Of the request: the same for all configurations."""
+    """The request's seed, the same for all configurations."""
     is_right: bool
     finish_reason: str
     latency_s: float
-    """At the client, from the request to the whole answer."""
+    """Time at the client from the request to the whole answer."""
     num_prompt_tokens: int
     num_tokens: int
     num_target_tokens: int | None
-    """Written by the target, or refused to the draft and drawn by the target; None where a peer does not say."""
+    """Tokens written by the target, or sampled by it after a rejection; None where a peer does not report it."""
     num_accepted: int
     num_rejected: int
     num_proposed_tokens: int
@@ -41,9 +41,9 @@ class Record:
     stages_ms: Mapping[str, float]
     """Wall time by stage, summed over the trace; empty for peers."""
     text_digest: str
-    """Equal digests are equal answers."""
+    """Digest of the answer's text."""
     trace: Sequence[Json]
-    """The segments as the gateway reports them, without token ids."""
+    """The segments' records from the gateway, without token ids."""
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -56,7 +56,7 @@ def as_line(record: Record) -> str:
 
 
 def read_records(path: Path) -> list[Record]:
-    """All whole lines of `records.jsonl`; a last line broken off by a kill is cut from the file."""
+    """All complete lines of `records.jsonl`; an incomplete last line is removed from the file."""
     return list(_read(path)) if path.exists() else []
 
 

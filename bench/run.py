@@ -1,4 +1,4 @@
-"""A run: every configuration on every question, in turns, a line a generation; resumable."""
+"""A run: every configuration on every question, interleaved, with one record per generation; resumable."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ from semspec.types import derive_seed
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run does."""
+    """The settings of a run."""
 
     task: Task
     configurations: Sequence[Configuration]
@@ -40,13 +40,13 @@ class Plan:
     samples: int = 1
     seed: int = 0
     gateway: str | None = None
-    """Base URL of a gateway that runs; None starts one with `pair`."""
+    """Base URL of a running gateway; None starts one with `pair`."""
     vllm: Path | None = None
     """Interpreter of an environment with vLLM, for its configurations."""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that makes two runs the same but the configurations, which may be added to, and the questions."""
+        """The settings that identify a run; configurations may be added, and questions are excluded."""
         return {
             "task": self.task.name,
             "pair": None if self.gateway else self.pair.name,
@@ -65,7 +65,7 @@ Runners = Mapping[RunnerName, Runner]
 
 @asynccontextmanager
 async def opened(plan: Plan) -> AsyncIterator[Runners]:
-    """The runners that the plan's configurations take, which several plans for the same pair may share.
+    """The runners of the plan's configurations; several plans for the same pair may share them.
 
     Raises: InvalidRequest, RunnerError, StackError.
     """
@@ -91,7 +91,7 @@ def _runner(name: RunnerName, plan: Plan) -> AbstractAsyncContextManager[Runner]
 
 
 class Comparison:
-    """Carries out a plan in its folder: `run.json`, `records.jsonl`."""
+    """Runs a plan in its folder, which has `run.json` and `records.jsonl`."""
 
     def __init__(self, plan: Plan, folder: Path, reporter: Reporter) -> None:
         """Raises: InvalidRequest when the folder holds another run."""
@@ -100,7 +100,7 @@ class Comparison:
         claim(folder, plan)
 
     async def run(self, runners: Runners) -> None:
-        """Raises: RunnerError, StackError. What is done is kept."""
+        """Answer all questions. Raises: RunnerError, StackError; finished records are kept."""
         applicable = await self._warm_up(runners)
         try:
             await self._ask_all(runners, applicable)
@@ -108,11 +108,11 @@ class Comparison:
             self._write_facts(runners)
 
     async def _warm_up(self, runners: Runners) -> list[Configuration]:
-        """One untimed answer each; those the pair cannot do are left out, with their reason."""
+        """Answer once untimed by each configuration; those the pair does not support are excluded, with the reason."""
         question, applicable = self._plan.task.questions[-1], []
         for configuration in self._plan.configurations:
             try:
-                await runners[configuration.runner].ask(self._order(question, configuration, 0))
+                await runners[configuration.runner].ask(self._request(question, configuration, 0))
                 applicable.append(configuration)
             except NotApplicable as error:
                 self._not_applicable[configuration.label] = str(error)
@@ -135,20 +135,20 @@ class Comparison:
         bar = self._reporter.bar(title, len(schedule), "answers", done=len(schedule) - len(left))
         with bar as advance, path.open("a") as file:
             for sample, question, configuration in left:
-                params = self._order(question, configuration, sample)
-                outcome = await runners[configuration.runner].ask(params)
+                request = self._request(question, configuration, sample)
+                outcome = await runners[configuration.runner].ask(request)
                 is_right = self._plan.task.is_right(question, outcome.text)
-                file.write(as_line(_record(params, question, sample, outcome, is_right)))
+                file.write(as_line(_record(request, question, sample, outcome, is_right)))
                 file.flush()
                 advance(1)
 
-    def _order(self, question: Question, configuration: Configuration, sample: int) -> Ask:
+    def _request(self, question: Question, configuration: Configuration, sample: int) -> Ask:
         plan = self._plan
-        seed = derive_seed(plan.seed, question.id, sample) >> 11  # a JSON number keeps 53 bits
+        seed = derive_seed(plan.seed, question.id, sample) >> 11  # JSON numbers are exact up to 53 bits
         return Ask(question.messages, configuration, plan.temperature, plan.top_p, seed, plan.max_tokens)
 
     def _write_facts(self, runners: Runners) -> None:
-        """Memory is that after the last answer: peak of each process where the system tells it."""
+        """Write the environment and the memory use of each process after the last answer."""
         processes = {role: pid for runner in runners.values() for role, pid in runner.processes().items()}
         facts = json.loads((self._folder / "run.json").read_text())
         facts["environment"]["memory_bytes"] = memory_bytes(processes)
@@ -157,7 +157,7 @@ class Comparison:
 
 
 def claim(folder: Path, plan: Plan) -> None:
-    """Make the run's folder, or make sure that the one there belongs to the same run. Raises: InvalidRequest."""
+    """Create the run's folder, or check that the existing one belongs to the same run. Raises: InvalidRequest."""
     path, labels = folder / "run.json", [configuration.label for configuration in plan.configurations]
     if path.exists():
         facts = json.loads(path.read_text())
@@ -174,21 +174,21 @@ def claim(folder: Path, plan: Plan) -> None:
 
 
 def default_folder(plan: Plan) -> Path:
-    """One a plan: the same command goes on where it stopped, another one, or other code, begins anew."""
+    """The plan's folder: the same command resumes its run; other settings or other code begin a new one."""
     digest = hashlib.sha256(json.dumps(plan.settings, sort_keys=True).encode()).hexdigest()[:8]
     return Path(".work/bench") / f"{plan.task.name}-t{plan.temperature:g}-{digest}"
 
 
-def _record(params: Ask, question: Question, sample: int, outcome: Outcome, is_right: bool) -> Record:
+def _record(request: Ask, question: Question, sample: int, outcome: Outcome, is_right: bool) -> Record:
     numbers = statistics(SegmentTrace.model_validate(row).record() for row in outcome.trace)
     stages: Counter[str] = Counter()
     for row in outcome.trace:
         stages.update(row["times"])
     return Record(
-        label=params.configuration.label,
+        label=request.configuration.label,
         question=question.id,
         sample=sample,
-        seed=params.seed,
+        seed=request.seed,
         is_right=is_right,
         finish_reason=outcome.finish_reason,
         latency_s=round(outcome.latency_s, 6),
@@ -206,7 +206,7 @@ def _record(params: Ask, question: Question, sample: int, outcome: Outcome, is_r
 
 
 def _slim(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A segment's record without what its text says again."""
+    """A segment's record without the fields that its text makes redundant."""
     slim = {name: value for name, value in row.items() if name not in ("token_ids", "tokenizer")}
     if slim["rejected"]:
         slim["rejected"] = _slim({"rejected": None, **slim["rejected"]})

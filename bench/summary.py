@@ -1,4 +1,4 @@
-"""From records to rows: means with their standard errors, and differences paired by question."""
+"""Summarises records: means with standard errors, and differences paired by question."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,40 +22,40 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One configuration over the questions that all of its run's configurations have answered."""
+    """Results of one configuration over the questions that all configurations of its run have answered."""
 
     label: str
     configuration: Configuration
     num_questions: int
     num_samples: int
     pass_at_1: Measured
-    """Share of right answers, averaged over the samples of a question first."""
+    """Share of right answers; the samples of a question are averaged first."""
     difference: Measured
     """pass@1 minus the baseline's, paired by question."""
     mcnemar_p: float | None
-    """Of the difference: exact, two-sided; None with several samples a question."""
+    """McNemar's p-value of the difference: exact, two-sided; None with several samples per question."""
     latency_s: Measured
     median_latency_s: float
     speedup: Measured
-    """The baseline's mean latency over this one's."""
+    """The baseline's mean latency divided by this one's."""
     tokens_per_s: float
     mean_tokens: float
     target_ratio: float | None
-    """Share of the tokens that the target wrote, or drew itself after refusing the draft's; None where unknown."""
+    """Share of the tokens that the target wrote, or sampled after a rejection; None where unknown."""
     acceptance_rate: float | None
-    """Share of the judged segments; None where none is."""
+    """Accepted share of the judged segments; None if there are none."""
     token_acceptance_rate: float | None
-    """Share of the proposed tokens; None where none is."""
+    """Accepted share of the proposed tokens; None if there are none."""
     share_cut: float
-    """Answers that ran into the token budget."""
+    """Share of answers that reached the token budget."""
     share_equal_to_baseline: float
     stages_ms: Mapping[str, float]
-    """Mean of a generation; `wire_ms` is part of the others, `other_ms` what the latency holds beside them."""
+    """Means per generation; `wire_ms` is part of the other stages, `other_ms` the latency outside them."""
     num_rounds: float
-    """Judged segments of a generation, mean."""
+    """Mean number of judged segments per generation."""
 
     def as_json(self) -> dict[str, Any]:
-        """All fields but the parsed label."""
+        """All fields except the parsed configuration."""
         row = asdict(self)
         del row["configuration"]
         return row
@@ -63,7 +63,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run's folder, summed up."""
+    """The summary of a run's folder."""
 
     folder: Path
     name: str
@@ -72,7 +72,7 @@ class Run:
     rows: Sequence[Row]
     """The baseline first."""
     not_applicable: Mapping[str, str]
-    """Label -> why the pair cannot do it."""
+    """Label -> why the pair does not support it."""
     records: Sequence[Record]
 
 
@@ -140,7 +140,7 @@ def _row(own: Sequence[Record], baseline: Sequence[Record]) -> Row:
 
 
 def _share(records: Sequence[Record], part: str, *whole: str) -> float | None:
-    """Of a count in other counts, over all answers of a configuration; None where there is nothing to count."""
+    """Share of a count in other counts, over all answers of a configuration; None if the total is 0."""
     total = sum(float(_array(records, name).sum()) for name in whole)
     return float(_array(records, part).sum()) / total if total else None
 
@@ -164,13 +164,13 @@ def _by_question(values: Floats, questions: NDArray[np.intp]) -> Floats:
 
 
 def mean(values: Floats) -> Measured:
-    """Of independent values."""
+    """Mean of independent values."""
     error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
     return Measured(float(values.mean()), float(error))
 
 
 def _ratio(above: Floats, below: Floats) -> Measured:
-    """Of means; its error by resampling questions."""
+    """Ratio of means, with its error by resampling questions."""
     picks = np.random.default_rng(0).integers(0, len(below), (NUM_RESAMPLES, len(below)))
     error = (above[picks].mean(1) / below[picks].mean(1)).std()
     return Measured(float(above.mean() / below.mean()), float(error))

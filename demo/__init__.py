@@ -1,1 +1,1 @@
-"""The demo language, and the recipe of the bundled model pair and its probes."""
+"""The demo language, and the training of the bundled model pair and its probes."""

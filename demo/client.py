@@ -1,4 +1,4 @@
-"""Asking the gateway over REST, as any client would, and comparing fairly on a machine that is never quite still."""
+"""A REST client of the gateway, and interleaved comparisons that share the machine's varying load equally."""
 
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -14,7 +14,7 @@ from semspec.demo.problems import Problem
 Strategy = Literal["target", "semantic", "draft"]
 Json = dict[str, Any]
 MAX_TOKENS = 512
-"""Twice what the longest solution needs, so that a model that rambles pays for it."""
+"""Twice the tokens of the longest solution, so that an overlong answer costs time."""
 
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 Q = TypeVar("Q")
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back for one problem, timed here, at the client."""
+    """The answer to one problem, timed at the client."""
 
     is_right: bool
     latency_s: float
@@ -40,7 +40,7 @@ class Completion:
     text: str
     """Reasoning included."""
     latency_s: float
-    """From the request to the whole answer."""
+    """Time from the request to the whole answer."""
     body: Json
 
 
@@ -53,13 +53,13 @@ class ChatClient:
 
     @classmethod
     async def connect(cls, http: httpx.AsyncClient) -> "ChatClient":
-        """A client of the first model the gateway lists. Raises: httpx.HTTPError."""
+        """A client of the first model that the gateway lists. Raises: httpx.HTTPError."""
         response = await http.get("/v1/models")
         response.raise_for_status()
         return cls(http, response.json()["data"][0]["id"])
 
     async def complete(self, question: str | list[Json], fields: Json) -> Completion:
-        """The answer to a question or a conversation; `fields` of the request beside it. Raises: httpx.HTTPError."""
+        """The answer to a conversation; `fields` are added to the request. Raises: httpx.HTTPError."""
         start = perf_counter()
         response = await self._http.post("/v1/chat/completions", json=self._body(question, fields))
         latency_s = perf_counter() - start
@@ -85,14 +85,14 @@ class ChatClient:
 
 
 class Client:
-    """Problems of the demo language, put to a gateway."""
+    """Sends problems of the demo language to a gateway."""
 
     def __init__(self, chat: ChatClient, temperature: float) -> None:
         self._chat = chat
         self._temperature = temperature
 
     async def ask(self, problem: Problem, strategy: Strategy, seed: int) -> Answer:
-        """One problem, answered in one piece and graded. Raises: httpx.HTTPError."""
+        """Answer one problem without streaming, and grade it. Raises: httpx.HTTPError."""
         completion = await self._chat.complete(problem.question, self._fields(strategy, seed))
         statistics, num_tokens = completion.body["semspec"], completion.body["usage"]["completion_tokens"]
         return Answer(
@@ -118,9 +118,9 @@ class Client:
 
 
 def boxed(text: str) -> str | None:
-    """What stands in the last `\\boxed{}`."""
-    found = _BOXED.findall(text)
-    return found[-1].strip() if found else None
+    """The content of the last `\\boxed{}`."""
+    answers = _BOXED.findall(text)
+    return answers[-1].strip() if answers else None
 
 
 def _text(message: Json) -> str:
@@ -128,8 +128,7 @@ def _text(message: Json) -> str:
 
 
 def in_turns(questions: Sequence[Q], contestants: Sequence[T]) -> Iterator[tuple[Q, T]]:
-    """Each question with all contestants, another one first each time, so that whatever else the machine does weighs on
-    all alike."""
+    """Each question with all contestants, in rotating order, so that the machine's other load affects all equally."""
     for index, question in enumerate(questions):
         first = index % len(contestants)
         for contestant in (*contestants[first:], *contestants[:first]):

@@ -1,4 +1,4 @@
-"""Solved problems as an author writes them: the training text of the bundled pair."""
+"""Solved problems in an author's wording: the training text of the bundled pair."""
 
 import random
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ THINK = f"{DELIMITER}<think>{DELIMITER}"
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A problem and one right solution of it."""
+    """A problem with one correct solution."""
 
     problem: Problem
     meanings: tuple[Proposition, ...]

@@ -1,4 +1,4 @@
-"""How good the bundled models are alone: pass@1 on held-out problems.
+"""Evaluates each bundled model alone: pass@1 on held-out problems.
 
 python -m semspec.demo.evaluate_models            500 `report` problems, writes bench/results/pass_at_1.json
 """
@@ -21,7 +21,7 @@ BATCH_SIZE = 50
 
 @torch.no_grad()
 def pass_at_1(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, seeds: Sequence[int]) -> float:
-    """Share of problems answered rightly in one sample each, T 0.6, top_p 0.95."""
+    """Share of problems answered correctly with one sample each, T 0.6, top_p 0.95."""
     torch.manual_seed(0)
     num_right = 0
     for start in range(0, len(seeds), BATCH_SIZE):

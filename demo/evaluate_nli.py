@@ -1,4 +1,4 @@
-"""How well clusters by entailment agree with the parser's, on next steps that the bundled pair really writes.
+"""Compares clusters by entailment with the parser's, on next steps sampled from the bundled pair.
 
 python -m semspec.demo.evaluate_nli                     100 `report` problems, writes bench/results/nli.json
 python -m semspec.demo.evaluate_nli --split tune        for development
@@ -25,7 +25,7 @@ from semspec.training.clustering.equivalence import Alternatives
 from semspec.training.config import ContextsConfig, PromptConfig
 from semspec.training.data.contexts import choose_depths, mixed_trace, prompt
 from semspec.training.data.questions import Question
-from semspec.training.data.writers import EngineWriter, ModelDesk, SegmentWriter, WritingRecipe
+from semspec.training.data.writers import CachedModel, EngineWriter, SegmentWriter, WritingRecipe
 from semspec.training.files import read_rows, write_rows
 from semspec.types import Context, SamplingParams, Writer, derive_seed
 
@@ -39,14 +39,14 @@ CONTEXTS = ContextsConfig(traces="mixture", draft_share=0.7, per_question=2)
 
 
 class Scribe:
-    """The bundled pair, writing alternatives."""
+    """Samples alternatives from the bundled pair."""
 
     def __init__(self, pair: Path) -> None:
         self._target = CausalLM.load(str(pair / "target"), None, "cpu", "float32")
         draft = CausalLM.load(str(pair / "draft"), None, "cpu", "float32")
         recipe = WritingRecipe(SAMPLING, max_segment_tokens=MAX_SEGMENT_TOKENS)
         self._writers: dict[Writer, SegmentWriter] = {
-            writer: EngineWriter(ModelDesk(lm, NUM_SAMPLES), writer, recipe)
+            writer: EngineWriter(CachedModel(lm, NUM_SAMPLES), writer, recipe)
             for writer, lm in ((Writer.DRAFT, draft), (Writer.TARGET, self._target))
         }
 
@@ -66,7 +66,7 @@ class Scribe:
 
 
 def sampled(split: str, num_problems: int, pair: Path, work: Path) -> list[Alternatives]:
-    """Both models' samples at two contexts a problem; kept in `work`."""
+    """Both models' samples at two contexts per problem; stored in `work`."""
     path = work / f"{split}-{num_problems}.parquet"
     if not path.exists():
         scribe = Scribe(pair)
@@ -89,7 +89,7 @@ def _row(group: Alternatives) -> dict[str, object]:
 
 
 def agreement(truths: Sequence[Sequence[int]], clusters: Sequence[Sequence[int]]) -> dict[str, object]:
-    """Adjusted Rand index a context, and how pairs of segments are judged."""
+    """Adjusted Rand index per context, and the verdicts on pairs of segments."""
     scores = np.array([adjusted_rand_score(truth, own) for truth, own in zip(truths, clusters, strict=True)])
     counts = np.zeros((2, 2), dtype=np.int64)
     for truth, own in zip(truths, clusters, strict=True):

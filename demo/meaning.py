@@ -1,4 +1,4 @@
-"""Propositions: what a reasoning step says, which ones are valid next, and how likely an author states them."""
+"""Propositions: the meanings of reasoning steps, which ones are valid next, and an author's distribution over them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -26,19 +26,19 @@ class Proposition:
 
 @dataclass(slots=True)
 class Progress:
-    """Where a solution stands, by its own words: a wrong count, once written, is the count."""
+    """State of a solution by its own statements: a wrong count, once written, is the current count."""
 
     goal_stated: bool = False
     value: int | None = None
     day: int = 0
-    rest: tuple[Operator, int] | None = None  # a split change waiting for its second share
+    rest: tuple[Operator, int] | None = None  # a split change whose second part is missing
     last_change: tuple[Operator, int, int, int] | None = None  # operator, delta, before, after; None once remarked on
     done: bool = False
     answered: bool = False
 
 
 def valid_next(problem: Problem, history: list[Proposition]) -> dict[Proposition, float]:
-    """The distribution an author draws the next step's meaning from. Its support is what is right to say here.
+    """An author's distribution over the next step's meaning. Its support is the set of right steps.
 
     Empty when `history` is over or cannot be followed.
     """
@@ -49,7 +49,7 @@ def valid_next(problem: Problem, history: list[Proposition]) -> dict[Proposition
 
 
 def is_valid(problem: Problem, history: list[Proposition], step: Proposition) -> bool | None:
-    """Whether `step` is right after `history`; None when `history` itself cannot be followed (see `replay`)."""
+    """Whether `step` is right after `history`; None when `history` itself is invalid (see `replay`)."""
     progress = replay(problem, history)
     if progress is None:
         return None
@@ -65,7 +65,7 @@ def is_valid(problem: Problem, history: list[Proposition], step: Proposition) ->
 
 
 def _is_split(step: Proposition, options: dict[Proposition, float]) -> bool:
-    """Whether this is a way to split a change that may be stated now, not only the author's favourite one."""
+    """Whether this is a valid split of a change that may be stated now, even if the author would not choose it."""
     if step.kind != "part":
         return False
     day, name, item, operator, delta, amount, before, _ = step.values
@@ -74,7 +74,7 @@ def _is_split(step: Proposition, options: dict[Proposition, float]) -> bool:
 
 
 def _is_followable(step: Proposition, options: dict[Proposition, float]) -> bool:
-    """Whether this is a step one may take now, its result aside: later steps take that result for true."""
+    """Whether this step is allowed now, regardless of its result; later steps treat the result as true."""
     if step in options or _is_split(step, options):
         return True
     if step.kind not in ("start", "change", "rest", "answer"):
@@ -152,7 +152,7 @@ def _remarks(problem: Problem, progress: Progress) -> dict[Proposition, float]:
 
 
 def _moves(problem: Problem, progress: Progress) -> dict[Proposition, float]:
-    """Steps that go on: pass over idle days, jump to the next change, or conclude."""
+    """Steps that proceed: skip idle days, go to the next change, or conclude."""
     num_idle = _num_idle(problem, progress.day)
     next_day = progress.day + num_idle + 1
     ahead = _conclude(problem, progress) if next_day > len(problem.events) else _state(problem, progress, next_day)

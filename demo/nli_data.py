@@ -1,4 +1,4 @@
-"""Pairs of steps and whether the first entails the second: what the demo language's NLI model learns from."""
+"""Training data of the demo language's NLI model: pairs of steps, and whether the first entails the second."""
 
 import random
 import re
@@ -21,7 +21,7 @@ _MARK = re.compile(r"«(\w+):(\w+)»")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step in words. `fields` are the places (start, end in characters) that state a field of its proposition."""
+    """A step's text. `fields` are the character spans (start, end) that state a field of its proposition."""
 
     text: str
     meaning: Proposition
@@ -132,7 +132,7 @@ def _causes(step: Proposition, rng: random.Random) -> tuple[Proposition, ...]:
 
 
 def _words(step: Proposition, rng: random.Random) -> Step:
-    """`step` as either author puts it."""
+    """`step` in the wording of either author."""
     author, state = rng.choice(AUTHORS), rng.getstate()
     if step.kind == "skip":
         return Step(author.write(step, rng), step)
@@ -201,5 +201,5 @@ def _broken(step: Step, last_day: int, rng: random.Random) -> Step:
 
 
 def held_out_questions() -> frozenset[str]:
-    """Questions that no training pair may be about."""
+    """Questions that are excluded from training pairs."""
     return frozenset(make_problem(seed).question for split in ("probe", "tune", "report") for seed in SPLITS[split])

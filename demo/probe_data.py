@@ -1,4 +1,4 @@
-"""The demo language for the probe pipeline: its questions, and the exact parser as a truth to compare with."""
+"""The demo language for the probe pipeline: its questions, and the exact parser as ground truth."""
 
 from collections.abc import Iterator, Sequence
 
@@ -29,7 +29,7 @@ class ParserEquivalence:
 
 
 def is_right(question_id: str, reasoning: str, segment: str) -> bool | None:
-    """Whether a step is right after the reasoning so far; None after a step that cannot be followed."""
+    """Whether a step is right after the reasoning so far; None after an invalid step."""
     problem = make_problem(int(question_id))
     last_day = len(problem.events)
     history = [read(step, last_day) for step in reasoning.split("\n\n") if step]

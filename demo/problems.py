@@ -1,4 +1,4 @@
-"""Word problems of the demo language, each named by one integer seed."""
+"""Word problems of the demo language, each identified by an integer seed."""
 
 import random
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ SPLITS = {
     "tune": range(10_010_000, 10_015_000),
     "report": range(10_015_000, 10_020_000),
 }
-"""Problem seeds by purpose: models see `train`, probes `probe`; knobs are chosen on `tune`, results on `report`."""
+"""Problem seeds by purpose: `train` for models, `probe` for probes, `tune` for options, `report` for results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happens on one day: a change of the count, or nothing (`operator` is None)."""
+    """The event of one day: a change of the count, or none (`operator` is None)."""
 
     operator: Operator | None
     delta: int
@@ -74,7 +74,7 @@ def make_problem(seed: int) -> Problem:
 
 
 def _draw_event(rng: random.Random, value: int, num_days_left: int, events: list[Event]) -> Event | None:
-    """The next day's event, or None if the draw leaves the allowed counts."""
+    """The next day's event, or None if the sampled one leaves the allowed range of counts."""
     num_changes_missing = 2 - sum(1 for event in events if event.operator)
     if rng.random() < 0.3 and num_days_left > num_changes_missing:
         return Event(None, 0)

@@ -18,7 +18,7 @@ from semspec.stack import BUNDLED_PAIR, Stack, StackConfig, StackError, run
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 WARM_UP, SHOWN = SPLITS["tune"][0], SPLITS["tune"][1]
-"""Problems outside the count: one before the clock starts, one to look at."""
+"""Additional problems: one to warm up, one to show."""
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 async def demo(arguments: argparse.Namespace, console: Console) -> int:
-    """Start the stack, show one generation, time all strategies, and say how they did."""
+    """Start the stack, show one generation, time all strategies, and print the results."""
     console.print("Starting Redis, draft, target, verifier and gateway ...", style="bold")
     async with Stack(StackConfig.of_pair(arguments.pair)) as stack, _http(stack) as http:
         client = Client(await ChatClient.connect(http), arguments.temperature)
@@ -49,7 +49,7 @@ async def demo(arguments: argparse.Namespace, console: Console) -> int:
 
 
 async def show_generation(client: Client, console: Console) -> None:
-    """One problem, streamed, as it is decided segment by segment."""
+    """Show one problem's stream, segment by segment."""
     problem = make_problem(SHOWN)
     console.print(f"\n[bold]{problem.question}[/bold]\n[bright_black]{show.LEGEND}[/bright_black]\n")
     async for record in client.stream(problem, "semantic", seed=SHOWN):
@@ -58,7 +58,7 @@ async def show_generation(client: Client, console: Console) -> None:
 
 
 async def ask_all(client: Client, seeds: Sequence[int], console: Console) -> dict[Strategy, list[Answer]]:
-    """Every problem with every strategy, in turns, so that whatever else the machine does weighs on all alike."""
+    """Run every problem with every strategy, interleaved, so that the machine's other load affects all equally."""
     answers: dict[Strategy, list[Answer]] = {strategy: [] for strategy in STRATEGIES}
     for strategy in STRATEGIES:
         await client.ask(make_problem(WARM_UP), strategy, WARM_UP)
@@ -69,7 +69,7 @@ async def ask_all(client: Client, seeds: Sequence[int], console: Console) -> dic
 
 
 def describe(error: Exception) -> str:
-    """One line; of a refusal, the gateway's own words."""
+    """The error in one line; for a refusal, the gateway's message."""
     if isinstance(error, httpx.HTTPStatusError):
         return f"{error.response.status_code} {error.response.text.strip()}" if error.response.is_closed else str(error)
     return str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""The demo's pictures: a generation segment by segment, and the table."""
+"""The demo's output: a generation segment by segment, and the table of results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,18 +17,18 @@ p, q: semantic probability under target and draft"""
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One strategy over all problems. Keys of the demo's JSON."""
+    """Results of one strategy over all problems; the fields are keys of the demo's JSON."""
 
     pass_at_1: float
     latency_s: float
-    """Mean seconds a problem."""
+    """Mean seconds per problem."""
     speedup: float
-    """The target's latency over this one's."""
+    """The target's latency divided by this one's."""
     tokens_per_s: float
     target_ratio: float
     """Share of the tokens that the target wrote."""
     acceptance_rate: float | None
-    """Share of the judged segments that were accepted; None where none is judged."""
+    """Accepted share of the judged segments; None if there are none."""
 
 
 def summarise(answers: Mapping[Strategy, Sequence[Answer]]) -> dict[Strategy, Row]:
@@ -57,13 +57,13 @@ def _latency_s(answers: Sequence[Answer]) -> float:
 
 
 def as_json(rows: Mapping[Strategy, Row], temperature: float, num_problems: int) -> Json:
-    """The table for machines."""
+    """The results as JSON."""
     strategies = {strategy: asdict(row) for strategy, row in rows.items()}
     return {"temperature": temperature, "num_problems": num_problems, "strategies": strategies}
 
 
 def table(rows: Mapping[Strategy, Row], temperature: float, num_problems: int) -> Table:
-    """The table for people."""
+    """The results as a table."""
     picture = Table(title=f"{num_problems} problems, temperature {temperature:g}")
     picture.add_column("strategy")
     for name in ("pass@1", "latency\ns", "speed-up", "tokens/s", "target\nratio", "accept-\nance"):

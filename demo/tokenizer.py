@@ -1,4 +1,4 @@
-"""The pair's tokenizer: one token a word, one a digit, the delimiter a token of its own."""
+"""The pair's tokenizer: one token per word, per digit, and for the delimiter."""
 
 import re
 
@@ -16,7 +16,7 @@ CHAT_TEMPLATE = "{{ messages[-1]['content'] + '" + THINK.replace("\n", "\\n") + 
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """The same tokenizer every time: its vocabulary is the sorted words of the grammar and of sample problems."""
+    """A deterministic tokenizer: its vocabulary is the sorted words of the grammar and of sample problems."""
     vocabulary = {piece: index for index, piece in enumerate([*SPECIALS, *_pieces()])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(PIECE), behavior="isolated")

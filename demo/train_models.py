@@ -28,13 +28,13 @@ from semspec.demo.wording import DRAFT_AUTHOR, SLOTS, TARGET_AUTHOR, Author
 log = logging.getLogger("semspec.demo.train_models")
 
 POOL_STEPS = 12
-"""Documents are drawn for this many steps at a time and batched by length."""
+"""Documents are sampled for this many steps at a time and batched by length."""
 IGNORED = -100
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stretch of training at one depth."""
+    """A training stage at one depth."""
 
     num_layers: int
     num_steps: int
@@ -50,7 +50,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How one model of the pair is made."""
+    """The training recipe of one model of the pair."""
 
     name: str
     author: Author
@@ -76,7 +76,7 @@ RECIPES = {
 
 
 def build_model(recipe: Recipe, num_layers: int, tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
-    """A fresh Qwen2 model, its weights drawn so that a deep stack trains."""
+    """A new Qwen2 model, initialised so that many layers train well."""
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=recipe.hidden_size,
@@ -101,7 +101,7 @@ def build_model(recipe: Recipe, num_layers: int, tokenizer: PreTrainedTokenizerF
 
 
 def grow(shallow: Qwen2ForCausalLM, deep: Qwen2ForCausalLM) -> None:
-    """Spread the layers of `shallow` over `deep`; every inserted copy adds nothing at first."""
+    """Distribute the layers of `shallow` over `deep`; every inserted copy initially adds zero."""
     deep.model.embed_tokens.load_state_dict(shallow.model.embed_tokens.state_dict())
     deep.model.norm.load_state_dict(shallow.model.norm.state_dict())
     factor = len(deep.model.layers) // len(shallow.model.layers)
@@ -122,7 +122,7 @@ class Batch:
 
 
 class Texts:
-    """Training batches: a pure function of the step, so that a resumed run sees what it would have seen."""
+    """Training batches, a pure function of the step, so that a resumed run gets the same ones."""
 
     def __init__(self, recipe: Recipe, stage_index: int, tokenizer: PreTrainedTokenizerFast) -> None:
         self._recipe, self._stage = recipe, recipe.stages[stage_index]

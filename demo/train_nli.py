@@ -29,12 +29,12 @@ from semspec.training.clustering.nli import NliConfig, NliModel, Verdict
 log = logging.getLogger("semspec.demo.train_nli")
 
 WINDOW = 96
-"""Tokens of a pair: the longest step fits into its half of them, the rest is context."""
+"""Tokens of a pair: the longest step fits into half of them; the rest is context."""
 COURSE = Course(num_steps=3400, matrix_learning_rate=0.01, learning_rate=3e-3)
 FIRST_SEED = 8_000_000
 BATCH_SIZE = 64
 POOL_STEPS = 8
-"""Pairs are drawn for this many steps at a time and batched by length."""
+"""Pairs are sampled for this many steps at a time and batched by length."""
 PAIRS_A_PROBLEM = 4
 CONTEXT_SHARE = 0.85
 ALONE_UNTIL = 0.55
@@ -63,7 +63,7 @@ def build_nli_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_nli_model(tokenizer: PreTrainedTokenizerFast) -> DebertaV2ForSequenceClassification:
-    """A fresh model, its weights drawn so that it trains fast."""
+    """A new model, initialised so that it trains fast."""
     config = DebertaV2Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -107,7 +107,7 @@ class Batch:
 
 
 class Learner(nn.Module):
-    """The model, and what it is asked on the way."""
+    """The model with auxiliary training outputs."""
 
     def __init__(self, model: DebertaV2ForSequenceClassification) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Example:
 
 
 class Examples:
-    """Training batches: a pure function of the step, so that a resumed run sees what it would have seen."""
+    """Training batches, a pure function of the step, so that a resumed run gets the same ones."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, course: Course) -> None:
         vocabulary: dict[str, int] = tokenizer.get_vocab()
@@ -224,7 +224,7 @@ def train(course: Course, work: Path, output: Path) -> None:
 
 
 def pair_metrics(folder: Path, seeds: Sequence[int]) -> dict[str, float]:
-    """How often a finished model tells entailment from the rest, on pairs about other problems."""
+    """Accuracy of a finished model at recognising entailment, on pairs about other problems."""
     model = NliModel.load(NliConfig(model=str(folder), device="cpu"))
     held_out = [pair for seed in seeds for pair in pairs(seed, CONTEXT_SHARE)]
     verdicts = model.judge(

@@ -19,7 +19,7 @@ Batch = TypeVar("Batch")
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How long and how fast to train."""
+    """Number of steps and learning rates of a training."""
 
     num_steps: int
     matrix_learning_rate: float
@@ -27,7 +27,7 @@ class Course:
 
 
 class Trainer(Generic[Batch]):
-    """One model on one course."""
+    """Trains one model on one course."""
 
     def __init__(self, model: nn.Module, course: Course, folder: Path, loss: Callable[[Batch], Tensor]) -> None:
         self.model, self._course, self._folder, self._loss = model, course, folder, loss
@@ -41,7 +41,7 @@ class Trainer(Generic[Batch]):
         self.step = 0
 
     def run(self, batches: Iterator[Batch]) -> None:
-        """Train to the end of the course; `batches` goes on from `step`."""
+        """Train to the end of the course; `batches` continues from `step`."""
         self.model.train()
         for batch in batches:
             if self.step >= self._course.num_steps:
@@ -65,7 +65,7 @@ class Trainer(Generic[Batch]):
         return loss.item()
 
     def save(self) -> None:
-        """Write weights, optimizer state and step beside the old checkpoint, then swap them in."""
+        """Write weights, optimizer state and step to a new file, then replace the old checkpoint."""
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items() if not _is_tied(name)}
         for number, optimizer in enumerate(self._optimizers):
             for index, state in optimizer.state_dict()["state"].items():
@@ -97,7 +97,7 @@ class Trainer(Generic[Batch]):
 
 
 def _is_table(name: str) -> bool:
-    """Embeddings and output layers, which Muon is not for."""
+    """Embeddings and output layers, for which Muon is unsuitable."""
     return "embed" in name or "classifier" in name
 
 

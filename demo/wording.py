@@ -1,4 +1,4 @@
-"""Wording: how a proposition is put into words, by authors with different taste, and read back.
+"""Wording: renders propositions as text, by authors with different preferences, and parses them.
 
 A kind has templates, a template has `<slots>` filled from a list of synonyms and `{fields}` filled from the
 proposition. An author is a set of preferences over both. The reader turns the same grammar into regular expressions.
@@ -96,7 +96,7 @@ class Author:
     """Preferences over templates and synonyms: geometric weights over a shuffled order, never zero."""
 
     def __init__(self, seed: int, reverse: bool = False, skew: float = 2.8, floor: float = 0.04) -> None:
-        """`reverse` gives the author whose order of preference is the opposite of that seed's."""
+        """`reverse` gives the author with the opposite order of preference."""
         rng = random.Random(seed)
         self._weights: dict[str, list[float]] = {}
         choices = {name: len(words) for name, words in SLOTS.items()}
@@ -136,7 +136,7 @@ DRAFT_AUTHOR = Author(seed=1, reverse=True)
 
 
 def read(text: str, last_day: int) -> Proposition:
-    """The proposition a step states, `unreadable` if it is none of this grammar's."""
+    """The proposition that a step states; `unreadable` if the grammar does not match."""
     text = text.strip("\n")
     for kind, operator, pattern in _PATTERNS:
         if match := pattern.fullmatch(text):
@@ -144,14 +144,14 @@ def read(text: str, last_day: int) -> Proposition:
     return Proposition("unreadable", (text,))
 
 
-def _values(kind: Kind, operator: str | None, found: dict[str, str], last_day: int) -> tuple[int | str, ...]:
+def _values(kind: Kind, operator: str | None, fields: dict[str, str], last_day: int) -> tuple[int | str, ...]:
     if kind == "done":
         return (last_day,)
     if kind == "skip":
-        found = {"last_day": found["first_day"]} | found
+        fields = {"last_day": fields["first_day"]} | fields
     if operator:
-        found["operator"] = operator
-    return tuple(int(found[name]) if found[name].isdigit() else found[name] for name in FIELDS[kind])
+        fields["operator"] = operator
+    return tuple(int(fields[name]) if fields[name].isdigit() else fields[name] for name in FIELDS[kind])
 
 
 def _patterns() -> Iterator[tuple[Kind, str | None, re.Pattern[str]]]:
@@ -161,7 +161,7 @@ def _patterns() -> Iterator[tuple[Kind, str | None, re.Pattern[str]]]:
 
 
 def _pattern(template: str) -> str:
-    """A regular expression for one template; a field that comes twice must say the same twice."""
+    """A regular expression for one template; a repeated field must have the same value."""
     seen: set[str] = set()
     pieces: list[str] = []
     position = 0
@@ -187,7 +187,7 @@ _PATTERNS = tuple(_patterns())
 
 
 def vocabulary_texts() -> Iterator[str]:
-    """Texts that together hold every word of the grammar."""
+    """Texts that together contain every word of the grammar."""
     for words in SLOTS.values():
         yield from words
         yield from (f" {word}" for word in words)

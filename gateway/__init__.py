@@ -1,1 +1,1 @@
-"""The REST face of semspec: OpenAI's API over draft, target and verifier, with contexts and traces kept in Redis."""
+"""The HTTP gateway: OpenAI's and TGI's APIs over draft, target and verifier; Redis stores traces and sessions."""

@@ -23,12 +23,14 @@ from semspec.rpc.tls import Certificates
 from semspec.settings import load_settings
 
 SERVER_HEADER_BYTES = 16 * 1024
-"""Longest part of a request's head that is kept while the rest has not come."""
+"""Maximum size of an incomplete request head, in bytes."""
 
 
 class _Server(uvicorn.Server):
-    """Told to stop, it says so to load balancers, and a little later lets requests end and returns, where uvicorn's
-    own would end the process by the signal."""
+    """Shuts down in two steps: `/ready` fails for `settle_s` seconds, then running requests drain and `serve` returns.
+
+    uvicorn's own server would raise the signal again and end the process.
+    """
 
     def __init__(self, config: uvicorn.Config, readiness: Readiness, settle_s: float) -> None:
         super().__init__(config)
@@ -36,7 +38,7 @@ class _Server(uvicorn.Server):
         self._settle_s = settle_s
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A second signal does not wait."""
+        """Start the shutdown; a second signal skips the settle time."""
         delay_s = 0 if self._readiness.is_draining else self._settle_s
         self._readiness.is_draining = True
         asyncio.get_running_loop().call_later(delay_s, super().handle_exit, sig, frame)
@@ -50,7 +52,7 @@ class _Server(uvicorn.Server):
 
 
 def main() -> None:
-    """Serve until told to stop."""
+    """Serve until SIGINT or SIGTERM."""
     settings = load_settings(GatewaySettings)
     configure_logging(settings.log_level, settings.log_json)
     with exported_traces("semspec-gateway"):
@@ -69,8 +71,8 @@ def _connect(settings: GatewaySettings, connections: AsyncExitStack) -> Backends
     drafter = PooledDrafter(settings.draft_address, options)
     target = PooledTarget(settings.target_address, options)
     verifier = PooledVerifier(settings.verifier_address, options)
-    for player in (drafter, target, verifier):
-        connections.push_async_callback(player.aclose)
+    for backend in (drafter, target, verifier):
+        connections.push_async_callback(backend.aclose)
     return Backends(drafter, target, verifier)
 
 
@@ -95,7 +97,7 @@ def _server_config(settings: GatewaySettings, app: FastAPI) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
-        http="h11",  # uvicorn's other parser has no limit
+        http="h11",  # uvicorn's other parser does not limit the request head
         h11_max_incomplete_event_size=SERVER_HEADER_BYTES,
         timeout_graceful_shutdown=settings.drain_s,
         ssl_context_factory=_tls(settings),

@@ -1,4 +1,4 @@
-"""The application: each part is made once, and given to those that need it."""
+"""Creates the FastAPI application and connects its components."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -31,16 +31,16 @@ _log = logging.getLogger(__name__)
 
 
 def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> FastAPI:
-    """A gateway over `backends` and `store`. It closes the store at shutdown; its caller closes the backends.
+    """A gateway over `backends` and `store`. It closes the store at shutdown; the caller closes the backends.
 
-    Its parts are in `app.state` for the process's entry point and for tests: routes are given theirs.
+    Routes get their dependencies as arguments; `app.state` exposes some to the entry point and to tests.
     """
     metrics, background, keys = Metrics(), Background(), _keys(settings)
     metrics.capacity(settings.max_concurrent)
     store.on_failure = metrics.redis_failure
-    for service, player in zip(POOLED, (backends.drafter, backends.target, backends.verifier), strict=True):
-        if isinstance(player, PooledRole):
-            metrics.of_services.replicas(service, player)
+    for service, backend in zip(POOLED, (backends.drafter, backends.target, backends.verifier), strict=True):
+        if isinstance(backend, PooledRole):
+            metrics.of_services.replicas(service, backend)
     readiness = Readiness(backends, settings, store, metrics)
     runner = ChoiceRunner(backends, readiness, metrics, background, settings)
     admission = Admission(Limits.of(settings), metrics)
@@ -102,6 +102,6 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
 
 def _keys(settings: GatewaySettings) -> Keys | None:
     if settings.auth == "none":
-        _log.warning("every client that reaches this gateway may use it: SEMSPEC_GATEWAY_AUTH is none")
+        _log.warning("authentication is off, since SEMSPEC_GATEWAY_AUTH is none: every client may use this gateway")
         return None
     return Keys(settings.given_keys, settings.api_keys_file)

@@ -1,4 +1,4 @@
-"""What the gateway counts, for Prometheus. One registry an application: no globals, so tests may run many."""
+"""The gateway's Prometheus metrics. Each application has its own registry, so tests may create several."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -13,14 +13,14 @@ from semspec.types import ModelInfo, SegmentRecord
 _NAMESPACE = "semspec_gateway"
 SERVICES = ("draft", "target", "verifier", "redis")
 POOLED = SERVICES[:-1]
-"""Those that may have several replicas."""
+"""Services that may have several replicas."""
 CACHING = ("draft", "target")
-"""Those that keep keys and values."""
+"""Services with a KV cache."""
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
 class Replicas(Protocol):
-    """Who knows of a service's replicas."""
+    """Numbers of a service's replicas and of its calls in flight."""
 
     @property
     def num_replicas(self) -> int: ...
@@ -30,7 +30,7 @@ class Replicas(Protocol):
 
 
 class Metrics:
-    """Names start with `semspec_gateway_`, but those that tools know from vLLM; durations are seconds."""
+    """Names start with `semspec_gateway_`, except those that tools expect from vLLM; durations are in seconds."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -95,7 +95,7 @@ class Metrics:
         self._prompt_tokens.inc(num_tokens)
 
     def segment(self, record: SegmentRecord) -> None:
-        """A segment was kept."""
+        """Count a kept segment."""
         numbers = statistics([record])
         self._segments.labels(verdict(record)).inc()
         self._tokens.labels(record.segment.writer.value).inc(numbers.num_tokens)
@@ -128,7 +128,7 @@ class Metrics:
 
 
 class _Speculation:
-    """The counters that AIPerf and others read of vLLM; `semspec.records.Step` says what a draft is here."""
+    """vLLM's counters, which AIPerf and others read; `semspec.records.Step` defines what counts as a draft."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter = partial(Counter, registry=registry)
@@ -144,7 +144,7 @@ class _Speculation:
 
 
 class _Services:
-    """What becomes of draft, target, verifier and Redis."""
+    """Gauges of draft, target, verifier and Redis."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         gauge = partial(Gauge, namespace=_NAMESPACE, registry=registry, labelnames=("service",))
@@ -161,16 +161,16 @@ class _Services:
                     metric.labels(service)
 
     def up(self, answers: Mapping[str, bool]) -> None:
-        """Which of `SERVICES` answer."""
-        for service, does in answers.items():
-            self._up.labels(service).set(does)
+        """Record which of `SERVICES` respond."""
+        for service, is_up in answers.items():
+            self._up.labels(service).set(is_up)
 
     def replicas(self, service: str, replicas: Replicas) -> None:
-        """Whom to ask about one of `POOLED` at each scrape."""
+        """Read the gauges of one of `POOLED` from `replicas` at each scrape."""
         self._replicas.labels(service).set_function(lambda: replicas.num_replicas)
         self._calls.labels(service).set_function(lambda: replicas.num_in_flight)
 
     def cache(self, service: str, info: ModelInfo) -> None:
-        """What the engine of one replica said at the last handshake."""
+        """Record the cache sizes that one replica's engine reported at the last handshake."""
         self._cache_bytes.labels(service).set(info.cache_bytes)
         self._max_cache_bytes.labels(service).set(info.max_cache_bytes)

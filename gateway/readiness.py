@@ -1,4 +1,4 @@
-"""The handshake: do the services answer, and do their models, probes and state conventions belong together?"""
+"""The handshake: checks that the services respond, and that their models, probes and state conventions match."""
 
 import asyncio
 import logging
@@ -22,16 +22,16 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Replicated(Protocol):
-    """A player with several replicas, which may serve different models for a while."""
+    """A backend with several replicas, which may serve different models during an upgrade."""
 
     def of(self, info: ModelInfo) -> Self:
-        """The same, but for calls to this model alone."""
+        """A backend that calls only replicas of this model."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the three services said they serve."""
+    """Models and probes that the three services reported."""
 
     draft: ModelInfo
     target: ModelInfo
@@ -39,11 +39,11 @@ class Served:
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """Names of those this pair can do."""
+        """Names of the strategies that this pair supports."""
         return tuple(strategy for strategy in STRATEGIES if self.unsupported_reason(strategy) is None)
 
     def pinned(self, backends: Backends) -> Backends:
-        """Players that serve these models, or none: a generation does not go on with another."""
+        """Backends restricted to these models, so that a generation never continues with another model."""
         drafter, target = backends.drafter, backends.target
         return replace(
             backends,
@@ -52,13 +52,13 @@ class Served:
         )
 
     def unsupported_reason(self, strategy: str) -> str | None:
-        """Why this pair cannot do it and what to do about it, in one line; None if it can."""
+        """Why this pair does not support the strategy, with the remedy, in one line; None if it does."""
         needs = STRATEGIES[strategy]
         if needs.needs_one_vocabulary and self.draft.tokenizer != self.target.tokenizer:
             return (
                 f"the strategy {strategy!r} proposes tokens to the target, so both models need one tokenizer, but the "
                 f"draft has {self.draft.tokenizer} and the target {self.target.tokenizer}: choose a strategy that "
-                "hands over text, such as 'semantic', or serve a pair with one vocabulary"
+                "transfers text, such as 'semantic', or serve a pair with one vocabulary"
             )
         if needs.needs_earlier_turns and not self.target.can_be_asked:
             return (
@@ -67,25 +67,25 @@ class Served:
             )
         if needs.probes and needs.probes not in self.verifier.alternatives:
             return (
-                f"the strategy {strategy!r} judges by probes of that name, which the verifier does not serve: choose "
+                f"the strategy {strategy!r} needs probes of that name, which the verifier does not serve: choose "
                 "another strategy, or add them to the folder SEMSPEC_VERIFIER_ALTERNATIVES"
             )
         return None
 
     def tells_logprobs(self, strategy: str) -> bool:
-        """Whether all that is written has its writer's logprobs."""
+        """Whether all kept tokens have their writer's logprobs."""
         writers = {Writer.DRAFT: self.draft, Writer.TARGET: self.target}
         kept = (writers[writer] for writer in STRATEGIES[strategy].writers)
         return STRATEGIES[strategy].tells_logprobs and all(writer.tells_logprobs for writer in kept)
 
     def max_context_tokens(self, strategy: str) -> int:
-        """The window a generation must fit in; a draft that only helps must follow to the end."""
+        """The context window of a generation, in tokens; the smaller one where the draft's text is kept."""
         if Writer.DRAFT not in STRATEGIES[strategy].writers:
             return self.target.max_context_tokens
         return min(self.draft.max_context_tokens, self.target.max_context_tokens)
 
     def segmentations(self, strategy: str) -> frozenset[Segmentation]:
-        """What a strategy's services have in common."""
+        """The segmentations that all services of a strategy support."""
         common = frozenset(self.target.segmentations)
         if Writer.DRAFT in STRATEGIES[strategy].writers:
             common &= frozenset(self.draft.segmentations)
@@ -105,11 +105,11 @@ class Status:
     error: SemspecError | None
     """Why no generation can be served now."""
     missing: str | None = None
-    """What is away while generations go on with the target alone."""
+    """Which service is unavailable while the target generates alone."""
 
 
 class Readiness:
-    """Keeps the handshake current. A lost draft or verifier does not end readiness: the target goes on alone."""
+    """Repeats the handshake. Without draft or verifier the gateway stays ready: the target generates alone."""
 
     def __init__(self, backends: Backends, settings: GatewaySettings, store: Store, metrics: Metrics) -> None:
         self._backends = backends
@@ -119,49 +119,52 @@ class Readiness:
         self._suspected = asyncio.Event()
         self._returned = asyncio.Event()
         self.status = Status(None, None)
-        self._kept: Served | None = None
-        """As it stands in Redis for gateways to come."""
+        self._last_stored: Served | None = None
+        """The handshake that this gateway stored in Redis, for gateways that start later."""
         self.is_draining = False
-        """The process has been told to stop: what runs goes on, what is new had better go elsewhere."""
+        """The process is shutting down: running requests continue, new ones should go to another gateway."""
 
     def require(self) -> Served:
         """What is served. Raises: Unavailable, Mismatch."""
         served, error = self.status.served, self.status.error
         if error is not None:
-            raise type(error)(error.message)  # a fresh one: an error raised again and again keeps every traceback
+            raise type(error)(error.message)  # a new instance: one raised repeatedly would accumulate tracebacks
         if served is None:
-            raise Unavailable("the gateway has not met its services yet; retry in a moment")
+            raise Unavailable("the gateway has not reached its services yet; retry in a moment")
         return served
 
     def known(self) -> Served:
-        """What is served, or was when the target was last met, for what may wait. Raises: Unavailable, Mismatch."""
+        """What is served, or was at the last handshake with the target, for requests that may wait for it.
+
+        Raises: Unavailable, Mismatch.
+        """
         if self.status.served is None or isinstance(self.status.error, Mismatch):
             return self.require()
         return self.status.served
 
     def require_place(self) -> None:
-        """Whether load balancers should send requests here. Raises: Unavailable, Mismatch."""
+        """Raises Unavailable or Mismatch when load balancers should not send requests here."""
         if self.is_draining:
-            raise Unavailable("this gateway is shutting down; ask another")
+            raise Unavailable("this gateway is shutting down; use another")
         self.require()
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """Those the pair can do; all of them as long as nothing is known of it."""
+        """The strategies that the pair supports; all of them before the first handshake."""
         served = self.status.served
         return tuple(STRATEGIES) if served is None else served.strategies
 
     def suspect(self) -> None:
-        """A call failed or fell back: shake hands again soon."""
+        """Repeat the handshake soon: a call failed or fell back."""
         self._suspected.set()
 
     def recover(self) -> None:
-        """A call found again what was away: shake hands at once."""
+        """Repeat the handshake immediately: a call reached a service that was unavailable."""
         self._suspected.set()
         self._returned.set()
 
     async def watch(self) -> None:
-        """Shake hands for ever."""
+        """Repeat the handshake until cancelled."""
         while True:
             await self.check()
             if describe(self.status) == "ready":
@@ -170,7 +173,7 @@ class Readiness:
             self._returned.clear()
 
     async def check(self) -> None:
-        """One handshake."""
+        """Perform one handshake."""
         self._suspected.clear()
         before, self.status = self.status, await self._handshake()
         if describe(before) != describe(self.status):
@@ -179,9 +182,9 @@ class Readiness:
     async def _handshake(self) -> Status:
         settings, known = self._settings, self.status.served
         draft, target, verifier, redis_answers = await asyncio.gather(
-            self._ask("draft", settings.draft_address, self._backends.drafter.info()),
-            self._ask("target", settings.target_address, self._backends.target.info()),
-            self._ask("verifier", settings.verifier_address, self._backends.verifier.info()),
+            self._query("draft", settings.draft_address, self._backends.drafter.info()),
+            self._query("target", settings.target_address, self._backends.target.info()),
+            self._query("verifier", settings.verifier_address, self._backends.verifier.info()),
             self._store.ping(),
         )
         answers = {"draft": draft, "target": target, "verifier": verifier}
@@ -194,8 +197,8 @@ class Readiness:
             return Status(known, target)
         missing = next((answer for answer in (draft, verifier) if isinstance(answer, Unavailable)), None)
         if known is None and missing is not None:
-            known = await self._handed_down(target)
-        if known is not None:  # what a lost helper said of itself still holds
+            known = await self._stored_handshake(target)
+        if known is not None:  # the last report of an unavailable draft or verifier is still valid
             draft = known.draft if isinstance(draft, Unavailable) else draft
             verifier = known.verifier if isinstance(verifier, Unavailable) else verifier
         if isinstance(draft, Unavailable) or isinstance(verifier, Unavailable):
@@ -204,23 +207,23 @@ class Readiness:
         reason = mismatch(served, settings)
         error = None if reason is None else Mismatch(reason)
         if error is None and missing is None:
-            await self._hand_down(served)
+            await self._store_handshake(served)
         return Status(served, error, None if missing is None else missing.message)
 
-    async def _handed_down(self, target: ModelInfo) -> Served | None:
+    async def _stored_handshake(self, target: ModelInfo) -> Served | None:
         """The last complete handshake that any gateway stored in Redis."""
-        with suppress(Unavailable, ValidationError):  # of another version
-            told = await self._store.handshake(target.fingerprint)
-            return None if told is None else _SERVED.validate_json(told)
+        with suppress(Unavailable, ValidationError):  # another version's format does not validate
+            stored = await self._store.handshake(target.fingerprint)
+            return None if stored is None else _SERVED.validate_json(stored)
         return None
 
-    async def _hand_down(self, served: Served) -> None:
-        if served != self._kept:
+    async def _store_handshake(self, served: Served) -> None:
+        if served != self._last_stored:
             with suppress(Unavailable):
                 await self._store.keep_handshake(served.target.fingerprint, _SERVED.dump_json(served).decode())
-                self._kept = served
+                self._last_stored = served
 
-    async def _ask(self, role: str, address: str, answer: Awaitable[T]) -> T | Unavailable:
+    async def _query(self, role: str, address: str, answer: Awaitable[T]) -> T | Unavailable:
         try:
             async with asyncio.timeout(self._settings.handshake_deadline_s):
                 return await answer
@@ -231,7 +234,7 @@ class Readiness:
 
 
 async def _within(limit_s: float, event: asyncio.Event) -> None:
-    """Wait for the event, but no longer."""
+    """Wait for the event, at most `limit_s` seconds."""
     with suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             await event.wait()
@@ -247,7 +250,7 @@ def describe(status: Status) -> str:
 
 
 def mismatch(served: Served, settings: GatewaySettings) -> str | None:
-    """What does not belong together and what to do about it, in one line; None if all fits."""
+    """What does not match, with the remedy, in one line; None if everything matches."""
     draft, target, verifier = served.draft, served.target, served.verifier
     conventions = {
         "draft": draft.state_convention,
@@ -256,7 +259,7 @@ def mismatch(served: Served, settings: GatewaySettings) -> str | None:
     }
     for role, convention in conventions.items():
         if convention != STATE_CONVENTION:
-            return f"the {role} service speaks {convention!r}, this gateway {STATE_CONVENTION!r}: upgrade the older one"
+            return f"the {role} service uses {convention!r}, this gateway {STATE_CONVENTION!r}: upgrade the older one"
     for role, info, expected, address in (
         ("draft", draft, verifier.draft_model, settings.draft_address),
         ("target", target, verifier.target_model, settings.target_address),
@@ -267,8 +270,8 @@ def mismatch(served: Served, settings: GatewaySettings) -> str | None:
                 f"serves {info.fingerprint} ({info.model}): start the verifier with that model's probe"
             )
     if not served.segmentations("semantic"):
-        return "draft, target and verifier have no segmentation in common: use probes trained on one the engines know"
+        return "draft, target and verifier have no segmentation in common: use probes trained for one the engines have"
     unsupported_reason = served.unsupported_reason(settings.default_strategy)
     return (
-        None if unsupported_reason is None else f"SEMSPEC_GATEWAY_DEFAULT_STRATEGY cannot be done: {unsupported_reason}"
+        None if unsupported_reason is None else f"SEMSPEC_GATEWAY_DEFAULT_STRATEGY is unsupported: {unsupported_reason}"
     )

@@ -1,4 +1,4 @@
-"""What a gateway can be told, checked before it opens a socket."""
+"""The gateway's settings, validated before it opens a socket."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,7 +28,7 @@ _ADDRESS = "host:port of the {} service, or several with commas; a host may have
 
 
 PLAIN_OPTIONS = {name: (found, found.option) for name, found in options().items() if found.option is not None}
-"""Of the strategies' request options, those that are a number, a text or a flag."""
+"""The strategies' request options that are a number, a string or a flag."""
 _DEFAULTS: dict[str, Any] = {
     f"default_{name}": (found.type, Field(found.default, ge=option.ge, le=option.le, description=option.description))
     for name, (found, option) in PLAIN_OPTIONS.items()
@@ -130,7 +130,7 @@ class GatewaySettings(_StrategyDefaults):
 
     @property
     def given_keys(self) -> str:
-        """The entries that are not in a file."""
+        """The API keys' entries from the environment, as opposed to those in a file."""
         return _text(self.api_keys)
 
     @field_validator("api_keys_file")
@@ -141,7 +141,7 @@ class GatewaySettings(_StrategyDefaults):
 
     @field_validator("api_keys")
     @classmethod
-    def _someone_may_ask(cls, api_keys: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+    def _has_any_key(cls, api_keys: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
         entries = read_entries(_text(api_keys), info.data.get("api_keys_file"))
         if not entries and info.data.get("auth") == "keys" and "api_keys_file" in info.data:
             raise ValueError(
@@ -151,7 +151,7 @@ class GatewaySettings(_StrategyDefaults):
 
     @field_validator("draft_address", "target_address", "verifier_address")
     @classmethod
-    def _names_replicas(cls, addresses: str) -> str:
+    def _has_valid_endpoints(cls, addresses: str) -> str:
         try:
             parse_endpoints(addresses)
         except InvalidRequest as error:
@@ -173,7 +173,7 @@ class GatewaySettings(_StrategyDefaults):
 
     @field_validator("service_key")
     @classmethod
-    def _is_shown_over_tls(cls, service_key: Path | None, info: ValidationInfo) -> Path | None:
+    def _needs_tls(cls, service_key: Path | None, info: ValidationInfo) -> Path | None:
         check_pair(info.data.get("service_certificate"), service_key)
         if service_key and "service_ca" in info.data and info.data["service_ca"] is None:
             raise ValueError("a certificate is shown over TLS only; set service_ca")
@@ -188,10 +188,10 @@ class GatewaySettings(_StrategyDefaults):
 
     @field_validator("max_concurrent", "max_concurrent_per_key")
     @classmethod
-    def _room_for_one_request(cls, most: int | None, info: ValidationInfo) -> int | None:
-        if most is not None and most < info.data.get("max_n", 1):
+    def _fits_one_request(cls, limit: int | None, info: ValidationInfo) -> int | None:
+        if limit is not None and limit < info.data.get("max_n", 1):
             raise ValueError(f"must be at least max_n, which is {info.data['max_n']}")
-        return most
+        return limit
 
 
 def _text(secret: SecretStr | None) -> str:

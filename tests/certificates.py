@@ -1,4 +1,4 @@
-"""An authority of the tests' own, and certificates in files."""
+"""A test certificate authority, and certificates in files."""
 
 import os
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """Signs certificates, each in a folder of its own."""
+    """Signs certificates, each in a separate folder."""
 
     folder: Path
     _signer: trustme.CA = field(default_factory=trustme.CA)
@@ -38,7 +38,7 @@ class Authority:
         return Pair(folder / "tls.crt", folder / "tls.key")
 
     def mount(self, name: str, *hosts: str) -> Pair:
-        """As `issue`, below the link `mounted`, which is swapped at once, as the kubelet renews a secret."""
+        """As `issue`, behind the link `mounted`, which is replaced atomically, as the kubelet renews a secret."""
         self.issue(name, *hosts)
         draft = self.folder / ".mounted"
         draft.symlink_to(name)
@@ -47,7 +47,7 @@ class Authority:
 
 
 def another(folder: Path) -> Authority:
-    """An authority nobody trusts, in a folder below."""
+    """An untrusted authority, in a subfolder."""
     path = folder / f"another-{os.urandom(4).hex()}"
     path.mkdir()
     return Authority(path)

@@ -1,4 +1,4 @@
-"""Tiny checkpoints with random weights, of the classes people serve, and probes to go with them."""
+"""Tiny checkpoints with random weights of common model classes, and matching probes."""
 
 from pathlib import Path
 

@@ -61,7 +61,7 @@ SLOW = (
     "training/test_report.py",
     "training/test_stages.py",
 )
-"""Folders and files whose tests take long, or whose processes want the machine for themselves."""
+"""Folders and files whose tests take long or need an otherwise idle machine."""
 
 
 def is_slow(path: Path) -> bool:
@@ -69,13 +69,13 @@ def is_slow(path: Path) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out what `-m "not slow"` would: importing it alone takes long."""
+    """Skip collecting what `-m "not slow"` excludes, since importing it takes long."""
     return True if config.option.markexpr == "not slow" and is_slow(collection_path) else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is slow, before `-m` chooses."""
+    """Mark slow tests before `-m` selects."""
     for item in items:
         if is_slow(item.path):
             item.add_marker(pytest.mark.slow)

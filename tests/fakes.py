@@ -1,4 +1,4 @@
-"""Deterministic stand-ins for the three roles: real randomness contract, no weights."""
+"""Deterministic fakes of the three services: they follow the randomness contract without weights."""
 
 import asyncio
 import struct
@@ -51,7 +51,7 @@ class FakeModel:
         self.agreement = 0.5
         """Probability of every proposed token; the proposals are certain of theirs."""
         self.proposed: list[int] = []
-        """How many tokens each proposal was asked for."""
+        """Number of tokens requested in each proposal."""
 
     async def info(self) -> ModelInfo:
         return ModelInfo(f"fake-{self.writer}", self.fingerprint, TOKENIZER, 1, 2, WINDOW, can_be_asked=True)
@@ -185,7 +185,7 @@ class FakeModel:
 
 
 class FakeVerifier:
-    """Probabilities read off one number of the states, as a real one would: a pure function."""
+    """A verifier whose probabilities are a pure function of one number of the states."""
 
     ALTERNATIVES = ("last-hidden", "surprisal")
 

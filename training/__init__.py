@@ -1,8 +1,8 @@
-"""From a model pair to probes, in stages with files between them:
+"""Trains the probes of a model pair, in stages that pass files to each other:
 
     questions -> contexts -> samples -> clusters -> labels -> probes -> report
 
-`data` makes labelled segments, `clustering` decides which of them mean the same, `trainer` learns from them,
-`evaluation` says whether to serve what was learned; `report` holds what its pages and the bench's are made of. Each
-stage writes its own files whole or not at all, and skips what is there.
+`data` makes labelled segments, `clustering` groups those with the same meaning, `trainer` fits the probes,
+`evaluation` decides whether they are good enough to serve; `report` has the building blocks of its pages and the
+bench's. Each stage writes its files atomically and skips those that exist.
 """

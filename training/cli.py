@@ -1,4 +1,4 @@
-"""The command `semspec train`: from a pair of models to probes."""
+"""The command `semspec train`: trains the probes of a model pair."""
 
 import argparse
 import logging
@@ -30,8 +30,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`semspec train COMMAND --config FILE`. Exits 1 on a failure that the same command may heal when run
-    again, 2 on one that it cannot."""
+    """`semspec train COMMAND --config FILE`. Exits 1 on a failure that a retry may fix, 2 on any other."""
     options = _parser().parse_args(arguments)
     quiet_libraries()
     torch.set_num_threads(options.threads)
@@ -47,7 +46,7 @@ def main(arguments: Sequence[str]) -> None:
         )
         sys.exit(1)
     except KeyboardInterrupt:
-        reporter.say("semspec train: stopped; the same command goes on from here")
+        reporter.say("semspec train: stopped; run the same command to resume")
         sys.exit(130)
 
 
@@ -72,7 +71,7 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
 
 
 def quiet_libraries() -> None:
-    """Of what the models' library says, warnings only."""
+    """Limit the libraries' logs to warnings."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     transformers.utils.logging.disable_progress_bar()
 
@@ -95,7 +94,7 @@ def shard(text: str) -> tuple[int, int]:
     try:
         index, total = map(int, text.split("/"))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text}: want i/n, such as 0/4") from None
+        raise argparse.ArgumentTypeError(f"{text}: expected i/n, such as 0/4") from None
     if not 0 <= index < total:
-        raise argparse.ArgumentTypeError(f"{text}: want 0 <= i < n")
+        raise argparse.ArgumentTypeError(f"{text}: expected 0 <= i < n")
     return index, total

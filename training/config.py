@@ -1,4 +1,4 @@
-"""The pipeline's configuration: one YAML file, checked before anything loads."""
+"""The pipeline's configuration: one YAML file, validated before any model loads."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,19 +15,19 @@ PythonObject = Annotated[str, Field(pattern=r"^[\w.]+:\w+$", description="module
 
 
 class Part(BaseModel):
-    """Any part of the configuration."""
+    """Base class of the configuration's parts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class EngineSampler(Part):
-    """Segments written by our own engine."""
+    """Segments written by SemanticSpec's engine."""
 
     backend: Literal["engine"] = "engine"
 
 
 class ServerSampler(Part):
-    """Segments written by a server that batches well; the states are then computed by our engine."""
+    """Segments written by an inference server; SemanticSpec's engine then computes their states."""
 
     backend: Literal["openai", "tgi"]
     base_url: str = Field(pattern=r"^https?://", description="of an OpenAI-compatible server (with /v1) or of TGI")
@@ -41,7 +41,7 @@ class ServerSampler(Part):
     @model_validator(mode="after")
     def _has_model(self) -> "ServerSampler":
         if self.backend == "openai" and not self.model:
-            raise ValueError("model: an OpenAI-compatible server wants the model's name")
+            raise ValueError("model: an OpenAI-compatible server needs the model's name")
         return self
 
 
@@ -81,7 +81,7 @@ class QuestionSource(Part):
 
 
 class Shares(Part):
-    """Of the training questions, what is set aside for other uses."""
+    """Shares of the training questions reserved for other uses."""
 
     validation: float = Field(0.1, gt=0, lt=0.5, description="early stopping, choice of the acceptance rule")
     calibration: float = Field(0.1, ge=0, lt=0.5, description="calibration of the probabilities")
@@ -89,7 +89,7 @@ class Shares(Part):
 
 
 class PromptConfig(Part):
-    """How a question becomes a prompt."""
+    """How a question is rendered as a prompt."""
 
     template: str = Field("{question}", pattern=r"\{question\}", description="the user's turn")
     chat: bool = Field(True, description="render the target's chat template around it")
@@ -128,14 +128,14 @@ class SamplesConfig(Part):
 
 
 class PythonEquivalence(Part):
-    """Means the same, by a class of your own (see `semspec.training.clustering.equivalence.Equivalence`)."""
+    """Equivalence by a user's class (see `semspec.training.clustering.equivalence.Equivalence`)."""
 
     kind: Literal["python"]
     object: PythonObject
 
 
 class EntailmentEquivalenceConfig(EntailmentConfig):
-    """Means the same, by bidirectional entailment."""
+    """Equivalence by bidirectional entailment."""
 
     kind: Literal["entailment"]
 
@@ -152,7 +152,7 @@ class ProbesConfig(FitRecipe):
 
 
 class ReportConfig(Part):
-    """What the report compares, and the bars it holds the probes to."""
+    """What the report compares, and the limit for the acceptance rule."""
 
     variants: bool = Field(
         True,
@@ -165,7 +165,7 @@ class ReportConfig(Part):
 
 
 class PipelineConfig(Part):
-    """From a pair of models to probes."""
+    """The whole configuration."""
 
     name: str = Field(min_length=1)
     draft: ModelConfig
@@ -195,7 +195,7 @@ class PipelineConfig(Part):
 
 
 def load_config(path: Path) -> PipelineConfig:
-    """The configuration in a YAML file. Raises: InvalidRequest naming each field at fault."""
+    """The configuration in a YAML file. Raises: InvalidRequest naming each invalid field."""
     try:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -205,7 +205,7 @@ def load_config(path: Path) -> PipelineConfig:
     try:
         return PipelineConfig.model_validate(content)
     except ValidationError as error:
-        problems = [f"{_name(detail['loc'])}: {_complaint(detail)}" for detail in error.errors()]
+        problems = [f"{_name(detail['loc'])}: {_problem(detail)}" for detail in error.errors()]
         raise InvalidRequest(f"{path}: {'; '.join(problems)}") from error
 
 
@@ -213,7 +213,7 @@ def _name(location: tuple[int | str, ...]) -> str:
     return ".".join(map(str, location)) or "the file"
 
 
-def _complaint(detail: Any) -> str:
+def _problem(detail: Any) -> str:
     if detail["type"] == "extra_forbidden":
         return "no such setting"
     return str(detail["msg"]).removeprefix("Value error, ")

@@ -1,4 +1,4 @@
-"""The last stages: the probes fitted, judged on held-out questions, and delivered with their report."""
+"""The last stages: fit the probes, evaluate them on held-out questions, and export them with their report."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -35,12 +35,12 @@ TAIL_CHARACTERS = 400
 
 
 def measure(pair: Pair, contexts: Sequence[ProbeContext], segmentation: Segmentation, max_tokens: int) -> Cost:
-    """Medians over `contexts` of writing and reading one next segment, its context already known."""
+    """Median times over `contexts` of generating and scoring one next segment, with the context already prefilled."""
     written: dict[Writer, list[float]] = {Writer.DRAFT: [], Writer.TARGET: []}
     reads: list[float] = []
     for context in contexts:
-        for writer, desk in pair.desks.items():
-            batch = ContextBatch(desk.lm, desk.lm.tokenizer.context_ids(context.context))
+        for writer, model in pair.models.items():
+            batch = ContextBatch(model.lm, model.lm.tokenizer.context_ids(context.context))
             [segment], seconds = _timed(partial(batch.sample, SamplingParams(), [0], segmentation, max_tokens))
             written[writer].append(1e3 * seconds / len(segment.token_ids))
             if writer is Writer.TARGET:
@@ -66,8 +66,8 @@ def _synchronize() -> None:
         torch.cuda.synchronize()
 
 
-class Delivery:
-    """From labels to a pair of probes in `config.output`, others beside it, and a report in WORK/report."""
+class Export:
+    """Makes the probes in `config.output`, the alternatives beside them, and the report in WORK/report."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Delivery:
         self._contexts, self._samples, self._clusters = contexts, samples, clusters
 
     def fit(self) -> None:
-        """The served probes, then those that the report sets beside them; each is kept once it is whole."""
+        """Fit the served probes, then those that the report compares with; each is saved when it is complete."""
         served, *others = self._variants()
         self._fitter.fitted("draft", served)
         self._fitter.fitted("target", served)
@@ -91,11 +91,11 @@ class Delivery:
             self._fitter.predicted(variant)
 
     def report(self, pair: Pair) -> None:
-        """Judge the probes, write the report, then the probes with their cards and the rule to serve with."""
+        """Evaluate the probes; write the report, then the probes with their cards and the recommended rule."""
         evidence, folder = self._evidence(self._cost(pair)), self._work / "report"
         report = evaluate(evidence, self._config.report.max_wrong_accepted)
         write_report(report, folder, self._examples(evidence.served, report), self._picture())
-        self._deliver(report)
+        self._export(report)
         self._reporter.say(f"{report.verdict.headline}\n{folder}/report.html; probes in {self._config.output}")
 
     def _variants(self) -> list[Variant]:
@@ -113,7 +113,7 @@ class Delivery:
         return [Variant(f"{share:.1%} of the questions", self._config.probes, share=share) for share in shares]
 
     def _domains(self) -> list[Variant]:
-        """One for each domain that has questions to fit, to stop and to calibrate on, if there are two or more."""
+        """One variant for each domain with training, validation and calibration questions, if there are several."""
         labels = self._labels
         splits = {"train", "validation", "calibration"} & set(labels.split.tolist())
         domains = sorted(set.intersection(*(set(labels.domain[labels.split == split].tolist()) for split in splits)))
@@ -127,7 +127,7 @@ class Delivery:
         )
 
     def _infos(self) -> dict[str, ModelInfo]:
-        """Of the two models whose states these are. Raises: Mismatch when a model was changed between two shards."""
+        """Infos of the models that computed the states. Raises: Mismatch when a model changed between two shards."""
         manifests = [self._samples.folder.manifest(number) for number in self._samples.folder.numbers()]
         first, *others = [manifest.facts["models"] for manifest in manifests if manifest]
         for role, fields in first.items():
@@ -156,7 +156,7 @@ class Delivery:
         )
 
     def _cost(self, pair: Pair) -> Cost:
-        """Measured once, on contexts of test questions."""
+        """The costs, measured once on contexts of test questions."""
         path = self._work / "cost.json"
         if not path.exists():
             numbers = self._samples.folder.numbers()
@@ -167,7 +167,7 @@ class Delivery:
         return Cost(**read_json(path))
 
     def _facts(self) -> dict[str, str | int | float]:
-        """How the data came about."""
+        """Facts about the data's origin, for the report."""
         folder, counted = self._clusters.folder, Counter[str]()
         for number in folder.numbers():
             manifest = folder.manifest(number)
@@ -188,7 +188,7 @@ class Delivery:
         return facts
 
     def _examples(self, served: Predicted, report: Report) -> list[Example]:
-        """A few segments of each kind, with what comes before them."""
+        """A few segments of each kind, with the text before them."""
         labels = self._labels
         return [
             Example(
@@ -205,11 +205,11 @@ class Delivery:
     def _texts(self, shard: int, row: int) -> tuple[str, str]:
         """A segment, and the end of the reasoning before it."""
         segment = read_rows(self._samples.folder.file(shard, ".parquet"))[row]
-        [context] = [one for one in self._contexts.contexts(shard) if one.id == segment["context"]]
+        [context] = [context for context in self._contexts.contexts(shard) if context.id == segment["context"]]
         return segment["text"], (context.reasoning or context.question.text)[-TAIL_CHARACTERS:]
 
     def _picture(self) -> StatesPicture | None:
-        """Some test segments' states of the target's last layer."""
+        """States of the target's last layer for some test segments."""
         labels, num_rows = self._labels, self._config.report.picture_rows
         test = labels.where(labels.split == "test")
         some = np.sort(np.random.default_rng(0).permutation(test)[:num_rows])
@@ -223,18 +223,18 @@ class Delivery:
             title="target, output of the last block, mean over the segment's tokens",
         )
 
-    def _deliver(self, report: Report) -> None:
-        """Probes and cards first: `serving.json` is only there when they are."""
+    def _export(self, report: Report) -> None:
+        """Write probes and cards before `serving.json`, so that it exists only when they do."""
         output, rule, gamma = self._config.output, report.recommendation.rule, self._config.report.gamma
         self._save(self._served, report, output)
-        self._deliver_alternatives(report)
+        self._export_alternatives(report)
         write_json(
             output / "serving.json",
             {"strategy": "semantic", "gamma": gamma, "acceptance_rule": rule.rule, "threshold": rule.threshold},
         )
 
-    def _deliver_alternatives(self, report: Report) -> None:
-        """Probes the verifier can serve beside the pair's own, for the strategies that are baselines."""
+    def _export_alternatives(self, report: Report) -> None:
+        """Export the probes that the verifier can serve for the baseline strategies."""
         for variant in self._compared():
             if variant.name in ALTERNATIVES:
                 self._save(variant, report, self._config.output / "alternatives" / ALTERNATIVES[variant.name])
@@ -248,8 +248,8 @@ class Delivery:
             )
 
     def _metrics(self, report: Report, name: str) -> dict[str, Any]:
-        """What a card says of its pair of probes; the report has the rest."""
-        [variant] = [one for one in report.as_json()["variants"] if one["name"] == name]
+        """The metrics in a probe's card; the report has all of them."""
+        [variant] = [variant for variant in report.as_json()["variants"] if variant["name"] == name]
         verification = variant["verifications"][report.criterion]
         metrics = {
             "num_contexts": sum(report.counts.contexts.values()),

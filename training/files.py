@@ -1,7 +1,7 @@
-"""The files between the stages: Parquet rows, safetensors tensors, each written whole or not at all, in shards.
+"""The files between the stages: Parquet rows and safetensors tensors, in shards, each file written atomically.
 
-A stage's folder holds `recipe.json` (the settings it was made with) and, a shard, its files and `NNNNN.json`: the
-manifest, written last. A shard without its manifest does not exist; one whose files or inputs no longer fit it is made
+A stage's folder contains `recipe.json` (its settings) and, for each shard, its files and `NNNNN.json`: the manifest,
+written last. A shard without a manifest does not exist; one whose files or inputs do not match its manifest is made
 again.
 """
 
@@ -33,12 +33,12 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write in place of `path`; it takes that name only once it is whole and on the disk.
+    """A temporary file that replaces `path` when it is complete and synced to disk.
 
-    Raises: Unavailable when the disk is full; what was there before is still there.
+    Raises: Unavailable when the disk is full; the previous file then remains.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Named for its writer: workers that start together write some files at the same time, all of them the same.
+    # The name contains host and process: workers that start together may write the same file at the same time.
     partial = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}.partial")
     try:
         yield partial
@@ -98,16 +98,16 @@ def _object(line: str, place: str, parameter: str) -> Row:
 
 
 def plain(value: Any, num_digits: int | None = None) -> Any:
-    """`value` as JSON knows it, rounded where wanted; null for a number that could not be computed."""
+    """`value` as plain JSON types, optionally rounded; null for a number that could not be computed."""
     if isinstance(value, float):
         return None if not isfinite(value) else value if num_digits is None else round(value, num_digits)
     if isinstance(value, Mapping):
-        return {str(name): plain(one, num_digits) for name, one in value.items()}
-    return [plain(one, num_digits) for one in value] if isinstance(value, list | tuple) else value
+        return {str(name): plain(item, num_digits) for name, item in value.items()}
+    return [plain(item, num_digits) for item in value] if isinstance(value, list | tuple) else value
 
 
 def flat(value: Any, separator: str, name: str = "") -> dict[str, Any]:
-    """Nested mappings as one, names joined by `separator`."""
+    """Flatten nested mappings; names are joined by `separator`."""
     if not isinstance(value, Mapping):
         return {name: value}
     return {
@@ -118,7 +118,7 @@ def flat(value: Any, separator: str, name: str = "") -> dict[str, Any]:
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A Parquet table, one row a mapping."""
+    """Write a Parquet table with one row per mapping."""
     with replacing(path) as partial:
         pq.write_table(pa.Table.from_pylist(list(rows)), partial, compression="zstd")
 
@@ -131,23 +131,23 @@ def read_rows(path: Path) -> list[Row]:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     with replacing(path) as partial:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
-        partial.chmod(0o644)  # safetensors makes it private; other workers of a cluster read it
+        partial.chmod(0o644)  # safetensors creates it private; other workers of a cluster read it
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a finished shard consists of."""
+    """The contents of a finished shard."""
 
     files: dict[str, dict[str, Any]]
     """Name -> {sha256, num_bytes}."""
     inputs: str
-    """Digest of the manifests it was made from."""
+    """Digest of the manifests of the shard's inputs."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Counts, seconds, models: for estimates and reports."""
 
     @property
     def digest(self) -> str:
-        """Of the contents: the same for the same data, however long it took."""
+        """Digest of the contents; facts such as durations are excluded."""
         return digest_of({name: file["sha256"] for name, file in self.files.items()})
 
 
@@ -158,7 +158,7 @@ class StageFolder:
         self.path = path
 
     def claim(self, recipe: Mapping[str, Any]) -> None:
-        """Make the folder, or make sure that the one there was made with the same settings.
+        """Create the folder, or check that the existing one was made with the same settings.
 
         Raises: Mismatch naming the settings that differ.
         """
@@ -183,7 +183,7 @@ class StageFolder:
         return self.path / f"{number:05d}{suffix}"
 
     def numbers(self) -> list[int]:
-        """Of the finished shards."""
+        """Numbers of the finished shards."""
         return sorted(int(path.stem) for path in self.path.glob("[0-9]" * 5 + ".json"))
 
     def manifest(self, number: int) -> Manifest | None:
@@ -191,20 +191,20 @@ class StageFolder:
         return Manifest(**read_json(path)) if path.exists() else None
 
     def is_done(self, number: int, inputs: str = "") -> bool:
-        """Whether the shard is there, whole, and made from these inputs."""
+        """Whether the shard is complete and made from these inputs."""
         manifest = self.manifest(number)
         if manifest is None or manifest.inputs != inputs:
             return False
         return all(_size(self.path / name) == file["num_bytes"] for name, file in manifest.files.items())
 
     def commit(self, number: int, suffixes: Sequence[str], inputs: str = "", **facts: object) -> None:
-        """Declare the shard finished: its files are written, now its manifest."""
+        """Mark the shard as finished by writing its manifest, after its files."""
         paths = [self.file(number, suffix) for suffix in suffixes]
         files = {path.name: {"sha256": file_digest(path), "num_bytes": path.stat().st_size} for path in paths}
         write_json(self.file(number, ".json"), asdict(Manifest(files, inputs, dict(facts))))
 
     def damaged(self, number: int) -> list[str]:
-        """Files of the shard whose contents are not what its manifest says; reads them all."""
+        """Files of the shard whose contents differ from its manifest; reads all files."""
         manifest = self.manifest(number)
         files = manifest.files if manifest else {}
         return [
@@ -215,7 +215,7 @@ class StageFolder:
 
     @property
     def digest(self) -> str:
-        """Of all finished shards' contents."""
+        """Digest of all finished shards' contents."""
         manifests = (self.manifest(number) for number in self.numbers())
         return digest_of([manifest.digest for manifest in manifests if manifest])
 

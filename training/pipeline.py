@@ -1,5 +1,4 @@
-"""The whole way from a pair of models to probes, stage after stage, each resumable where it stopped; and what a run
-will take, from a pilot of a few questions."""
+"""Runs all stages from a model pair to probes, each resumable, and estimates a run from a pilot of a few questions."""
 
 import shutil
 import tempfile
@@ -20,7 +19,7 @@ from semspec.training.data.labels import Labels, gather_labels, label, read_labe
 from semspec.training.data.pair import Pair, states_dtype
 from semspec.training.data.questions import Question, gather, question_row, resolve
 from semspec.training.data.stages import ClustersStage, ContextsStage, Questions, SamplesStage, Stage
-from semspec.training.export import Delivery
+from semspec.training.export import Export
 from semspec.training.files import Row, StageFolder, read_rows, write_json, write_rows
 from semspec.training.progress import Reporter, duration
 from semspec.training.trainer.recipe import Role
@@ -33,7 +32,7 @@ WHOLE = ("labels", "probes", "report")
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Of a whole run on one worker."""
+    """Estimated time and disk space of a whole run on one worker."""
 
     num_questions: int
     num_contexts: int
@@ -52,15 +51,15 @@ class Estimate:
 
 
 def state_row_bytes(pair: Pair, config: PipelineConfig) -> int:
-    """Of the states of one context: N target-written segments, N draft-written ones."""
+    """Size of the states of one context with N target-written and N draft-written segments, in bytes."""
     dtype = states_dtype(config.samples.states_dtype, pair.target.model.dtype)
-    infos = {writer: desk.lm.info for writer, desk in pair.desks.items()}
+    infos = {writer: model.lm.info for writer, model in pair.models.items()}
     sizes = {writer: (info.num_layers + 1) * info.hidden_size for writer, info in infos.items()}
     return config.samples.num_samples * dtype.itemsize * (2 * sizes[Writer.TARGET] + sizes[Writer.DRAFT])
 
 
 def fit_seconds(config: PipelineConfig, pair: Pair, num_rows: int) -> float:
-    """Of fitting the target's probe once, from a few timed steps on its device."""
+    """Estimated seconds per epoch of fitting the target's probe, from a few timed steps on its device."""
     recipe, info = config.probes, pair.target.info
     width = num_features(recipe.features, recipe.layers, (info.num_layers + 1, info.hidden_size))
     if recipe.projection:
@@ -84,7 +83,7 @@ def fit_seconds(config: PipelineConfig, pair: Pair, num_rows: int) -> float:
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds."""
+    """Duration of `work` in seconds."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
@@ -95,7 +94,7 @@ def gigabytes(num_bytes: float) -> str:
 
 
 class Pipeline:
-    """One configuration, one work folder, one share of the shards."""
+    """Runs one configuration in one work folder, on one worker's share of the shards."""
 
     def __init__(
         self, config: PipelineConfig, work: Path, shard: tuple[int, int] = (0, 1), reporter: Reporter | None = None
@@ -105,7 +104,7 @@ class Pipeline:
 
     @cached_property
     def questions(self) -> Questions:
-        """Gathered once; later runs, and other shards', read what the first one found."""
+        """The questions, gathered once; later runs and other workers read the stored ones."""
         folder = StageFolder(self.work / "questions")
         wanted = self.config.model_dump(mode="json", include={"questions", "evaluation_sets", "shares"})
         folder.claim(wanted)
@@ -136,8 +135,8 @@ class Pipeline:
         return ClustersStage(folder, self.config, self.contexts, self.samples, self._load_equivalence)
 
     def run(self) -> None:
-        """Every stage; of a worker with a share of the shards, those that shard."""
-        self._rehearse()
+        """Run every stage; a worker with a share of the shards runs only the sharded stages."""
+        self._preload()
         for name in SHARDED:
             if name == "clusters":
                 self.pair.forget()
@@ -148,16 +147,16 @@ class Pipeline:
         for name in WHOLE:
             self.make(name)
 
-    def _rehearse(self) -> None:
-        """Load what later stages need, if there are samples to make: a night's work should not end in a refusal."""
+    def _preload(self) -> None:
+        """Load what later stages need before sampling, so that a long run does not fail at its end."""
         if all(self.samples.folder.manifest(number) for number in self._mine):
             return
         self._load_equivalence()
-        backends: tuple[Role, ...] = ("draft", "target")
-        for role in backends:
+        roles: tuple[Role, ...] = ("draft", "target")
+        for role in roles:
             layers = self.config.probes.inputs(role)[1]
-            layer_indices(layers, self.pair.desks[Writer(role)].lm.info.num_layers + 1)
-        if len({desk.lm.info.tokenizer for desk in self.pair.desks.values()}) > 1:
+            layer_indices(layers, self.pair.models[Writer(role)].lm.info.num_layers + 1)
+        if len({model.lm.info.tokenizer for model in self.pair.models.values()}) > 1:
             self.reporter.say("the tokenizers differ: each model reads the other's segments as text, as when served")
 
     @property
@@ -166,7 +165,7 @@ class Pipeline:
         return range(self._shard[0], len(self.questions), self._shard[1])
 
     def make(self, name: str) -> None:
-        """One stage, or what is missing of it."""
+        """Run one stage, or its missing part."""
         if name in SHARDED:
             self._make_shards(self._stage(name))
         else:
@@ -184,13 +183,13 @@ class Pipeline:
         num_done = sum(stage.size(number) for number in self._mine if number not in missing)
         num_missing = sum(stage.size(number) for number in missing)
         if stage is self.samples:
-            self._check_room(num_missing)
+            self._check_disk_space(num_missing)
         title = stage.folder.path.name
         with self.reporter.bar(title, num_done + num_missing, stage.unit, num_done) as advance:
             for number in missing:
                 stage.make(number, advance)
 
-    def _check_room(self, num_contexts: int) -> None:
+    def _check_disk_space(self, num_contexts: int) -> None:
         wanted, free = num_contexts * state_row_bytes(self.pair, self.config), shutil.disk_usage(self.work).free
         self.reporter.say(f"states of {num_contexts} contexts: {gigabytes(wanted)} ({gigabytes(free)} free)")
         if wanted > free:
@@ -200,7 +199,7 @@ class Pipeline:
             )
 
     def _complete(self, stage: Stage) -> list[int]:
-        """All shard numbers. Raises: InvalidRequest when some are still to be made."""
+        """All shard numbers. Raises: InvalidRequest when some shards are missing."""
         numbers = range(len(self.questions))
         if missing := [number for number in numbers if not stage.folder.is_done(number, stage.inputs(number))]:
             raise InvalidRequest(
@@ -228,23 +227,23 @@ class Pipeline:
         return read_labels(self.work / "labels" / "00000.parquet")
 
     @cached_property
-    def _delivery(self) -> Delivery:
-        return Delivery(self.config, self.work, self.labels, self.contexts, self.samples, self.clusters, self.reporter)
+    def _export(self) -> Export:
+        return Export(self.config, self.work, self.labels, self.contexts, self.samples, self.clusters, self.reporter)
 
     def _make_probes(self) -> None:
-        self._delivery.fit()
+        self._export.fit()
 
     def _make_report(self) -> None:
-        self._delivery.report(self.pair)
+        self._export.report(self.pair)
 
     def estimate(self, num_questions: int) -> Estimate:
-        """Of the whole run, from a pilot of so many questions in a folder of its own."""
+        """Estimate the whole run, from a pilot of `num_questions` questions in a temporary folder."""
         every = self.questions.all
         with tempfile.TemporaryDirectory() as folder:
             pilot = Pipeline(self.config, Path(folder))
             pilot.questions = Questions(every[:num_questions], num_questions)
             pilot.pair = self.pair
-            self.pair.desks  # noqa: B018  (loading is not what is timed)
+            self.pair.models  # noqa: B018  (load before timing)
             pilot.clusters.load()
             seconds = {name: timed(lambda name=name: pilot.make(name)) for name in SHARDED}  # type: ignore[misc]
             num_contexts = pilot.contexts.num_contexts(0) * len(every) // num_questions
@@ -256,14 +255,14 @@ class Pipeline:
         return Estimate(len(every), num_contexts, seconds | {"fit": fits}, num_contexts * row_bytes, free)
 
     def status(self) -> list[str]:
-        """A line a stage: how many shards are there."""
+        """One line per stage with its number of finished shards."""
         return [
             f"{name:<9} {len(StageFolder(self.work / name).numbers())} of {len(self.questions)} shards"
             for name in SHARDED
         ]
 
     def damaged(self) -> list[str]:
-        """Files that are not what their manifests say."""
+        """Files that differ from their manifests."""
         folders = [StageFolder(self.work / name) for name in ("questions", *SHARDED, "labels")]
         return [
             f"{folder.path}/{name}"

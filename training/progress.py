@@ -1,4 +1,4 @@
-"""What a person sees of a long run: a bar with rate and time left on a terminal, a line now and then in a log."""
+"""Progress of a long run: a bar with rate and remaining time on a terminal, periodic lines in a log."""
 
 import sys
 import time
@@ -12,7 +12,7 @@ LOG_EVERY_S = 30.0
 
 
 class Reporter:
-    """Says on stderr what is going on."""
+    """Reports progress on stderr."""
 
     def __init__(self, quiet: bool = False) -> None:
         self._console = Console(file=sys.stderr, highlight=False, quiet=quiet, soft_wrap=True)
@@ -22,7 +22,7 @@ class Reporter:
 
     @contextmanager
     def bar(self, title: str, total: int, unit: str, done: int = 0) -> Iterator[Callable[[int], None]]:
-        """A bar of `total` units, `done` of which are behind us; yields what moves it on."""
+        """A bar of `total` units, `done` of which are finished already; yields a function that advances it."""
         columns = [
             TextColumn("{task.description:<10}"),
             BarColumn(),

@@ -1,1 +1,1 @@
-"""What a GPU allows at the true sizes, with random weights: speeds beside their floors, a whole round, parity."""
+"""GPU benchmark at the paper's model sizes with random weights: speeds and their bounds, whole rounds, parity."""

@@ -26,7 +26,7 @@ from semspec.bench.gpu.timing import Light, Timer, measure_light
 PACKAGES = ("torch", "transformers", "numpy", "safetensors", "tokenizers")
 QUERIED = ("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit", "temperature.gpu")
 LIGHT_S, PARITY_S, MODELS_S, DECODE_S, READ_S, JUDGE_S = 10.0, 15.0, 60.0, 60.0, 90.0, 15.0
-"""Seconds that must be left for a stage to begin; one that repeats itself ends when they are over."""
+"""Seconds that must be left for a stage to begin; a stage with repetitions ends after this time."""
 RESULTS = Path(__file__).parents[1] / "results"
 
 
@@ -56,7 +56,7 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 
 def gpu_state(device: torch.device) -> dict[str, str]:
-    """Driver, clocks, power limit and temperature now, as nvidia-smi words them; empty where it does not answer."""
+    """Current driver, clocks, power limit and temperature, as printed by nvidia-smi; empty if it fails."""
     if device.type != "cuda":
         return {}
     query = ["nvidia-smi", f"--query-gpu={','.join(QUERIED)}", "--format=csv,noheader", f"--id={device.index or 0}"]
@@ -72,7 +72,7 @@ class Bench:
     def __init__(self, record: Record, scale: Scale, device: torch.device) -> None:
         self._record, self._scale, self._device = record, scale, device
         self._timer = Timer(device)
-        # Made by the stages "speed of light" and "models" for the later ones, which need those.
+        # Set by the stages "speed of light" and "models", which later stages require.
         self._light: Light
         self._pair: Pair
 
@@ -93,7 +93,7 @@ class Bench:
         return facts | {"gpu": gpu_state(self._device)}
 
     def _build_models(self) -> Facts:
-        """Both models; the target with as many layers as fit."""
+        """Build both models; the target with as many layers as fit into memory."""
         scale, target_shape = self._scale, self._scale.target
         draft = build(scale.draft, self._device, scale.window)
         if self._device.type == "cuda":
@@ -116,7 +116,7 @@ class Bench:
         return measure_reads(self._timer, self._scale, self._pair.target, self._light, READ_S)
 
     def _compute_speedups(self) -> Facts:
-        """From the replays there are; at the floors in any case."""
+        """Compute speed-ups from the finished replays, and always from the lower bounds."""
         names = [f"replay {point.target_ratio}" for point in PUBLISHED]
         replays = [facts for name in names if (facts := self._record.facts(name))]
         stages = [*computed(replays, self._record.needed("judge"), self._record.needed("read"))] if replays else []

@@ -1,4 +1,4 @@
-"""Single forwards: a decoded token in every way the project has, and a segment read, each beside its floor."""
+"""Single forward passes: decoding a token in every implementation, and scoring a segment, each with its lower bound."""
 
 import asyncio
 from collections.abc import Iterator
@@ -19,11 +19,11 @@ from semspec.types import GenerationParams, SamplingParams, Writer
 SAMPLING = SamplingParams(temperature=0.6, top_p=0.95, seed=1)
 NUM_WRITES = 8
 KINDS = ("none", "last", "all")
-"""Layers whose states are pooled and brought to the host."""
+"""Layers whose states are pooled and copied to the host."""
 
 
 def measure_decode(timer: Timer, scale: Scale, pair: Pair, light: Light, limit_s: float) -> dict[str, object]:
-    """Both models in turns; `engine` also draws the token, sums the states and looks for the segment's end."""
+    """Time both models, interleaved; `engine` also samples the token, sums the states and detects the segment's end."""
     context = scale.contexts[0]
     works: dict[str, Work] = {}
     graphs = {}
@@ -50,7 +50,7 @@ def _row(sample: Sample, floor_ms: float) -> dict[str, float]:
 
 
 def _steps(model: Model, context: int) -> Iterator[tuple[str, Work]]:
-    """A forward of one token with all layers' states: by transformers, by our decoder, by its CUDA graph."""
+    """Forward passes of one token with all layers' states: by transformers, by the fast decoder, by its CUDA graph."""
     token = model.shape.vocab_size // 2
     yield "transformers", _transformers_step(model, context, token)
     yield "eager", _step(model, filled(model, context, graphed=False), context, token)
@@ -79,14 +79,14 @@ def _transformers_step(model: Model, context: int, token: int) -> Work:
 
 
 def _is_graphed(model: Model, context: int) -> bool:
-    """Whether a CUDA graph serves this model: none does on a CPU, nor after its capture failed."""
+    """Whether this model runs by a CUDA graph; it does not on a CPU or after a failed capture."""
     kv = filled(model, context, graphed=True)
     model.lm.forward([0], kv)
     return was_graphed(kv)
 
 
 def _engine_sample(timer: Timer, scale: Scale, model: Model, writer: Writer, limit_s: float) -> Sample:
-    """A token of a segment written by the engine."""
+    """Time per token of a segment written by the engine."""
     prompt = random_context(scale.contexts[0], model.shape.vocab_size)
     params = GenerationParams(
         SAMPLING,
@@ -109,8 +109,9 @@ def _engine_sample(timer: Timer, scale: Scale, model: Model, writer: Writer, lim
 
 
 def measure_reads(timer: Timer, scale: Scale, target: Model, light: Light, limit_s: float) -> Facts:
-    """A read as the engine does it: one forward with logits of all rows, the surprisal of the segment, pooled states
-    to the host. The last layer's states come with any forward; their stand-in here is a tensor of that size."""
+    """Time scoring as the engine does it: one forward with logits of all rows, the segment's surprisal, and a copy of
+    the pooled states to the host. Every forward computes the last layer's states; a tensor of that size replaces them.
+    """
     contexts = [
         _after(timer, scale, target, light, context, limit_s / len(scale.contexts)) for context in scale.contexts
     ]
@@ -118,7 +119,7 @@ def measure_reads(timer: Timer, scale: Scale, target: Model, light: Light, limit
 
 
 def _after(timer: Timer, scale: Scale, target: Model, light: Light, context: int, limit_s: float) -> Facts:
-    """Reads behind a context of so many tokens, and the prefill of that context in one forward."""
+    """Time scoring after a context of so many tokens, and the prefill of that context in one forward."""
     prefill = {"prefill": lambda: filled(target, context, graphed=True)}
     prefill_sample = timer.interleaved(prefill, scale.num_prefills, limit_s / 4)["prefill"]
     prefill_floor_ms = light.forward_ms(target.shape, context, 0, 1)

@@ -1,4 +1,4 @@
-"""Models of a given shape with random weights, made on the device: no checkpoint, no hub."""
+"""Models of a given shape with random weights, created on the device without a checkpoint."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ TOKENIZER = "numbers"
 
 
 class NumberTokenizer:
-    """In place of a tokenizer: tokens have no text, so that segments end by their length alone."""
+    """A stub tokenizer: tokens have no text, so that segments end only by length."""
 
     eos_token_id = None
 
@@ -38,7 +38,7 @@ class Pair:
 
 
 def build(shape: Shape, device: torch.device, window: int, dtype: torch.dtype = torch.bfloat16) -> Model:
-    """Random weights of the size transformers starts a training with."""
+    """A model with transformers' random initial weights."""
     torch.manual_seed(shape.num_layers)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -47,11 +47,11 @@ def build(shape: Shape, device: torch.device, window: int, dtype: torch.dtype = 
             model: PreTrainedModel = Qwen2ForCausalLM(_config(shape, window))
     finally:
         torch.set_default_dtype(before)
-    model.generation_config.eos_token_id = shape.vocab_size  # never drawn
+    model.generation_config.eos_token_id = shape.vocab_size  # never sampled
     info = ModelInfo(shape.name, shape.name, TOKENIZER, shape.num_layers, shape.hidden_size, window, build=__version__)
     lm = CausalLM(model, NumberTokenizer(), info, "fast")
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # fusing the projections leaves holes
+        torch.cuda.empty_cache()  # fusing the projections fragments memory
     return Model(lm, shape)
 
 
@@ -83,7 +83,7 @@ def random_context(num_tokens: int, vocab_size: int, seed: int = 0) -> Context:
 
 
 def filled(model: Model, num_tokens: int, *, graphed: bool) -> KV:
-    """Keys and values of a random context. Those not to be graphed lie in a buffer longer than any graph serves."""
+    """Keys and values of a random context; without `graphed`, in a buffer too long for any CUDA graph."""
     kv = model.lm.new_kv()
     if not graphed and isinstance(kv, BufferKV):
         kv.reserve(MAX_TOKENS + 1)
@@ -92,5 +92,5 @@ def filled(model: Model, num_tokens: int, *, graphed: bool) -> KV:
 
 
 def was_graphed(kv: KV) -> bool:
-    """Whether a CUDA graph served this sequence last."""
+    """Whether the last forward of this sequence ran by a CUDA graph."""
     return isinstance(kv, BufferKV) and kv.num_mirrored > 0

@@ -1,4 +1,4 @@
-"""Whether the engine computes on this device what it should: against itself, and against transformers."""
+"""Checks the engine's results on this device against each other and against transformers."""
 
 import asyncio
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ SHAPE = Shape("parity", 4, 256, 512, 8, 2, 512)
 WINDOW = 512
 PROMPT_TOKENS, SEGMENT_TOKENS, GREEDY_TOKENS = 48, 24, 64
 BARS = {torch.bfloat16: 1e-2, torch.float32: 1e-5}
-"""Largest relative error allowed: that of the states' convention."""
+"""Maximum relative error, from the states' convention."""
 CACHE_BYTES = 1 << 28
 
 
 def measure_parity(device: torch.device) -> dict[str, object]:
-    """On a small random model in bf16 and fp32; `holds` says whether every row clears its bar."""
+    """Check a small random model in bf16 and fp32; `holds` is whether every row meets its bound."""
     rows: list[dict[str, object]] = []
     for dtype, bar in BARS.items():
         model = build(SHAPE, device, WINDOW, dtype)
@@ -55,7 +55,7 @@ def _errors(model: Model) -> Iterator[tuple[str, float]]:
 
 
 async def _engine_states(model: Model, context: Context) -> tuple[list[int], Tensor, Tensor, Tensor]:
-    """A segment, and its pooled states as written, as read behind a cached context, and as read by a new engine."""
+    """A segment, and its pooled states when written, when scored after a cached context, and by a new engine."""
     written = await _write(model, context, SamplingParams(seed=1), SEGMENT_TOKENS)
     old, new = (TransformersEngine(model.lm, Writer.TARGET, CACHE_BYTES) for _ in range(2))
     await old.score(context, [written.segment])
@@ -65,7 +65,7 @@ async def _engine_states(model: Model, context: Context) -> tuple[list[int], Ten
     await new.aclose()
     if written.states is None:
         raise RuntimeError("the engine sent no states")
-    states = [_tensor(one) for one in (written.states, cached.states, recomputed.states)]
+    states = [_tensor(pooled) for pooled in (written.states, cached.states, recomputed.states)]
     return list(written.segment.token_ids), states[0], states[1], states[2]
 
 
@@ -79,7 +79,7 @@ async def _write(model: Model, context: Context, sampling: SamplingParams, num_t
 
 @torch.inference_mode()
 def _transformers_states(model: Model, context: Context, segment: list[int]) -> Tensor:
-    """Pooled by `states-v1` from transformers' own outputs; the last one is what its final norm is given."""
+    """States pooled by `states-v1` from transformers' outputs; the last layer's are the input of the final norm."""
     caught: list[Tensor] = []
     inner = model.lm.model
     hook = inner.model.norm.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
@@ -91,7 +91,7 @@ def _transformers_states(model: Model, context: Context, segment: list[int]) -> 
 
 
 def _num_equal_greedy(model: Model) -> int:
-    """How many tokens the engine and transformers agree on before they first differ."""
+    """Number of equal tokens of engine and transformers before the first difference."""
     prompt = random_tokens(PROMPT_TOKENS, model.shape.vocab_size, seed=9)
     context = random_context(PROMPT_TOKENS, model.shape.vocab_size, seed=9)
     own = asyncio.run(_write(model, context, SamplingParams(temperature=0), GREEDY_TOKENS)).segment.token_ids
@@ -105,7 +105,7 @@ def _num_equal_greedy(model: Model) -> int:
 
 
 def _relative(a: Tensor, b: Tensor) -> float:
-    """The largest relative error of a row, by norms: a layer of small states weighs as much as one of large ones."""
+    """The largest relative error of any row, by norms, so that layers with small states count equally."""
     a, b = a.float().flatten(1), b.float().flatten(1)
     return float(((a - b).norm(dim=1) / b.norm(dim=1)).max())
 

@@ -1,4 +1,4 @@
-"""The record of a run: stages one after another within a time budget, on disk and drawn after each."""
+"""The record of a run: stages within a time budget, saved and plotted after each."""
 
 import json
 from collections.abc import Callable
@@ -18,9 +18,9 @@ WAYS = ("transformers", "eager", "graph", "engine")
 
 
 class Record:
-    """`gpu.json` and `gpu.png` in a folder, whole after every stage.
+    """Writes `gpu.json` and `gpu.png` in a folder, complete after every stage.
 
-    A stage that fails or does not fit into the time is noted, and the next one has its turn.
+    A stage that fails or does not fit into the time is recorded, and the next one runs.
     """
 
     def __init__(self, folder: Path, head: Facts, budget_s: float) -> None:
@@ -37,18 +37,18 @@ class Record:
         return any(stage["status"] == "failed" for stage in self._document["stages"].values())
 
     def facts(self, name: str) -> Facts | None:
-        """What a stage found; None if it was not done."""
+        """A stage's results; None if it has none."""
         stage = self._document["stages"].get(name, {})
         facts: Facts | None = stage.get("facts")
         return facts
 
     def needed(self, name: str) -> Facts:
-        """What a stage found that is known to be done."""
+        """The results of a stage that is done."""
         facts: Facts = self._document["stages"][name]["facts"]
         return facts
 
     def stage(self, name: str, least_s: float, work: Callable[[], Facts], needs: tuple[str, ...] = ()) -> Facts | None:
-        """What `work` found, or None. It is skipped with less than `least_s` seconds left, or without what it needs."""
+        """The results of `work`, or None. Skipped with less than `least_s` seconds left or without its `needs`."""
         start = perf_counter()
         row = self._outcome(least_s, work, needs)
         row["seconds"] = round(perf_counter() - start, 2)
@@ -64,7 +64,7 @@ class Record:
             return {"status": "skipped", "reason": f"{self.left_s:.0f} s were left, it wants {least_s:.0f}"}
         try:
             return {"status": "done", "facts": work()}
-        except Exception as error:  # a stage lost is no reason to lose the others
+        except Exception as error:  # a failed stage must not stop the others
             return {"status": "failed", "reason": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
 
     def _write(self) -> None:
@@ -74,7 +74,7 @@ class Record:
             return
         try:
             picture = draw(self._document)
-        except Exception as error:  # nor is a picture
+        except Exception as error:  # nor must a failed picture
             self._document["picture"] = f"not drawn: {type(error).__name__}: {error}"
         else:
             _replace(self._folder / "gpu.png", picture)
@@ -85,7 +85,7 @@ def _reason(row: Facts) -> str:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Put `data` in place of the file at once: a run that is cut off leaves the last whole one."""
+    """Replace the file atomically, so that an interrupted run leaves the last complete one."""
     partial = path.with_name(f"{path.name}.partial")
     partial.write_bytes(data)
     partial.replace(path)

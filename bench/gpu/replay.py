@@ -1,4 +1,4 @@
-"""The target alone, a replay at each of the paper's target ratios, and the speed-ups computed from their stages."""
+"""Times the target alone and replays at the paper's target ratios, and computes speed-ups from their stages."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +10,7 @@ import torch
 
 from semspec.bench.gpu.models import Pair
 from semspec.bench.gpu.record import Facts, Record
-from semspec.bench.gpu.rounds import RandomProbes, Round, Stand, ahead_ms, verdicts
+from semspec.bench.gpu.rounds import RandomProbes, Round, RoundRunner, ahead_ms, verdicts
 from semspec.bench.gpu.shapes import Scale
 from semspec.bench.gpu.timing import Light, Timer, summarised
 from semspec.bench.report.paper import RESULTS, speedup_of
@@ -25,14 +25,14 @@ SEGMENT_NOTE = (
 )
 NEEDS = ("models", "decode", "read", "judge")
 SETTLING_S = 20.0
-"""For the graphs of every length and a first round."""
+"""Time for capturing the graphs of every length and for a first round."""
 MARGIN = 1.2
 """A replay begins only if this many times its expected time is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedPoint:
-    """One cell of the paper's comparison, of its own method."""
+    """One cell of the paper's comparison, for SemanticSpec."""
 
     target: str
     """The pair's short name."""
@@ -40,7 +40,7 @@ class PublishedPoint:
     target_ratio: float
     """Share of tokens written by the target."""
     speedup: float
-    """Latency of the target alone over the method's."""
+    """Latency of the target alone divided by the method's."""
 
 
 def _published(pair: str, task: str) -> PublishedPoint:
@@ -52,19 +52,19 @@ PUBLISHED = (
     *(_published("R1-32B", task) for task in ("aime24", "math500", "amc23", "gpqa-diamond")),
     _published("QwQ-32B", "amc23"),
 )
-"""What is replayed: the paper's range of target ratios."""
+"""The replayed points, which cover the paper's range of target ratios."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """What the stages of every round cost, were they all alike."""
+    """Costs of a round's stages, assumed equal for all rounds."""
 
     segment_tokens: int
     draft_ms: float
     read_ms: float
     judge_ms: float
     write_ms: float
-    """The target's writing of a whole segment."""
+    """Time for the target to write a whole segment."""
 
     def speedup(self, target_ratio: float) -> Facts:
         rounds = [
@@ -72,7 +72,7 @@ class Stages:
             for accepted in verdicts(target_ratio, NUM_COMPUTED_ROUNDS)
         ]
         alone_ms = NUM_COMPUTED_ROUNDS * self.write_ms
-        in_turn_ms = sum(one.in_turn_ms for one in rounds)
+        in_turn_ms = sum(round_.in_turn_ms for round_ in rounds)
         return {
             "target_ratio": target_ratio,
             "in_turn": alone_ms / in_turn_ms,
@@ -81,20 +81,20 @@ class Stages:
 
 
 def replayed(point: PublishedPoint, rounds: Sequence[Round], segment_tokens: int, alone_ms: float) -> Facts:
-    """One replay against the target alone, `alone_ms` for the same number of tokens."""
-    in_turn_ms = sum(one.in_turn_ms for one in rounds)
+    """Results of one replay; the target alone takes `alone_ms` for the same number of tokens."""
+    in_turn_ms = sum(round_.in_turn_ms for round_ in rounds)
     stages = {
         stage: summarised(times).as_json()
         for stage in ("draft_ms", "read_ms", "judge_ms", "rewrite_ms")
-        if (times := [time for one in rounds if (time := getattr(one, stage)) > 0])
+        if (times := [time for round_ in rounds if (time := getattr(round_, stage)) > 0])
     }
     return {
         "published": asdict(point),
-        "target_ratio": sum(one.rewrite_ms > 0 for one in rounds) / len(rounds),
+        "target_ratio": sum(round_.rewrite_ms > 0 for round_ in rounds) / len(rounds),
         "num_rounds": len(rounds),
         "segment_tokens": segment_tokens,
         "stages": stages,
-        "total_ms": {stage: sum(getattr(one, stage) for one in rounds) for stage in stages},
+        "total_ms": {stage: sum(getattr(round_, stage) for round_ in rounds) for stage in stages},
         "alone_ms": alone_ms,
         "in_turn": {"how": "measured", "ms": in_turn_ms, "speedup": alone_ms / in_turn_ms},
         "draft_ahead": {
@@ -106,7 +106,7 @@ def replayed(point: PublishedPoint, rounds: Sequence[Round], segment_tokens: int
 
 
 def computed(replays: Sequence[Facts], judge: Facts, reads: Facts) -> Iterator[tuple[str, Stages]]:
-    """The measured stages, then what may be computed from them: the probes on the device, segments of other lengths."""
+    """The measured stages, then computed ones: with the probes on the device, and for other segment lengths."""
     measured = _measured(replays)
     yield "measured stages", measured
     yield "probes on the device", replace(measured, judge_ms=judge["device"]["median_ms"])
@@ -116,7 +116,7 @@ def computed(replays: Sequence[Facts], judge: Facts, reads: Facts) -> Iterator[t
 
 
 def at_floors(pair: Pair, light: Light, segment_tokens: int, context: int) -> Stages:
-    """Every stage at the device's speed of light, judging for nothing."""
+    """Every stage at the device's lower bound; judging costs nothing."""
     target_token_ms = light.decode_ms(pair.target.shape, context)
     return Stages(
         segment_tokens,
@@ -128,7 +128,7 @@ def at_floors(pair: Pair, light: Light, segment_tokens: int, context: int) -> St
 
 
 def speedups(stages: Iterable[tuple[str, Stages]]) -> Facts:
-    """Of each set of stages at the paper's target ratios."""
+    """Speed-ups of each set of stages at the paper's target ratios."""
     return {
         "how": "computed, every round alike",
         "segment_note": SEGMENT_NOTE,
@@ -150,7 +150,7 @@ def _measured(replays: Sequence[Facts]) -> Stages:
 
 
 def _at_length(measured: Stages, segment_tokens: int, reads: Facts) -> Stages:
-    """Writing costs by the token, reading as in the read stage, between whose lengths it is interpolated."""
+    """Stages for another segment length: writing scales with the tokens, scoring is interpolated."""
     share = segment_tokens / measured.segment_tokens
     lengths, times_ms = zip(
         *((row["num_tokens"], row["samples"]["all"]["median_ms"]) for row in reads["contexts"][0]["reads"]), strict=True
@@ -166,15 +166,15 @@ def _at_length(measured: Stages, segment_tokens: int, reads: Facts) -> Stages:
 
 
 class Replays:
-    """Stages `target alone` and `replay RATIO`."""
+    """Runs the stages `target alone` and `replay RATIO`."""
 
     def __init__(self, record: Record, timer: Timer, scale: Scale, pair: Pair) -> None:
         self._record, self._scale = record, scale
         self._costs = _expected(record, scale)
         self._num_rounds = self._affordable_rounds()
-        # Judged on the host: the verifier service has no device.
+        # The probes run on the host, as in the verifier service.
         probes = RandomProbes(pair, torch.device("cpu"))
-        self._stand = Stand(timer, pair, probes, scale.contexts[0], scale.segment_tokens)
+        self._runner = RoundRunner(timer, pair, probes, scale.contexts[0], scale.segment_tokens)
 
     def run(self) -> None:
         with asyncio.Runner() as runner:
@@ -183,12 +183,12 @@ class Replays:
             )
             for point in PUBLISHED:
                 self._replay_stage(runner, point)
-            runner.run(self._stand.aclose())
+            runner.run(self._runner.aclose())
 
     def _alone(self, runner: asyncio.Runner) -> Facts:
-        self._stand.capture_graphs(self._scale.window)
-        runner.run(self._stand.warm_up())
-        total_ms, segments_ms = runner.run(self._stand.alone(self._num_rounds))
+        self._runner.capture_graphs(self._scale.window)
+        runner.run(self._runner.warm_up())
+        total_ms, segments_ms = runner.run(self._runner.alone(self._num_rounds))
         return {
             "num_segments": self._num_rounds,
             "segment_tokens": self._scale.segment_tokens,
@@ -200,14 +200,14 @@ class Replays:
     def _replay_stage(self, runner: asyncio.Runner, point: PublishedPoint) -> None:
         def replay() -> Facts:
             accepted = verdicts(point.target_ratio, self._num_rounds)
-            rounds = runner.run(self._stand.replay(accepted, f"replay {point.target_ratio}"))
+            rounds = runner.run(self._runner.replay(accepted, f"replay {point.target_ratio}"))
             return replayed(point, rounds, self._scale.segment_tokens, self._record.needed("target alone")["ms"])
 
         least_s = self._replay_s(point, self._num_rounds)
         self._record.stage(f"replay {point.target_ratio}", least_s, replay, ("target alone",))
 
     def _affordable_rounds(self) -> int:
-        """The most rounds for which everything fits into the time; the fewest if none do."""
+        """The largest number of rounds that fits into the time, or the smallest one if none does."""
         for num_rounds in self._scale.num_rounds:
             replays_s = sum(self._replay_s(point, num_rounds) for point in PUBLISHED)
             if SETTLING_S + self._alone_s(num_rounds) + replays_s < self._record.left_s:
@@ -224,7 +224,7 @@ class Replays:
 
 
 def _expected(record: Record, scale: Scale) -> Stages:
-    """A round's costs as the stages before suggest them, behind the longest context."""
+    """Expected costs of a round after the longest context, from the previous stages."""
     decode, reads, judge = (record.needed(name) for name in ("decode", "read", "judge"))
     lengths, times_ms = zip(
         *((row["num_tokens"], row["samples"]["all"]["median_ms"]) for row in reads["contexts"][-1]["reads"]),

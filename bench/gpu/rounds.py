@@ -1,7 +1,7 @@
-"""Whole rounds on the device: the draft writes, the target reads, the probes judge, and a verdict from a list decides.
+"""Whole rounds on the device: the draft writes, the target scores, the probes judge, and a listed verdict decides.
 
-The probes are random, so what they say is not used: verdicts are replayed so that the target writes the share of the
-tokens that it wrote in the paper."""
+The probes are random, so their results are not used: verdicts are replayed so that the target writes the same share of
+tokens as in the paper."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ CACHE_BYTES = 6 << 30
 
 
 class RandomProbes:
-    """What the verifier does, on a device of choice: all layers of both models, and the target's surprisal."""
+    """The verifier's computation on a given device: all layers of both models, and the target's surprisal."""
 
     def __init__(self, pair: Pair, device: torch.device) -> None:
         torch.manual_seed(3)
@@ -44,10 +44,10 @@ class RandomProbes:
             self._target = Probe(num_features("states+surprisal", "all", _states_shape(pair.target))).eval()
 
     @torch.inference_mode()
-    def judge(self, draft_states: States, reading: SegmentScore) -> tuple[float, float]:
-        """Semantic probabilities of one segment: the draft's, the target's."""
-        surprisal = torch.tensor([reading.surprisal], device=self._device)
-        drafted, read = (self._on_device(states) for states in (draft_states, reading.states))
+    def judge(self, draft_states: States, score: SegmentScore) -> tuple[float, float]:
+        """Semantic probabilities of one segment under draft and target."""
+        surprisal = torch.tensor([score.surprisal], device=self._device)
+        drafted, read = (self._on_device(states) for states in (draft_states, score.states))
         draft_probability = self._draft(assemble("states", "all", drafted, None))
         target_probability = self._target(assemble("states+surprisal", "all", read, surprisal))
         return float(draft_probability), float(target_probability)
@@ -57,11 +57,11 @@ class RandomProbes:
 
 
 def measure_judge(timer: Timer, pair: Pair, limit_s: float) -> dict[str, object]:
-    """Both probes over one segment's states, which come from the host: there by one thread, and on the device."""
+    """Time both probes on one segment's states, copied from the host: on the host by one thread, and on the device."""
     drafted, read = (_zeros(model) for model in (pair.draft, pair.target))
-    reading = SegmentScore(read, (0.0,) * len(SURPRISAL_FEATURES), 1, 0.0)
+    score = SegmentScore(read, (0.0,) * len(SURPRISAL_FEATURES), 1, 0.0)
     probes = {"host": RandomProbes(pair, torch.device("cpu")), "device": RandomProbes(pair, timer.device)}
-    works = {place: partial(one.judge, drafted, reading) for place, one in probes.items()}
+    works = {place: partial(random.judge, drafted, score) for place, random in probes.items()}
     samples = timer.interleaved(works, NUM_REPETITIONS, limit_s)
     sizes = {"draft": pair.draft.shape.num_state_values, "target": pair.target.shape.num_state_values}
     return {"num_state_values": sizes} | {place: sample.as_json() for place, sample in samples.items()}
@@ -77,7 +77,7 @@ def _zeros(model: Model) -> States:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What the stages of one round took."""
+    """Durations of one round's stages."""
 
     draft_ms: float
     read_ms: float
@@ -91,7 +91,7 @@ class Round:
 
 
 def verdicts(target_ratio: float, num_rounds: int) -> list[bool]:
-    """True: accepted. The rejections, as near to `target_ratio` of the rounds as can be, are spread evenly."""
+    """True: accepted. The share of rejections approximates `target_ratio`; they are spread evenly."""
     num_rejected = round(target_ratio * num_rounds)
     return [
         (index + 1) * num_rejected // num_rounds == index * num_rejected // num_rounds for index in range(num_rounds)
@@ -99,17 +99,17 @@ def verdicts(target_ratio: float, num_rounds: int) -> list[bool]:
 
 
 def ahead_ms(rounds: Sequence[Round]) -> float:
-    """Time of `rounds` if the draft, on a device of its own, wrote each segment while the one before was read and
-    judged. What it wrote behind a rejected segment is lost."""
+    """Time of `rounds` if the draft, on a separate device, wrote each segment while the previous one was scored and
+    judged. Segments drafted after a rejected one are discarded."""
     total, overlap = 0.0, 0.0
-    for one in rounds:
-        total += max(0.0, one.draft_ms - overlap) + one.read_ms + one.judge_ms + one.rewrite_ms
-        overlap = 0.0 if one.rewrite_ms else one.read_ms + one.judge_ms
+    for times in rounds:
+        total += max(0.0, times.draft_ms - overlap) + times.read_ms + times.judge_ms + times.rewrite_ms
+        overlap = 0.0 if times.rewrite_ms else times.read_ms + times.judge_ms
     return total
 
 
-class Stand:
-    """A pair's engines and a random prompt."""
+class RoundRunner:
+    """Runs rounds with a pair's engines on a random prompt."""
 
     def __init__(self, timer: Timer, pair: Pair, probes: RandomProbes, prompt_tokens: int, segment_tokens: int) -> None:
         self._timer, self._pair, self._probes, self._segment_tokens = timer, pair, probes, segment_tokens
@@ -119,7 +119,7 @@ class Stand:
         self._prompt = random_context(prompt_tokens, self._vocab_size, seed=5)
 
     def capture_graphs(self, window: int) -> None:
-        """Those of every length of sequence up to the window, which are made when first needed."""
+        """Capture the CUDA graphs of all sequence lengths up to the window, instead of on first use."""
         for model in (self._pair.draft, self._pair.target):
             capacity = FIRST_CAPACITY
             while capacity <= window:
@@ -130,23 +130,23 @@ class Stand:
                 capacity *= 2
 
     async def warm_up(self) -> None:
-        """The prompt's keys and values, and one round of each kind."""
+        """Prefill the prompt, and run one round of each kind."""
         await self.replay([True, False], "warm-up")
         await self.alone(1)
 
     async def alone(self, num_segments: int) -> tuple[float, list[float]]:
-        """Milliseconds of the target writing so many segments by itself: of all, and of each."""
+        """Time of the target writing `num_segments` segments alone, in milliseconds: total, and of each segment."""
         num_tokens = num_segments * self._segment_tokens
-        params = replace(self._order("alone"), max_segments=num_segments, max_tokens=num_tokens)
+        params = replace(self._params("alone"), max_segments=num_segments, max_tokens=num_tokens)
         start = self._now()
-        written = [one async for one in self._target.generate(self._prompt, params)]
+        written = [segment async for segment in self._target.generate(self._prompt, params)]
         elapsed_ms = (self._now() - start) * 1e3
-        if sum(len(one.segment.token_ids) for one in written) != num_tokens:
+        if sum(len(item.segment.token_ids) for item in written) != num_tokens:
             raise RuntimeError("the target ended before its budget; it was given an end-of-sequence token it can draw")
-        return elapsed_ms, [one.duration_ms for one in written]
+        return elapsed_ms, [item.duration_ms for item in written]
 
     async def replay(self, accepted: Sequence[bool], session: str) -> list[Round]:
-        """One round a verdict, each after what the ones before it kept."""
+        """Run one round per verdict, each after the segments kept before."""
         context, rounds = self._prompt, []
         for is_accepted in accepted:
             segment, times = await self._round(context, is_accepted, session)
@@ -159,14 +159,14 @@ class Stand:
         await self._target.aclose()
 
     async def _round(self, context: Context, is_accepted: bool, session: str) -> tuple[Segment, Round]:
-        params, marks = self._order(session), [self._now()]
+        params, marks = self._params(session), [self._now()]
         drafted = await _first(self._draft, context, replace(params, want_states=True))
         marks.append(self._now())
-        [reading] = await self._target.score(context, [drafted.segment], session)
+        [score] = await self._target.score(context, [drafted.segment], session)
         marks.append(self._now())
         if drafted.states is None:
             raise RuntimeError("the draft sent no states")
-        self._probes.judge(drafted.states, reading)
+        self._probes.judge(drafted.states, score)
         marks.append(self._now())
         draft_ms, read_ms, judge_ms = ((after - before) * 1e3 for before, after in pairwise(marks))
         if is_accepted:
@@ -175,13 +175,14 @@ class Stand:
         rewrite_ms = (self._now() - marks[-1]) * 1e3
         return self._for_both(written.segment), Round(draft_ms, read_ms, judge_ms, rewrite_ms)
 
-    def _order(self, session: str) -> GenerationParams:
+    def _params(self, session: str) -> GenerationParams:
         return GenerationParams(
             SAMPLING, max_tokens=self._segment_tokens, max_segment_tokens=self._segment_tokens, session=session
         )
 
     def _for_both(self, segment: Segment) -> Segment:
-        """Random weights also draw the target's padding tokens (1 in 1,200), for which the draft has no embedding."""
+        """The segment in the draft's vocabulary: random weights may sample the target's padding tokens (1 in 1,200),
+        for which the draft has no embedding."""
         return replace(segment, token_ids=tuple(token % self._vocab_size for token in segment.token_ids))
 
     def _now(self) -> float:

@@ -1,4 +1,4 @@
-"""Sizes: of the paper's models, and of the toy ones that take the same way in seconds."""
+"""Sizes of the paper's models, and of tiny models that run the same code in seconds."""
 
 from dataclasses import dataclass, replace
 
@@ -8,7 +8,7 @@ ELEMENT_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A Qwen2 model with untied embeddings, as its configuration describes it."""
+    """Configuration of a Qwen2 model with untied embeddings."""
 
     name: str
     num_layers: int
@@ -25,7 +25,7 @@ class Shape:
 
     @property
     def num_layer_parameters(self) -> int:
-        """Of one layer: four projections with biases on three, three matrices of the MLP, two norms."""
+        """Parameters of one layer: four projections with biases on three, three matrices of the MLP, two norms."""
         kv_size = self.num_kv_heads * self.head_dim
         attention = 2 * self.hidden_size * (self.hidden_size + kv_size) + self.hidden_size + 2 * kv_size
         return attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
@@ -36,7 +36,7 @@ class Shape:
 
     @property
     def num_body_parameters(self) -> int:
-        """Of all layers and the last norm: what every token passes through."""
+        """Parameters of all layers and the last norm, which every token uses."""
         return self.num_layers * self.num_layer_parameters + self.hidden_size
 
     @property
@@ -49,27 +49,27 @@ class Shape:
 
     @property
     def num_state_values(self) -> int:
-        """Of one segment's pooled states."""
+        """Size of one segment's pooled states."""
         return (self.num_layers + 1) * self.hidden_size
 
 
 def fitted(shape: Shape, free_bytes: int) -> Shape:
-    """`shape` with as many of its layers as fit into `free_bytes`, one at least."""
+    """`shape` with as many layers as fit into `free_bytes`, at least one."""
     layer_bytes = ELEMENT_BYTES * shape.num_layer_parameters
-    room = (free_bytes - (shape.weight_bytes - shape.num_layers * layer_bytes)) // layer_bytes
-    return replace(shape, num_layers=max(1, min(shape.num_layers, room)))
+    num_layers = (free_bytes - (shape.weight_bytes - shape.num_layers * layer_bytes)) // layer_bytes
+    return replace(shape, num_layers=max(1, min(shape.num_layers, num_layers)))
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What is measured, and how often."""
+    """Sizes and numbers of repetitions of the measurements."""
 
     draft: Shape
     target: Shape
     contexts: tuple[int, ...]
-    """Tokens before what is read; decoding and rounds take the first."""
+    """Context lengths in tokens; decoding and rounds use the first."""
     window: int
-    """Tokens a sequence may have. No more than the engine serves from CUDA graphs."""
+    """Maximum length of a sequence in tokens; at most what the engine's CUDA graphs support."""
     read_tokens: tuple[int, ...]
     num_steps: int
     """Repetitions of a decoded token."""
@@ -78,9 +78,9 @@ class Scale:
     written_tokens: int
     """Tokens of a segment written to time the whole engine."""
     segment_tokens: int
-    """Of the rounds."""
+    """Tokens per segment in the rounds."""
     num_rounds: tuple[int, ...]
-    """How many rounds make a replay: the largest number that fits into the time."""
+    """Numbers of rounds in a replay; the largest that fits into the time is used."""
     copy_bytes: int
     matrix_side: int
     reserve_bytes: int

@@ -1,5 +1,5 @@
-"""How long work takes on a device, in turns with its competitors, and how long a forward takes at least by what the
-device's memory and matrix units reach."""
+"""Times work on a device, interleaved with its alternatives, and computes lower bounds of a forward from the device's
+memory bandwidth and matrix throughput."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -18,7 +18,7 @@ NUM_REPETITIONS = 20
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Milliseconds over repetitions."""
+    """Statistics of repeated measurements, in milliseconds."""
 
     median_ms: float
     first_quartile_ms: float
@@ -27,7 +27,7 @@ class Sample:
     num_repetitions: int
 
     def over(self, num_parts: int) -> "Sample":
-        """Of one of `num_parts` equal parts of the work."""
+        """The sample for one of `num_parts` equal parts of the work."""
         return Sample(
             self.median_ms / num_parts,
             self.first_quartile_ms / num_parts,
@@ -41,13 +41,13 @@ class Sample:
 
 
 def summarised(times_ms: list[float]) -> Sample:
-    """Of one time or more."""
+    """Statistics of at least one time."""
     first, _, third = quantiles(times_ms, n=4, method="inclusive") if len(times_ms) > 1 else times_ms * 3
     return Sample(median(times_ms), first, third, min(times_ms), len(times_ms))
 
 
 class Timer:
-    """Times work on one device, everything queued there done before and after."""
+    """Times work on one device, which is synchronized before and after."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -58,12 +58,12 @@ class Timer:
             torch.cuda.synchronize(self.device)
 
     def ms(self, work: Work) -> float:
-        """By CUDA events where there are any, so that a wait for the host counts and the clock's own call does not."""
+        """Duration of `work` in milliseconds; CUDA events include waits for the host but no timer overhead."""
         self.synchronize()
         return self._event_ms(work) if self._is_cuda else self._wall_ms(work)
 
     def interleaved(self, works: Mapping[str, Work], num_repetitions: int, limit_s: float) -> dict[str, Sample]:
-        """Each work once a repetition, the order turned round every time, after one repetition to warm up.
+        """Run each work once per repetition, in alternating order, after one repetition to warm up.
 
         Ends early, but not before `LEAST_REPETITIONS`, when `limit_s` seconds are over.
         """
@@ -95,18 +95,18 @@ class Timer:
 
 @dataclass(frozen=True, slots=True)
 class Light:
-    """What the device reached."""
+    """Measured peak rates of the device."""
 
     bandwidth_bytes_per_s: float
     flops_per_s: float
     """bf16 multiplications and additions."""
 
     def decode_ms(self, shape: Shape, context: int) -> float:
-        """Floor of one decoded token after `context` tokens."""
+        """Lower bound for decoding one token after `context` tokens."""
         return self.forward_ms(shape, 1, context, 1)
 
     def forward_ms(self, shape: Shape, num_tokens: int, context: int, num_logits: int) -> float:
-        """Floor of a forward: all weights but the table of embeddings, and all keys and values, are read once; each
+        """Lower bound of a forward: all weights but the embedding table, and all keys and values, are read once; each
         weight is multiplied with each token, each query with each key and value before it."""
         num_weights = shape.num_body_parameters + shape.num_head_parameters
         read_bytes = ELEMENT_BYTES * num_weights + shape.kv_bytes_per_token * (context + num_tokens)
@@ -117,7 +117,7 @@ class Light:
 
 
 def measure_light(timer: Timer, scale: Scale, limit_s: float) -> tuple[Light, dict[str, object]]:
-    """By a large copy (bytes read and written) and a square product of random matrices, medians."""
+    """Measure the peak rates by a large copy (bytes read and written) and a product of square matrices; medians."""
     source = torch.ones(scale.copy_bytes, dtype=torch.uint8, device=timer.device)
     copied = torch.empty_like(source)
     side = scale.matrix_side

@@ -1,1 +1,1 @@
-"""The stack under more requests than it has room for, and under very many."""
+"""Load tests of the stack: overload and soak."""

@@ -1,4 +1,4 @@
-"""Requests of a load: who comes when, and what became of each."""
+"""Requests of a load test: arrivals, attempts and their results."""
 
 import asyncio
 import random
@@ -23,16 +23,16 @@ GREEDY_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Of one attempt, timed at the client from the moment it was sent."""
+    """Result of one attempt, timed at the client from its sending."""
 
     latency_s: float
     code: str = ""
-    """Why there is no whole answer: an error's code, or one of the words above; empty if there is."""
+    """Why the response is incomplete: an error's code, HUNG or BROKEN; empty if it is complete."""
     retry_after_s: float | None = None
-    """As a refusal said."""
+    """`Retry-After` of a refusal."""
     first_segment_s: float | None = None
     service_s: float | None = None
-    """What the gateway counts of the latency, from the generation's start on: the wait for room is before it."""
+    """Latency that the gateway reports, from the generation's start, after the wait for a slot."""
     num_tokens: int = 0
 
     @property
@@ -41,7 +41,7 @@ class Answer:
 
     @property
     def wait_s(self) -> float:
-        """Before the generation's start: in the queue, tokenizing, on the wire."""
+        """Time before the generation's start: queue, tokenization, network."""
         return self.latency_s - (self.service_s or 0.0)
 
     @property
@@ -51,13 +51,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A load, and how its clients take a refusal."""
+    """A load, and how its clients react to a refusal."""
 
     name: str
     load: float
-    """Arrivals, as a share of what the stack can answer."""
+    """Arrivals, as a share of the stack's capacity."""
     is_patient: bool = True
-    """Whether a refused client waits as long as it is told, or asks again at once."""
+    """Whether a refused client waits for `Retry-After` or retries immediately."""
 
 
 STAGES = (Stage("0.5x", 0.5), Stage("1x", 1.0), Stage("2x", 2.0), Stage("2x, impatient", 2.0, is_patient=False))
@@ -70,7 +70,7 @@ class Arrival:
 
 
 def arrivals(rate: float, duration_s: float, rng: random.Random) -> Iterator[Arrival]:
-    """`rate` a second on average, each after a wait that knows nothing of the last one."""
+    """Poisson arrivals, `rate` per second on average."""
     at_s = rng.expovariate(rate)
     while at_s < duration_s:
         yield Arrival(at_s, "greedy" if rng.random() < GREEDY_SHARE else "modest")
@@ -79,12 +79,12 @@ def arrivals(rate: float, duration_s: float, rng: random.Random) -> Iterator[Arr
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One request, as often as it was sent."""
+    """One request with all its attempts."""
 
     stage: str
     owner: Owner
     attempts: Sequence[Answer]
-    """In order; all but the last were refused for lack of room."""
+    """In order; all but the last were refused for lack of slots."""
 
     @property
     def last(self) -> Answer:
@@ -96,14 +96,14 @@ class Visit:
 
 
 def client(base_url: str, api_key: str) -> httpx.AsyncClient:
-    """Of a load: as many connections as it has requests."""
+    """An HTTP client without a connection limit."""
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    return httpx.AsyncClient(base_url=base_url, headers=headers, limits=limits, timeout=None, trust_env=False)  # noqa: S113, patience is the caller's
+    return httpx.AsyncClient(base_url=base_url, headers=headers, limits=limits, timeout=None, trust_env=False)  # noqa: S113, the caller sets the timeout
 
 
 async def ask(http: httpx.AsyncClient, body: Json, hung_after_s: float) -> Answer:
-    """One streamed chat completion, to its end or to its refusal."""
+    """Send one streamed chat completion and read it to its end."""
     start = perf_counter()
     try:
         async with asyncio.timeout(hung_after_s):

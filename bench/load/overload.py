@@ -1,4 +1,4 @@
-"""More requests than the gateway has slots for: which are admitted, how fast, which are refused; none hangs.
+"""Overload test: more requests than the gateway has slots for. Measures admissions, latencies and refusals.
 
 python -m semspec.bench.load.overload    writes README.md, overload.json, overload.png and attempts.csv to its results
 """
@@ -29,7 +29,7 @@ from semspec.training.report.document import as_markdown, write_pictures, write_
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "overload"
 NUM_ATTEMPTS = 3
-"""Of a client that is refused, as OpenAI's has by default."""
+"""Attempts of a refused client, as in OpenAI's client by default."""
 HUNG_AFTER_S = 120.0
 WARM_UP_S = 3.0
 
@@ -38,7 +38,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is asked, and how long."""
+    """Limits of the gateway and duration of the stages."""
 
     max_concurrent: int
     max_queued: int
@@ -60,7 +60,7 @@ class Plan:
 
 
 class Load:
-    """Clients of two owners, and questions none of which is asked twice: its answer might be half in a cache."""
+    """Clients of two owners; no question is sent twice, since its context could be cached."""
 
     def __init__(self, clients: Mapping[Owner, httpx.AsyncClient], model: str, seed: int = 0) -> None:
         self._clients = clients
@@ -69,7 +69,7 @@ class Load:
         self._numbers = count()
 
     async def capacity(self, num_clients: int, duration_s: float) -> tuple[float, list[Answer]]:
-        """Answers a second while so many clients ask without a pause, and these answers."""
+        """Answers per second with `num_clients` clients that send without pause, and these answers."""
         answers = list[Answer]()
         start = perf_counter()
 
@@ -81,7 +81,7 @@ class Load:
         return len(answers) / (perf_counter() - start), answers
 
     async def play(self, stage: Stage, capacity: float, duration_s: float) -> list[Visit]:
-        """One piece of a stage; it ends when everybody has gone."""
+        """Run one piece of a stage, until all its requests have ended."""
         start = perf_counter()
 
         async def arrive(arrival: Arrival) -> Visit:
@@ -107,7 +107,7 @@ class Load:
 
 
 async def measured(load: Load, plan: Plan, stages: Sequence[Stage] = STAGES, warm_up_s: float = WARM_UP_S) -> Overload:
-    """All stages, in turns."""
+    """Run all stages, interleaved."""
     await load.capacity(plan.max_concurrent, warm_up_s)
     piece_s = plan.stage_s / plan.num_rounds
     capacities, full, visits = list[float](), list[Answer](), list[Visit]()

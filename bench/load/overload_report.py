@@ -1,4 +1,4 @@
-"""What an overload run says: tables, the two comparisons that matter, a picture."""
+"""The report of an overload run: tables, the two main comparisons, and a picture."""
 
 import csv
 import io
@@ -33,12 +33,12 @@ _KEY_HEAD = ("load", "key", "requests", "answered", "of its requests", "of all a
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """A whole run."""
+    """Results of a whole run."""
 
     capacities: Sequence[float]
-    """Answers a second with as many clients as there is room for, one value a round; its loads go by it."""
+    """Answers per second with as many clients as slots, one value per round; the loads are multiples of it."""
     full: Sequence[Answer]
-    """Those of such clients: the machine as busy as it may be, and no queue."""
+    """The answers of these clients: all slots busy, empty queue."""
     stages: Sequence[Stage]
     visits: Sequence[Visit]
 
@@ -57,7 +57,7 @@ class Overload:
         }
 
     def as_csv(self) -> str:
-        """A line for each attempt, those of the full machine first, as requests of no key."""
+        """One line per attempt; those of the capacity measurement come first, without a key."""
         page = io.StringIO()
         names = [field.name for field in fields(Answer)]
         lines = csv.writer(page, lineterminator="\n")
@@ -99,12 +99,12 @@ def facts(visits: Sequence[Visit]) -> Json:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float] | None:
-    """In the values' unit; None of nothing."""
+    """Percentiles in the values' unit; None without values."""
     return {f"p{share}": float(np.percentile(values, share)) for share in (50, 90, 99)} if values else None
 
 
 def speeds(overload: Overload) -> dict[str, Measured]:
-    """How long a generation of an admitted request takes at twice the load, over what it takes otherwise."""
+    """Duration of an admitted request's generation at twice the load, relative to other loads."""
     by_name = {stage.name: _service_s([visit.last for visit in overload.of(stage)]) for stage in overload.stages}
     full = _service_s(overload.full)
     pairs = {"2x over 1x": ("2x", by_name.get("1x", [])), "2x over full": ("2x", full)}
@@ -116,7 +116,7 @@ def speeds(overload: Overload) -> dict[str, Measured]:
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Measured:
-    """Of the means of two independent samples; its error to first order."""
+    """Ratio of the means of two independent samples, with its first-order error."""
     a, b = (mean(np.asarray(values, dtype=np.float64)) for values in (above, below))
     quotient = a.value / b.value
     return Measured(quotient, quotient * hypot(a.error / a.value, b.error / b.value))
@@ -194,7 +194,7 @@ def _service_s(answers: Sequence[Answer]) -> list[float]:
 
 
 def draw(overload: Overload) -> Figure:
-    """Where the time goes by load, and who is answered."""
+    """Latency components and shares of answered requests by load."""
     names = [stage.name for stage in overload.stages]
     found = [facts(overload.of(stage)) for stage in overload.stages]
     figure, (left, right) = panels(2, (9.0, 3.6))

@@ -1,4 +1,4 @@
-"""What the stack's processes hold, looked at from outside while they work."""
+"""Samples the memory and file descriptors of the stack's processes while they run."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -14,34 +14,34 @@ MEBIBYTE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """By one process."""
+    """Resources of one process."""
 
     rss_bytes: int
     uss_bytes: int
-    """Its own alone, what it shares with others left out."""
+    """Memory that it does not share with other processes."""
     num_fds: int
     num_threads: int
     num_connections: int
-    """TCP."""
+    """TCP connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One look at everything."""
+    """One sample of all processes and of Redis."""
 
     at_s: float
     num_requests: int
-    """Ended by then."""
+    """Number of requests ended so far."""
     held: Mapping[str, Held]
     redis_bytes: int
-    """As Redis counts its memory."""
+    """Memory use that Redis reports."""
     num_redis_keys: int
     cache_bytes: Mapping[str, float]
-    """Keys and values held by draft and target, as the gateway last heard."""
+    """Cache sizes of draft and target, as last reported to the gateway."""
 
 
 class Watch:
-    """Samples every few seconds, until told to stop."""
+    """Takes a sample every few seconds until it is closed."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Watch:
         self.samples: list[Sample] = []
 
     async def look(self) -> None:
-        """One sample, added to the others."""
+        """Take and store one sample."""
         num_requests, at_s = self._num_requests(), perf_counter() - self._start
         held = await asyncio.to_thread(lambda: {name: _held(process) for name, process in self._processes.items()})
         num_bytes, num_keys = await self._redis()
@@ -76,7 +76,7 @@ class Watch:
 
 
 def series(samples: Sequence[Sample], process: str, field: str) -> list[float]:
-    """One number of one process, sample by sample."""
+    """One field of one process over all samples."""
     return [float(getattr(sample.held[process], field)) for sample in samples]
 
 

@@ -1,4 +1,4 @@
-"""Very many requests, a third of them given up by their clients: does anything grow?
+"""Soak test: very many requests, a third of them abandoned by their clients, to detect growing resources.
 
 python -m semspec.bench.load.soak          writes bench/results/soak/README.md, soak.json, soak.png
 """
@@ -33,9 +33,9 @@ from semspec.training.report.document import as_markdown, write_pictures, write_
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "soak"
 CACHE_BYTES = 64 * MEBIBYTE
-"""Budget of each engine's keys and values: full long before the half of the run."""
+"""Budget of each engine's KV cache; it is full long before half of the run."""
 TTL_S = 30
-"""Of what is stored: a run outlasts it many times."""
+"""TTL of stored data, a small fraction of the run."""
 TURNS_PER_SESSION = 2
 HUNG_AFTER_S = 120.0
 QUIET_GAUGES = ("generations_in_flight", "queue_depth")
@@ -61,14 +61,14 @@ class Plan:
     num_requests: int
     num_clients: int
     interval_s: float
-    """Between looks at the processes."""
+    """Interval between samples of the processes."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of every process."""
+        """Environment variables of all processes."""
         engines = {f"SEMSPEC_{role}_CACHE_BYTES": str(CACHE_BYTES) for role in ("DRAFT", "TARGET")}
         gateway = {"TTL_S": str(TTL_S), "MAX_CONCURRENT": "16", "MAX_QUEUED": "64", "QUEUE_TIMEOUT_S": "60"}
-        gateway["HANDSHAKE_INTERVAL_S"] = "1"  # at which the engines tell of their caches
+        gateway["HANDSHAKE_INTERVAL_S"] = "1"  # the handshake reports the engines' cache sizes
         return engines | {f"SEMSPEC_GATEWAY_{name}": value for name, value in gateway.items()}
 
 
@@ -79,13 +79,13 @@ class Order:
     body: Json
     ending: Ending
     delay_s: float
-    """Before a client hangs up that does not wait for an answer."""
+    """Delay before an impatient client disconnects."""
     num_events: int
-    """That a client reads before it hangs up or cancels."""
+    """Number of events that a client reads before it disconnects or cancels."""
 
 
 def order(number: int, rng: random.Random, session: str) -> Order:
-    """The request of this number; a share of those that are read to the end belongs to `session`."""
+    """The request with this number; a share of those read to the end belongs to `session`."""
     ending: Ending = rng.choice(CANCELLATIONS) if rng.random() < CANCELLED_SHARE else "read"
     stream = ending in ("hang up in mid-stream", "cancel") or rng.random() < 0.5
     semspec: Json = {"strategy": rng.choice(STRATEGIES), "gamma": rng.randint(1, 3), "trace": rng.random() < 0.2}
@@ -106,7 +106,7 @@ def order(number: int, rng: random.Random, session: str) -> Order:
 
 
 class Clients:
-    """Several that ask without a pause, and count how it ended."""
+    """Clients that send requests without pause, and count the results."""
 
     def __init__(self, http: httpx.AsyncClient, model: str, seed: int = 0) -> None:
         self._http = http
@@ -124,7 +124,7 @@ class Clients:
         await asyncio.gather(*(self._ask_on(f"soak-{client}", numbers) for client in range(num_clients)))
 
     async def _ask_on(self, name: str, numbers: Iterator[int]) -> None:
-        """One client. Its sessions are its own, so that no request finds one in use."""
+        """Run one client. It has its own sessions, so that none is in use by another request."""
         for turn, number in zip(count(), numbers, strict=False):
             session = f"{name}-{turn // TURNS_PER_SESSION}"
             wanted = order(number, self._rng, session)
@@ -141,7 +141,7 @@ class Clients:
                 self.endings[wanted.ending] += 1
 
     async def _ask(self, wanted: Order) -> str:
-        """What went wrong; nothing, if all was as wanted."""
+        """A description of the failure; empty if the request went as expected."""
         if wanted.ending == "hang up before an answer":
             return await self._hang_up(wanted)
         if not wanted.body["stream"]:
@@ -185,13 +185,13 @@ def _code(response: httpx.Response) -> str:
 
 
 async def gauges(http: httpx.AsyncClient) -> dict[str, float]:
-    """What should be zero once no request is left."""
+    """The gauges that must be zero when no request is left."""
     samples = {sample.name: sample.value for sample in await _metrics(http)}
     return {name: samples[f"semspec_gateway_{name}"] for name in QUIET_GAUGES}
 
 
 async def cache_bytes(http: httpx.AsyncClient) -> dict[str, float]:
-    """Keys and values that draft and target hold."""
+    """Cache sizes of draft and target."""
     held = [sample for sample in await _metrics(http) if sample.name == "semspec_gateway_service_cache_bytes"]
     return {sample.labels["service"]: sample.value for sample in held}
 
@@ -202,7 +202,7 @@ async def _metrics(http: httpx.AsyncClient) -> list[metrics_core.Sample]:
 
 
 async def _until_quiet(http: httpx.AsyncClient) -> dict[str, float]:
-    """The gauges when they are nothing, or when they have had long enough to be."""
+    """The gauges when all are zero, or after a timeout."""
     deadline = perf_counter() + QUIET_WITHIN_S
     while any((found := await gauges(http)).values()) and perf_counter() < deadline:
         await asyncio.sleep(0.2)
@@ -210,7 +210,7 @@ async def _until_quiet(http: httpx.AsyncClient) -> dict[str, float]:
 
 
 async def soaked(stack: Stack, plan: Plan) -> Soak:
-    """All requests, and what the processes held meanwhile."""
+    """Send all requests, and sample the processes meanwhile."""
     pids = {name: child.pid for name, child in stack.processes.items()}
     async with AsyncExitStack() as opened:
         http = await opened.enter_async_context(client(stack.base_url, stack.api_key))
@@ -229,7 +229,7 @@ async def soaked(stack: Stack, plan: Plan) -> Soak:
 
 
 async def main(plan: Plan, folder: Path) -> int:
-    """The exit status: 1 if a request failed, or something was left over."""
+    """The exit status: 1 if a request failed or a gauge is not zero."""
     load_average = os.getloadavg()[0]
     async with Stack(StackConfig(environment=plan.environment)) as stack:
         soak = await soaked(stack, plan)

@@ -1,4 +1,4 @@
-"""What a soak says: whether anything failed, and whether anything grows."""
+"""The report of a soak test: failures and growth of resources."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +16,7 @@ from semspec.training.report.numbers import Measured, measured_decimal
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, GREY)
 NUM_BATCHES = 20
-"""Samples of a process resemble their neighbours; means over batches hardly do."""
+"""Successive samples of a process are correlated; means over batches hardly are."""
 
 Json = dict[str, Any]
 _MEMORY_HEAD = ("process", "RSS before", "at half", "after", "slope of RSS", "own memory (USS) after", "slope of USS")
@@ -26,16 +26,16 @@ _HANDLES_HEAD = ("process", *_HANDLES)
 
 @dataclass(frozen=True, slots=True)
 class Soak:
-    """A whole run."""
+    """Results of a whole run."""
 
     duration_s: float
     samples: Sequence[Sample]
-    """The first before the first request, the last after the last one."""
+    """In order; the first one before the first request, the last one after the last request."""
     endings: Mapping[str, int]
-    """Of requests that went as their clients wanted."""
+    """Numbers of requests that went as expected."""
     errors: Mapping[str, int]
     quiet: Mapping[str, float]
-    """What the gateway still counted when no request was left."""
+    """The gateway's gauges when no request was left."""
 
     @property
     def num_requests(self) -> int:
@@ -47,7 +47,7 @@ class Soak:
 
     @property
     def second_half(self) -> list[Sample]:
-        """While requests came: caches are full, allocators have found their size."""
+        """Samples of the second half of the load: caches are full, allocators have reached their size."""
         return [sample for sample in self.samples[1:-1] if sample.num_requests >= self.num_requests / 2]
 
     def growth(self, process: str, field: str) -> Measured:
@@ -159,7 +159,7 @@ def _counts(counted: Mapping[str, float]) -> str:
 
 
 def slope(x: ArrayLike, y: ArrayLike) -> Measured:
-    """Of the line through (x, y) by least squares over means of batches; nan with fewer than three points."""
+    """Slope of the least-squares line through (x, y), over means of batches; nan with fewer than three points."""
     xs, ys = (_batched(np.asarray(values, dtype=np.float64)) for values in (x, y))
     if len(xs) < 3 or xs.min() == xs.max():
         return Measured(nan)

@@ -1,4 +1,4 @@
-"""What each part is worth: features of the probes, gamma, segmentation; and which command gives what is missing."""
+"""Ablations: the probes' features, gamma, segmentation; and the commands that measure what is missing."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ FEATURES = {
     "surprisal": "surprisal alone",
     "random": "nothing: random probabilities",
 }
-"""Strategy -> what its verifier judges by."""
+"""Strategy -> the features of its probes."""
 GAMMAS = (1, 2, 3)
 SEGMENTATIONS = ("paragraph", "sentence")
 HEADER = ("pass@1", "minus target (McNemar)", "speed-up", "target ratio", "accepted segments")
@@ -23,13 +23,13 @@ HEADER = ("pass@1", "minus target (McNemar)", "speed-up", "target ratio", "accep
 
 @dataclass(frozen=True, slots=True)
 class Ablation:
-    """Rows of one run that differ in one thing."""
+    """Rows of one run that differ in one option."""
 
     run: Run
     title: str
-    """Of what varies."""
+    """Name of the option."""
     rows: Sequence[tuple[str, Row]]
-    """By the value it has."""
+    """Rows by the option's value."""
     missing: Sequence[str]
     """Labels that would complete it."""
 
@@ -39,7 +39,7 @@ class Ablation:
 
     @property
     def command(self) -> str:
-        """What measures the whole of it."""
+        """The command that measures the whole ablation."""
         return run_command(self.run, [*(row.label for _, row in self.rows), *self.missing])
 
     def table(self) -> Table:
@@ -47,36 +47,36 @@ class Ablation:
 
 
 def features(run: Run) -> Ablation:
-    """Which states the probes see, all else as most of these rows have it."""
+    """The probes' features, with all other options as in most of these rows."""
     runner = run.rows[0].configuration.runner
     groups: dict[str, dict[str, Row]] = {}
     for row in run.rows:
         method, _, knobs = row.label.rpartition("/")[2].partition(":")
         if row.configuration.runner == runner and method in FEATURES:
             groups.setdefault(knobs, {})[method] = row
-    knobs, found = max(groups.items(), key=lambda group: len(group[1]), default=("", {}))
-    rows = [(name, found[method]) for method, name in FEATURES.items() if method in found]
-    missing = [f"{method}:{knobs}" if knobs else method for method in FEATURES if method not in found]
+    knobs, rows_by_method = max(groups.items(), key=lambda group: len(group[1]), default=("", {}))
+    rows = [(name, rows_by_method[method]) for method, name in FEATURES.items() if method in rows_by_method]
+    missing = [f"{method}:{knobs}" if knobs else method for method in FEATURES if method not in rows_by_method]
     return Ablation(run, "probes see", rows, missing)
 
 
 def gammas(run: Run) -> Ablation:
-    """Segments drafted before the target reads them, all else as most rows have it. A label that names none has the
-    pair's own, which the run does not know."""
+    """Gamma, the segments drafted per round, with all other options as in most rows. A label without gamma has the
+    pair's default, which the run does not record."""
     return _by_knob(run, "gamma", GAMMAS, "gamma", usual=None)
 
 
 def segmentations(run: Run) -> Ablation:
-    """Where segments end; where a label does not say, at paragraphs."""
+    """The segmentation; a label without one means paragraphs."""
     return _by_knob(run, "segmentation", SEGMENTATIONS, "segments end at", usual="paragraph")
 
 
 def remarks(ablation: Ablation) -> Iterator[str]:
-    """Plainly, which cheaper probes did at least as well as those with all layers."""
-    found = dict(ablation.rows)
-    full = found.get(FEATURES["semantic"])
+    """Sentences about cheaper probes that did at least as well as those with all layers."""
+    rows_by_method = dict(ablation.rows)
+    full = rows_by_method.get(FEATURES["semantic"])
     for method in ("last-hidden", "surprisal", "random"):
-        row = found.get(FEATURES[method])
+        row = rows_by_method.get(FEATURES[method])
         if full and row and row.pass_at_1.value >= full.pass_at_1.value and row.speedup.value >= full.speedup.value:
             yield (
                 f"In `{ablation.run.name}`, `{method}` is at least as right and as fast as `{full.label}`: "
@@ -86,7 +86,7 @@ def remarks(ablation: Ablation) -> Iterator[str]:
 
 
 def _by_knob(run: Run, knob: str, values: Sequence[Any], title: str, usual: Any | None) -> Ablation:
-    """`usual` is what a label without the knob means; None: such a label is left out."""
+    """`usual` is the value of a label without the option; None excludes such labels."""
     groups: dict[object, dict[Any, Row]] = {}
     for row in run.rows:
         value = row.configuration.knobs.get(knob, usual)

@@ -1,4 +1,4 @@
-"""Figures of the runs: quality against speed, speed alone, gamma."""
+"""Figures of the runs: quality against speed, speed-ups, gamma."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,43 +26,43 @@ from semspec.training.report.drawing import (
 )  # fmt: skip
 
 NEAR = 0.12
-"""Loss of pass@1 up to which a configuration is in the close-up."""
+"""Maximum loss of pass@1 of a configuration in the detail view."""
 _COLOURS = {
     "target": BLACK, "draft": GREY, "semantic": BLUE, "auto": BLUE, "semantic+token-level": SKY, "token-level": GREEN,
     "spec-reason": ORANGE, "spec-thinking": PURPLE, "last-hidden": RED,
 }  # fmt: skip
-"""Of the methods that most tables have; all others share one."""
+"""Colours of the common methods; all others share one."""
 _MARKERS = "os^vD<>Ph*pX8d1234"
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Style:
     colour: str
     marker: str
     is_filled: bool
-    """Another runner's marks are hollow."""
+    """Whether the marker is filled: only for the gateway's runner."""
 
 
-def looks(rows: Sequence[Row]) -> Iterator[Look]:
-    """One a row: its method's colour, and a mark that no other row of that colour has."""
+def styles(rows: Sequence[Row]) -> Iterator[Style]:
+    """One style per row: its method's colour, and a marker that is unique within the colour."""
     markers: dict[str, Iterator[str]] = {}
     for row in rows:
         colour = _COLOURS.get(row.configuration.method, "#8c6d1f")
         marker = next(markers.setdefault(colour, cycle(_MARKERS)))
-        yield Look(colour, marker, row.configuration.runner == "gateway")
+        yield Style(colour, marker, row.configuration.runner == "gateway")
 
 
 def pareto(run: Run) -> Figure:
-    """pass@1 against speed-up: everything, and beside it what comes near the baseline's pass@1."""
+    """pass@1 against speed-up: all configurations, and a detail view of those near the baseline's pass@1."""
     base = run.rows[0].pass_at_1.value
     near = [row for row in run.rows if row.pass_at_1.value >= base - NEAR]
     figure, axes = panels(2 if len(near) < len(run.rows) else 1, (9.0, 5.0 + 0.05 * len(run.rows)))
     for panel, rows in zip(reversed(axes), (near, run.rows), strict=False):
         for line in thresholds_of(rows):
             panel.plot([r.speedup.value for r in line], [r.pass_at_1.value for r in line], color=BLUE, linewidth=0.8)
-        for row, look in zip(run.rows, looks(run.rows), strict=True):
+        for row, style in zip(run.rows, styles(run.rows), strict=True):
             if row in rows:
-                _draw(panel, row, look)
+                _draw(panel, row, style)
         panel.axhline(base, color=GREY, linewidth=0.8, linestyle="--")
         panel.axvline(1, color=GREY, linewidth=0.8, linestyle="--")
         panel.set_xlabel("speed-up over the target alone")
@@ -75,25 +75,25 @@ def pareto(run: Run) -> Figure:
 
 
 def thresholds_of(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows of one strategy that differ in their threshold only, in its order."""
+    """Groups of rows that differ only in their threshold, in its order."""
     groups: dict[object, list[Row]] = {}
     for row in rows:
-        one = row.configuration
-        if "threshold" in one.knobs:
-            groups.setdefault((one.runner, one.method, without(one.knobs, "threshold")), []).append(row)
+        of = row.configuration
+        if "threshold" in of.knobs:
+            groups.setdefault((of.runner, of.method, without(of.knobs, "threshold")), []).append(row)
     return [sorted(own, key=lambda row: float(row.configuration.knobs["threshold"])) for own in groups.values()]
 
 
-def _draw(axes: Axes, row: Row, look: Look) -> None:
+def _draw(axes: Axes, row: Row, style: Style) -> None:
     axes.errorbar(
         [row.speedup.value], [row.pass_at_1.value], errors_of([row.pass_at_1]), errors_of([row.speedup]),
-        fmt=look.marker, color=look.colour, elinewidth=0.8, markersize=6, alpha=0.9, label=row.label,
-        fillstyle="full" if look.is_filled else "none",
+        fmt=style.marker, color=style.colour, elinewidth=0.8, markersize=6, alpha=0.9, label=row.label,
+        fillstyle="full" if style.is_filled else "none",
     )  # fmt: skip
 
 
 def speedups(run: Run) -> Figure:
-    """A bar a configuration, in the order they were asked for."""
+    """One bar per configuration, in the run's order."""
     figure, (axes,) = panels(1, (9.0, 1.1 + 0.3 * len(run.rows)))
     rows, base = list(reversed(run.rows)), run.rows[0]
     estimates = [row.speedup for row in rows]
@@ -115,7 +115,7 @@ def speedups(run: Run) -> Figure:
 
 
 def _bar_colour(row: Row, base: Row) -> str:
-    """Orange where pass@1 is lower by more than two standard errors; the rest by whose it is."""
+    """Orange if pass@1 is lower by more than two standard errors; otherwise by engine."""
     if row is base or row.configuration.method == "target":
         return GREY
     if row.difference.value < -2 * errors_of([row.difference])[0]:
@@ -124,14 +124,14 @@ def _bar_colour(row: Row, base: Row) -> str:
 
 
 def gammas(ablations: Sequence[Ablation]) -> Figure:
-    """Speed-up and pass@1 by gamma, a line a run."""
+    """Speed-up and pass@1 by gamma, one line per run."""
     figure, (speed, quality) = panels(2, (9.0, 3.3))
-    looks = cycle(((BLUE, "o-"), (ORANGE, "s--"), (GREEN, "^-.")))
-    for index, (ablation, (colour, mark)) in enumerate(zip(ablations, looks, strict=False)):
+    styles = cycle(((BLUE, "o-"), (ORANGE, "s--"), (GREEN, "^-.")))
+    for index, (ablation, (colour, mark)) in enumerate(zip(ablations, styles, strict=False)):
         at = [int(value) + 0.03 * index for value, _ in ablation.rows]  # bars side by side
-        look = {"fmt": mark, "color": colour, "label": setting(ablation.run)}
-        error_line(speed, at, [row.speedup for _, row in ablation.rows], **look)
-        error_line(quality, at, [row.pass_at_1 for _, row in ablation.rows], **look)
+        style = {"fmt": mark, "color": colour, "label": setting(ablation.run)}
+        error_line(speed, at, [row.speedup for _, row in ablation.rows], **style)
+        error_line(quality, at, [row.pass_at_1 for _, row in ablation.rows], **style)
     speed.set(ylabel="speed-up over the target alone")
     quality.set(ylabel="pass@1")
     for axes in (speed, quality):

@@ -1,4 +1,4 @@
-"""The report of one or several runs: a page for GitHub, one for a browser, pictures, tables to quote, all numbers."""
+"""Writes the report of one or several runs: Markdown, HTML, pictures, tables for other pages, and all numbers."""
 
 import gzip
 import re
@@ -18,16 +18,16 @@ from semspec.training.report.document import Section, as_html, as_markdown, writ
 
 TITLE = "Bench: speed and quality, side by side"
 _QUOTED = re.compile(r"(?<=<!-- )(\S+\.md) -->\n(?:\|[^\n]*(?:\n|\Z))*")
-"""A marker line with the table right after it, if there is one already."""
+"""A marker line and the table directly after it, if there is one."""
 _DATED = re.compile(r"bench/results/\d{4}-\d\d-\d\d(?=/)")
 
 
 def write_report(runs: Sequence[Run], output: Path, probes: Path | None = None, cost: Path | None = None) -> None:
-    """`report.md`, `report.html` (whole in itself), the pictures, `summary.json`; of each run its table, `NAME.md`, and
-    its records, `NAME.jsonl.gz`.
+    """Write `report.md`, the self-contained `report.html`, the pictures and `summary.json`; for each run its table,
+    `NAME.md`, and its records, `NAME.jsonl.gz`.
 
     `probes` is the `report.json` of the probes, `cost` the file of `python -m semspec.bench.cost`; without them the
-    page says what is missing. Each file is replaced in one step. Raises: InvalidRequest.
+    page states what is missing. Each file is replaced atomically. Raises: InvalidRequest.
     """
     _check(runs)
     known, speed = read_probes(probes) if probes else None, read_cost(cost) if cost else None
@@ -75,8 +75,8 @@ def _check_run(run: Run) -> None:
 
 
 def readme_tables(readme: str, folder: Path, latest: Path | None = None) -> str:
-    """`readme` with the table after each line `<!-- PATH.md -->` replaced by that file of `folder`; mentions of earlier
-    days' results become `latest`.
+    """`readme` with the table after each line `<!-- PATH.md -->` replaced by that file of `folder`; paths of earlier
+    dated results become `latest`.
 
     Raises: InvalidRequest when a marker names a file that is not there.
     """
@@ -93,5 +93,5 @@ def _table(path: Path) -> str:
 
 def _summary(run: Run) -> dict[str, Any]:
     facts = {"settings": run.settings, "environment": run.environment, "not_applicable": run.not_applicable}
-    found: dict[str, Any] = plain(facts | {"rows": [row.as_json() for row in run.rows]})
-    return found
+    summary: dict[str, Any] = plain(facts | {"rows": [row.as_json() for row in run.rows]})
+    return summary

@@ -1,4 +1,4 @@
-"""What others published, as data. Sources: SemanticSpec, arXiv 2602.03708; its peers' own papers.
+"""Published results as data. Sources: SemanticSpec, arXiv 2602.03708, and its peers' papers.
 
 The paper's hardware was 2 GPUs of 80 GB with SGLang, its draft DeepSeek-R1-Distill-Qwen-1.5B.
 """
@@ -11,7 +11,7 @@ from semspec.bench.summary import Run
 
 SOURCE = "arXiv 2602.03708"
 TASKS: Mapping[str, str] = {"amc23": "AMC23", "aime24": "AIME24", "math500": "MATH-500", "gpqa-diamond": "GPQA-Diamond"}
-"""Our task -> the paper's name of it."""
+"""Task -> its name in the paper."""
 TARGETS: Mapping[str, str] = {"DeepSeek-R1-Distill-Qwen-32B": "R1-32B", "QwQ-32B": "QwQ-32B"}
 """Target model -> the pair's short name here."""
 DRAFT = "-1.5B"
@@ -33,14 +33,14 @@ class PublishedRow:
     pair: str
     method: str
     label: str
-    """Our configuration for the same method."""
+    """The bench's configuration for the same method."""
     cells: Mapping[str, Published]
-    """By our task."""
+    """Cells by the bench's task names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A peer's speed-up over its own target alone, on models and machines of its own."""
+    """A peer's published speed-up over its target alone, on other models and machines."""
 
     method: str
     speedup: str
@@ -83,7 +83,7 @@ CLAIMS = (
 
 
 def paper_pair(run: Run) -> str | None:
-    """The paper's pair, if the run's is one: its settings or environment name both models."""
+    """The paper's pair, if the run's settings or environment name both of its models."""
     named = json.dumps([run.settings, run.environment], default=str)
     if DRAFT not in named:
         return None
@@ -91,6 +91,6 @@ def paper_pair(run: Run) -> str | None:
 
 
 def speedup_of(row: PublishedRow, task: str) -> float:
-    """Latency of the pair's target over this row's."""
-    [target] = [one for one in RESULTS if one.pair == row.pair and one.label == "target"]
+    """Latency of the pair's target divided by this row's."""
+    [target] = [result for result in RESULTS if result.pair == row.pair and result.label == "target"]
     return target.cells[task].latency_s / row.cells[task].latency_s

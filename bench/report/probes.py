@@ -1,4 +1,4 @@
-"""The offline side: what the probes' own report says that a run cannot, read from its `report.json`."""
+"""Offline results from the probes' `report.json`, which a run cannot measure."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,14 +59,16 @@ def read_probes(path: Path) -> ProbesReport:
 
 
 def offline(probes: ProbesReport | None) -> Iterator[Block]:
-    """The learning curve and the domains, or the command that measures them."""
+    """The learning curve and the domain matrix, or the command that measures them."""
     if probes and probes.learning_curve:
-        told = [f"{one.num_contexts:,} contexts: AUROC {measured_decimal(one.auroc)}" for one in probes.learning_curve]
+        points = [
+            f"{one.num_contexts:,} contexts: AUROC {measured_decimal(one.auroc)}" for one in probes.learning_curve
+        ]
         yield Picture.drawn(
             "learning_curve",
             "What more contexts bring",
             f"Probes for {probes.name}, fitted on shares of the training questions. Bars: one standard error.",
-            "; ".join(told),
+            "; ".join(points),
             plots.learning,
             probes.learning_curve,
         )
@@ -102,7 +104,7 @@ def _report(found: Json) -> ProbesReport:
 
 
 def _measures(found: Json) -> dict[str, Any]:
-    """With each `{value, standard_error}` as `Measured`; the report says null for what could not be had."""
+    """The fields with each `{value, standard_error}` as `Measured`; null in the report means nan."""
     return {
         name: Measured(*(nan if number is None else number for number in (one["value"], one["standard_error"])))
         if isinstance(one, dict) and "standard_error" in one

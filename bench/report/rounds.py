@@ -1,4 +1,4 @@
-"""Pictures of single rounds, from the traces: where a round's time goes, and where in an answer drafts are kept."""
+"""Pictures from the traces: the stages of a mean round, and acceptance by position in the answer."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,22 +22,22 @@ LEAST_SEGMENTS = 20
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A judged segment, on average."""
+    """Mean costs of a judged segment."""
 
     num_rounds: int
     stages_ms: Mapping[str, float]
     wire_ms: float
-    """Part of the stages: what no engine spent."""
+    """The part of the stages outside the engines."""
     other_ms: float
-    """Of the answer's latency, what no stage accounts for, shared out among its rounds."""
+    """The answer's latency outside the stages, divided by its rounds."""
     num_tokens: float
     target_ms: float
-    """What the baseline takes for as many tokens."""
+    """Time of the baseline for as many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """Judged segments of one position in their answers."""
+    """Acceptance of judged segments at one position of the answers."""
 
     index: int
     num_segments: int
@@ -45,7 +45,7 @@ class Depth:
 
 
 def mean_round(run: Run, row: Row) -> Round | None:
-    """None where no segment of the row was judged, or its traces were not kept."""
+    """The mean round; None if no segment of the row was judged, or the traces are missing."""
     judged = [segment for record in _records(run, row) for segment in _judged(record)]
     if not judged:
         return None
@@ -63,7 +63,7 @@ def mean_round(run: Run, row: Row) -> Round | None:
 
 
 def waterfall(round_: Round) -> Figure:
-    """The stages one after the other, over what the target alone takes for as many tokens."""
+    """The consecutive stages, and the time of the target alone for as many tokens."""
     figure, (axes,) = panels(1, (9.0, 3.0))
     left, rows = 0.0, [*STAGE_NAMES.values(), "other", "wire (part of the four)", "target alone, as many tokens"]
     for name, title in STAGE_NAMES.items():
@@ -86,7 +86,7 @@ def waterfall(round_: Round) -> Figure:
 
 
 def by_depth(run: Run, row: Row) -> list[Depth]:
-    """Acceptance of the first, second, ... judged segment; positions with few segments are left out."""
+    """Acceptance of the first, second, ... judged segment; positions with few segments are omitted."""
     verdicts: dict[int, list[bool]] = {}
     for record in _records(run, row):
         for index, segment in enumerate(_judged(record), 1):

@@ -1,4 +1,4 @@
-"""The report, section by section."""
+"""The sections of the report."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -106,7 +106,7 @@ def _round_pictures(run: Run, row: Row) -> Iterator[Picture]:
 
 
 def paper_layout(runs: Sequence[Run]) -> Iterator[Section]:
-    """Methods down and tasks across, as the paper's main comparison has them."""
+    """Tables with a row per method and a column per task, as in the paper's main comparison."""
     yield Section("In the paper's layout", (Text(_LAYOUT),))
     for pair in dict.fromkeys(map(pair_name, runs)):
         own = [run for run in runs if pair_name(run) == pair]
@@ -131,7 +131,7 @@ _PAPER = (
 
 
 def parts(runs: Sequence[Run], probes: ProbesReport | None) -> Iterator[Section]:
-    """What each part is worth, as in the paper's ablations."""
+    """Ablations, as in the paper."""
     yield Section("What each part is worth", (Text(_ABLATIONS),))
     features = list(map(ablations.features, runs))
     remarks = [Text(remark) for one in features for remark in ablations.remarks(one)]
@@ -154,7 +154,7 @@ def _variants(probes: ProbesReport | None) -> Iterator[Block]:
 
 
 def _compared(found: Sequence[ablations.Ablation]) -> tuple[Block, ...]:
-    """A table a run that has something to compare, and the command for what no run has."""
+    """A table for each run with a comparison, or the command that measures one if no run has it."""
     blocks: list[Block] = []
     for one in found:
         if one.is_comparison:
@@ -184,7 +184,7 @@ def speed_of_light(found: SpeedOfLight | None) -> Section:
 
 
 def caveats(runs: Sequence[Run], given: Mapping[str, Path | None]) -> Iterator[Section]:
-    """What the numbers are not, where they are from, and how to have them again; `given` are the report's options."""
+    """Caveats, environment, and commands to reproduce the numbers; `given` are the report's options."""
     yield Section("What it is not", (Text(LOSSY), *(Text(text) for text in _warnings(runs))))
     facts = [flat(run.settings, " ") | flat(run.environment, " ") for run in runs]
     names = dict.fromkeys(name for one in facts for name in one)
@@ -213,6 +213,6 @@ def _fact(value: Any) -> str:
 
 
 def _shown(path: Path) -> str:
-    """From here, where the commands are given; of a path elsewhere its name has to do."""
+    """The path relative to the working directory; only the name of a path outside it."""
     path = path.resolve()
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name

@@ -1,5 +1,5 @@
-"""Speed of light: the least that a token and a read can cost on this machine, by its memory bandwidth and matrix
-products, beside what `cost.json` says they do cost."""
+"""Speed of light: lower bounds of decoding and scoring on this machine, from its memory bandwidth and matrix
+throughput, beside the measured costs in `cost.json`."""
 
 import json
 import re
@@ -24,7 +24,7 @@ BYTES = {"fp32": 4, "bf16": 2}
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What one thread reached at best."""
+    """Measured peak rates of one thread."""
 
     bandwidth_bytes_per_s: float
     """Reading weights from main memory, in a matrix-vector product."""
@@ -34,12 +34,12 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The numbers of a model that every token needs: a look-up table of embeddings does not count."""
+    """The parameters that every token needs; an embedding table does not count."""
 
     num_parameters: int
 
     def floor_ms(self, machine: Machine, num_tokens: int, kind: str) -> float:
-        """Of one forward over `num_tokens` tokens: all weights are read, each is multiplied with each token.
+        """Lower bound of a forward over `num_tokens` tokens: all weights are read and multiplied with each token.
 
         `kind` is `fp32` or `bf16`. Attention and its cache are left out, so the floor is lower still for long contexts.
         """
@@ -49,7 +49,7 @@ class Weights:
 
 
 def weights_of(checkpoint: Path) -> Weights:
-    """From the safetensors files' headers. Tied embeddings count: they are the output layer, too."""
+    """Sizes from the safetensors files' headers. Tied embeddings count, since they are also the output layer."""
     sizes: dict[str, int] = {}
     for path in sorted(checkpoint.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
@@ -59,7 +59,7 @@ def weights_of(checkpoint: Path) -> Weights:
 
 
 def measure_machine() -> Machine:
-    """With one thread, in a second or two: the best of a few tries, since anything else running only slows it."""
+    """Measure the peak rates with one thread in about two seconds: the best of a few tries, since load slows it."""
     weights, vector = torch.ones(VECTOR_SIDE, VECTOR_SIDE), torch.ones(VECTOR_SIDE)  # zeros share one page
     left, right = torch.rand(MATRIX_SIDE, MATRIX_SIDE), torch.rand(MATRIX_SIDE, MATRIX_SIDE)
     reading_s = _fastest_s("torch.mv(a, b)", weights, vector)
@@ -67,7 +67,7 @@ def measure_machine() -> Machine:
 
 
 def _fastest_s(product: str, a: torch.Tensor, b: torch.Tensor) -> float:
-    """Of a product of `a` and `b`; the timer warms up before each try."""
+    """Shortest time of a product of `a` and `b`; the timer warms up before each try."""
     timer = Timer(product, globals={"a": a, "b": b}, num_threads=1)
     return float(min(timer.timeit(1).mean for _ in range(NUM_TRIES)))
 
@@ -118,7 +118,7 @@ class SpeedOfLight:
 
 
 def read_cost(path: Path) -> SpeedOfLight:
-    """Raises: InvalidRequest when the file is none of `python -m semspec.bench.cost`, or an old one."""
+    """Raises: InvalidRequest when the file is not from `python -m semspec.bench.cost`, or is too old."""
     try:
         found = json.loads(path.read_text())
         return SpeedOfLight(

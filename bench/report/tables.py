@@ -1,4 +1,4 @@
-"""Rows and runs as tables and sentences show them: what was measured, and the same in the paper's layout."""
+"""Tables of runs: the measurements, and the same in the paper's layout."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,7 +24,7 @@ CELL = "pass@1 / tokens per s / latency s / target ratio"
 
 
 def main_table(run: Run) -> Table:
-    """A row a configuration, the refused ones last with the reason."""
+    """One row per configuration; those that are not applicable come last, with the reason."""
     refused = [
         (label, f"not applicable: {reason}", *(NONE,) * (len(MAIN) - 2)) for label, reason in run.not_applicable.items()
     ]
@@ -46,7 +46,7 @@ def _main_row(row: Row, is_baseline: bool) -> tuple[str, ...]:
 
 
 def details_table(run: Run) -> Table:
-    """Where the time of a mean answer goes, and how answers end."""
+    """Stage times of a mean answer, and how answers end."""
     return Table(DETAILS, tuple(_details_row(row) for row in run.rows))
 
 
@@ -63,7 +63,7 @@ def _details_row(row: Row) -> tuple[str, ...]:
 
 
 def by_task(runs: Sequence[Run], published: Sequence[paper.PublishedRow] = ()) -> Table:
-    """Methods down, tasks across, as the paper compares; its values of the same pair below ours."""
+    """A row per method, a column per task, as in the paper; its values for the same pair come last."""
     labels = dict.fromkeys(row.label for run in runs for row in run.rows)
     found = {(run.name, row.label): row for run in runs for row in run.rows}
     ours = [(label, *(_ours(found.get((run.name, label))) for run in runs)) for label in labels]
@@ -75,7 +75,7 @@ def by_task(runs: Sequence[Run], published: Sequence[paper.PublishedRow] = ()) -
 
 
 def columns(runs: Sequence[Run]) -> Mapping[str, str]:
-    """Run -> the head of its column: its name only where its task and temperature do not tell it from the others."""
+    """Run -> header of its column; it includes the run's name only if task and temperature are ambiguous."""
     settings = [setting(run) for run in runs]
     return {
         run.name: f"{text} ({run.name})" if settings.count(text) > 1 else text
@@ -84,7 +84,7 @@ def columns(runs: Sequence[Run]) -> Mapping[str, str]:
 
 
 def published_table() -> Table:
-    """The paper's values of its own pairs."""
+    """The paper's values for its pairs."""
     rows = [
         (f"{one.pair}: {one.method}", *(f"{_theirs(cell)} ({speed(one, task)})" for task, cell in one.cells.items()))
         for one in paper.RESULTS
@@ -116,19 +116,19 @@ def _cell(pass_at_1: float, tokens_per_s: float, latency_s: float, target_ratio:
 
 
 def _three_digits(value: float) -> str:
-    """As the paper rounds; never as a power of ten."""
+    """Rounded as in the paper, never in scientific notation."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def lost(row: Row) -> str:
     """pass@1 against the baseline's; in brackets McNemar's p where the test applies."""
     p = row.mcnemar_p
-    told = "" if p is None else " (p < 0.001)" if p < 0.001 else f" (p = {p:.2g})"
-    return signed(measured_decimal(row.difference)) + told
+    p_value = "" if p is None else " (p < 0.001)" if p < 0.001 else f" (p = {p:.2g})"
+    return signed(measured_decimal(row.difference)) + p_value
 
 
 def setting(run: Run) -> str:
-    """What was asked and how, for headings: `math500, T 0.6`."""
+    """Task and temperature, for headings: `math500, T 0.6`."""
     return f"{run.settings['task']}, T {run.settings['temperature']:g}"
 
 
@@ -148,7 +148,7 @@ def is_peer(row: Row) -> bool:
 
 
 def main_row(run: Run) -> Row | None:
-    """The semantic strategy as served: through the gateway where there is one, with the fewest knobs turned."""
+    """The row of the semantic strategy as served: through the gateway if possible, with the fewest options."""
     rows = [row for row in run.rows if row.configuration.method == "semantic"]
     return min(
         rows, key=lambda row: (row.configuration.runner != "gateway", len(row.configuration.knobs)), default=None
@@ -156,12 +156,12 @@ def main_row(run: Run) -> Row | None:
 
 
 def without(knobs: Mapping[str, Any], *names: str) -> tuple[tuple[str, Any], ...]:
-    """What is left of the knobs, to group by."""
+    """The other options, as a key to group by."""
     return tuple(sorted((name, value) for name, value in knobs.items() if name not in names))
 
 
 def run_command(run: Run, labels: Sequence[str]) -> str:
-    """What measures these configurations as the run did, its baseline first."""
+    """The command that measures these configurations with the run's settings, its baseline first."""
     settings = run.settings
     options = {
         "--task": settings["task"],

@@ -1,1 +1,1 @@
-"""Runners answer questions: the gateway, the loop in this process, and peers."""
+"""Runners, which answer questions: by the gateway, the decoding loop in this process, or peers."""

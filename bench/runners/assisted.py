@@ -1,4 +1,4 @@
-"""Through transformers' own `generate`: the target alone, assisted by the draft, or by look-up in the prompt."""
+"""Runner for transformers' `generate`: the target alone, assisted by the draft, or with prompt lookup."""
 
 import asyncio
 import logging
@@ -20,17 +20,17 @@ from semspec.engine.checkpoint import load_tokenizer, tokenizer_fingerprint
 from semspec.types import Message
 
 NUM_LOOKUP_TOKENS = 10
-"""What transformers' documentation gives as an example; there is no default."""
+"""The example value of transformers' documentation; there is no default."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """A checkpoint as `generate` wants it."""
+    """A loaded checkpoint for `generate`."""
 
     network: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     fingerprint: str
-    """Of the tokenizer."""
+    """Fingerprint of the tokenizer."""
     eos_ids: tuple[int, ...]
 
     @classmethod
@@ -46,7 +46,7 @@ class _Model:
             raise RunnerError(f"transformers cannot load {folder}: {_one_line(error)}; give another --pair") from error
         eos_ids = _eos_ids(network, tokenizer)
         pad_id = eos_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        # In place of the checkpoint's own, whose sampling settings would fill in what an ask leaves open.
+        # Replaces the checkpoint's own, whose sampling settings would apply where a request sets none.
         network.generation_config = GenerationConfig(eos_token_id=list(eos_ids), pad_token_id=pad_id)
         network = network.to(device).eval().requires_grad_(False)
         return cls(network, tokenizer, tokenizer_fingerprint(tokenizer), eos_ids)
@@ -60,7 +60,7 @@ class _Model:
         return int(getattr(self.network.config.get_text_config(), "max_position_embeddings", None) or 1 << 20)
 
     def pad_to(self, vocab_size: int) -> None:
-        """Make room for `vocab_size` tokens. Rows past the tokenizer's vocabulary are padding, and its size a habit."""
+        """Resize the vocabulary to `vocab_size`; rows past the tokenizer's vocabulary are padding of arbitrary size."""
         known = min(self.vocab_size, vocab_size)
         self.network.resize_token_embeddings(vocab_size, mean_resizing=False)
         for rows in (self.network.get_input_embeddings(), self.network.get_output_embeddings()):
@@ -72,7 +72,7 @@ class _Model:
         turns = [{"role": message.role, "content": message.content} for message in messages]
         try:
             text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # templates raise what they like
+        except Exception as error:  # templates may raise anything
             raise RunnerError(f"the target's chat template refuses the question: {_one_line(error)}") from error
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
@@ -82,20 +82,20 @@ class _Model:
 
 
 class TransformersRunner:
-    """See `semspec.bench.runners.protocol.Runner`. Models are loaded when they are first needed."""
+    """See `semspec.bench.runners.protocol.Runner`. Models are loaded on first use."""
 
     def __init__(self, pair: Path) -> None:
         self._pair = pair
         self._target: _Model | None = None
         self._drafts: dict[bool, _Model] = {}
-        """By whether they sample: transformers then prunes the head of a draft with another tokenizer, for good."""
+        """Drafts by whether they sample: sampling permanently prunes the head of a draft with another tokenizer."""
 
     async def ask(self, ask: Ask) -> Outcome:
         is_given_up = Event()
         try:
             return await asyncio.to_thread(self._ask, ask, is_given_up)
         finally:
-            is_given_up.set()  # a thread cannot be cancelled: it looks after every step
+            is_given_up.set()  # a thread cannot be cancelled: it checks the event after every step
 
     def processes(self) -> Mapping[str, int]:
         return {"transformers": os.getpid()}
@@ -121,7 +121,7 @@ class TransformersRunner:
         )
 
     def _method_options(self, ask: Ask, target: _Model) -> dict[str, Any]:
-        """What the method adds to `generate`."""
+        """The method's options for `generate`."""
         tokens = ask.configuration.knobs.get("tokens")
         match ask.configuration.method:
             case "lookup":
@@ -139,7 +139,7 @@ class TransformersRunner:
 
 @asynccontextmanager
 async def open_transformers(pair: Path) -> AsyncIterator[TransformersRunner]:
-    """The pair in this process, for as long as the block lasts."""
+    """Run the pair in this process within the block."""
     log = logging.getLogger("transformers.generation.utils")
     log.addFilter(_is_not_about_itself)
     try:
@@ -149,17 +149,17 @@ async def open_transformers(pair: Path) -> AsyncIterator[TransformersRunner]:
 
 
 def _is_not_about_itself(record: logging.LogRecord) -> bool:
-    """`generate` warns of how it calls itself for the assistant, which no caller can change."""
+    """Filters a warning of `generate` about its own call of the assistant, which callers cannot avoid."""
     return not record.getMessage().startswith("Passing `generation_config` together with")
 
 
 def _assistance(target: _Model, draft: _Model, tokens: int | None) -> dict[str, Any]:
-    """The draft as assistant, to propose up to `tokens` at a time, or what transformers thinks best.
+    """The draft as assistant, which proposes up to `tokens` at a time, or transformers' default.
 
-    Raises: NotApplicable, when the vocabularies differ in a way transformers does not see.
+    Raises: NotApplicable, when the vocabularies differ in a way that transformers does not detect.
     """
     schedule = {} if tokens is None else {"num_assistant_tokens": tokens, "num_assistant_tokens_schedule": "constant"}
-    # Anew for each ask: what one label sets must not reach the next.
+    # Reset for each request: one label's settings must not affect the next.
     known = {name: getattr(draft.network.generation_config, name) for name in ("eos_token_id", "pad_token_id")}
     draft.network.generation_config = GenerationConfig(**known, **schedule)
     if target.fingerprint == draft.fingerprint:
@@ -189,7 +189,7 @@ def _generate(target: _Model, prompt: list[int], ask: Ask, options: dict[str, An
         output = target.network.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=ask.max_tokens, **sampling, **options
         )
-    except Exception as error:  # it raises what it likes
+    except Exception as error:  # it may raise anything
         broken = NotApplicable if method == "assisted" else RunnerError
         raise broken(f"transformers cannot do {method} with this pair: {_one_line(error)}") from error
     answer: list[int] = output[0, len(prompt) :].tolist()
@@ -206,7 +206,7 @@ def _given_up(event: Event) -> Any:
 
 
 def _eos_ids(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """As our engine: the checkpoint's generation_config, else its tokenizer. Raises: RunnerError."""
+    """End-of-sequence ids from the checkpoint's generation_config, else from its tokenizer. Raises: RunnerError."""
     configured = network.generation_config.eos_token_id
     if configured is None:
         configured = tokenizer.eos_token_id

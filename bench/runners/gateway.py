@@ -1,4 +1,4 @@
-"""Over REST, as any client: through our own stack, or a gateway that runs elsewhere."""
+"""Runner over REST, for a stack that it starts or a running gateway."""
 
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -12,7 +12,7 @@ from semspec.demo.client import ChatClient
 from semspec.stack import Stack, StackConfig
 
 API_KEY = "SEMSPEC_API_KEY"
-"""Environment variable with the key of a gateway that wants one."""
+"""Environment variable with the API key of a running gateway."""
 
 
 class GatewayRunner:
@@ -48,7 +48,7 @@ class GatewayRunner:
 
 @asynccontextmanager
 async def open_stack(pair: Path) -> AsyncIterator[GatewayRunner]:
-    """The whole stack with `pair`, for as long as the block lasts. Raises: StackError."""
+    """Run the whole stack with `pair` within the block. Raises: StackError."""
     async with Stack(StackConfig.of_pair(pair)) as stack, _http(stack.base_url, stack.api_key) as http:
         processes = {name: child.pid for name, child in stack.processes.items()}
         yield GatewayRunner(await ChatClient.connect(http), processes)
@@ -56,7 +56,7 @@ async def open_stack(pair: Path) -> AsyncIterator[GatewayRunner]:
 
 @asynccontextmanager
 async def open_gateway(base_url: str) -> AsyncIterator[GatewayRunner]:
-    """A gateway that runs. Raises: RunnerError."""
+    """Connect to a running gateway. Raises: RunnerError."""
     async with _http(base_url, os.environ.get(API_KEY)) as http:
         with runner_errors():
             chat = await ChatClient.connect(http)
@@ -65,7 +65,7 @@ async def open_gateway(base_url: str) -> AsyncIterator[GatewayRunner]:
 
 @contextmanager
 def runner_errors() -> Iterator[None]:
-    """One line for whatever HTTP may raise."""
+    """Convert HTTP errors to one-line `RunnerError`s."""
     try:
         yield
     except httpx.HTTPStatusError as error:
@@ -79,7 +79,7 @@ def runner_errors() -> Iterator[None]:
 
 
 def _refusal(error: httpx.HTTPStatusError) -> RunnerError:
-    """A strategy the pair cannot do is one thing, anything else another."""
+    """`NotApplicable` for a strategy that the pair does not support, else `RunnerError`."""
     try:
         detail = error.response.json()["error"]
         message, parameter = str(detail["message"]), str(detail["param"])

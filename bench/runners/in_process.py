@@ -1,4 +1,4 @@
-"""Straight into the loop in this process: the same engines and probes without wire or web."""
+"""Runner of the decoding loop in this process: the same engines and probes without gRPC and HTTP."""
 
 import os
 from collections.abc import AsyncIterator, Mapping
@@ -25,7 +25,7 @@ class InProcessRunner:
     def __init__(self, backends: Backends, defaults: Generation) -> None:
         self._backends, self._defaults = backends, defaults
         self._costs: dict[str, Costs] = {}
-        """What `auto` has learnt so far, by label: other knobs have other costs."""
+        """Cost estimates of `auto` by label, since other options have other costs."""
 
     async def ask(self, ask: Ask) -> Outcome:
         try:
@@ -65,7 +65,7 @@ class InProcessRunner:
 
 
 def with_options(defaults: Generation, configuration: Configuration) -> Generation:
-    """`defaults` with what the configuration's label names."""
+    """`defaults` with the options of the configuration's label."""
     options: dict[str, Any] = dict(configuration.options)
     if "segmentation" in options:
         options["segmentation"] = Segmentation(options["segmentation"])
@@ -78,7 +78,7 @@ def with_options(defaults: Generation, configuration: Configuration) -> Generati
 
 @asynccontextmanager
 async def open_in_process(pair: Path) -> AsyncIterator[InProcessRunner]:
-    """Both engines in this process, a thread each. Raises: Mismatch."""
+    """Run both engines in this process, with a thread each. Raises: Mismatch."""
     config = StackConfig.of_pair(pair)
     verifier = ProbeVerifier.load(config.draft_probe, config.target_probe, config.alternatives)
     draft = TransformersEngine.load(str(pair / "draft"), writer=Writer.DRAFT)
@@ -91,7 +91,7 @@ async def open_in_process(pair: Path) -> AsyncIterator[InProcessRunner]:
 
 
 def _served_defaults(serving: Mapping[str, Any]) -> Generation:
-    """The rule the pair is served with, as the gateway takes it."""
+    """The pair's served settings as defaults."""
     usual = Acceptance()
     acceptance = Acceptance(serving.get("acceptance_rule", usual.rule), serving.get("threshold", usual.threshold))
     return Generation(Context(()), SamplingParams(), gamma=serving.get("gamma", 1), acceptance=acceptance)

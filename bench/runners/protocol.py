@@ -1,4 +1,4 @@
-"""How a question gets to the system that answers it."""
+"""The protocol of runners, which answer questions by one system."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from semspec.types import Message
 
 
 class RunnerError(Exception):
-    """A runner cannot start or broke: one line, with the remedy."""
+    """A runner cannot start or failed; the message is one line with the remedy."""
 
 
 class NotApplicable(RunnerError):
-    """This pair cannot do what the configuration asks for; the message says why."""
+    """This pair does not support the configuration; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +30,21 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came back."""
+    """The answer to a question."""
 
     text: str
     finish_reason: str
     """`stop` or `length`."""
     latency_s: float
-    """At the asker, from the question to the whole answer."""
+    """Time at the client from the request to the whole answer."""
     num_prompt_tokens: int
     num_tokens: int
     trace: Sequence[dict[str, Any]] = ()
-    """The segments as `semspec.records.record_json` writes them; none from peers."""
+    """The segments' records by `semspec.records.record_json`; none from peers."""
 
 
 class Runner(Protocol):
-    """Asks, one question at a time."""
+    """Answers one question at a time."""
 
     async def ask(self, ask: Ask) -> Outcome:
         """Raises: RunnerError, NotApplicable."""

@@ -1,4 +1,4 @@
-"""Through vLLM's OpenAI server, from an environment of its own: the target alone, with its draft model, or n-grams."""
+"""Runner of vLLM's OpenAI server in a separate environment: the target alone, with a draft model, or with n-grams."""
 
 import asyncio
 import contextlib
@@ -24,31 +24,31 @@ from semspec.engine.checkpoint import load_tokenizer
 from semspec.stack.child import Child, StackError
 
 MODEL = "pair"
-"""As requests name it."""
+"""The model's name in requests."""
 START_TIMEOUT_S = 900.0
-"""Of one server: loading a large model and capturing its graphs takes minutes."""
+"""Timeout of one server's start: loading a large model and capturing its graphs takes minutes."""
 STOP_GRACE_S = 15.0
 POLL_S = 0.2
 NUM_SPECULATIVE_TOKENS = 4
 NUM_CACHED_WINDOWS = 2
-"""Contexts of full length to keep keys and values of: vLLM otherwise takes nearly all of a GPU for the first server."""
+"""Size of the KV cache in full contexts; by default vLLM's first server would take nearly all GPU memory."""
 
 _FACTS = "from importlib.metadata import version; version('vllm'); import torch; print(int(torch.cuda.is_available()))"
 _ERROR = re.compile(r"^(?:.*\bERROR\b.*?\] )?([\w.]*(?:Error|Exception): .*)$", re.MULTILINE)
 _REFUSED_VALUE = re.compile(r"^ *Value error, (.*?)(?: \[type=.*)?$", re.MULTILINE)
-"""How pydantic, which checks vLLM's settings, gives the reason."""
+"""The reason in a pydantic error about vLLM's settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where servers run, and for what."""
+    """Pair, interpreter and files of the servers."""
 
     pair: Path
     python: Path
     """Interpreter of the environment with vLLM."""
     has_gpu: bool
     folder: Path
-    """Logs, and the tokenizer."""
+    """Folder of the logs and the tokenizer."""
 
     @property
     def tokenizer(self) -> Path:
@@ -67,7 +67,7 @@ class Site:
             networks.append(self.pair / "draft")
         num_bytes = sum(_kv_bytes(network, num_tokens, 2 if self.has_gpu else 4) for network in networks)
         options += ["--kv-cache-memory-bytes", str(NUM_CACHED_WINDOWS * num_bytes)]
-        # With that size given, the share only has to be free when the server starts.
+        # With an explicit cache size, this share only needs to be free at the server's start.
         device = ["bfloat16", "--gpu-memory-utilization", "0.05"] if self.has_gpu else ["float32", "--enforce-eager"]
         start = [str(self.python), "-I", "-m", "vllm.entrypoints.cli.main", "serve", str(target)]
         return [*start, *options, "--dtype", *device]
@@ -86,7 +86,7 @@ class Site:
 
 
 class ServerBroke(RunnerError):
-    """A server did not start, or failed at a question; the message has the reason it gave."""
+    """A server did not start, or failed during a request; the message has the reason from its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Server:
         )
 
     async def until_healthy(self) -> None:
-        """Raises: ServerBroke, when it ends instead or takes too long."""
+        """Raises: ServerBroke, when the server ends or takes too long."""
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 while not await self._is_healthy():
@@ -137,20 +137,20 @@ class Server:
             return False
 
     def broke(self, how: str) -> ServerBroke:
-        """The error to raise, with the reason in its log; the log's end is a note."""
+        """The error to raise, with the reason from the log; the end of the log is a note."""
         error = ServerBroke(f"{self.child.name} {how}: {reason(self.child.log.read_text(errors='replace'))}")
         error.add_note(self.child.log_tail())
         return error
 
 
 class VllmRunner:
-    """See `semspec.bench.runners.protocol.Runner`. A server a label, started at its first ask."""
+    """See `semspec.bench.runners.protocol.Runner`. Each label has its server, started at its first request."""
 
     def __init__(self, site: Site, stack: AsyncExitStack) -> None:
         self._site, self._stack = site, stack
         self._servers: dict[str, Server] = {}
         self._proven: set[str] = set()
-        """Labels that have answered once: what breaks later is no fault of the method."""
+        """Labels that have answered once; later failures do not mean that the method is unsupported."""
 
     async def ask(self, ask: Ask) -> Outcome:
         label = ask.configuration.label
@@ -166,7 +166,7 @@ class VllmRunner:
         return outcome
 
     def processes(self) -> Mapping[str, int]:
-        """The servers, and those they started."""
+        """The servers' processes and their children."""
         found: dict[str, int] = {}
         for label, server in self._servers.items():
             with contextlib.suppress(psutil.Error):
@@ -178,7 +178,7 @@ class VllmRunner:
 
 @asynccontextmanager
 async def open_vllm(pair: Path, python: Path) -> AsyncIterator[VllmRunner]:
-    """vLLM servers for `pair`, run by the interpreter `python`; all are gone after the block. Raises: RunnerError."""
+    """vLLM servers for `pair`, run by the interpreter `python`, stopped after the block. Raises: RunnerError."""
     python = python.absolute()  # not resolved: an environment's interpreter is a link
     has_gpu = await _has_gpu(python)
     with tempfile.TemporaryDirectory(prefix="semspec-vllm-") as folder:
@@ -189,7 +189,7 @@ async def open_vllm(pair: Path, python: Path) -> AsyncIterator[VllmRunner]:
 
 
 def write_tokenizer(model: Path, folder: Path) -> None:
-    """The tokenizer of `model` as its tokenizer.json says, in a folder that does not say which model it is for.
+    """Write the tokenizer of `model`, as in its tokenizer.json, into a folder without the model's type.
 
     By the model's type, transformers (in vLLM) would choose a class that, for Qwen2, ignores the file.
     Raises: RunnerError.
@@ -204,7 +204,7 @@ def write_tokenizer(model: Path, folder: Path) -> None:
 
 
 def reason(log: str) -> str:
-    """Why a server ended, from its log: the first error in it, or else its last words."""
+    """Why a server ended, from its log: the first error, or else the last line."""
     if found := _REFUSED_VALUE.search(log) or _ERROR.search(log):
         return found[1].strip()[:400]
     return next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "it said nothing")[:400]
@@ -212,7 +212,7 @@ def reason(log: str) -> str:
 
 @asynccontextmanager
 async def _served(site: Site, configuration: Configuration) -> AsyncIterator[Server]:
-    """A server of this configuration that answers. Raises: ServerBroke."""
+    """A healthy server of this configuration. Raises: ServerBroke."""
     port = _free_port()
     command = site.command(configuration, port)
     child = await Child.start(configuration.label, command, site.environment, site.folder / f"{port}.log")
@@ -227,9 +227,9 @@ async def _served(site: Site, configuration: Configuration) -> AsyncIterator[Ser
 
 @asynccontextmanager
 async def _reaped(child: Child) -> AsyncIterator[None]:
-    """`child` ends with the block or with this process, and with it the processes it started: they share its group.
+    """Kill `child` and its process group at the end of the block or of this process.
 
-    A shell waits for the end of its input, which comes however this process goes, and kills the group.
+    A shell waits for the end of its input, which comes however this process ends, and kills the group.
     """
     kill_group = 'read -r _; kill -s KILL -- "-$1"'
     watcher = await asyncio.create_subprocess_exec(
@@ -285,7 +285,7 @@ def _config(model: Path) -> Any:
 
 
 def _kv_bytes(model: Path, num_tokens: int, bytes_per_number: int) -> int:
-    """Of the keys and values of so many tokens in all layers."""
+    """Size of the keys and values of `num_tokens` tokens in all layers."""
     config = _config(model)
     num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -1,4 +1,4 @@
-"""What is asked: tasks by name, with their questions and graders."""
+"""Tasks by name, with their questions and graders."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -40,7 +40,7 @@ TASKS: Mapping[str, Callable[[str | None], Task]] = {
     "amc23": partial(load_mathematics, "amc23", AMC_2023, "id"),
     "gpqa-diamond": partial(load_choice, "gpqa-diamond", GPQA_DIAMOND),
 }
-"""Each name's loader: of a file's or a dataset's questions, or of the task's own."""
+"""Loaders by task name, for questions of a file, of a dataset, or of the task itself."""
 
 
 def load_task(name: str, data: str | None = None, limit: int | None = None, skip: int = 0) -> Task:

@@ -1,20 +1,20 @@
-"""What a text gives as its answer."""
+"""Extracts the answer from a text."""
 
 import re
 from collections.abc import Iterator
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _AND = re.compile(r"[\s$\\()\[\]]*(?:,|and|or|,\s*and|,\s*or)[\s$\\()\[\]]*")
-"""Between two boxes: that both belong to one answer."""
+"""Text between two boxes that belong to one answer."""
 
 
 def conclusion(text: str) -> str:
-    """What follows the reasoning, if its end is marked; else all of it."""
+    """The text after the reasoning, if its end is marked; else all text."""
     return text.rpartition("</think>")[2]
 
 
 def boxed_answers(text: str) -> list[str]:
-    r"""What stands in each `\boxed{}` that is closed and not empty, in order; boxes joined by `and` make one answer."""
+    r"""The content of each closed, non-empty `\boxed{}`, in order; boxes joined by `and` make one answer."""
     answers: list[str] = []
     end = 0
     for start, stop, content in _boxes(text):
@@ -27,7 +27,7 @@ def boxed_answers(text: str) -> list[str]:
 
 
 def _boxes(text: str) -> Iterator[tuple[int, int, str]]:
-    """Where each box starts and ends, and what is in it."""
+    """Start, end and content of each box."""
     for match in _BOX.finditer(text):
         stop = _closing_brace(text, match.end())
         content = text[match.end() : stop].strip() if stop is not None else ""

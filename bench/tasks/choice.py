@@ -33,12 +33,12 @@ def _parts(row: Row) -> tuple[str, tuple[Message, ...], str]:
 
 
 def _shuffled(question: str, options: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Field and text of each option in an order of this question's own: the same in every run, whatever its limit."""
+    """Field and text of each option, in an order that depends only on the question."""
     return sorted(options.items(), key=lambda option: hashlib.sha256(f"{question}\0{option}".encode()).digest())
 
 
 def choice_prompt(question: str, options: Mapping[str, str]) -> str:
-    """The user's turn, in Evalchemy's words (mlfoundations/evalchemy, eval/chat_benchmarks/GPQADiamond)."""
+    """The user's message, as in Evalchemy (mlfoundations/evalchemy, eval/chat_benchmarks/GPQADiamond)."""
     return (
         "Return your final response within \\boxed{} and only include the letter choice (A, B, C, or D) as your final "
         f"response.\nProblem: {question}\n"

@@ -14,11 +14,11 @@ STATED = (
     LatexExtractionConfig(try_extract_without_anchor=False, boxed_match_priority=0),
     ExprExtractionConfig(try_extract_without_anchor=False),
 )
-"""An answer is boxed, or called one. Reasoning cut off at some number has not answered, as it would by default."""
+"""Only boxed or explicitly stated answers count; by default, the last number of truncated reasoning would."""
 
 
 def is_equivalent(reference: str, text: str) -> bool:
-    """Time limits are math-verify's own. Whatever it stumbles over is no right answer."""
+    """Time limits are math-verify's own; an answer that makes it fail is wrong."""
     try:
         return bool(verify(parse(f"\\boxed{{{reference}}}"), parse(text, STATED)))
     except Exception:
@@ -27,9 +27,9 @@ def is_equivalent(reference: str, text: str) -> bool:
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    logging.disable()  # it logs the whole text when it runs out of time
+    logging.disable()  # it logs the whole text on a timeout
     answers = sys.stdout
-    sys.stdout = sys.stderr  # whatever else prints
+    sys.stdout = sys.stderr  # keeps other output out of the replies
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
         reference, text = json.loads(line)

@@ -1,4 +1,4 @@
-"""Mathematics with an answer that is right or wrong: MATH-500, AIME 2024, AMC 2023.
+"""Mathematics with verifiable answers: MATH-500, AIME 2024, AMC 2023.
 
 Whether two answers are the same mathematics is decided in a process of its own. Answers are a model's: one may ask for
 a number of ten billion digits. math-verify limits its time by a signal, which works in a main thread only and does not
@@ -23,7 +23,7 @@ from semspec.types import Message
 
 START_LIMIT_S = 120.0
 LIMIT_S = 45.0
-"""Above what math-verify allows itself: two parses and four comparisons of 5 s each."""
+"""Longer than math-verify's own limits: two parses and four comparisons of 5 s each."""
 
 WORKER = Path(__file__).with_name("equivalence_worker.py")
 _log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ INSTRUCTION = "Please reason step by step, and put your final answer within \\bo
 
 
 class Judge:
-    """One worker process, started at the first question, begun anew after one that it does not survive. Thread-safe."""
+    """Grades with one worker process, started on first use and restarted after a crash or timeout. Thread-safe."""
 
     def __init__(self, limit_s: float = LIMIT_S, script: Path = WORKER) -> None:
         self._limit_s = limit_s
@@ -60,11 +60,11 @@ class Judge:
 
 
 class _Worker:
-    """A process that answers lines with lines; it ends with this object, and when its stdin is closed."""
+    """A process that answers each line with a line; it ends with this object or when its stdin closes."""
 
     def __init__(self, script: Path) -> None:
-        # -P: the folder of a script stands first on its path, and this one's modules are not for it.
-        # A session of its own: Ctrl-C is for the parent.
+        # -P keeps the script's folder, whose modules it must not import, off the path.
+        # A separate session, so that Ctrl-C reaches only the parent.
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(script)],
             stdin=subprocess.PIPE,
@@ -77,7 +77,7 @@ class _Worker:
             raise InternalError(f"the grader does not start; try `{sys.executable} -P {script}`")
 
     def ask(self, line: str, limit_s: float) -> str | None:
-        """The answer, or None when there is none in time."""
+        """The reply, or None after a timeout."""
         stdin = self._process.stdin
         assert stdin is not None
         try:
@@ -88,7 +88,7 @@ class _Worker:
         return self._read_line(limit_s)
 
     def _read_line(self, limit_s: float) -> str | None:
-        """A line comes in one piece, being short, and after a question there is only one."""
+        """A reply is one short line, so it arrives in one piece."""
         stdout = self._process.stdout
         assert stdout is not None
         readable, _, _ = select.select([stdout], [], [], limit_s)

@@ -1,4 +1,4 @@
-"""What a task is: questions, and who says which answers are right."""
+"""A task: questions and their grader."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ class Question:
     id: str
     """Unique within the task, the same in every run."""
     messages: tuple[Message, ...]
-    """Ready for the chat template."""
+    """Messages for the chat template."""
     reference: str
-    """The right answer, as answers are graded against it."""
+    """The right answer, in the grader's format."""
 
 
 Grade = Callable[[str, str], bool]
-"""From a question's reference and an answer's text, reasoning included, to whether it is right."""
+"""(question's reference, answer's text with reasoning) -> whether the answer is right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,5 +36,5 @@ class Task:
     top_p: float = 0.95
 
     def is_right(self, question: Question, text: str) -> bool:
-        """Whether `text`, reasoning included, ends in the right answer. No text makes it raise."""
+        """Whether `text`, reasoning included, ends with the right answer. It never raises."""
         return self.grade(question.reference, text)

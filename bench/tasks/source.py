@@ -1,4 +1,4 @@
-"""Where questions come from: a JSON lines file, or a dataset of the hub, its records made into questions."""
+"""Reads questions from a JSON lines file or a hub dataset."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ class HubDataset:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One record, and where it stands, for messages."""
+    """One record, with its position for messages."""
 
     place: str
     values: Mapping[str, Any]
@@ -41,7 +41,7 @@ class Row:
         value = self.values[name]
         if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
             raise InvalidRequest(f"{self.place}: field {name} must be text or a number, not {value!r}", "data")
-        # 27.0 is how a table with a column of floats writes 27.
+        # A table with a column of floats writes 27 as 27.0.
         return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()
 
     def has(self, name: str) -> bool:
@@ -62,7 +62,7 @@ def read_rows(own: HubDataset, data: str | None) -> Sequence[Row]:
 
 
 def _is_file(data: str) -> bool:
-    """Whether a file is meant, there or not; a folder is a dataset, and an id has at most one slash."""
+    """Whether `data` is a file, existing or not; a folder is a dataset, and an id has at most one slash."""
     path = Path(data)
     if path.is_dir():
         return False
@@ -76,7 +76,7 @@ def _checked(rows: Sequence[Row], title: str) -> Sequence[Row]:
 
 
 def _hub_rows(dataset: HubDataset) -> Iterator[Row]:
-    import datasets  # heavy, and of use to this source only
+    import datasets  # slow to import and used only here
 
     try:
         splits: Mapping[str, Iterable[Mapping[str, Any]]] = datasets.load_dataset(dataset.id, dataset.config)
@@ -88,7 +88,7 @@ def _hub_rows(dataset: HubDataset) -> Iterator[Row]:
 
 
 def _split(dataset: HubDataset, known: list[str]) -> str:
-    """The split meant, or the only one there is. Raises: InvalidRequest."""
+    """The requested split, or the only one. Raises: InvalidRequest."""
     if dataset.split in known or len(known) == 1:
         return dataset.split if dataset.split in known else known[0]
     raise InvalidRequest(

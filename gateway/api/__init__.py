@@ -1,1 +1,1 @@
-"""HTTP: request bodies in, response bodies out, one module per API."""
+"""HTTP: request and response schemas, routes and middleware."""

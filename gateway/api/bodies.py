@@ -1,4 +1,4 @@
-"""The request bodies of OpenAI's and TGI's APIs as far as they are served; anything else is refused by name."""
+"""Request schemas of OpenAI's and TGI's APIs. Unsupported fields are rejected by name."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -36,22 +36,22 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    # An assistant's message as the openai client hands it back.
+    # Fields of an assistant's message as the openai client sends it back.
     "annotations": ([],),
     "refusal": (),
     "tool_calls": ([],),
 }
-"""Fields of OpenAI's API and the values, beside null, under which leaving them out changes nothing."""
+"""Unsupported fields of OpenAI's API, with the values (beside null) that have no effect and are therefore accepted."""
 
 LABELS = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "user"})
-"""Fields that mark a request for its sender and never change an answer."""
+"""Fields that only label a request; they are accepted and ignored."""
 
 
 def _encodable(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError("the text holds a lone surrogate, which is not valid Unicode") from None
+        raise ValueError("the text contains a lone surrogate, which is not valid Unicode") from None
     return text
 
 
@@ -67,7 +67,7 @@ class Strict(BaseModel):
 
 
 class Tolerant(Strict):
-    """Takes an API's fields that are not served here, as long as their value asks for nothing."""
+    """Accepts an API's unsupported fields if their value has no effect."""
 
     neutral: ClassVar[Mapping[str, Sequence[object]]] = NEUTRAL
     labels: ClassVar[frozenset[str]] = LABELS
@@ -77,10 +77,10 @@ class Tolerant(Strict):
     def _drop_neutral(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        return {name: value for name, value in values.items() if not cls._asks_nothing(name, value)}
+        return {name: value for name, value in values.items() if not cls._has_no_effect(name, value)}
 
     @classmethod
-    def _asks_nothing(cls, name: str, value: object) -> bool:
+    def _has_no_effect(cls, name: str, value: object) -> bool:
         if name in cls.neutral:
             return value is None or _is_one_of(value, cls.neutral[name])
         return name in cls.labels
@@ -88,7 +88,7 @@ class Tolerant(Strict):
 
 def _strictly_bool(value: object) -> object:
     if not isinstance(value, bool):
-        raise ValueError("Input should be false")  # Literal takes 0 for it
+        raise ValueError("Input should be false")  # Literal[False] accepts 0
     return value
 
 
@@ -96,17 +96,17 @@ False_ = Annotated[Literal[False], BeforeValidator(_strictly_bool)]
 
 
 def _is_one_of(value: object, others: Sequence[object]) -> bool:
-    """Whether a JSON value is among `others`; in JSON, unlike in Python, false is not 0."""
+    """Whether a JSON value equals one of `others`; in JSON, unlike in Python, false is not 0."""
     return any(value == other and isinstance(value, bool) is isinstance(other, bool) for other in others)
 
 
 def is_known_field(name: str) -> bool:
-    """Whether OpenAI has this field, so that only its value was refused."""
+    """Whether OpenAI's API has this field, so that only its value is unsupported."""
     return name in NEUTRAL
 
 
 class TextPart(Strict):
-    """A piece of a message's content."""
+    """A text part of a message's content."""
 
     type: Literal["text"]
     text: Text
@@ -119,7 +119,7 @@ def _text_or_list(value: object) -> str:
 Content = Annotated[
     Annotated[Text, Tag("<text>")] | Annotated[list[TextPart], Tag("<list>")], Discriminator(_text_or_list)
 ]
-"""Tags in angle brackets are no field names: errors leave them out."""
+"""Discriminator tags are in angle brackets so that error messages can leave them out of a field's path."""
 
 Stops = Annotated[
     Annotated[Stop, Tag("<text>")] | Annotated[list[Stop], Field(max_length=MAX_STOPS), Tag("<list>")],
@@ -128,14 +128,14 @@ Stops = Annotated[
 
 
 class ChatMessage(Tolerant):
-    """One turn, in text."""
+    """One text message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
     name: None = None
     reasoning: Text | None = None
     reasoning_content: Text | None = None
-    """Past reasoning is taken and not shown to the model again, as the templates of reasoning models have it."""
+    """Past reasoning is accepted and dropped from the prompt, as in the chat templates of reasoning models."""
 
     @property
     def text(self) -> str:
@@ -143,7 +143,7 @@ class ChatMessage(Tolerant):
 
 
 class AcceptanceOptions(Strict):
-    """When a drafted segment is kept: with probability min(1, ratio), or iff the ratio reaches `threshold`."""
+    """When a drafted segment is accepted: with probability min(1, ratio), or iff the ratio reaches `threshold`."""
 
     rule: AcceptanceRule | None = None
     threshold: float | None = Field(default=None, ge=0)
@@ -156,7 +156,7 @@ class AcceptanceOptions(Strict):
 
 
 class ScoringOptions(Strict):
-    """When `spec-reason` keeps a step: iff the target's score of it reaches `threshold`."""
+    """`spec-reason` keeps a step iff the target's score of it reaches `threshold`."""
 
     method: ScoreMethod | None = None
     threshold: float | None = Field(default=None, ge=0, le=MAX_SCORE)
@@ -170,7 +170,7 @@ _Options: Any = create_model("_Options", __base__=Strict, **_FIELDS)
 
 
 class Extension(_Options):
-    """What OpenAI's API has no words for: the request's `semspec` object. None: the gateway's default."""
+    """The request's `semspec` object: options beyond OpenAI's API. None selects the gateway's default."""
 
     strategy: StrategyName | None = None
     segmentation: Literal["paragraph", "sentence"] | None = None
@@ -195,7 +195,7 @@ class StreamOptions(Strict):
 
 
 class GenerationRequest(Tolerant):
-    """What chat and plain completions share."""
+    """Fields that chat and plain completions share."""
 
     model: str
     stream: bool | None = None
@@ -238,11 +238,11 @@ TGI_NEUTRAL: dict[str, tuple[object, ...]] = {
     "typical_p": (1,),
     "watermark": (False,),
 }
-"""Parameters of TGI and the values, beside null, under which leaving them out changes nothing."""
+"""Unsupported parameters of TGI, with the values (beside null) that have no effect and are therefore accepted."""
 
 
 def is_known_parameter(name: str) -> bool:
-    """Whether TGI has this parameter, so that only its value was refused."""
+    """Whether TGI has this parameter, so that only its value is unsupported."""
     return name in TGI_NEUTRAL
 
 
@@ -265,7 +265,7 @@ class TgiParameters(Tolerant):
 
     @property
     def is_greedy(self) -> bool:
-        """TGI samples if told to, and also if told how."""
+        """TGI samples if `do_sample` is set or if any sampling parameter is."""
         filters = self.top_k is not None or self.top_p not in (None, 1)
         return not (self.do_sample or filters or self.temperature not in (None, 1))
 

@@ -1,4 +1,4 @@
-"""An application whose `/openapi.json` is complete and says nothing that is not so."""
+"""Completes and corrects the OpenAPI document that FastAPI generates."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,27 +20,27 @@ from semspec.gateway.settings import GatewaySettings
 Schema = dict[str, Any]
 
 TAGS = [
-    {"name": "completions", "description": "OpenAI's API, with an object `semspec` in requests and answers."},
-    {"name": "generations", "description": "What is stored of a generation, and ways back to one that runs."},
-    {"name": "sessions", "description": "Conversations that are kept."},
+    {"name": "completions", "description": "OpenAI's API, with an object `semspec` in requests and responses."},
+    {"name": "generations", "description": "Stored generations; attach to a running one or cancel it."},
+    {"name": "sessions", "description": "Stored conversations."},
     {"name": "tgi", "description": "Text Generation Inference's API."},
-    {"name": "models", "description": "Names to put in a request's `model`."},
-    {"name": "operations", "description": "For those who run the gateway."},
+    {"name": "models", "description": "Values for a request's `model`."},
+    {"name": "operations", "description": "Health checks, metrics and the state of the services."},
 ]
 
 KEY = "bearer"
-"""The document's name for how a key is sent."""
+"""Name of the security scheme."""
 
 _REF = "#/components/schemas/{model}"
 _FASTAPIS_OWN = ("HTTPValidationError", "ValidationError", "JsonValue")
 _OF_MESSAGES = ("annotations", "audio", "function_call", "refusal", "tool_calls")
 _GUESS: Schema = {"schema": {}}
-"""What FastAPI says of routes that make their own response."""
-_REQUEST_ID = {"description": "also in the server's log", "schema": {"type": "string"}}
+"""FastAPI's content schema for routes that return a `Response`."""
+_REQUEST_ID = {"description": "also logged by the server", "schema": {"type": "string"}}
 
 
 class DocumentedApp(FastAPI):
-    """FastAPI's application, with a document of our making."""
+    """A FastAPI application with the completed OpenAPI document."""
 
     def __init__(self, settings: GatewaySettings, **options: Any) -> None:
         super().__init__(**options)
@@ -53,18 +53,18 @@ class DocumentedApp(FastAPI):
 
 
 def operation_id(route: APIRoute) -> str:
-    """The name of the route's function."""
+    """The name of the route's function, as the operation's id."""
     return route.name
 
 
 def completed(document: Schema, settings: GatewaySettings) -> Schema:
-    """FastAPI's document with what holds for every route, and without what FastAPI wrongly supposes."""
+    """Add to FastAPI's document what holds for every route, and remove what FastAPI assumes wrongly."""
     schemas = document["components"]["schemas"]
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             error = TgiError if path in TGI_PATHS else Error
             if settings.auth == "keys" and not is_open(method.upper(), path):
-                _ask_for_key(operation, error)
+                _require_key(operation, error)
             _complete(operation, error)
     if settings.auth == "keys":
         document["components"]["securitySchemes"] = {KEY: {"type": "http", "scheme": "bearer"}}
@@ -78,17 +78,17 @@ def completed(document: Schema, settings: GatewaySettings) -> Schema:
     return document
 
 
-def _ask_for_key(operation: Schema, error: type[BaseModel]) -> None:
+def _require_key(operation: Schema, error: type[BaseModel]) -> None:
     operation["security"] = [{KEY: []}]
     operation["responses"] |= {str(status): refusal for status, refusal in refusals(401, error=error).items()}
 
 
 def _complete(operation: Schema, error: type[BaseModel]) -> None:
     if "description" in operation:
-        operation["summary"] = operation.pop("description").rstrip(".")  # one line that says more than a name
+        operation["summary"] = operation.pop("description").rstrip(".")  # FastAPI's summary is only the function's name
     responses = operation["responses"]
     if "HTTPValidationError" in json.dumps(responses.get("422")):
-        del responses["422"]  # FastAPI supposes it of every route with parameters; ours say what they answer
+        del responses["422"]  # FastAPI adds it to every route with parameters; our routes list their own errors
     for status, refusal in refusals(405, 500, error=error).items():
         responses.setdefault(str(status), refusal)
     for response in responses.values():
@@ -100,13 +100,13 @@ def _complete(operation: Schema, error: type[BaseModel]) -> None:
 
 
 def _named(content: Schema) -> Schema:
-    """A schema named in a table comes on top of what FastAPI makes of the route's annotation; it stands alone."""
+    """Keep only the schema that `responses.py` names; FastAPI merges it with that of the route's annotation."""
     name = content.get("schema", {}).get("$ref")
     return content if name is None else {"schema": {"$ref": name}}
 
 
 def _complete_requests(schemas: Schema, settings: GatewaySettings) -> None:
-    labels = {name: {"description": "taken, and not looked at"} for name in sorted(LABELS)}
+    labels = {name: {"description": "accepted and ignored"} for name in sorted(LABELS)}
     for request in ("ChatRequest", "CompletionRequest"):
         fields = schemas[request]["properties"]
         fields["model"]["enum"] = model_names(settings)
@@ -117,12 +117,12 @@ def _complete_requests(schemas: Schema, settings: GatewaySettings) -> None:
     if "TgiRequest" in schemas:
         schemas["TgiParameters"]["properties"] |= _neutral(TGI_NEUTRAL)
         fields = schemas["TgiRequest"]["properties"]
-        fields["parameters"] = {"anyOf": [fields["parameters"], {"type": "null"}]}  # a validator of its own takes null
+        fields["parameters"] = {"anyOf": [fields["parameters"], {"type": "null"}]}  # a validator accepts null
 
 
 def _neutral(fields: Mapping[str, Sequence[object]]) -> Schema:
-    """Fields of an API that are taken only with a value that asks for nothing."""
+    """Schemas of unsupported fields, which accept only values without effect."""
     return {
-        name: {"enum": [*values, None], "description": "not served: only these values"}
+        name: {"enum": [*values, None], "description": "not supported: only these values, which have no effect"}
         for name, values in fields.items()
     }

@@ -1,4 +1,4 @@
-"""Every error leaves the gateway through here, in OpenAI's shape or, on TGI's routes, in TGI's."""
+"""Exception handlers and error bodies: OpenAI's format, or TGI's format on TGI's routes."""
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -29,10 +29,10 @@ from semspec.gateway.metrics import Metrics
 from semspec.records import Body
 
 CLIENT_GONE_STATUS = 499
-"""Nginx's word for a client that did not wait; seen in metrics and logs only."""
+"""nginx's status for a client that closed the connection early; only metrics and logs show it."""
 
 UNAVAILABLE_RETRY_AFTER_S = 2
-"""About as long as it takes to find that a service is back."""
+"""About as long as the gateway takes to detect that a service is back."""
 
 TGI_PATHS = frozenset({"/", "/generate", "/generate_stream", "/info", "/tokenize"})
 
@@ -40,23 +40,23 @@ _HTTP_CODES = {400: "invalid_request", 404: "not_found", 405: "method_not_allowe
 
 
 class ErrorDetail(Body):
-    """What went wrong, in OpenAI's words."""
+    """OpenAI's error object."""
 
     message: str
     type: str
     param: str | None
-    """The field at fault, as a path with dots."""
+    """The invalid field, as a dotted path."""
     code: str
 
 
 class Error(Body):
-    """Every refusal and failure outside TGI's routes."""
+    """Error body of every route but TGI's."""
 
     error: ErrorDetail
 
 
 class TgiError(Body):
-    """Every refusal and failure on TGI's routes."""
+    """Error body of TGI's routes."""
 
     error: str
     error_type: Literal["validation", "generation", "overloaded"]
@@ -67,16 +67,16 @@ class ClientGone(Exception):
 
 
 def install_handlers(app: FastAPI, metrics: Metrics) -> None:
-    """Map every exception a route or a middleware may raise."""
+    """Map every exception that a route or a middleware may raise to a response."""
 
     def counted(error: SemspecError, request: Request) -> Response:
         metrics.refusal(_code(error))
         return error_response(error, request.url.path)
 
     async def on_semspec_error(request: Request, error: Exception) -> Response:
-        if isinstance(error, Unauthenticated):  # the client's key was good: it is the gateway that a service refuses
+        if isinstance(error, Unauthenticated):  # the client's key is valid: a service rejected the gateway's token
             error = Unavailable(
-                "a service refuses this gateway; give SEMSPEC_GATEWAY_SERVICE_TOKEN the services' token"
+                "a service rejected this gateway's token; set SEMSPEC_GATEWAY_SERVICE_TOKEN to the services' token"
             )
         return counted(error if isinstance(error, SemspecError) else InternalError(str(error)), request)
 
@@ -98,24 +98,24 @@ def install_handlers(app: FastAPI, metrics: Metrics) -> None:
 
 
 def error_body(error: SemspecError) -> Error:
-    """OpenAI's error object, also the last event of a stream that broke."""
+    """OpenAI's error body, also the last event of a failed stream."""
     return _body(error.message, represent(error).openai_type, error.parameter, _code(error))
 
 
 def tgi_error_body(error: SemspecError) -> TgiError:
-    """The same in TGI's shape, whose clients raise by `error_type`."""
+    """TGI's error body; its clients choose the exception by `error_type`."""
     return _tgi_body(error.message, _tgi_status(error))
 
 
 def error_response(error: SemspecError, path: str = "") -> Response:
-    """The same as a whole response, in the shape of the API that `path` belongs to."""
+    """The whole HTTP response, in the format of the API that `path` belongs to."""
     if path in TGI_PATHS:
         return _response(tgi_error_body(error), _tgi_status(error), _headers(error))
     return _response(error_body(error), represent(error).http_status, _headers(error))
 
 
 def internal_error() -> InternalError:
-    """What a client learns of a defect: nothing but where to look."""
+    """The error a client gets for an unhandled exception: no details, only a reference to the log."""
     return InternalError("internal error; the server's log has the details under this response's x-request-id")
 
 
@@ -127,7 +127,7 @@ def _code(error: SemspecError) -> str:
 
 def _headers(error: SemspecError) -> dict[str, str] | None:
     if isinstance(error, Cancelled):
-        return {"x-should-retry": "false"}  # OpenAI's clients would ask again after any 409
+        return {"x-should-retry": "false"}  # OpenAI's clients retry after any 409
     if isinstance(error, Unauthenticated):
         return {"www-authenticate": "Bearer"}
     if isinstance(error, Overloaded):
@@ -144,7 +144,7 @@ def _body(message: str, openai_type: str, parameter: str | None, code: str) -> E
 
 
 def _tgi_status(error: SemspecError) -> int:
-    """TGI knows two kinds beside too much load: what is wrong before a generation begins, and during it."""
+    """TGI has two kinds of errors beside overload: 422 for invalid requests and 424 for failed generations."""
     if isinstance(error, InvalidRequest):
         return HTTPStatus.UNPROCESSABLE_ENTITY
     if isinstance(error, Unavailable | DeadlineExceeded | Mismatch | Conflict):
@@ -172,14 +172,14 @@ def _http_response(error: HTTPException, path: str) -> Response:
 
 
 def _invalid(details: Sequence[Any]) -> InvalidRequest:
-    """The first fault of a body, in words that name the field."""
+    """The first validation error, with the field's name."""
     if not details:
         return InvalidRequest("the request is not valid")
     first = details[0]
     kind = str(first["type"])
     if kind == "json_invalid":
         return InvalidRequest(f"the body is not valid JSON: {first['ctx']['error']} at byte {first['loc'][-1]}")
-    field = ".".join(step for step in map(str, first["loc"][1:]) if step not in ("<text>", "<list>")) or None
+    field = ".".join(name for name in map(str, first["loc"][1:]) if name not in ("<text>", "<list>")) or None
     if kind == "extra_forbidden":
         return InvalidRequest(_unsupported(str(field)), field)
     return InvalidRequest(f"{field or 'the body'}: {first['msg'].removeprefix('Value error, ')}", field)
@@ -189,4 +189,4 @@ def _unsupported(field: str) -> str:
     name = field.rpartition(".")[2]
     if is_known_field(name) or is_known_parameter(name):
         return f"{field} is not supported with this value; leave it out"
-    return f"{field} is not a field this server knows; leave it out"
+    return f"{field} is not a field of this API; leave it out"

@@ -1,4 +1,4 @@
-"""A request sent again under the same key is the same request: it is answered by the generation it began."""
+"""Idempotency keys: a request repeated under its key is answered by the generation that the first one began."""
 
 import asyncio
 import hashlib
@@ -21,10 +21,10 @@ POLL_S = 0.1
 
 
 class IdempotencyKey:
-    """What one client's key stands for. Callers with other API keys know nothing of it."""
+    """One client's idempotency key. Keys of different API keys are separate."""
 
     def __init__(self, key: str, request: Request, body: BaseModel, store: Store) -> None:
-        """`request` is the one that came with the key, and `body` its body. Raises: InvalidRequest."""
+        """`request` carries the key, and `body` is its body. Raises: InvalidRequest."""
         if len(key) > MAX_KEY_LENGTH:
             raise InvalidRequest(f"the key is longer than {MAX_KEY_LENGTH} characters", "Idempotency-Key")
         self._request = request
@@ -36,32 +36,32 @@ class IdempotencyKey:
     def _value(self) -> str:
         return json.dumps({"id": self._request.id, "request": self._content})
 
-    async def recalled(self, patience_s: float) -> tuple[Request, bool]:
-        """The request under the id that the key stands for, and whether it has begun already.
+    async def recalled(self, timeout_s: float) -> tuple[Request, bool]:
+        """The request with the id stored under the key, and whether its generation has begun.
 
-        The first request may still wait for slots, or for its prompt to be read: it is waited for, as long as that can
-        take, and should it be refused meanwhile, the key is this one's.
-        Raises: InvalidRequest when the key stands for another request; Unavailable when Redis cannot tell.
+        If the first request still waits for slots or for its prompt's encoding, waits up to `timeout_s` for it. If
+        that request is refused meanwhile, this one gets the key.
+        Raises: InvalidRequest when the key belongs to another request; Unavailable when Redis does not answer.
         """
-        until = monotonic() + patience_s
+        until = monotonic() + timeout_s
         while True:
-            known = json.loads(await self._store.remember(self._digest, self._value))
-            if known["request"] != self._content:
+            stored = json.loads(await self._store.remember(self._digest, self._value))
+            if stored["request"] != self._content:
                 raise InvalidRequest("this key was used for another request; take a new one", "Idempotency-Key")
-            if known["id"] == self._request.id:
+            if stored["id"] == self._request.id:
                 return self._request, False
-            has_begun = await self._has_begun(known["id"])
-            if has_begun or monotonic() > until:  # else its gateway is gone
-                self._request = replace(self._request, id=known["id"])
+            has_begun = await self._has_begun(stored["id"])
+            if has_begun or monotonic() > until:  # after the timeout, its gateway is presumed dead
+                self._request = replace(self._request, id=stored["id"])
                 return self._request, has_begun
             await asyncio.sleep(POLL_S)
 
     @asynccontextmanager
     async def unless_refused(self, opened: AbstractAsyncContextManager[Run]) -> AsyncIterator[Run]:
-        """The run. One that is refused gives its key back, since nothing was begun under it."""
-        async with AsyncExitStack() as held:
+        """The run. If it is refused, the key is deleted, since no generation began under it."""
+        async with AsyncExitStack() as stack:
             try:
-                run = await held.enter_async_context(opened)
+                run = await stack.enter_async_context(opened)
             except BaseException:
                 with suppress(Unavailable):
                     await self._store.disown(self._digest, self._value)

@@ -1,4 +1,4 @@
-"""What wraps every request: its id, count, span and log line, its API key, its body's size, and unforeseen defects."""
+"""ASGI middleware: request id, metrics, span and log line; unhandled errors; API keys; the body's size and deadline."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ _OPEN = frozenset({"/", "/health", "/ready"})
 
 
 def is_open(method: str, path: str) -> bool:
-    """Whether no key is asked for: the playground's own files, and what probes of a process's health ask."""
+    """Whether the path needs no API key: the playground's static files and the health checks."""
     return method in ("GET", "HEAD") and (path in _OPEN or path.startswith("/static/"))
 
 
@@ -37,25 +37,25 @@ def key_of(headers: Headers) -> bytes | None:
 
 
 def unauthenticated(key: bytes | None) -> Unauthenticated:
-    """What becomes of a request with no key, or with one that is not known. It is not repeated."""
+    """The error for a request without a key or with an unknown one. Its message does not contain the key."""
     if key is None:
         return Unauthenticated("an API key is missing; send it as the header `Authorization: Bearer KEY`")
-    return Unauthenticated("this API key is not known here; the gateway's operator gives one out")
+    return Unauthenticated("this API key is not known; get one from the gateway's operator")
 
 
 def owner_of(request: Request) -> str:
-    """Name of the API key the request came with; empty where none is asked for."""
+    """Name of the request's API key; empty when authentication is off."""
     owner: str = getattr(request.state, "owner", "")
     return owner
 
 
 def is_anonymous(request: Request) -> bool:
-    """Whether this request, to an open path, came without an API key that is known."""
+    """Whether a request to an open path has no valid API key."""
     return not hasattr(request.state, "owner")
 
 
 OwnerOf = Annotated[str, Depends(owner_of)]
-"""A route's parameter of this type is given the name of the caller's API key."""
+"""FastAPI dependency: the name of the request's API key."""
 
 
 _log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ _REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
 
 class Observed:
-    """Names, counts, traces and logs each request, and answers for exceptions that no handler knows."""
+    """Assigns a request id, records metrics, a span and a log line, and answers unhandled exceptions with 500."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -74,37 +74,37 @@ class Observed:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        identity = _identity(Headers(scope=scope).get("x-request-id", ""))
-        request_id.set(identity)
-        with _request_span(scope, identity) as opened:
-            await self._answer(scope, receive, send, identity, opened)
+        id = _valid_or_new_id(Headers(scope=scope).get("x-request-id", ""))
+        request_id.set(id)
+        with _request_span(scope, id) as request_span:
+            await self._handle(scope, receive, send, id, request_span)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, identity: str, opened: Span) -> None:
+    async def _handle(self, scope: Scope, receive: Receive, send: Send, id: str, request_span: Span) -> None:
         status: int | None = None
 
-        async def send_named(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = identity
+                MutableHeaders(scope=message)["x-request-id"] = id
             await send(message)
 
         start = perf_counter()
         try:
-            await self._app(scope, receive, send_named)
+            await self._app(scope, receive, send_with_id)
         except Exception:
             _log.exception("request failed")
-            mark_failed(opened, "internal_error")
+            mark_failed(request_span, "internal_error")
             if status is None:
-                await error_response(internal_error(), scope["path"])(scope, receive, send_named)
+                await error_response(internal_error(), scope["path"])(scope, receive, send_with_id)
         finally:
-            self._note(scope, status or CLIENT_GONE_STATUS, perf_counter() - start, opened)
+            self._record(scope, status or CLIENT_GONE_STATUS, perf_counter() - start, request_span)
 
-    def _note(self, scope: Scope, status: int, duration_s: float, opened: Span) -> None:
+    def _record(self, scope: Scope, status: int, duration_s: float, request_span: Span) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
         method = scope["method"] if route != "unmatched" else "any"
         self._metrics.request(method, route, status, duration_s)
-        _end_span(opened, method, route, status)
+        _end_span(request_span, method, route, status)
         fields = {"method": scope["method"], "route": route, "status": status, "duration_ms": duration_s * 1e3}
         if owner := scope.get("state", {}).get("owner"):
             fields["owner"] = owner
@@ -113,29 +113,29 @@ class Observed:
 
 
 @contextmanager
-def _request_span(scope: Scope, identity: str) -> Iterator[Span]:
-    """From the request's head to the last byte of the answer, below the client's own span if it sent one."""
+def _request_span(scope: Scope, id: str) -> Iterator[Span]:
+    """A span from the request's head to the response's last byte; its parent is the client's span if one was sent."""
     if scope["path"] in _POLLED:
         yield INVALID_SPAN
         return
     context = TraceContextTextMapPropagator().extract(Headers(scope=scope))
-    with span("HTTP", SpanKind.SERVER, {"semspec.request_id": identity}, context) as opened:
-        yield opened
+    with span("HTTP", SpanKind.SERVER, {"semspec.request_id": id}, context) as request_span:
+        yield request_span
 
 
-def _end_span(opened: Span, method: str, route: str, status: int) -> None:
-    """The route's template, never the path or the query: those are the client's words."""
-    opened.update_name(f"{method} {route}")
-    opened.set_attributes({"http.request.method": method, "http.route": route})
-    opened.set_attribute("http.response.status_code", status)
+def _end_span(request_span: Span, method: str, route: str, status: int) -> None:
+    """Record the route's template, never the path or the query, which may contain the client's data."""
+    request_span.update_name(f"{method} {route}")
+    request_span.set_attributes({"http.request.method": method, "http.route": route})
+    request_span.set_attribute("http.response.status_code", status)
     if status >= 500:
-        mark_failed(opened, str(status))
+        mark_failed(request_span, str(status))
 
 
 class Authenticated:
-    """Asks for an API key wherever there is more to be had than the page's files and the probes of health.
+    """Requires an API key on every route except static files and health checks.
 
-    Paths that do not exist are no exception: without a key a client does not learn which exist. The body is not read.
+    Unknown paths require it too, so that a client without a key cannot find out which exist. The body is not read.
     """
 
     def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics) -> None:
@@ -160,9 +160,9 @@ class Authenticated:
 
 
 class BodyLimit:
-    """Refuses bodies over a limit before they are read, or while they are, if more comes than was announced.
+    """Rejects a body over the limit, by its `content-length` or while it is read.
 
-    More may come: a length beside `transfer-encoding: chunked` counts for nothing.
+    A body may be longer than announced: with `transfer-encoding: chunked` the length is ignored.
     """
 
     def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
@@ -194,7 +194,7 @@ class BodyLimit:
 
 
 class BodyDeadline:
-    """Refuses a body that takes too long, so that a slow client cannot hold a connection."""
+    """Rejects a body that takes too long, so that a slow client cannot keep a connection busy."""
 
     def __init__(self, app: ASGIApp, timeout_s: float) -> None:
         self._app = app
@@ -208,7 +208,7 @@ class BodyDeadline:
 
         async def receive_in_time() -> Message:
             nonlocal is_whole
-            if is_whole:  # what follows is the client hanging up, which may take as long as the answer
+            if is_whole:  # waits for the disconnect, which may come as late as the response's end
                 return await receive()
             try:
                 async with asyncio.timeout_at(deadline):
@@ -221,10 +221,10 @@ class BodyDeadline:
         await self._app(scope, receive_in_time, send)
 
     def _too_slow(self) -> HTTPException:
-        message = f"the body did not come within {self._timeout_s:g} seconds"
+        message = f"the body did not arrive within {self._timeout_s:g} seconds"
         return HTTPException(408, message, {"connection": "close"})
 
 
-def _identity(offered: str) -> str:
-    """The client's own id if it is harmless in headers and logs, else a new one."""
+def _valid_or_new_id(offered: str) -> str:
+    """The client's id if it is safe in headers and logs, else a new one."""
     return offered if _REQUEST_ID.fullmatch(offered) else secrets.token_hex(8)

@@ -1,4 +1,4 @@
-"""OpenAI's API: its routes, and its shapes of answers for chat and for plain completions."""
+"""OpenAI's API: routes, and response formats of chat and plain completions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ def router(responder: Responder, settings: GatewaySettings) -> APIRouter:
 
 
 class _OpenAIFormat(ABC):
-    """What both shapes share. See `semspec.gateway.api.sse.Format`."""
+    """What both formats share. See `semspec.gateway.api.sse.Format`."""
 
     last_line: str | None = "[DONE]"
 
@@ -91,13 +91,13 @@ class _OpenAIFormat(ABC):
         return [self._chunk([choice])]
 
     def closing(self, index: int, ended: Ended, outputs: Sequence[ChoiceOutput]) -> list[BaseModel]:
-        end = [self._end(index, ended.reason)]
+        end = [self._final_piece(index, ended.reason)]
         if not outputs:
             return [self._chunk(end)]
-        told = statistics(outputs, self._request)
+        extra = statistics(outputs, self._request)
         if not self._request.include_usage:
-            return [self._chunk(end, **told)]
-        return [self._chunk(end), self._chunk([], usage=TokenCounts(**usage(outputs)), **told)]
+            return [self._chunk(end, **extra)]
+        return [self._chunk(end), self._chunk([], usage=TokenCounts(**usage(outputs)), **extra)]
 
     def response(self, outputs: Sequence[ChoiceOutput]) -> BaseModel:
         return self._whole(
@@ -119,7 +119,7 @@ class _OpenAIFormat(ABC):
     def _piece(self, index: int, delta: Delta, logprobs: Any) -> BaseModel: ...
 
     @abstractmethod
-    def _end(self, index: int, reason: FinishReason) -> BaseModel: ...
+    def _final_piece(self, index: int, reason: FinishReason) -> BaseModel: ...
 
     @abstractmethod
     def _choice(self, index: int, output: ChoiceOutput) -> BaseModel: ...
@@ -129,7 +129,7 @@ class _OpenAIFormat(ABC):
 
 
 class ChatFormat(_OpenAIFormat):
-    """`POST /v1/chat/completions`. The reasoning up to `</think>` stands apart, under both names in use for it."""
+    """`POST /v1/chat/completions`. Reasoning up to `</think>` is sent as both `reasoning` and `reasoning_content`."""
 
     def opening(self, index: int) -> list[BaseModel]:
         return [self._chunk([self._piece(index, Delta(), None)])]
@@ -146,7 +146,7 @@ class ChatFormat(_OpenAIFormat):
             index=index, delta=AssistantMessage(**_message(delta)), logprobs=logprobs, finish_reason=None
         )
 
-    def _end(self, index: int, reason: FinishReason) -> ChunkChoice:
+    def _final_piece(self, index: int, reason: FinishReason) -> ChunkChoice:
         return ChunkChoice(index=index, delta=NoDelta(), logprobs=None, finish_reason=reason)
 
     def _choice(self, index: int, output: ChoiceOutput) -> ChatChoice:
@@ -180,7 +180,7 @@ class CompletionFormat(_OpenAIFormat):
     def _piece(self, index: int, delta: Delta, logprobs: CompletionLogprobs | None) -> CompletionChoice:
         return CompletionChoice(index=index, text=delta.content, logprobs=logprobs, finish_reason=None)
 
-    def _end(self, index: int, reason: FinishReason) -> CompletionChoice:
+    def _final_piece(self, index: int, reason: FinishReason) -> CompletionChoice:
         return CompletionChoice(index=index, text="", logprobs=None, finish_reason=reason)
 
     def _choice(self, index: int, output: ChoiceOutput) -> CompletionChoice:
@@ -192,7 +192,7 @@ class CompletionFormat(_OpenAIFormat):
         )
 
     def _logprobs(self, tokens: Sequence[TokenLogprob] | None, offset: int) -> CompletionLogprobs | None:
-        """`offset` is where the first token begins in the whole text, in characters."""
+        """`offset` is the position of the first token in the whole text, in characters."""
         if tokens is None:
             return None
         texts = [_text(token) for token in tokens]
@@ -205,10 +205,10 @@ class CompletionFormat(_OpenAIFormat):
 
 
 def statistics(outputs: Sequence[ChoiceOutput], request: Request) -> dict[str, Any]:
-    """What an answer says beyond its API: `semspec`, over all choices and each by itself if there are several; and
-    `metrics`, null for several choices, as in vLLM."""
+    """The response fields beyond OpenAI's: `semspec`, over all choices and for each of several; and `metrics`, null
+    for several choices, as in vLLM."""
     is_one = len(outputs) == 1
-    numbers_of_all = Statistics(
+    total = Statistics(
         **numbers(outputs),
         parameters=Parameters.of(outputs[0].generation, request.strictness, request.stops),
         expected=request.expected,
@@ -219,7 +219,7 @@ def statistics(outputs: Sequence[ChoiceOutput], request: Request) -> dict[str, A
     decisions = records.statistics(outputs[0].records).steps if is_one else []
     decoding = records.speculative_decoding(decisions)
     metrics = AnswerMetrics(speculative_decoding=None if decoding is None else SpeculativeDecoding(**decoding))
-    return {"semspec": numbers_of_all, "metrics": metrics}
+    return {"semspec": total, "metrics": metrics}
 
 
 def _choice_statistics(output: ChoiceOutput, trace: bool) -> ChoiceStatistics:

@@ -1,4 +1,4 @@
-"""Answers of OpenAI's API, whole and as the events of a stream. Our own fields: `semspec`, and `metrics` as in vLLM."""
+"""Response schemas of OpenAI's API, whole and streamed. Additional fields: `semspec`, and `metrics` as in vLLM."""
 
 from typing import Literal
 
@@ -16,20 +16,20 @@ class TokenChance(Body):
 
 
 class WrittenToken(TokenChance):
-    """A token of the answer, and the likeliest in its place."""
+    """An output token, with the likeliest tokens at its position."""
 
     top_logprobs: list[TokenChance]
 
 
 class ChatLogprobs(Body):
-    """Of all tokens written, reasoning and a stop sequence included."""
+    """Log-probabilities of all output tokens, including reasoning and the stop sequence."""
 
     content: list[WrittenToken]
     refusal: None
 
 
 class CompletionLogprobs(Body):
-    """The same in the shape of plain completions."""
+    """The same in the format of plain completions."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -38,7 +38,7 @@ class CompletionLogprobs(Body):
 
 
 class AssistantMessage(Body):
-    """Text up to `</think>` is reasoning, under both names in use for it; the rest is content."""
+    """Text up to `</think>` is reasoning, sent under both names in use for it; the rest is content."""
 
     role: Literal["assistant"]
     content: str | None
@@ -48,17 +48,17 @@ class AssistantMessage(Body):
 
 
 class WholeMessage(AssistantMessage):
-    """The message of a whole answer."""
+    """The message of a whole response."""
 
     refusal: None
 
 
 class NoDelta(Body):
-    """A choice's last chunk adds nothing."""
+    """The empty delta of a choice's last chunk."""
 
 
 class ChatChoice(Body):
-    """One answer to a conversation."""
+    """One choice of a chat completion."""
 
     index: int
     message: WholeMessage
@@ -67,7 +67,7 @@ class ChatChoice(Body):
 
 
 class CompletionChoice(Body):
-    """One text; in a chunk, a piece of it."""
+    """One choice of a plain completion; in a chunk, the next part of its text."""
 
     index: int
     text: str
@@ -76,7 +76,7 @@ class CompletionChoice(Body):
 
 
 class ChunkChoice(Body):
-    """A piece of one answer to a conversation."""
+    """The next part of one choice of a chat completion."""
 
     index: int
     delta: AssistantMessage | NoDelta
@@ -85,28 +85,28 @@ class ChunkChoice(Body):
 
 
 class DraftedSegment(Body):
-    """A segment in flight."""
+    """A drafted segment that has not been judged yet."""
 
     text: str
     num_tokens: int
 
 
 class DraftedSegments(Body):
-    """Segments that the draft has written and that are not yet judged."""
+    """All drafted segments that have not been judged yet."""
 
     index: int
-    """Of the first of them."""
+    """Index of the first of them."""
     segments: list[DraftedSegment]
 
 
 class ChunkDrafted(Body):
-    """With `trace`: what is in flight now."""
+    """With `trace`: the drafted segments that wait for their verdict."""
 
     drafted: DraftedSegments
 
 
 class ChunkSegment(Body):
-    """With `trace`: the record of the segment that the chunk ends."""
+    """With `trace`: the record of the segment that ends in this chunk."""
 
     segment: SegmentTrace
 
@@ -117,7 +117,7 @@ class _Answer(Body):
     """Seconds since 1970."""
     model: str
     system_fingerprint: str
-    """Changes whenever the same seed may give another answer."""
+    """Changes whenever the same seed may give another output."""
 
 
 class _WholeAnswer(_Answer):
@@ -128,11 +128,11 @@ class _WholeAnswer(_Answer):
 
 class _Chunk(_Answer):
     usage: TokenCounts | None
-    """In the last chunk, if `stream_options.include_usage` asks for it."""
+    """In the last chunk, if `stream_options.include_usage` is set."""
 
 
 class ChatCompletion(_WholeAnswer):
-    """A whole answer to a conversation."""
+    """A whole chat completion."""
 
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
@@ -146,7 +146,7 @@ class TextCompletion(_WholeAnswer):
 
 
 class ChatCompletionChunk(_Chunk):
-    """An event of a chat's stream. The last one has `semspec` and `metrics` of the whole answer."""
+    """A streamed chunk of a chat completion. The last one has `semspec` and `metrics` of the whole response."""
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChunkChoice]
@@ -155,7 +155,7 @@ class ChatCompletionChunk(_Chunk):
 
 
 class TextCompletionChunk(_Chunk):
-    """An event of a plain completion's stream, with the same additions."""
+    """A streamed chunk of a plain completion, with the same additional fields."""
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]

@@ -1,4 +1,4 @@
-"""For those who run the gateway: is it alive, can it serve, what does it do."""
+"""Operational routes: health check, readiness, metrics, and the state of the services."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -19,8 +19,8 @@ from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.store import Store
 from semspec.types import ModelInfo, VerifierInfo
 
-_WITHOUT_KEY = "not ready; the log says why, and so does this route to who has an API key"
-"""Clients without an API key do not learn addresses and models."""
+_WITHOUT_KEY = "not ready; see the log for the reason, or send an API key"
+"""Without an API key, the response contains no addresses or models."""
 
 
 def router(
@@ -32,12 +32,12 @@ def router(
 
     @routes.get("/health")
     async def health() -> Health:
-        """The process answers."""
+        """Answer while the process runs."""
         return Health(status="ok")
 
     @routes.get("/ready", responses=READY)
     async def ready(http: HttpRequest) -> Ready:
-        """The services answer and belong together; else 503 and, with an API key, one line that says what to do."""
+        """Answer 200 if the services respond and match; else 503 and, with an API key, one line with the remedy."""
         anonymous = asks_for_keys and is_anonymous(http)
         try:
             readiness.require_place()
@@ -53,14 +53,14 @@ def router(
 
     @routes.get("/v1/services")
     async def services() -> Services:
-        """Who answers now, asked one by one."""
-        asked = {
+        """Call each service once and report its state."""
+        answers = {
             "draft": _model(backends.drafter.info()),
             "target": _model(backends.target.info()),
             "verifier": _probes(backends.verifier.info()),
             "redis": _redis(store),
         }
-        states = (_state(name, answer, settings.handshake_deadline_s) for name, answer in asked.items())
+        states = (_state(name, answer, settings.handshake_deadline_s) for name, answer in answers.items())
         return Services(services=list(await asyncio.gather(*states)))
 
     return routes

@@ -31,14 +31,14 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file of the page."""
+    """A static file of the page."""
 
     body: bytes
     media_type: str
 
 
-def _listed() -> Mapping[str, Asset]:
-    """The files of the folder by name: nothing else can be asked for."""
+def _load_assets() -> Mapping[str, Asset]:
+    """The folder's files by name; only these can be requested."""
     assets = {}
     for entry in files("semspec.gateway").joinpath("api", "static").iterdir():
         media_type = MEDIA_TYPES.get(entry.name.rpartition(".")[2])
@@ -47,7 +47,7 @@ def _listed() -> Mapping[str, Asset]:
     return MappingProxyType(assets)
 
 
-ASSETS = _listed()
+ASSETS = _load_assets()
 
 
 @router.get("/", response_model=None, include_in_schema=False)
@@ -58,7 +58,7 @@ async def page() -> Response:
 
 @router.get("/static/{name}", response_model=None, include_in_schema=False)
 async def static(name: str) -> Response:
-    """One of its files. Raises: NotFound."""
+    """One of the page's files. Raises: NotFound."""
     return _response(name)
 
 

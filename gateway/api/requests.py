@@ -1,4 +1,4 @@
-"""From a request's body to the request, every default filled in."""
+"""Converts request bodies to `Request` objects, with every default filled in."""
 
 import secrets
 import time
@@ -38,12 +38,12 @@ def chat_request(body: ChatRequest, settings: GatewaySettings) -> Request:
 def completion_request(body: CompletionRequest, settings: GatewaySettings, api: Api = "completions") -> Request:
     """Raises: InvalidRequest, NotFound."""
     if body.semspec.session is not None:
-        raise InvalidRequest("sessions hold turns of a chat; use /v1/chat/completions", "semspec.session")
+        raise InvalidRequest("sessions store the turns of a chat; use /v1/chat/completions", "semspec.session")
     return _request(api, body, body.prompt, settings, body.max_tokens, body.logprobs)
 
 
 def model_names(settings: GatewaySettings, strategies: Iterable[str] = STRATEGIES) -> list[str]:
-    """The pair under its own name, and once for each of `strategies`."""
+    """Model names of the API: the pair's own name, and one for each of `strategies`."""
     return [settings.model_name, *(f"{settings.model_name}:{strategy}" for strategy in strategies)]
 
 
@@ -101,9 +101,9 @@ def _plan(body: GenerationRequest, settings: GatewaySettings) -> Generation:
 
 
 def _plain_options(options: Extension, settings: GatewaySettings) -> dict[str, Any]:
-    """Those of the strategies, asked for or by default."""
-    asked = {name: getattr(options, name) for name in PLAIN_OPTIONS}
-    return {name: getattr(settings, f"default_{name}") if value is None else value for name, value in asked.items()}
+    """The strategies' options, from the request or by default."""
+    given = {name: getattr(options, name) for name in PLAIN_OPTIONS}
+    return {name: getattr(settings, f"default_{name}") if value is None else value for name, value in given.items()}
 
 
 def _stops(body: GenerationRequest) -> tuple[str, ...]:
@@ -120,15 +120,15 @@ def _strategy(model: str, options: Extension, settings: GatewaySettings) -> str:
 
 
 def _acceptance(options: Extension, settings: GatewaySettings) -> Acceptance:
-    asked = options.acceptance
-    implied = settings.default_acceptance_rule if asked.threshold is None else "threshold"
-    return Acceptance(asked.rule or implied, settings.default_threshold if asked.threshold is None else asked.threshold)
+    given = options.acceptance
+    rule = given.rule or (settings.default_acceptance_rule if given.threshold is None else "threshold")
+    return Acceptance(rule, settings.default_threshold if given.threshold is None else given.threshold)
 
 
 def _scoring(options: Extension, settings: GatewaySettings) -> Scoring:
-    asked = options.scoring
-    threshold = settings.default_score_threshold if asked.threshold is None else asked.threshold
-    return Scoring(asked.method or settings.default_score_method, threshold)
+    given = options.scoring
+    threshold = settings.default_score_threshold if given.threshold is None else given.threshold
+    return Scoring(given.method or settings.default_score_method, threshold)
 
 
 class TextRequest(CompletionRequest):
@@ -140,34 +140,34 @@ class TextRequest(CompletionRequest):
 
 
 def text_request(body: TgiRequest, stream: bool, settings: GatewaySettings) -> TextRequest:
-    """Raises: InvalidRequest when the body wants the other of whole and streamed."""
+    """Raises: InvalidRequest when the body's `stream` contradicts the route."""
     if body.stream is not None and body.stream != stream:
         other = "/generate_stream" if body.stream else "/generate"
-        raise InvalidRequest(f"stream is not what this route does; leave it out, or use {other}", "stream")
-    asked = body.parameters
+        raise InvalidRequest(f"stream contradicts this route; leave it out, or use {other}", "stream")
+    parameters = body.parameters
     return TextRequest(
         model=settings.model_name,
         prompt=body.inputs,
         stream=stream,
-        seed=asked.seed,
-        temperature=0 if asked.is_greedy else asked.temperature or 1,
-        top_p=asked.top_p or 1,
-        top_k=asked.top_k or 0,
-        stop=asked.stop,
-        max_tokens=asked.max_new_tokens,
-        logprobs=asked.top_n_tokens,
+        seed=parameters.seed,
+        temperature=0 if parameters.is_greedy else parameters.temperature or 1,
+        top_p=parameters.top_p or 1,
+        top_k=parameters.top_k or 0,
+        stop=parameters.stop,
+        max_tokens=parameters.max_new_tokens,
+        logprobs=parameters.top_n_tokens,
         semspec=body.semspec,
-        details=bool(asked.details),
-        full_text=bool(asked.return_full_text),
+        details=bool(parameters.details),
+        full_text=bool(parameters.return_full_text),
     )
 
 
 def tgi_request(body: TextRequest, settings: GatewaySettings) -> Request:
-    """TGI tells each token's logprob, so those are asked for wherever tokens are told and the strategy knows them.
+    """Requests logprobs wherever TGI's response lists tokens, since TGI reports each token's logprob.
 
     Raises: InvalidRequest.
     """
     request = completion_request(body, settings, "tgi")
-    wanted = body.stream or body.details
-    plan = replace(request.plan, num_logprobs=body.logprobs or (0 if wanted else None), show_drafts=False)
+    shows_tokens = body.stream or body.details
+    plan = replace(request.plan, num_logprobs=body.logprobs or (0 if shows_tokens else None), show_drafts=False)
     return replace(request, plan=plan, keep_stop=True, details=body.details, full_text=body.full_text)

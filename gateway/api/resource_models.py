@@ -1,4 +1,4 @@
-"""What is stored of generations and sessions, and what the operators' routes say."""
+"""Response schemas of `/v1/generations`, `/v1/sessions`, `/v1/models` and the operational routes."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ GenerationStatus = Literal["running", "finished", "failed", "cancelled", "interr
 
 
 class GenerationModels(Body):
-    """Fingerprints of what generated."""
+    """Fingerprints of the models and probes used."""
 
     draft: str
     target: str
@@ -20,7 +20,7 @@ class GenerationModels(Body):
 
 
 class GenerationPrompt(Body):
-    """As the target was given it."""
+    """The prompt as the target received it."""
 
     text: str
     token_ids: list[int]
@@ -28,12 +28,12 @@ class GenerationPrompt(Body):
 
 
 class StoredGeneration(Body):
-    """What is stored of one choice of a request."""
+    """One stored choice of a request."""
 
     id: str
     object: Literal["generation"]
     status: GenerationStatus
-    """`interrupted`: the next request for its events resumes it."""
+    """`interrupted`: the next client that attaches resumes it."""
     created: int
     model: str
     seed: int
@@ -44,7 +44,7 @@ class StoredGeneration(Body):
     models: GenerationModels
     prompt: GenerationPrompt
     usage: TokenCounts | None
-    """Null until it has finished."""
+    """Null until the generation has finished."""
 
 
 class GenerationTrace(Body):
@@ -65,7 +65,7 @@ class Turn(Body):
 
 
 class Session(Body):
-    """A conversation that is kept."""
+    """A stored conversation."""
 
     id: str
     object: Literal["session"]
@@ -73,7 +73,7 @@ class Session(Body):
 
 
 class SessionForgotten(Body):
-    """A conversation that no longer is."""
+    """A deleted conversation."""
 
     id: str
     object: Literal["session"]
@@ -81,7 +81,7 @@ class SessionForgotten(Body):
 
 
 class ModelName(Body):
-    """A name a request may put in `model`."""
+    """A value for a request's `model`."""
 
     id: str
     object: Literal["model"]
@@ -91,28 +91,28 @@ class ModelName(Body):
 
 
 class ModelNames(Body):
-    """All of them."""
+    """All values for a request's `model`."""
 
     object: Literal["list"]
     data: list[ModelName]
 
 
 class Health(Body):
-    """The process answers."""
+    """The process runs."""
 
     status: Literal["ok"]
 
 
 class Ready(Body):
-    """The services answer and belong together."""
+    """The services respond and match."""
 
     status: Literal["ready"]
     detail: str
-    """`ready`, or what is away while the target goes on alone."""
+    """`ready`, or which service is unavailable while the target generates alone."""
 
 
 class Service(Body):
-    """One lamp."""
+    """State of one service."""
 
     name: Literal["draft", "target", "verifier", "redis"]
     status: Literal["ok", "away"]
@@ -120,6 +120,6 @@ class Service(Body):
 
 
 class Services(Body):
-    """Who answers now."""
+    """State of all services."""
 
     services: list[Service]

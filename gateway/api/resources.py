@@ -1,4 +1,4 @@
-"""What is stored of generations and sessions, ways back to a generation that runs, and the names of models."""
+"""Routes of stored generations and sessions, of attaching to and cancelling generations, and of model names."""
 
 import json
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ def generations(responder: Responder, store: Store) -> APIRouter:
 
     @routes.get("/{id}", responses=GENERATION)
     async def generation(id: GenerationId, owner: OwnerOf) -> StoredGeneration:
-        """Parameters, models, prompt and outcome."""
+        """A generation's parameters, models, prompt and outcome."""
         return StoredGeneration.model_validate(_public(id, await _owned(id, owner, store)))
 
     @routes.get("/{id}/trace", responses=TRACE)
@@ -63,15 +63,15 @@ def generations(responder: Responder, store: Store) -> APIRouter:
         last_event_id: LastEventId = None,
         trace: Annotated[bool, Query(description="segment records as well")] = False,
     ) -> Response:
-        """A stream of what the client has not seen yet, then of what follows; without a writer, it is resumed."""
+        """Stream the events after `Last-Event-ID`; a generation that no gateway runs is resumed."""
         await _owned(id, owner, store)
         return responder.attached(id, [int(count) for count in (last_event_id or "0").split("-")], trace)
 
     @routes.post("/{id}/cancel", responses=GENERATION)
     async def cancel(id: GenerationId, owner: OwnerOf) -> StoredGeneration:
-        """End a generation and the other choices of its request for good; one that has ended stays as it is."""
+        """Cancel a generation and the other choices of its request; an ended one is unchanged."""
         for choice_id in stored_request(await _owned(id, owner, store)).choice_ids:
-            with suppress(NotFound):  # not begun yet
+            with suppress(NotFound):  # the choice has not begun
                 await store.cancel(choice_id)
         return StoredGeneration.model_validate(_public(id, await store.generation(id)))
 
@@ -79,12 +79,12 @@ def generations(responder: Responder, store: Store) -> APIRouter:
 
 
 def sessions(store: Store) -> APIRouter:
-    """`/v1/sessions`: what is remembered of conversations."""
+    """`/v1/sessions`: stored conversations."""
     routes = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 
     @routes.get("/{id}", responses=SESSION)
     async def session(id: SessionName, owner: OwnerOf) -> Session:
-        """The turns of a conversation so far, reasoning left out."""
+        """The turns of a conversation so far, without reasoning."""
         turns = await store.turns(stored_name(id, owner))
         if not turns:
             raise _missing(id)
@@ -93,7 +93,7 @@ def sessions(store: Store) -> APIRouter:
 
     @routes.delete("/{id}", responses=FORGOTTEN)
     async def forget(id: SessionName, owner: OwnerOf) -> SessionForgotten:
-        """Forget a conversation; one that is being answered is in use."""
+        """Delete a conversation; answers 409 while a request uses it."""
         try:
             await store.forget(stored_name(id, owner))
         except NotFound:
@@ -107,7 +107,7 @@ def sessions(store: Store) -> APIRouter:
 
 
 def models(readiness: Readiness, settings: GatewaySettings) -> APIRouter:
-    """`/v1/models`: the pair, and each strategy as a model of its own, so that any client can choose one."""
+    """`/v1/models`: the pair, and each strategy as a separate model, so that any client can choose one."""
     routes = APIRouter(prefix="/v1/models", tags=["models"])
 
     def names() -> dict[str, ModelName]:
@@ -116,23 +116,23 @@ def models(readiness: Readiness, settings: GatewaySettings) -> APIRouter:
 
     @routes.get("", responses=MODELS)
     async def models() -> ModelNames:
-        """All names a request may put in `model`: of strategies, those this pair can do."""
+        """All values for a request's `model`, with the strategies that this pair supports."""
         return ModelNames(object="list", data=list(names().values()))
 
-    @routes.get("/{name:path}", description="One of these names", responses=MODEL)
+    @routes.get("/{name:path}", description="One model name", responses=MODEL)
     async def model(name: str) -> ModelName:
-        """One of them."""
+        """One model name."""
         if name not in names():
-            raise NotFound(f"the model {name!r} does not exist, or names a strategy this pair cannot do", "model")
+            raise NotFound(f"the model {name!r} does not exist, or its strategy is unsupported by this pair", "model")
         return names()[name]
 
     return routes
 
 
 async def _owned(id: str, owner: str, store: Store) -> dict[str, str]:
-    """The fields of a generation of this owner's.
+    """The stored fields of this owner's generation.
 
-    Raises: NotFound, of another's as if there were none; Unavailable.
+    Raises: NotFound, also for another owner's generation; Unavailable.
     """
     fields = await store.generation(id)
     if stored_request(fields).owner != owner:
@@ -141,7 +141,7 @@ async def _owned(id: str, owner: str, store: Store) -> dict[str, str]:
 
 
 def _public(id: str, meta: Mapping[str, str]) -> Json:
-    """What a client may see of it."""
+    """The fields of a generation that clients may see."""
     return {
         "id": id,
         "object": "generation",

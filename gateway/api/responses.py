@@ -1,4 +1,4 @@
-"""The responses of each route, for its decorator; what every route may answer is added in `document.py`."""
+"""The OpenAPI responses of each route, for its decorator; `document.py` adds those that every route has."""
 
 from typing import Any
 
@@ -21,34 +21,34 @@ DESCRIBED: tuple[type[BaseModel], ...] = (
     TgiChunk,
     TgiError,
 )
-"""All that the tables below refer to by name. Other answers are in the document by their routes' return types."""
+"""Schemas that the tables below reference by name; FastAPI adds the others from the routes' return types."""
 
 _MEANINGS = {
-    400: "The request can never succeed as it is; `param` names the field at fault.",
-    401: "The API key is missing or not known.",
+    400: "The request is invalid; `param` names the field.",
+    401: "The API key is missing or unknown.",
     404: "There is no such model, generation, session or file.",
-    405: "The path has no such method.",
-    408: "The body took too long to come.",
+    405: "The path does not support the method.",
+    408: "The body took too long to arrive.",
     409: "A session or a generation is in use, was cancelled, or belongs to models no longer served.",
     413: "The body is too large.",
-    422: "The request can never succeed as it is.",
-    424: "A service that this needs does not answer, the generation is in use or cancelled, or it took too long.",
-    429: "No room came free in time, or too many requests wait for it already; retry.",
-    500: "A defect of the server's.",
-    503: "A service that this needs does not answer, or what is served does not belong together.",
-    504: "It took longer than this server allows.",
+    422: "The request is invalid.",
+    424: "A required service is unavailable, the generation is in use or cancelled, or it took too long.",
+    429: "No slot became free in time, or too many requests are queued; retry.",
+    500: "An internal error.",
+    503: "A required service is unavailable, or models and probes do not match.",
+    504: "The request took longer than this server allows.",
 }
 
 _AGAIN = {
     "x-should-retry": {
-        "description": "`false` where OpenAI's clients, which repeat many refused requests, should not",
+        "description": "`false` where OpenAI's clients would retry by default but should not",
         "schema": {"const": "false"},
     }
 }
 _LATER = {"Retry-After": {"description": "in seconds", "schema": {"type": "integer", "minimum": 1}}}
 _HEADERS = {
     401: {"WWW-Authenticate": {"required": True, "description": "the scheme", "schema": {"const": "Bearer"}}},
-    405: {"Allow": {"required": True, "description": "methods the path has", "schema": {"type": "string"}}},
+    405: {"Allow": {"required": True, "description": "methods the path supports", "schema": {"type": "string"}}},
     409: _AGAIN,
     424: _AGAIN | _LATER,
     429: {"Retry-After": {**_LATER["Retry-After"], "required": True}},
@@ -57,7 +57,7 @@ _HEADERS = {
 
 
 def refusals(*statuses: int, error: type[BaseModel] = Error) -> Responses:
-    """Errors in OpenAI's shape or another, with their headers."""
+    """Error responses with their headers, in OpenAI's format or in that of `error`."""
     return {
         status: {"description": _MEANINGS[status], "headers": _HEADERS.get(status, {}), "content": _json(error)}
         for status in statuses
@@ -65,7 +65,7 @@ def refusals(*statuses: int, error: type[BaseModel] = Error) -> Responses:
 
 
 def reference(model: type[BaseModel]) -> dict[str, str]:
-    """The schema of a model in the document's components."""
+    """Reference to a model's schema in the document's components."""
     return {"$ref": f"#/components/schemas/{model.__name__}"}
 
 
@@ -78,7 +78,7 @@ def _json_list(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _stream(*models: type[BaseModel]) -> dict[str, Any]:
-    """An event stream by its events, in the words that OpenAPI 3.2 has for it."""
+    """An event stream described by its events, as in OpenAPI 3.2."""
     data = {
         "type": "string",
         "contentMediaType": "application/json",
@@ -134,9 +134,9 @@ IDEMPOTENT: dict[str, Any] = {
             "name": "Idempotency-Key",
             "in": "header",
             "required": False,
-            "description": "a request sent again under its key is answered by the generation it began",
+            "description": "a request repeated under its key is answered by the generation that the first one began",
             "schema": {"type": "string", "maxLength": MAX_KEY_LENGTH},
         }
     ]
 }
-"""For a decorator's `openapi_extra`: the header is read where the answer begins, not by the route."""
+"""For a decorator's `openapi_extra`: `Responder` reads the header, not the route."""

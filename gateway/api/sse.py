@@ -1,4 +1,4 @@
-"""From a request to an HTTP response: whole, or as a stream of server-sent events."""
+"""Answers generation requests, whole or as a stream of server-sent events."""
 
 import asyncio
 import hashlib
@@ -26,7 +26,7 @@ from semspec.gateway.store.store import Store
 from semspec.types import Drafted
 
 GENERATION_ID = "x-generation-id"
-"""Header that names the generation before its first chunk does, to cancel it or attach to it."""
+"""Header with the generation's id, sent before the first chunk, to cancel the generation or attach to it."""
 
 T = TypeVar("T")
 
@@ -34,44 +34,47 @@ _log = logging.getLogger(__name__)
 
 
 class Format(Protocol):
-    """How one API writes what was generated: models, and their JSON as events."""
+    """Formats a generation for one API: schemas of the chunks and of the whole response."""
 
     last_line: str | None
-    """The data of a stream's last event, after which nothing comes."""
+    """The data of a stream's last event."""
 
     def opening(self, index: int) -> Sequence[BaseModel]:
-        """Chunks that come before a choice's first text."""
+        """Chunks before a choice's first text."""
         ...
 
     def drafted(self, event: Drafted) -> Sequence[BaseModel]:
-        """Chunks that tell of drafts in flight, if the client wants to know."""
+        """Chunks with drafted segments that wait for their verdict, if the client requested them."""
         ...
 
     def text(self, index: int, event: Kept | Ended) -> Sequence[BaseModel]:
-        """Chunks of a segment, or of the text held back to the end; called for each, told or not."""
+        """Chunks of a segment, or of the text buffered until the end.
+
+        Called for each event, even if the client has its text already.
+        """
         ...
 
     def closing(self, index: int, ended: Ended, outputs: Sequence[ChoiceOutput]) -> Sequence[BaseModel]:
-        """A choice's last chunks, after all text; with `outputs` of all choices also the stream's."""
+        """A choice's last chunks, after all text; with the `outputs` of all choices, also those of the stream."""
         ...
 
     def response(self, outputs: Sequence[ChoiceOutput]) -> BaseModel:
-        """The whole answer at once."""
+        """The whole response."""
         ...
 
     def error(self, error: SemspecError) -> BaseModel:
-        """The last event of a stream that broke."""
+        """The last event of a failed stream."""
         ...
 
 
 class FormatFactory(Protocol):
-    """Makes the format of one answer."""
+    """Creates the format of one response."""
 
     def __call__(self, request: Request, system_fingerprint: str) -> Format: ...
 
 
 class Responder:
-    """Answers requests for text, in the format of the API each came by."""
+    """Answers generation requests in the format of their API."""
 
     def __init__(
         self, generations: Generations, store: Store, settings: GatewaySettings, formats: Mapping[Api, FormatFactory]
@@ -82,7 +85,7 @@ class Responder:
         self._formats = formats
 
     async def respond(self, http: HttpRequest, request: Request, body: BaseModel) -> Response:
-        """The response to a request for text, begun now or, under a known Idempotency-Key, before."""
+        """The response to a new request, or to one repeated under its Idempotency-Key."""
         request = replace(request, owner=owner_of(http))
         request, run = await self._opened(request, body, http.headers.get(HEADER))
         if request.stream:
@@ -91,18 +94,18 @@ class Responder:
         return Response(answer, media_type="application/json", headers={GENERATION_ID: request.id})
 
     def attached(self, id: str, seen: Sequence[int], trace: bool) -> Response:
-        """The stream of a generation begun before, from where the client has `seen` it."""
+        """The stream of an existing generation, after the segments that the client has `seen` of each choice."""
         return self._stream(id, self._generations.attached(id, seen, trace), seen)
 
     async def _opened(
         self, request: Request, body: BaseModel, key: str | None
     ) -> tuple[Request, AbstractAsyncContextManager[Run]]:
-        """The request under the id it has, and its run: a new one, or that of the same request before."""
+        """The request with its final id, and its run: a new one, or one attached to the first request's."""
         if key is None:
             return request, self._generations.begun(request)
         idempotency = IdempotencyKey(key, request, body, self._store)
-        patience_s = self._settings.queue_timeout_s + self._settings.encode_deadline_s
-        request, has_begun = await idempotency.recalled(patience_s)
+        timeout_s = self._settings.queue_timeout_s + self._settings.encode_deadline_s
+        request, has_begun = await idempotency.recalled(timeout_s)
         if has_begun:
             return request, self._generations.attached(request.id)
         return request, idempotency.unless_refused(self._generations.begun(request))
@@ -121,16 +124,17 @@ class Responder:
 
 
 class MakeFormat(Protocol):
-    """The format for a run."""
+    """Creates the format of a run's response."""
 
     def __call__(self, run: Run) -> Format: ...
 
 
 class EventStream(Response):
-    """Nothing is sent before the first event, so that whatever fails until then has a proper status.
+    """A response of server-sent events.
 
-    An event's id tells how many segments of each choice the client has by then, the text that was held back to the end
-    being one more; a client that attaches again sends it.
+    Nothing is sent before the first event, so that earlier errors get their own HTTP status. An event's id counts the
+    segments of each choice sent so far; the text buffered until the end counts as one more. A client that attaches
+    again sends the id back.
     """
 
     def __init__(
@@ -141,7 +145,7 @@ class EventStream(Response):
         send_timeout_s: float,
         seen: Sequence[int] = (),
     ) -> None:
-        """`seen` counts the segments of each choice that the client has already."""
+        """`seen` is the number of segments of each choice that the client already has."""
         headers = {"cache-control": "no-store", "x-accel-buffering": "no", GENERATION_ID: id}
         super().__init__(media_type="text/event-stream", headers=headers)
         del self.headers["content-length"]
@@ -155,7 +159,7 @@ class EventStream(Response):
         try:
             await unless_disconnected(receive, self._send_all(send))
         except ClientGone:
-            _log.info("the client hung up; its generations wait to be gone on with")
+            _log.info("the client disconnected; its generations can be resumed")
 
     async def _send_all(self, send: Send) -> None:
         async with self._run as run:
@@ -176,7 +180,10 @@ class EventStream(Response):
         await self._sent(send, b"", more=False)
 
     async def _sent(self, send: Send, body: bytes, more: bool = True) -> None:
-        """A client that does not read is as good as gone, or it would hold its generations for ever."""
+        """Send with a timeout: a client that stops reading must not block its generations.
+
+        Raises: ClientGone.
+        """
         if not self._has_started:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             self._has_started = True
@@ -188,7 +195,7 @@ class EventStream(Response):
 
 
 class _Chunks:
-    """The events of a run as bytes for the client."""
+    """Encodes the events of a run as server-sent events."""
 
     def __init__(self, run: Run, format: Format, seen: Sequence[int]) -> None:
         self._run = run
@@ -199,7 +206,7 @@ class _Chunks:
         self._has_opened = False
 
     def add(self, index: int, event: ChoiceEvent) -> bytes:
-        """What a further event lets the client see; perhaps nothing."""
+        """The bytes to send for the next event; may be empty."""
         data = b"" if self._has_opened else self._opening()
         if isinstance(event, Drafted):
             return data + _events(self._format.drafted(event))
@@ -213,11 +220,11 @@ class _Chunks:
         return data
 
     def failed(self, error: Exception) -> bytes:
-        """The last event of a stream that broke."""
+        """The last event of a failed stream."""
         if isinstance(error, SemspecError):
-            _log.warning("a stream broke: %s", error.message)
+            _log.warning("stream failed: %s", error.message)
             return _events([self._format.error(error)])
-        _log.error("a stream broke", exc_info=error)
+        _log.error("stream failed", exc_info=error)
         return _events([self._format.error(internal_error())])
 
     def ended(self) -> bytes:
@@ -229,7 +236,7 @@ class _Chunks:
 
 
 def _events(chunks: Iterable[BaseModel], last_id: str = "") -> bytes:
-    """Chunks as events, the last of them with an id if it is given."""
+    """Chunks as events; the last one has `last_id`, if given."""
     lines = [f"data: {chunk.model_dump_json()}\n\n" for chunk in chunks]
     if lines and last_id:
         lines[-1] = f"id: {last_id}\n{lines[-1]}"
@@ -237,7 +244,7 @@ def _events(chunks: Iterable[BaseModel], last_id: str = "") -> bytes:
 
 
 def _fingerprint(served: Served) -> str:
-    """Changes whenever the same seed may give another answer."""
+    """A hash that changes whenever the same seed may give another output."""
     verifier = served.verifier
     parts = (served.draft.fingerprint, served.target.fingerprint, verifier.draft_probe, verifier.target_probe)
     builds = (served.draft.build, served.target.build, verifier.build)
@@ -245,9 +252,9 @@ def _fingerprint(served: Served) -> str:
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Do `work`; cancel it, and wait until it has cleaned up, as soon as the client hangs up.
+    """Run `work`; when the client disconnects, cancel it and wait for its clean-up.
 
-    The request's body must have been read. Raises: ClientGone, and what `work` raises.
+    The request's body must already be read. Raises: ClientGone, and what `work` raises.
     """
     task = asyncio.create_task(work)
     watcher = asyncio.create_task(_disconnect(receive))

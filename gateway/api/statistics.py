@@ -1,4 +1,4 @@
-"""The numbers that come with an answer: the object `semspec`, and `usage` and `metrics` in others' shapes."""
+"""Schemas of a response's statistics: `semspec`, OpenAI's `usage` and vLLM's `metrics`."""
 
 from semspec.gateway.generation.request import Parameters
 from semspec.gateway.generation.strictness import Expected
@@ -6,7 +6,7 @@ from semspec.records import Body, SegmentTrace, if_any
 
 
 class Numbers(Body):
-    """What came of a generation, or of all of a request's."""
+    """Statistics of one generation, or of all of a request's."""
 
     id: str
     strategy: str
@@ -14,11 +14,11 @@ class Numbers(Body):
     num_accepted: int
     num_rejected: int
     acceptance_rate: float | None
-    """Of judged segments; null if none was."""
+    """Over judged segments; null if there are none."""
     num_proposed_tokens: int
     num_accepted_tokens: int
     target_ratio: float | None
-    """Share of the output's tokens that the target came up with."""
+    """Share of the output tokens that the target wrote."""
     latency_ms: float
     tokens_per_s: float | None
     fallback: str | None
@@ -34,11 +34,11 @@ class ChoiceStatistics(Numbers):
 
 
 class Statistics(Numbers):
-    """The answer's `semspec`; `trace` only if asked for, and with several choices in each of `choices`."""
+    """The response's `semspec`; `trace` only if requested, and with several choices in each of `choices`."""
 
     parameters: Parameters
     expected: Expected | None
-    """What the probes' report expects of the rule that `strictness` led to."""
+    """What the probes' report expects of the acceptance rule that `strictness` selected."""
     seed: int
     choices: list[ChoiceStatistics] | None = if_any()
     trace: list[SegmentTrace] | None = if_any()
@@ -50,22 +50,22 @@ class SpeculativeDecoding(Body):
     mean_acceptance_length: float
     draft_acceptance_rate: float
     acceptance_histogram: list[int]
-    """How many steps accepted just 0, 1, 2, ... tokens, up to the most that any did."""
+    """Number of steps that accepted exactly 0, 1, 2, ... tokens, up to the maximum."""
     num_accepted_draft_tokens: int
     num_draft_tokens: int
     num_spec_steps: int
     num_spec_tokens: None
-    """The most tokens a draft may have: a segment has no such bound."""
+    """vLLM's maximum of tokens per draft; null, since a segment has no such maximum."""
 
 
 class AnswerMetrics(Body):
-    """Null for several choices, as in vLLM, and where nothing drafted was decided on."""
+    """Null for several choices, as in vLLM, and where no drafted segment was judged."""
 
     speculative_decoding: SpeculativeDecoding | None
 
 
 class TokenCounts(Body):
-    """Over all choices; their common prompt counts once."""
+    """Token counts over all choices; their common prompt counts once."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -1,5 +1,6 @@
-"""Text Generation Inference's API, version 3: its routes, so that its clients need not know where they are, and its
-shapes of answers. Fields of our own stand under additional keys at the end.
+"""Text Generation Inference's API, version 3: routes and response formats that its clients work with unchanged.
+
+Additional fields come last, under keys of their own.
 """
 
 import asyncio
@@ -53,12 +54,12 @@ def router(responder: Responder, target: Target, readiness: Readiness, settings:
 
     @routes.post("/generate_stream", response_model=None, responses=GENERATE_STREAM, openapi_extra=IDEMPOTENT)
     async def generate_stream(http: HttpRequest, body: TgiRequest) -> Response:
-        """Continue a text, an event a token."""
+        """Continue a text, with one event per token."""
         return await respond(http, body, True)
 
     @routes.post("/", response_model=None, responses=EITHER, openapi_extra=IDEMPOTENT)
     async def either(http: HttpRequest, body: TgiRequest) -> Response:
-        """Both of the others, as TGI's own client asks; a whole answer comes in a list."""
+        """Either of the other two, by `stream`, as TGI's client expects; a whole response comes in a list."""
         answer = await respond(http, body, bool(body.stream))
         if body.stream:
             return answer
@@ -67,7 +68,7 @@ def router(responder: Responder, target: Target, readiness: Readiness, settings:
 
     @routes.post("/tokenize", responses=TOKENIZE)
     async def tokenize(body: TokenizeRequest) -> list[TgiPlace]:
-        """The target's tokens of a text, with their places in it."""
+        """The target's tokens of a text, with their positions in it."""
         try:
             async with asyncio.timeout(settings.encode_deadline_s):
                 tokens = await target.tokenize(body.inputs)
@@ -78,7 +79,7 @@ def router(responder: Responder, target: Target, readiness: Readiness, settings:
 
     @routes.get("/info", responses=INFO)
     async def info() -> TgiInfo:
-        """What is served and within which bounds."""
+        """The served model and its limits."""
         served = readiness.require()
         window = served.max_context_tokens(settings.default_strategy)
         return TgiInfo(
@@ -102,7 +103,7 @@ def router(responder: Responder, target: Target, readiness: Readiness, settings:
 
 
 class TgiFormat:
-    """`POST /generate`, and its stream: an event a token or, under strategies without logprobs, a segment."""
+    """`POST /generate`, and its stream: one event per token or, for strategies without logprobs, per segment."""
 
     last_line: str | None = None
 
@@ -119,11 +120,11 @@ class TgiFormat:
 
     def text(self, index: int, event: Kept | Ended) -> list[BaseModel]:
         if isinstance(event, Ended):
-            return []  # the end is told with the last text
+            return []  # `closing` sends the last text with the final chunk
         return [self._chunk(token) for token in self._tokens.add(event.record, event.delta.content)]
 
     def closing(self, index: int, ended: Ended, outputs: Sequence[ChoiceOutput]) -> list[BaseModel]:
-        (output,) = outputs  # TGI knows no choices
+        (output,) = outputs  # TGI has no choices
         *tokens, last = self._tokens.close(ended.delta.content, output.stop_checker.stop is not None)
         chunks = [self._chunk(token) for token in tokens]
         end = {
@@ -150,7 +151,7 @@ class TgiFormat:
 
     def _chunk(self, token: ShownToken, **end: Any) -> BaseModel:
         self._num_events += 1
-        if self._num_events == 1:  # for clients that lose the stream and attach again
+        if self._num_events == 1:  # a client whose stream breaks needs the id to attach again
             end = {"semspec": TgiStarted(id=self._request.id), **end}
         return TgiChunk(
             index=self._num_events,
@@ -183,7 +184,7 @@ def _stream_of(request: Request) -> TokenStream | SegmentStream:
 
 
 def _shown(request: Request, output: ChoiceOutput) -> list[ShownToken]:
-    """All tokens of a text that has ended."""
+    """All tokens of a finished text."""
     stream, tokens, rest = _stream_of(request), list[ShownToken](), output.seen.content
     for record in output.records:
         size = len(record.segment.text)

@@ -1,4 +1,4 @@
-"""Answers in Text Generation Inference's shapes."""
+"""Response schemas of Text Generation Inference's API."""
 
 from typing import Literal
 
@@ -7,7 +7,7 @@ from semspec.records import Body, if_any
 
 
 class TgiToken(Body):
-    """A token as a client sees it; a whole segment, where its tokens' log-probabilities are not known."""
+    """A token as the client sees it; a whole segment where log-probabilities are unknown."""
 
     id: int
     text: str
@@ -16,17 +16,17 @@ class TgiToken(Body):
 
 
 class TgiEnd(Body):
-    """How a text came to its end."""
+    """How a text ended."""
 
     finish_reason: Literal["length", "eos_token", "stop_sequence"]
     generated_tokens: int
     input_length: int
     seed: int | None
-    """Null where nothing was drawn."""
+    """Null for greedy decoding."""
 
 
 class TgiDetails(TgiEnd):
-    """The same with its tokens."""
+    """How a text ended, with its tokens."""
 
     prefill: list[TgiToken]
     """Always empty."""
@@ -36,23 +36,23 @@ class TgiDetails(TgiEnd):
 
 
 class TgiAnswer(Body):
-    """A whole text."""
+    """A whole response."""
 
     generated_text: str
     details: TgiDetails | None = if_any()
-    """Only if asked for."""
+    """Only if requested."""
     semspec: Statistics
     metrics: AnswerMetrics
 
 
 class TgiStarted(Body):
-    """Whom to ask for the rest of a stream that was lost."""
+    """The generation's id, to attach again after a broken stream."""
 
     id: str
 
 
 class TgiChunk(Body):
-    """An event of a stream. The first has the generation's id, the last the text and the numbers of the whole."""
+    """A streamed event. The first has the generation's id, the last the whole text and its statistics."""
 
     index: int
     token: TgiToken
@@ -65,7 +65,7 @@ class TgiChunk(Body):
 
 
 class TgiPlace(Body):
-    """A token and where it stands in the text, in characters."""
+    """A token and its position in the text, in characters."""
 
     id: int
     text: str
@@ -74,7 +74,7 @@ class TgiPlace(Body):
 
 
 class TgiInfo(Body):
-    """What is served and within which bounds."""
+    """The served model and its limits."""
 
     model_id: str
     model_sha: str

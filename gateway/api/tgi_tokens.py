@@ -1,4 +1,4 @@
-"""A text as a stream of the tokens that Text Generation Inference's clients are shown."""
+"""Converts kept segments to the token stream that Text Generation Inference's clients expect."""
 
 from codecs import getincrementaldecoder
 from collections import deque
@@ -10,31 +10,31 @@ from semspec.types import SegmentRecord, TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class ShownToken:
-    """A token as a client sees it."""
+    """A token as the client sees it."""
 
     id: int
     text: str
-    """Of a character spread over several tokens the last one has it all, the others have nothing."""
+    """A character spread over several tokens is in the last one's text."""
     logprob: float | None
     special: bool
-    """Whether its text belongs to no answer; end-of-sequence has none here."""
+    """Whether the token is not part of the text; end-of-sequence has empty text."""
     alternatives: tuple[TokenLogprob, ...] = ()
 
 
 class SegmentStream:
-    """For writers that report no logprobs: a segment passes for one token, known by the id of its last."""
+    """For writers without logprobs: each segment is sent as one token, with the id of its last token."""
 
     def __init__(self) -> None:
         self._last_id = 0
 
     def add(self, record: SegmentRecord, visible: str) -> list[ShownToken]:
-        """What there is to show of a further segment, given the text that may be seen by now and could not before."""
-        if record.segment.token_ids:  # text that no model wrote has none
+        """The tokens to send for the next segment, given the text that became `visible` with it."""
+        if record.segment.token_ids:  # empty for text that no model wrote
             self._last_id = record.segment.token_ids[-1]
         return [self._shown(visible)] if visible else []
 
     def close(self, visible: str, stopped: bool) -> list[ShownToken]:
-        """What is left: always something, for the end to be told with."""
+        """The remaining tokens; at least one, since the final chunk needs a token."""
         return [self._shown(visible)]
 
     def _shown(self, text: str) -> ShownToken:
@@ -42,26 +42,26 @@ class SegmentStream:
 
 
 class TokenStream:
-    """For records with logprobs. The last token that may be seen waits for the next: the end is told with the last."""
+    """For records with logprobs. The last visible token is buffered, since the final chunk needs the last token."""
 
     def __init__(self) -> None:
         self._waiting: deque[ShownToken] = deque()
         self._num_visible = 0
-        """Characters that may be seen and belong to tokens that wait."""
-        self._held: list[ShownToken] = []
+        """Visible characters of waiting tokens."""
+        self._buffered: list[ShownToken] = []
 
     def add(self, record: SegmentRecord, visible: str) -> list[ShownToken]:
         """See `SegmentStream.add`."""
         self._waiting.extend(_tokens(record))
         self._num_visible += len(visible)
-        ready = [*self._held, *self._ready()]
-        self._held = ready[-1:]
+        ready = [*self._buffered, *self._ready()]
+        self._buffered = ready[-1:]
         return ready[:-1]
 
     def close(self, visible: str, stopped: bool) -> list[ShownToken]:
-        """What is left. Where a stop sequence ended the text, a token reaches no further than that."""
+        """The remaining tokens; the last one is cut where a stop sequence ended the text."""
         self._num_visible += len(visible)
-        ready = [*self._held, *self._ready()]
+        ready = [*self._buffered, *self._ready()]
         if not stopped:
             ready += self._waiting
         elif self._num_visible:

@@ -1,1 +1,1 @@
-"""From a request that was understood to its events, in no API's words: slots, prompt, loop, store."""
+"""Runs validated requests, independent of any API's format: admission, prompt encoding, decoding loop, storage."""

@@ -14,14 +14,15 @@ from semspec.gateway.metrics import Metrics
 from semspec.gateway.settings import GatewaySettings
 
 FIRST_GUESS_S = 1.0
-"""How long a request holds its room, before one has."""
+"""Assumed duration of a request until the first one has ended."""
 NUM_REMEMBERED = 32
+"""Number of latest durations that the estimate of `Retry-After` averages."""
 MAX_RETRY_AFTER_S = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Generations that may run, requests that may wait."""
+    """Maximum numbers of running generations and of queued requests, and the queue's timeout."""
 
     capacity: int
     per_owner: int
@@ -39,16 +40,16 @@ class _Request:
     owner: str
     num_generations: int
     number: int
-    """In the order of arrival."""
+    """By order of arrival."""
     since: float
-    """When it came; once it runs, when it was admitted."""
+    """Time of arrival; for a running request, time of admission."""
     is_running: bool = False
     refusal: Overloaded | None = None
     settled: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Admission:
-    """A queue for slots, fair between owners. State changes hold no await, so they are atomic on one event loop."""
+    """A queue for slots, fair between owners. State changes contain no await, so they are atomic on the event loop."""
 
     def __init__(self, limits: Limits, metrics: Metrics, clock: Callable[[], float] = monotonic) -> None:
         self._limits = limits
@@ -57,17 +58,17 @@ class Admission:
         self._num_requests = 0
         self._running: Counter[str] = Counter()
         self._waiting: dict[str, deque[_Request]] = {}
-        self._held_s = deque([FIRST_GUESS_S], NUM_REMEMBERED)
+        self._durations_s = deque([FIRST_GUESS_S], NUM_REMEMBERED)
         metrics.queue_depth.set_function(lambda: self.num_waiting)
 
     @property
     def num_running(self) -> int:
-        """Generations."""
+        """Number of running generations."""
         return self._running.total()
 
     @property
     def num_waiting(self) -> int:
-        """Requests."""
+        """Number of queued requests."""
         return sum(map(len, self._waiting.values()))
 
     @asynccontextmanager
@@ -78,7 +79,7 @@ class Admission:
             await self._settled(request)
             yield
         finally:
-            self._leave(request)
+            self._release(request)
 
     def _enqueue(self, owner: str, num_generations: int) -> _Request:
         self._num_requests += 1
@@ -86,7 +87,7 @@ class Admission:
         self._waiting.setdefault(owner, deque()).append(request)
         self._admit()
         if self.num_waiting > self._limits.max_queued:
-            self._turn_away(owner)
+            self._refuse_one(owner)
         return request
 
     async def _settled(self, request: _Request) -> None:
@@ -96,39 +97,39 @@ class Admission:
                 await request.settled.wait()
         except TimeoutError:
             if not request.is_running:
-                raise self._overloaded(request.owner, f"no room for {self._limits.timeout_s:g} s") from None
+                raise self._overloaded(request.owner, f"no free slot for {self._limits.timeout_s:g} s") from None
         if request.refusal is not None:
             raise request.refusal
 
     def _admit(self) -> None:
-        """Let in whom there is room for. The next in turn is not overtaken, or large requests would wait for ever."""
+        """Admit queued requests while slots are free. None overtakes the next one, or large requests would starve."""
         while (request := self._next()) and self.num_running + request.num_generations <= self._limits.capacity:
             self._dequeue(request)
             self._running[request.owner] += request.num_generations
-            came, request.since = request.since, self._clock()
-            self._metrics.queue_wait(request.since - came)
+            arrival, request.since = request.since, self._clock()
+            self._metrics.queue_wait(request.since - arrival)
             request.is_running = True
             request.settled.set()
 
     def _next(self) -> _Request | None:
-        """Of the owners below their limit, the one with the fewest running generations; of several, who came first."""
+        """The next request: that of the owner below its limit with the fewest running generations, ties by arrival."""
         heads = (requests[0] for requests in self._waiting.values())
         able = [head for head in heads if self._running[head.owner] + head.num_generations <= self._limits.per_owner]
         return min(able, key=lambda head: (self._running[head.owner], head.number), default=None)
 
-    def _turn_away(self, newcomer: str) -> None:
-        """Refuse the youngest request of the owner with most in the queue; of several, the newcomer's own."""
+    def _refuse_one(self, newcomer: str) -> None:
+        """Refuse the latest request of the owner with the most queued ones; ties go against the newcomer."""
         greediest = max(self._waiting, key=lambda owner: (len(self._waiting[owner]), owner == newcomer))
         request = self._waiting[greediest][-1]
-        request.refusal = self._overloaded(greediest, f"{self._limits.max_queued} requests are waiting already")
+        request.refusal = self._overloaded(greediest, f"{self._limits.max_queued} requests are queued already")
         self._dequeue(request)
         request.settled.set()
 
-    def _leave(self, request: _Request) -> None:
-        """However it ends: with room held, in the queue, or turned away."""
+    def _release(self, request: _Request) -> None:
+        """Free the slots of a request that ran, or remove one that still waits; then admit others."""
         if request.is_running:
             self._running[request.owner] -= request.num_generations
-            self._held_s.append(self._clock() - request.since)
+            self._durations_s.append(self._clock() - request.since)
         elif request.refusal is None:
             self._dequeue(request)
         self._admit()
@@ -139,10 +140,10 @@ class Admission:
             del self._waiting[request.owner]
 
     def _overloaded(self, owner: str, reason: str) -> Overloaded:
-        """Room may come when all that waits has had its turn, each as long as the last requests held theirs."""
-        everyone = sum(request.num_generations for requests in self._waiting.values() for request in requests)
-        own = sum(request.num_generations for request in self._waiting[owner])
-        turns = max(everyone / self._limits.capacity, own / self._limits.per_owner)
-        retry_after_s = min(max(math.ceil(turns * fmean(self._held_s)), 1), MAX_RETRY_AFTER_S)
+        """Estimates `Retry-After`: the time for all queued generations to run, each as long as the latest requests."""
+        num_queued = sum(request.num_generations for requests in self._waiting.values() for request in requests)
+        num_own = sum(request.num_generations for request in self._waiting[owner])
+        num_rounds = max(num_queued / self._limits.capacity, num_own / self._limits.per_owner)
+        retry_after_s = min(max(math.ceil(num_rounds * fmean(self._durations_s)), 1), MAX_RETRY_AFTER_S)
         full = f"{self.num_running} of {self._limits.capacity} generations are running, {reason}"
         return Overloaded(f"{full}; retry in {retry_after_s} s", retry_after_s=retry_after_s)

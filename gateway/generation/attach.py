@@ -1,4 +1,4 @@
-"""Attaches to an existing generation: its stored segments, then new ones, by its writer or by this gateway."""
+"""Attaches to an existing generation: emits its stored segments, then new ones from its writer or from this gateway."""
 
 import asyncio
 import json
@@ -18,26 +18,28 @@ from semspec.types import FinishReason
 
 
 class SharedSlots:
-    """Slots for all choices of a request, acquired at once when the first choice has to be written here. Acquiring them
-    one by one could deadlock two requests."""
+    """Acquires the slots of all choices of a request at once, when this gateway resumes the first of them.
 
-    def __init__(self, admission: Admission, request: Request, held: AsyncExitStack) -> None:
-        """They are given back when `held` is closed."""
-        self._waiting = asyncio.Lock()
-        self._admission, self._request, self._held = admission, request, held
+    Acquiring them one by one could deadlock two requests.
+    """
+
+    def __init__(self, admission: Admission, request: Request, stack: AsyncExitStack) -> None:
+        """The slots are released when `stack` is closed."""
+        self._lock = asyncio.Lock()
+        self._admission, self._request, self._stack = admission, request, stack
         self._are_taken = False
 
     async def take(self) -> None:
         """Raises: Overloaded."""
-        async with self._waiting:
+        async with self._lock:
             if not self._are_taken:
                 admitted = self._admission.admitted(self._request.owner, self._request.num_choices)
-                await self._held.enter_async_context(admitted)
+                await self._stack.enter_async_context(admitted)
                 self._are_taken = True
 
 
 class Attacher:
-    """Generates choices that another connection, or another gateway, began."""
+    """Follows or resumes choices that another connection or another gateway began."""
 
     def __init__(
         self, runner: ChoiceRunner, store: Store, sessions: Sessions, background: Background, settings: GatewaySettings
@@ -57,10 +59,10 @@ class Attacher:
         slots: SharedSlots,
         emit: Emit,
     ) -> None:
-        """Emit everything from the first segment on; `num_seen` segments are with the client already.
+        """Emit all events from the first segment on; the client already has `num_seen` segments.
 
         Raises: Cancelled; Conflict when the stored trace has a gap, the client has more than was stored, or the session
-        is in use; Overloaded; Unavailable; what the loop raises.
+        is in use; Overloaded; Unavailable; what the decoding loop raises.
         """
         while isinstance(fence := await self._store.take(choice.id), str):
             await self._emit_stored(output, emit)
@@ -68,23 +70,23 @@ class Attacher:
                 emit(await self._outcome(output))
                 return
             await asyncio.sleep(self._settings.attach_poll_s)
-        async with AsyncExitStack() as held:  # as the generation's writer: what it does not end, another may go on with
+        async with AsyncExitStack() as stack:  # this gateway is the writer now; if it fails, another may resume
             journal = Journal(self._store, choice.id, was_cancelled, fence)
             journal.beat(self._settings.writer_lease_s / 3, self._background)
-            held.callback(journal.leave, self._background)
+            stack.callback(journal.leave, self._background)
             await slots.take()
             await self._emit_stored(output, emit, num_seen)
             lease, request = None, choice.request
             if request.session is not None:
                 writer = f"{request.id} {fence}"
-                lease = await self._sessions.claimed(request.session, request.owner, writer, held)
+                lease = await self._sessions.claimed(request.session, request.owner, writer, stack)
             await self._runner.run(choice, output, journal, lease, emit)
 
     async def _emit_stored(self, output: ChoiceOutput, emit: Emit, num_seen: int = 0) -> None:
-        """Segments that were not there at the last look.
+        """Emit the segments stored since the last call.
 
-        Raises: Conflict when there are not as many as the client has seen: what is written anew need not be the same,
-        since some strategies go by more than the seed.
+        Raises: Conflict when fewer are stored than the client has seen: generating them again may give other segments,
+        since some strategies depend on more than the seed.
         """
         lines = await self._store.trace(output.id, len(output.records))
         num_stored = len(output.records) + len(lines)

@@ -1,4 +1,4 @@
-"""Runs the decoding loop for one choice: each segment is stored, then counted, then handed on."""
+"""Runs the decoding loop for one choice; each segment is stored, then counted, then emitted."""
 
 import asyncio
 import json
@@ -24,9 +24,9 @@ from semspec.types import Drafted, Finished, FinishReason, Message, SegmentRecor
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 ANSWER_S = 2.0
-"""Longest wait for one sign of life."""
-MAX_FRUITLESS = 8
-"""How often a target may be lost, back, and lost again before the next segment: the question may be what kills it."""
+"""Timeout of one health check of the target, in seconds."""
+MAX_RETRIES_WITHOUT_PROGRESS = 8
+"""Retries before the next segment after which the generation fails: its own request may crash the target."""
 
 Emit = Callable[[ChoiceEvent], None]
 
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class ChoiceRunner:
-    """Runs choices, many side by side."""
+    """Runs choices concurrently."""
 
     def __init__(
         self,
@@ -54,10 +54,10 @@ class ChoiceRunner:
     async def run(
         self, choice: ChoiceRequest, output: ChoiceOutput, journal: Journal, lease: SessionLease | None, emit: Emit
     ) -> None:
-        """Go on behind the records in `output` until the end. Each segment is stored, or known not to be, before it is
-        emitted. A cancelled task leaves a generation that can be resumed.
+        """Continue after the records in `output` until the end.
 
-        Raises: what the loop raises; Cancelled.
+        Each segment is stored, or marked as not stored, before it is emitted. If the task is cancelled, the generation
+        can be resumed. Raises: Cancelled, and what the decoding loop raises.
         """
         self._metrics.in_flight.inc()
         journal.beat(self._settings.writer_lease_s / 3, self._background)
@@ -80,26 +80,26 @@ class ChoiceRunner:
         emit(ended)
 
     async def _decode(self, choice: ChoiceRequest, output: ChoiceOutput, journal: Journal, emit: Emit) -> FinishReason:
-        """Run the loop to its end or a stop sequence, anew behind the last segment when a lost target is back.
+        """Run the loop to its end or a stop sequence; restart it after the last segment when the target is back.
 
-        Calls made for the generation, drafting ahead included, are in a span of its own.
+        A span of the generation covers all its calls, including drafting ahead.
         """
-        fingerprint, patience_s = choice.served.target.fingerprint, self._settings.target_patience_s
-        retry = TargetRetry(self._backends.target, fingerprint, patience_s)
-        with span("generation", attributes=_asked(choice.generation)) as opened:
+        fingerprint, timeout_s = choice.served.target.fingerprint, self._settings.target_patience_s
+        retry = TargetRetry(self._backends.target, fingerprint, timeout_s)
+        with span("generation", attributes=_request_attributes(choice.generation)) as generation_span:
             try:
                 while True:
                     try:
                         reason = await self._decode_once(choice, output, journal, emit)
                         break
-                    except (Unavailable, Overloaded) as lost:
+                    except (Unavailable, Overloaded) as error:
                         self._readiness.suspect()
-                        await retry.target_is_back(lost, len(output.records))
+                        await retry.target_is_back(error, len(output.records))
                         self._readiness.recover()
                         self._metrics.resumed()
             finally:
-                opened.set_attributes(_came_of(output))
-            opened.set_attribute("semspec.finish_reason", reason.value)
+                generation_span.set_attributes(_result_attributes(output))
+            generation_span.set_attribute("semspec.finish_reason", reason.value)
         return reason
 
     async def _decode_once(
@@ -107,7 +107,7 @@ class ChoiceRunner:
     ) -> FinishReason:
         kept = (record.segment for record in output.records)
         generation = replace(choice.generation, context=choice.generation.context.extended(*kept))
-        if output.fallback is not None:  # as it would have gone on without the interruption
+        if output.fallback is not None:  # the fallback to the target alone outlasts a restart
             generation = replace(generation, strategy="target")
         backends = replace(choice.served.pinned(self._backends), costs=self._costs.of(generation))
         async with aclosing(decode(generation, backends)) as events:
@@ -124,7 +124,7 @@ class ChoiceRunner:
 
     async def _keep(self, choice: ChoiceRequest, record: SegmentRecord, output: ChoiceOutput, journal: Journal) -> None:
         if record.fallback is not None and output.fallback is None:
-            _log.warning("the target goes on alone", extra={"reason": record.fallback})
+            _log.warning("fallback: the target generates alone", extra={"reason": record.fallback})
             self._metrics.fallback()
             self._readiness.suspect()
         await journal.append(record.index, SegmentTrace.of(record).model_dump_json())
@@ -140,9 +140,9 @@ class ChoiceRunner:
         lease: SessionLease | None,
         reason: FinishReason,
     ) -> Ended:
-        """Store everything before the client hears of the end, so that it may ask for it at once."""
+        """Store everything before the last event is sent, so that the client can query it immediately."""
         ended = output.finish(reason)
-        if journal.is_cancelled:  # the word came with the last segment: no turn of the session
+        if journal.is_cancelled:  # cancelled with the last segment: the session gets no turn
             raise Cancelled(f"generation {choice.id} was cancelled")
         committed = True
         if lease is not None:
@@ -163,36 +163,36 @@ class ChoiceRunner:
 
 
 class TargetRetry:
-    """How long one generation goes on waiting: anew after each segment."""
+    """Retry policy of one generation while the target is unavailable; each segment resets it."""
 
-    def __init__(self, target: Target, fingerprint: str, patience_s: float) -> None:
-        """`fingerprint` is that of the model the generation began with."""
+    def __init__(self, target: Target, fingerprint: str, timeout_s: float) -> None:
+        """`fingerprint` is that of the model that the generation began with."""
         self._target = target
         self._fingerprint = fingerprint
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._num_segments = -1
         self._until = 0.0
         self._pause_s = FIRST_PAUSE_S
-        self._num_fruitless = 0
+        self._num_failures = 0
 
-    async def target_is_back(self, lost: SemspecError, num_segments: int) -> None:
-        """Return when the target answers again, at the earliest a little later than the last time.
+    async def target_is_back(self, failure: SemspecError, num_segments: int) -> None:
+        """Wait until the target answers again, with exponential backoff.
 
-        Raises: `lost` when it does not in time; Conflict when it is another model by then.
+        Raises: `failure` when it does not in time; Conflict when it serves another model by then.
         """
         if num_segments > self._num_segments:
-            self._num_segments, self._until, self._pause_s = num_segments, monotonic() + self._patience_s, FIRST_PAUSE_S
-            self._num_fruitless = 0
-            _log.warning("waiting up to %g s for the target: %s", self._patience_s, lost.message)
-        self._num_fruitless += isinstance(lost, Unavailable)
-        if self._num_fruitless > MAX_FRUITLESS:
-            raise lost
+            self._num_segments, self._until, self._pause_s = num_segments, monotonic() + self._timeout_s, FIRST_PAUSE_S
+            self._num_failures = 0
+            _log.warning("waiting up to %g s for the target: %s", self._timeout_s, failure.message)
+        self._num_failures += isinstance(failure, Unavailable)
+        if self._num_failures > MAX_RETRIES_WITHOUT_PROGRESS:
+            raise failure
         while (left := self._until - monotonic()) > 0:
             await asyncio.sleep(min(self._pause_s, left))
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
             if await self._answers():
                 return
-        raise lost
+        raise failure
 
     async def _answers(self) -> bool:
         try:
@@ -206,16 +206,16 @@ class TargetRetry:
 
 
 def log_texts(wanted: bool, generation_id: str, prompt: str, answer: str) -> None:
-    """One line at the end of a generation, if `wanted` (`SEMSPEC_GATEWAY_LOG_PROMPTS`); nowhere else are texts logged.
+    """Log prompt and answer at the end of a generation, if `wanted` (`SEMSPEC_GATEWAY_LOG_PROMPTS`).
 
-    `prompt` is the rendered one, as the target read it.
+    Nothing else logs texts. `prompt` is the rendered prompt that the target received.
     """
     if wanted:
         fields = {"generation": generation_id, "prompt": prompt, "answer": answer}
         _log.info("generation ended", extra=fields)
 
 
-def _asked(generation: Generation) -> dict[str, str | int]:
+def _request_attributes(generation: Generation) -> dict[str, str | int]:
     return {
         "semspec.strategy": generation.strategy,
         "semspec.gamma": generation.gamma,
@@ -225,7 +225,7 @@ def _asked(generation: Generation) -> dict[str, str | int]:
     }
 
 
-def _came_of(output: ChoiceOutput) -> dict[str, str | int | float | bool]:
+def _result_attributes(output: ChoiceOutput) -> dict[str, str | int | float | bool]:
     numbers = statistics(output.records)
     return known(
         {
@@ -239,8 +239,8 @@ def _came_of(output: ChoiceOutput) -> dict[str, str | int | float | bool]:
 
 
 class _CostTable:
-    """What the strategy `auto` has learned, for each way of judging by itself: a stricter rule accepts less, another
-    segmentation has other lengths."""
+    """Cost estimates of the strategy `auto`, separate for each segmentation and acceptance rule: a stricter rule
+    accepts less, and another segmentation has segments of other lengths."""
 
     MAX_KINDS = 64
 
@@ -248,7 +248,7 @@ class _CostTable:
         self._costs: OrderedDict[tuple[str, str, float], Costs] = OrderedDict()
 
     def of(self, generation: Generation) -> Costs | None:
-        """Those of generations like this one; the kind that was not asked for longest is forgotten."""
+        """The estimates for generations of this kind; the least recently used kind is dropped."""
         if generation.strategy != "auto":
             return None
         acceptance = generation.acceptance

@@ -1,4 +1,4 @@
-"""Begins the generations of a request, attaches to those that were begun before, and runs them side by side."""
+"""Begins a request's generations or attaches to existing ones, and runs them concurrently."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -28,7 +28,7 @@ Work = Callable[[Emit], Coroutine[None, None, None]]
 
 
 class Run:
-    """An async context: inside, the choices are generated; leaving it cancels what the models do for them."""
+    """An async context manager that generates all choices; leaving it cancels their calls to the models."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Run:
         was_cancelled: asyncio.Event,
         deadline_s: float,
     ) -> None:
-        """`was_cancelled` is set when the request turns out to have been cancelled, here or through another gateway."""
+        """`was_cancelled` is set when the request is cancelled, here or through another gateway."""
         self.request = request
         self.served = served
         self.outputs = outputs
@@ -116,18 +116,18 @@ class Generations:
 
     @asynccontextmanager
     async def begun(self, request: Request) -> AsyncIterator[Run]:
-        """Hold the slots and the session a request needs, then generate.
+        """Acquire the slots and the session of a request, then generate.
 
-        Raises: all that a request can be refused for beside its schema.
+        Raises: every error with which a request with a valid schema may be refused.
         """
         settings, served = self._settings, self._readiness.require()
         request = _checked(request, served)
-        async with AsyncExitStack() as held:
-            await held.enter_async_context(self._admission.admitted(request.owner, request.num_choices))
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._admission.admitted(request.owner, request.num_choices))
             lease = None
             if request.session is not None:
                 writer = f"{request.id} {FIRST_FENCE}"
-                lease = await self._sessions.claimed(request.session, request.owner, writer, held)
+                lease = await self._sessions.claimed(request.session, request.owner, writer, stack)
             turns = lease.turns if lease else ()
             _check_session_size(request, turns, settings.max_session_bytes)
             request = replace(request, num_turns=len(turns))
@@ -146,17 +146,17 @@ class Generations:
 
     @asynccontextmanager
     async def attached(self, id: str, seen: Sequence[int] = (), trace: bool | None = None) -> AsyncIterator[Run]:
-        """Go on with a request's generations, given the id of one of them and the segments `seen` of each choice.
+        """Attach to a request's generations, by the id of one of them; `seen` counts the client's segments per choice.
 
-        The answer is as the request asked for it; with `trace`, a stream with or without records, and with the usage.
-        Raises: NotFound, Conflict, Unavailable, Mismatch.
+        The response has the request's own format; `trace`, if not None, selects whether the stream has segment records,
+        and includes the usage. Raises: NotFound, Conflict, Unavailable, Mismatch.
         """
         served = self._readiness.known()
         first = stored_choice(await self._store.generation(id), served)
         choices = [await self._stored_choice(first, index) for index in range(first.request.num_choices)]
         was_cancelled, outputs = asyncio.Event(), [choice.output() for choice in choices]
-        async with AsyncExitStack() as held:
-            slots = SharedSlots(self._admission, first.request, held)
+        async with AsyncExitStack() as stack:
+            slots = SharedSlots(self._admission, first.request, stack)
             works = [
                 partial(self._attacher.run, choice, output, num_seen, was_cancelled, slots)
                 for choice, output, num_seen in zip(choices, outputs, [*seen, *[0] * len(choices)], strict=False)
@@ -173,7 +173,7 @@ class Generations:
         await self._runner.run(choice, output, journal, lease, emit)
 
     async def _stored_choice(self, first: ChoiceRequest, index: int) -> ChoiceRequest:
-        """One choice of a request; begun now, if its gateway did not come so far."""
+        """One choice of a request; it is begun now if the request's gateway stopped before beginning it."""
         try:
             return stored_choice(await self._store.generation(first.request.choice_id(index)), first.served)
         except NotFound:
@@ -199,7 +199,7 @@ class Generations:
 
 
 def _checked(request: Request, served: Served) -> Request:
-    """The request with what only the services know filled in. Raises: InvalidRequest where they cannot do it."""
+    """The request completed with what depends on the services. Raises: InvalidRequest if they do not support it."""
     strategy = request.plan.strategy
     if (unsupported_reason := served.unsupported_reason(strategy)) is not None:
         raise InvalidRequest(unsupported_reason, request.strategy_field)
@@ -209,26 +209,26 @@ def _checked(request: Request, served: Served) -> Request:
     if request.strictness is None:
         return request
     if STRATEGIES[strategy].probes != "":
-        message = f"the strategy {strategy!r} does not go by the pair's own probes, whose curve strictness is on"
+        message = f"strictness needs the pair's own probes, which the strategy {strategy!r} does not use"
         raise InvalidRequest(f"{message}; leave it out, or choose 'semantic'", "semspec.strictness")
     chosen = at_strictness(request.strictness, served.verifier.operating_points)
     return replace(request, plan=replace(request.plan, acceptance=chosen.acceptance), expected=chosen.expected)
 
 
 def _without_logprobs(request: Request) -> Request:
-    """Raises: InvalidRequest where they were asked for; TGI's answers only tell them along with the tokens."""
+    """Raises: InvalidRequest where the client requested them; TGI's responses otherwise omit them."""
     if request.api != "tgi" or request.plan.num_logprobs:
         field = "parameters.top_n_tokens" if request.api == "tgi" else "logprobs"
-        message = f"{field}: the writers of {request.plan.strategy!r} do not know their logprobs"
+        message = f"{field}: the strategy {request.plan.strategy!r} has no logprobs"
         raise InvalidRequest(f"{message}; leave it out, or choose another strategy", field)
     return replace(request, plan=replace(request.plan, num_logprobs=None))
 
 
 def _check_segmentation(request: Request, served: Served) -> None:
-    known = served.segmentations(request.plan.strategy)
-    if request.plan.segmentation not in known:
-        asked, names = request.plan.segmentation.value, ", ".join(sorted(known))
-        message = f"the services know no segmentation {asked!r} for this strategy, only: {names}"
+    supported = served.segmentations(request.plan.strategy)
+    if request.plan.segmentation not in supported:
+        name, names = request.plan.segmentation.value, ", ".join(sorted(supported))
+        message = f"the services do not support the segmentation {name!r} for this strategy, only: {names}"
         raise InvalidRequest(message, "semspec.segmentation")
 
 
@@ -240,11 +240,11 @@ def _check_session_size(request: Request, turns: Sequence[Message], max_bytes: i
 
 
 def _budget(request: Request, prompt: Piece, served: Served, default_max_tokens: int) -> int:
-    """How many tokens may be written. Raises: ContextTooLong."""
+    """Maximum number of output tokens. Raises: ContextTooLong."""
     window, num_prompt_tokens = served.max_context_tokens(request.plan.strategy), len(prompt.token_ids)
-    room = window - num_prompt_tokens
-    if room < (request.max_tokens or 1):
-        asked = f" and the {request.max_tokens} asked for" if request.max_tokens else ""
-        message = f"the {num_prompt_tokens} tokens of the prompt{asked} exceed the window of {window} tokens"
+    num_free = window - num_prompt_tokens
+    if num_free < (request.max_tokens or 1):
+        requested = f" and the {request.max_tokens} requested" if request.max_tokens else ""
+        message = f"the {num_prompt_tokens} tokens of the prompt{requested} exceed the window of {window} tokens"
         raise ContextTooLong(message, request.prompt_field)
-    return request.max_tokens or min(default_max_tokens, room)
+    return request.max_tokens or min(default_max_tokens, num_free)

@@ -1,6 +1,5 @@
-"""What a choice has come to: its records, and the text a client sees, ended before a stop sequence, with reasoning and
-answer apart.
-"""
+"""The output of a choice: its records, and the visible text, cut at a stop sequence and split into reasoning and
+content."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ THINK, END_OF_THINKING = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The next text of either kind; the reasoning comes first."""
+    """The next visible text; the reasoning precedes the content."""
 
     reasoning: str = ""
     content: str = ""
@@ -26,61 +25,61 @@ class Delta:
 
 
 class StopChecker:
-    """Grows with the segments kept. Text that may yet turn out to begin a mark is held back until that is known."""
+    """Detects stop sequences in the text of kept segments. Text that may begin one is buffered until that is known."""
 
     def __init__(
         self, stops: Sequence[str] = (), keep_stop: bool = False, reasoning_parser: "ReasoningParser | None" = None
     ) -> None:
-        """`keep_stop` leaves the stop sequence in the text; without a parser everything is content."""
+        """`keep_stop` leaves the stop sequence in the text; without a parser all text is content."""
         self._stops, self._keep_stop = tuple(stops), keep_stop
         self._reasoning_parser = reasoning_parser or ReasoningParser("content")
-        self._held = ""
+        self._buffer = ""
         self.seen = Delta()
-        """All that was let through."""
+        """All visible text so far."""
         self.stop: str | None = None
-        """The stop sequence that ended the text."""
+        """The stop sequence that ended the text, if one did."""
 
     def add(self, text: str) -> Delta:
-        """What a further segment lets the client see; nothing more once a stop sequence was met."""
+        """The text that becomes visible with the next segment; none after a stop sequence."""
         if self.stop is not None:
             return Delta()
-        text = self._held + text
-        places = [(position, stop) for stop in self._stops if (position := text.find(stop)) >= 0]
-        if not places:
-            self._held = _unfinished(text, self._stops)
-            return self._let(text.removesuffix(self._held))
-        position, stop = min(places)
-        self.stop, self._held = stop, ""
-        return self._let(text[: position + len(stop)] if self._keep_stop else text[:position])
+        text = self._buffer + text
+        matches = [(position, stop) for stop in self._stops if (position := text.find(stop)) >= 0]
+        if not matches:
+            self._buffer = _unfinished(text, self._stops)
+            return self._show(text.removesuffix(self._buffer))
+        position, stop = min(matches)
+        self.stop, self._buffer = stop, ""
+        return self._show(text[: position + len(stop)] if self._keep_stop else text[:position])
 
     def close(self) -> Delta:
-        """What was held back, now that nothing follows."""
-        held, self._held = self._held, ""
-        rest = self._reasoning_parser.split(held) + self._reasoning_parser.close()
+        """The buffered text, at the end of the output."""
+        buffered, self._buffer = self._buffer, ""
+        rest = self._reasoning_parser.split(buffered) + self._reasoning_parser.close()
         self.seen += rest
         return rest
 
-    def _let(self, text: str) -> Delta:
+    def _show(self, text: str) -> Delta:
         delta = self._reasoning_parser.split(text)
         self.seen += delta
         return delta
 
 
 class ReasoningParser:
-    """Parts text at `</think>`; the marks belong to neither side."""
+    """Splits text at `</think>` into reasoning and content; the marks belong to neither."""
 
     def __init__(self, kind: str) -> None:
-        """`kind` of the text to come: "reasoning", "content", or "unknown" until it begins with `<think>` or not."""
+        """`kind` of the next text: "reasoning", "content", or "unknown" until it begins with `<think>` or not."""
         self._kind = kind
-        self._held = ""
+        self._buffer = ""
 
     @classmethod
     def after(cls, prompt: str) -> "ReasoningParser":
-        """For a prompt whose template may have opened the reasoning already, as that of DeepSeek-R1 does."""
+        """A parser for the output after a prompt whose template may open the reasoning, as DeepSeek-R1's does."""
         return cls("reasoning" if prompt.rstrip().endswith(THINK) else "unknown")
 
     def split(self, text: str) -> Delta:
-        text, self._held = self._held + text, ""
+        text, self._buffer = self._buffer + text, ""
         if self._kind == "unknown":
             return self._begin(text)
         if self._kind == "content":
@@ -89,36 +88,36 @@ class ReasoningParser:
         if mark:
             self._kind = "content"
             return Delta(reasoning, content)
-        self._held = _unfinished(text, (END_OF_THINKING,))
-        return Delta(reasoning=text.removesuffix(self._held))
+        self._buffer = _unfinished(text, (END_OF_THINKING,))
+        return Delta(reasoning=text.removesuffix(self._buffer))
 
     def close(self) -> Delta:
-        held, self._held = self._held, ""
-        return Delta(reasoning=held) if self._kind == "reasoning" else Delta(content=held)
+        buffered, self._buffer = self._buffer, ""
+        return Delta(reasoning=buffered) if self._kind == "reasoning" else Delta(content=buffered)
 
     def _begin(self, text: str) -> Delta:
         start = text.lstrip()
         if not start or (len(start) < len(THINK) and THINK.startswith(start)):
-            self._held = text
+            self._buffer = text
             return Delta()
         self._kind = "reasoning" if start.startswith(THINK) else "content"
         return self.split(start.removeprefix(THINK) if self._kind == "reasoning" else text)
 
 
 def _unfinished(text: str, marks: Iterable[str]) -> str:
-    """The longest end of `text` that begins one of `marks`."""
+    """The longest suffix of `text` that is a proper prefix of one of `marks`."""
     ends = (mark[:size] for mark in marks for size in range(1, len(mark)) if text.endswith(mark[:size]))
     return max(ends, key=len, default="")
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A segment was kept; the client sees `delta` of it."""
+    """A segment was kept; `delta` is the text that became visible."""
 
     record: SegmentRecord
     delta: Delta
     offset: int
-    """Where the segment begins in all text written, in characters."""
+    """Position of the segment in all text written, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +126,14 @@ class Ended:
 
     reason: FinishReason
     delta: Delta
-    """What had been held back."""
+    """The text buffered until the end."""
 
 
 ChoiceEvent = Kept | Drafted | Ended
 
 
 class ChoiceOutput:
-    """Grows with a choice's records."""
+    """Accumulates the records of a choice."""
 
     def __init__(self, id: str, generation: Generation, stop_checker: StopChecker) -> None:
         self.id = id
@@ -142,10 +141,10 @@ class ChoiceOutput:
         self.stop_checker = stop_checker
         self.records: list[SegmentRecord] = []
         self.num_characters = 0
-        """Of all that was written, seen or not."""
+        """Length of all text written, visible or not."""
         self.finish_reason: FinishReason | None = None
         self.fallback: str | None = None
-        """Why the target went on alone, if it did."""
+        """Why the target generated alone, if it did."""
         self.degraded = False
         """Whether the trace or the session's turns could not be stored in full."""
         self._start = perf_counter()
@@ -160,24 +159,24 @@ class ChoiceOutput:
         return Kept(record, self.stop_checker.add(record.segment.text), offset)
 
     def finish(self, reason: FinishReason) -> Ended:
-        """Let out what was held back."""
+        """End the choice and release the buffered text."""
         self.finish_reason = reason
         self._end = perf_counter()
         return Ended(reason, self.stop_checker.close())
 
     @property
     def text(self) -> str:
-        """All that was written, seen or not."""
+        """All text written, visible or not."""
         return "".join(record.segment.text for record in self.records)
 
     @property
     def seen(self) -> Delta:
-        """What the client sees in all."""
+        """All text visible to the client."""
         return self.stop_checker.seen
 
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...] | None:
-        """Of all tokens written, if asked for."""
+        """Log-probabilities of all tokens written; None if not requested."""
         if self.generation.num_logprobs is None:
             return None
         return tuple(token for record in self.records for token in record.logprobs or ())
@@ -188,17 +187,17 @@ class ChoiceOutput:
 
     @property
     def num_tokens(self) -> int:
-        """Of the output."""
+        """Number of output tokens."""
         return sum(len(record.segment.token_ids) for record in self.records)
 
     @property
     def latency_s(self) -> float:
-        """From the start to the end of decoding, or to now."""
+        """Time from the start of decoding to its end, or until now."""
         return (self._end or perf_counter()) - self._start
 
 
 def numbers(outputs: Sequence[ChoiceOutput]) -> dict[str, Any]:
-    """What came of a choice, or of all of a request's, as responses tell it."""
+    """Statistics of one choice, or of all of a request's, as in responses."""
     counted = statistics(record for output in outputs for record in output.records)
     latency_s = max(output.latency_s for output in outputs)
     return {

@@ -1,5 +1,6 @@
-"""A validated request with every default filled in, what each of its choices is to generate, and both as Redis keeps
-them: enough to go on with a generation, and to understand it.
+"""A validated request with every default filled in, its choices, and their storage format in Redis.
+
+The stored fields suffice to resume a generation and to explain it.
 """
 
 import json
@@ -22,7 +23,7 @@ _Options: Any = create_model("_Options", __base__=Body, **_FIELDS)
 
 
 class Parameters(_Options):
-    """All that was asked for, defaults filled in, but the prompt and the seed."""
+    """All parameters of a generation, defaults filled in, except the prompt and the seed."""
 
     strategy: str
     segmentation: Segmentation
@@ -50,27 +51,27 @@ class Parameters(_Options):
 
 
 Api = Literal["chat", "completions", "tgi"]
-"""In whose shapes a request is answered."""
+"""The API whose format the response has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request, understood; only its tokens are still unknown. Stored with its generations, to go on with them."""
+    """A validated request, before its prompt is encoded. It is stored with its generations, to resume them."""
 
     id: str
     api: Api
     created: int
     """Seconds since 1970."""
     model: str
-    """As the client named it."""
+    """The name in the client's request."""
     prompt: str | tuple[Message, ...]
     num_choices: int
     seed: int
-    """As the client gave it, or drawn."""
+    """The client's seed, or a random one."""
     max_tokens: int | None
-    """None: the default, cut to what the window leaves."""
+    """None: the default, limited to what the context window leaves."""
     plan: Generation
-    """Everything but the context, the budget and the choice's own seed."""
+    """All options except the context, the token budget and the choice's seed."""
     stops: tuple[str, ...]
     keep_stop: bool
     """Whether the stop sequence that ends a text stays in it."""
@@ -80,19 +81,19 @@ class Request:
     include_usage: bool
     trace: bool
     owner: str = ""
-    """Name of the API key it came with; empty where none is asked for."""
+    """Name of the request's API key; empty when authentication is off."""
     num_turns: int = 0
-    """Of the session, before this request."""
+    """Number of the session's turns before this request."""
     expected: Expected | None = None
-    """Of the acceptance rule that `strictness` led to."""
+    """Expected results of the acceptance rule that `strictness` selected."""
     details: bool = False
-    """Whether TGI's answer tells of the single tokens and of the end."""
+    """Whether TGI's response includes details: tokens and finish reason."""
     full_text: bool = False
     """Whether TGI's text begins with the prompt."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """Of a chat; none of a plain text."""
+        """The messages of a chat; none for a plain prompt."""
         return () if isinstance(self.prompt, str) else self.prompt
 
     @property
@@ -101,7 +102,7 @@ class Request:
 
     @property
     def strategy_field(self) -> str:
-        """Where the client chose the strategy, if it did."""
+        """The request field that selects the strategy."""
         return "model" if ":" in self.model else "semspec.strategy"
 
     @property
@@ -109,11 +110,12 @@ class Request:
         return [self.choice_id(index) for index in range(self.num_choices)]
 
     def choice_id(self, index: int) -> str:
-        """The generation of one choice; that of the first bears the response's own id."""
+        """The id of one choice's generation; the first one has the response's id."""
         return f"{self.id}-{index}" if index else self.id
 
     def generation(self, index: int, context: Context, max_tokens: int) -> Generation:
-        """What one choice is to generate. The first uses the request's seed itself: the loop alone repeats it."""
+        """The decoding loop's input for one choice. The first choice uses the request's seed unchanged, so that the
+        loop alone reproduces it."""
         seed = self.seed % (1 << 64)
         sampling = replace(self.plan.sampling, seed=derive_seed(seed, "choice", index) if index else seed)
         session = self.session or self.choice_id(index)
@@ -122,7 +124,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceRequest:
-    """What one choice is to generate, and for whom."""
+    """One choice of a request, and the decoding loop's input for it."""
 
     id: str
     index: int
@@ -137,7 +139,7 @@ class ChoiceRequest:
 
     @property
     def prompt(self) -> str:
-        """As the target reads it."""
+        """The rendered prompt that the target receives."""
         return self.generation.context.pieces[0].text
 
     @property
@@ -145,7 +147,7 @@ class ChoiceRequest:
         return Parameters.of(self.generation, self.request.strictness, self.request.stops)
 
     def output(self) -> ChoiceOutput:
-        """With nothing in it yet."""
+        """An empty output."""
         reasoning_parser = ReasoningParser.after(self.prompt) if self.request.api == "chat" else None
         stop_checker = StopChecker(self.request.stops, self.request.keep_stop, reasoning_parser)
         return ChoiceOutput(self.id, self.generation, stop_checker)
@@ -154,11 +156,11 @@ class ChoiceRequest:
 _REQUEST = TypeAdapter(Request)
 
 ENDED = ("finished", "cancelled")
-"""States that no gateway leaves again."""
+"""Final states."""
 
 
 def stored_fields(choice: ChoiceRequest) -> dict[str, str]:
-    """What Redis keeps of a generation that begins, beside its segments."""
+    """The fields that Redis stores when a generation begins; its segments are stored separately."""
     generation = choice.generation
     prompt = generation.context.pieces[0]
     return {
@@ -177,12 +179,12 @@ def stored_fields(choice: ChoiceRequest) -> dict[str, str]:
 
 
 def stored_request(meta: Mapping[str, str]) -> Request:
-    """The request that the fields belong to."""
+    """The request stored in a generation's fields."""
     return _REQUEST.validate_json(meta["call"])
 
 
 def stored_choice(meta: Mapping[str, str], served: Served) -> ChoiceRequest:
-    """The choice whose fields these are. Raises: Conflict when it has not ended and other models are served by now."""
+    """The choice stored in these fields. Raises: Conflict when it has not ended and other models are served now."""
     if meta["status"] not in ENDED and json.loads(meta["models"]) != _models(served):
         raise Conflict("the models or probes have changed since this generation began; start a new one", "id")
     prompt = json.loads(meta["prompt"])

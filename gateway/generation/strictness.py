@@ -1,4 +1,4 @@
-"""One number for how much a request asks of a draft, in place of a rule and its threshold."""
+"""Strictness: one number in [0, 1] that selects the acceptance threshold."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -12,36 +12,36 @@ _FIELD = "semspec.strictness"
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a setting comes to, by the report of the probes."""
+    """Expected results of a setting, from the probes' report."""
 
     acceptance: float
-    """Share of drafted segments accepted,"""
+    """Share of drafted segments that are accepted."""
     wrong_accepted: float | None
-    """and of those that are wrong; None where no truth is known."""
+    """Share of wrong segments that are accepted; None without ground truth."""
     speed_up: float | None
-    """Over the target alone."""
+    """Speed-up over the target alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """An acceptance rule and what to expect of it."""
+    """An acceptance rule and its expected results."""
 
     acceptance: Acceptance
     expected: Expected
 
 
 def at_strictness(strictness: float, points: Sequence[OperatingPoint]) -> Setting:
-    """The setting `strictness` of the way, in [0, 1], from the report's lowest threshold to its highest.
+    """Interpolate linearly from the report's lowest threshold (strictness 0) to its highest (1).
 
-    Stricter never accepts more. What to expect is read off the straight line between the report's two nearest points,
-    and is unknown where one of them does not say. Raises: InvalidRequest where there is no curve.
+    A higher strictness never accepts more. The expected results are interpolated between the report's two nearest
+    points, and None where one of them has none. Raises: InvalidRequest when the report has no curve.
     """
     if not 0 <= strictness <= 1:
         raise InvalidRequest(f"strictness is {strictness}; choose between 0, lenient, and 1, strict", _FIELD)
     curve = {point.threshold: point for point in points if point.threshold is not None}
     if not curve:
         raise InvalidRequest(
-            "strictness moves along a curve of thresholds, but the probes' report has no curve; use semspec.acceptance",
+            "strictness needs a curve of thresholds, but the probes' report has no curve; use semspec.acceptance",
             _FIELD,
         )
     thresholds = sorted(curve)
@@ -56,7 +56,7 @@ def at_strictness(strictness: float, points: Sequence[OperatingPoint]) -> Settin
 
 
 def _between(lower: OperatingPoint, upper: OperatingPoint, share: float) -> Expected:
-    """`share` of the way from one point to the next."""
+    """Interpolate linearly between two points; `share` is the weight of `upper`."""
 
     def value(of: Callable[[OperatingPoint], float | None]) -> float | None:
         low, high = of(lower), of(upper)

@@ -1,1 +1,1 @@
-"""What outlives a request, in Redis."""
+"""Storage in Redis: generations, traces and sessions."""

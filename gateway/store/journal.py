@@ -1,4 +1,4 @@
-"""A generation's place in Redis: each record is stored before it is sent, and its writer says that it is alive."""
+"""Writes a generation to Redis: each record is stored before it is sent, and a heartbeat renews the writer's lease."""
 
 import asyncio
 import json
@@ -12,9 +12,9 @@ _log = logging.getLogger(__name__)
 
 
 class Background:
-    """Tasks that outlive the request which began them, such as heartbeats and last words to the store.
+    """Tasks that outlive the request that started them, such as heartbeats and final writes to the store.
 
-    They are kept from being collected, what goes wrong in them is logged, and shutdown waits for them.
+    It references them against garbage collection, logs their errors, and waits for them at shutdown.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Background:
         return task
 
     async def drain(self, timeout_s: float) -> None:
-        """Let the tasks end by themselves for a while, then cancel them."""
+        """Wait up to `timeout_s` seconds for the tasks to end, then cancel them."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
         await cancelled(*self._tasks)
@@ -39,26 +39,27 @@ class Background:
 
 
 async def cancelled(*tasks: "asyncio.Task[None]") -> None:
-    """Cancel tasks and wait until each has cleaned up; their errors have been seen elsewhere."""
+    """Cancel tasks and wait for their clean-up; their errors are reported elsewhere."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Journal:
-    """Written by the holder of the fence. After a failure nothing more is stored: records have no gaps.
+    """Stores a generation as long as its writer has the current fence.
 
-    Redis may be gone: the generation goes on, `degraded`. Only a cancelled one does not.
+    After a failure nothing more is stored, so records have no gaps. Without Redis the generation continues as
+    `degraded`; it stops only when it is cancelled.
     """
 
     def __init__(self, store: Store, generation: str, cancelled: asyncio.Event, fence: int = FIRST_FENCE) -> None:
-        """`cancelled` is set when the generation turns out to have been, here or through another gateway."""
+        """`cancelled` is set when the generation is cancelled, here or through another gateway."""
         self._store = store
         self._generation = generation
         self._fence = fence
         self._cancelled = cancelled
         self._heartbeat: asyncio.Task[None] | None = None
-        self._is_there = True
+        self._is_stored = True
         self._has_ended = False
         self.degraded = False
         """Whether something is missing in Redis."""
@@ -68,17 +69,17 @@ class Journal:
         return self._cancelled.is_set()
 
     async def begin(self, meta: Mapping[str, str]) -> None:
-        """Create the generation. Raises: Conflict when there is one of this name."""
+        """Create the generation. Raises: Conflict when its id exists."""
         try:
             await self._store.begin(self._generation, meta)
         except Unavailable as error:
-            self._is_there = False
-            self._lose(error)
+            self._is_stored = False
+            self._degrade(error)
 
     def beat(self, interval_s: float, background: Background) -> None:
-        """Hold the generation from now on, until `finish` or `leave`."""
-        if self._heartbeat is None and self._is_there:
-            self._heartbeat = background.spawn(self._hold(interval_s))
+        """Renew the writer's lease every `interval_s` seconds, until `finish` or `leave`."""
+        if self._heartbeat is None and self._is_stored:
+            self._heartbeat = background.spawn(self._renew(interval_s))
 
     async def append(self, index: int, record: str) -> None:
         """Store the record of the next segment, as JSON."""
@@ -86,15 +87,15 @@ class Journal:
             await self._try(self._store.append(self._generation, self._fence, index, record))
 
     async def finish(self, status: str, **outcome: str) -> None:
-        """Store how the generation ended, if it was ever stored that it began."""
+        """Store the generation's outcome, if its beginning is stored."""
         self._stop()
         self._has_ended = True
-        if self._is_there:
+        if self._is_stored:
             fields = {"status": status, "degraded": json.dumps(self.degraded), **outcome}
             await self._try(self._store.finish(self._generation, self._fence, fields))
 
     def leave(self, background: Background) -> None:
-        """Let go of the generation; one that has not ended can be resumed by another writer."""
+        """Release the generation; if it has not ended, another writer can resume it."""
         self._stop()
         if not self._has_ended and not self.is_cancelled:
             background.spawn(self.finish("interrupted"))
@@ -103,7 +104,7 @@ class Journal:
         if self._heartbeat is not None:
             self._heartbeat.cancel()
 
-    async def _hold(self, interval_s: float) -> None:
+    async def _renew(self, interval_s: float) -> None:
         while not self._cancelled.is_set():
             await asyncio.sleep(interval_s)
             try:
@@ -111,7 +112,7 @@ class Journal:
             except Cancelled:
                 self._cancelled.set()
             except Unavailable:
-                pass  # the next record, or the next beat, may fare better
+                pass  # the next record or heartbeat retries
             except SemspecError as error:
                 _log.warning("%s; this gateway no longer stores it", error.message)
                 self.degraded = True
@@ -123,8 +124,8 @@ class Journal:
         except Cancelled:
             self._cancelled.set()
         except SemspecError as error:
-            self._lose(error)
+            self._degrade(error)
 
-    def _lose(self, error: SemspecError) -> None:
+    def _degrade(self, error: SemspecError) -> None:
         self.degraded = True
         _log.warning("generation %s is not stored in full: %s", self._generation, error.message)

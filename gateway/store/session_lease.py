@@ -1,4 +1,4 @@
-"""A generation's hold on a session: one at a time, renewed while it runs, given back when it ends."""
+"""Leases on sessions: one generation at a time claims a session, renews the claim while it runs, then releases it."""
 
 import asyncio
 import logging
@@ -15,35 +15,35 @@ _log = logging.getLogger(__name__)
 
 
 class Sessions:
-    """Claims on sessions, by the generations of this gateway."""
+    """Creates the leases of this gateway's generations."""
 
     def __init__(self, store: Store, background: Background, lease_s: float) -> None:
         self._store = store
         self._background = background
         self._lease_s = lease_s
 
-    async def claimed(self, session: str, owner: str, writer: str, held: AsyncExitStack) -> "SessionLease":
-        """The session an owner names, claimed for as long as `held` is open; `writer` is a generation and its fence.
+    async def claimed(self, session: str, owner: str, writer: str, stack: AsyncExitStack) -> "SessionLease":
+        """Claim an owner's session until `stack` is closed; `writer` is a generation's id and fence.
 
-        Raises: Conflict when another generation holds the session; Unavailable when Redis does not answer, since an
-        answer without the conversation would be a wrong one.
+        Raises: Conflict when another generation has the session; Unavailable when Redis does not answer, since an
+        answer without the conversation would be wrong.
         """
         lease = SessionLease(self._store, session, owner, f"{writer} {secrets.token_hex(4)}")
-        held.callback(lambda: self._background.spawn(lease.release()))  # also of a claim that is under way
+        stack.callback(lambda: self._background.spawn(lease.release()))  # also if `claim` is interrupted
         await lease.claim(self._lease_s, self._background)
         return lease
 
 
 def stored_name(session: str, owner: str) -> str:
-    """What the store calls an owner's session: two owners' sessions are two, even if both call theirs the same."""
+    """The session's name in the store; sessions of different owners are separate, even with the same name."""
     return f"{owner}/{session}" if owner else session
 
 
 class SessionLease:
-    """One writer's claim on a session: begun with `claim`, ended with `commit` or `release`."""
+    """One writer's lease on a session, from `claim` to `commit` or `release`."""
 
     def __init__(self, store: Store, name: str, owner: str, token: str) -> None:
-        """`token` names generation, fence and claim: the next writer of the generation may take the session over."""
+        """`token` is "ID FENCE NONCE": the next writer of the same generation may take the session over."""
         self._store = store
         self._name = name
         self._session = stored_name(name, owner)
@@ -63,21 +63,21 @@ class SessionLease:
         self._heartbeat = background.spawn(self._renew(lease_s))
 
     async def commit(self, turns: Sequence[Message], version: int) -> bool:
-        """Append turns after the first `version` ones and give the session back; False if they could not be stored."""
+        """Append turns after the first `version` ones and release the session; False if they could not be stored."""
         return await self._end(self._store.commit(self._session, self._token, version, turns))
 
     async def release(self) -> None:
-        """Give the session back unchanged, if it was not committed."""
+        """Release the session unchanged, if it was not committed."""
         if self._open:
             await self._end(self._store.release(self._session, self._token))
 
-    async def _end(self, last_word: Coroutine[None, None, None]) -> bool:
+    async def _end(self, operation: Coroutine[None, None, None]) -> bool:
         if self._heartbeat is not None:
             self._heartbeat.cancel()
         try:
-            await last_word
+            await operation
         except SemspecError as error:
-            _log.warning("session %s is not stored or given back: %s", self._session, error.message)
+            _log.warning("session %s could not be stored or released: %s", self._session, error.message)
             return False
         self._open = False
         return True
@@ -88,7 +88,7 @@ class SessionLease:
             try:
                 await self._store.renew(self._session, self._token, lease_s)
             except Conflict:
-                _log.warning("session %s is held by another request by now", self._session)
+                _log.warning("session %s was claimed by another request", self._session)
                 return
             except SemspecError as error:
-                _log.warning("session %s is not renewed: %s", self._session, error.message)
+                _log.warning("the lease of session %s was not renewed: %s", self._session, error.message)

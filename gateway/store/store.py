@@ -1,11 +1,11 @@
-"""What outlives a request, in Redis: generations with their traces, and the turns of sessions.
+"""Storage in Redis: generations with their traces, the turns of sessions, idempotency keys and handshakes.
 
-Keys carry a hash tag each generation or session, so that a script's keys share a cluster slot:
-`semspec:{ID}:meta` (hash), `semspec:{ID}:segments` (list of JSON records), `semspec:{ID}:writer` (the fence of the
-gateway that writes it, while that one is alive), `semspec:session:{ID}:turns` (list of JSON messages),
-`semspec:session:{ID}:claim` (the generation that holds the session), `semspec:idempotency:{DIGEST}` (what a key
-stands for) and `semspec:handshake:{TARGET}` (what the services said of themselves). A session's ID begins with its
-owner, see `session_lease.py`.
+Keys have a hash tag per generation or session, so that a script's keys share a cluster slot:
+`semspec:{ID}:meta` (hash), `semspec:{ID}:segments` (list of JSON records), `semspec:{ID}:writer` (the writer's fence,
+as long as its lease lasts), `semspec:session:{ID}:turns` (list of JSON messages), `semspec:session:{ID}:claim` (the
+generation that has the session), `semspec:idempotency:{DIGEST}` (the id and content of a key's request) and
+`semspec:handshake:{TARGET}` (the services' reported models and probes). A session's ID begins with its owner, see
+`session_lease.py`.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _REFUSALS: dict[str, Callable[[str], SemspecError]] = {
     "missing": lambda subject: NotFound(f"{subject} does not exist, or has expired"),
     "cancelled": lambda subject: Cancelled(f"{subject} was cancelled"),
     "fenced": lambda subject: Conflict(f"{subject} was taken over by another writer"),
-    "conflict": lambda subject: Conflict(f"{subject} was changed or is held by another request"),
+    "conflict": lambda subject: Conflict(f"{subject} was changed or is used by another request"),
     "full": lambda subject: Conflict(f"{subject} has reached its size limit"),
 }
 
@@ -52,11 +52,11 @@ class Store:
         self._scripts = {name: client.register_script(_source(name)) for name in _SCRIPTS}
         self._calls: set[asyncio.Future[Any]] = set()
         self.on_failure: Callable[[str], None] = lambda operation: None
-        """Told the operation whenever Redis fails."""
+        """Called with the operation's name whenever Redis fails."""
 
     @classmethod
     def connect(cls, settings: GatewaySettings) -> Self:
-        """A store on the Redis at its URL; nothing is sent yet. A broken pooled connection is replaced once a call."""
+        """A store on the settings' Redis; nothing is sent yet. Each call replaces a broken connection at most once."""
         timeout_s = settings.redis_timeout_s
         client = Redis.from_url(
             settings.redis_url.get_secret_value(),
@@ -68,15 +68,15 @@ class Store:
         return cls(client, settings.ttl_s, settings.max_generation_bytes, settings.writer_lease_s)
 
     async def close(self) -> None:
-        """Let the calls end whose callers were cancelled, or their connections would stay open; then disconnect."""
+        """Wait for calls whose callers were cancelled, or their connections would stay open; then disconnect."""
         if self._calls:
             await asyncio.wait(self._calls)
         await self._client.aclose()
 
     async def begin(self, generation: str, meta: Mapping[str, str]) -> None:
-        """Create a generation, its writer holding `FIRST_FENCE`. Raises: Conflict, Unavailable."""
+        """Create a generation, whose writer gets `FIRST_FENCE`. Raises: Conflict, Unavailable."""
         arguments: Arguments = [self._ttl_s, self._lease_ms, secrets.token_hex(8), *_pairs(meta)]
-        await self._run("begin", _held_keys(generation), arguments, f"generation {generation}")
+        await self._run("begin", _writer_keys(generation), arguments, f"generation {generation}")
 
     async def append(self, generation: str, fence: int, version: int, record: str) -> None:
         """Append the record of segment number `version`. Raises: Cancelled, Conflict, NotFound, Unavailable."""
@@ -84,18 +84,18 @@ class Store:
         await self._run("append", _generation_keys(generation), arguments, f"generation {generation}")
 
     async def finish(self, generation: str, fence: int, outcome: Mapping[str, str]) -> None:
-        """Write how a generation ended, and let go of it. Raises: Cancelled, Conflict, NotFound, Unavailable."""
+        """Store a generation's outcome and release it. Raises: Cancelled, Conflict, NotFound, Unavailable."""
         arguments: Arguments = [fence, self._ttl_s, *_pairs(outcome)]
         await self._run("finish", _generation_keys(generation), arguments, f"generation {generation}")
 
     async def hold(self, generation: str, fence: int) -> None:
-        """Say that a generation's writer is alive. Raises: Cancelled, Conflict, NotFound, Unavailable."""
-        await self._run("hold", _held_keys(generation), [fence, self._lease_ms], f"generation {generation}")
+        """Renew the lease of a generation's writer. Raises: Cancelled, Conflict, NotFound, Unavailable."""
+        await self._run("hold", _writer_keys(generation), [fence, self._lease_ms], f"generation {generation}")
 
     async def take(self, generation: str) -> int | Literal["held", "ended"]:
-        """Become the writer of a generation: its new fence, or why not. Raises: NotFound, Unavailable."""
+        """Become the writer of a generation; returns the new fence, or why not. Raises: NotFound, Unavailable."""
         arguments: Arguments = [self._ttl_s, self._lease_ms]
-        _, outcome = await self._run("take", _held_keys(generation), arguments, f"generation {generation}")
+        _, outcome = await self._run("take", _writer_keys(generation), arguments, f"generation {generation}")
         match outcome:
             case "held" | "ended":
                 return outcome
@@ -103,24 +103,24 @@ class Store:
                 return int(outcome)
 
     async def cancel(self, generation: str) -> None:
-        """End a generation for good, unless it has ended. Raises: NotFound, Unavailable."""
-        await self._run("cancel", _held_keys(generation), [], f"generation {generation}")
+        """Cancel a generation, unless it has ended. Raises: NotFound, Unavailable."""
+        await self._run("cancel", _writer_keys(generation), [], f"generation {generation}")
 
     async def remember(self, digest: str, value: str) -> str:
-        """What an idempotency key stands for: `value`, if it is new. Raises: Unavailable."""
+        """The value of an idempotency key, which a new key takes from `value`. Raises: Unavailable."""
         reply = await self._run("remember", [_idempotency(digest)], [value, self._ttl_s], "the key")
         return reply[1]
 
     async def disown(self, digest: str, value: str) -> None:
-        """Let an idempotency key stand for nothing again, if it stands for `value`. Raises: Unavailable."""
+        """Delete an idempotency key if it has this `value`. Raises: Unavailable."""
         await self._run("disown", [_idempotency(digest)], [value], "the key")
 
     async def keep_handshake(self, target: str, served: str) -> None:
-        """Keep what is served with a target, by its fingerprint, for gateways to come. Raises: Unavailable."""
+        """Store what is served with a target (by its fingerprint), for gateways started later. Raises: Unavailable."""
         await self._guarded("keep", self._client.set(_handshake(target), served))
 
     async def handshake(self, target: str) -> str | None:
-        """What was served with this target when all services were last met. Raises: Unavailable."""
+        """What was served with this target at the last complete handshake. Raises: Unavailable."""
         served: str | None = await self._guarded("read", self._client.get(_handshake(target)))
         return served
 
@@ -133,7 +133,7 @@ class Store:
         return True
 
     async def generation(self, generation: str) -> dict[str, str]:
-        """The meta of a generation. Raises: NotFound, Unavailable."""
+        """The metadata of a generation. Raises: NotFound, Unavailable."""
         meta: dict[str, str] = await self._guarded("read", self._client.hgetall(_meta(generation)))
         if not meta:
             raise missing_generation(generation)
@@ -145,31 +145,31 @@ class Store:
         return records
 
     async def claim(self, session: str, token: str, lease_s: float) -> tuple[Message, ...]:
-        """Hold a session for one generation; its turns so far. Raises: Conflict, Unavailable."""
+        """Claim a session for one generation; returns its turns so far. Raises: Conflict, Unavailable."""
         keys = [_claim(session), _turns(session)]
         turns = await self._run("claim", keys, [token, _ms(lease_s)], f"session {session}")
         return _messages(turns[1:])
 
     async def turns(self, session: str) -> tuple[Message, ...]:
-        """The turns of a session; none of an unknown one. Raises: Unavailable."""
+        """The turns of a session; none if it does not exist. Raises: Unavailable."""
         return _messages(await self._guarded("read", self._client.lrange(_turns(session), 0, -1)))
 
     async def forget(self, session: str) -> None:
-        """Drop a session's turns. Raises: Conflict while a generation holds it; NotFound, Unavailable."""
+        """Delete a session's turns. Raises: Conflict while a generation has it; NotFound, Unavailable."""
         await self._run("forget", [_claim(session), _turns(session)], [], f"session {session}")
 
     async def renew(self, session: str, token: str, lease_s: float) -> None:
-        """Hold a session for longer. Raises: Conflict, Unavailable."""
+        """Renew a session's lease. Raises: Conflict, Unavailable."""
         await self._run("renew", [_claim(session)], [token, _ms(lease_s)], f"session {session}")
 
     async def commit(self, session: str, token: str, version: int, turns: Sequence[Message]) -> None:
-        """Append turns after the first `version` ones and give the session back. Raises: Conflict, Unavailable."""
+        """Append turns after the first `version` ones and release the session. Raises: Conflict, Unavailable."""
         lines = [json.dumps({"role": turn.role, "content": turn.content}) for turn in turns]
         keys = [_claim(session), _turns(session)]
         await self._run("commit", keys, [token, version, self._ttl_s, *lines], f"session {session}")
 
     async def release(self, session: str, token: str) -> None:
-        """Give a session back unchanged. Raises: Unavailable."""
+        """Release a session unchanged. Raises: Unavailable."""
         await self._run("release", [_claim(session)], [token], f"session {session}")
 
     async def _run(self, name: str, keys: list[str], arguments: Arguments, subject: str) -> list[str]:
@@ -180,7 +180,7 @@ class Store:
         return lines
 
     async def _guarded(self, operation: str, reply: Awaitable[Any]) -> Any:
-        # Never cancelled: redis-py may swallow a cancellation that comes while it waits, and its caller would go on.
+        # Never cancelled: redis-py may swallow a cancellation while it waits, and its caller would continue.
         call = asyncio.ensure_future(reply)
         self._calls.add(call)
         call.add_done_callback(self._done)
@@ -193,11 +193,11 @@ class Store:
     def _done(self, call: "asyncio.Future[Any]") -> None:
         self._calls.discard(call)
         if not call.cancelled():
-            call.exception()  # a call whose caller was cancelled has no one to report to
+            call.exception()  # mark it as retrieved, since the caller may be cancelled
 
 
 def missing_generation(id: str) -> NotFound:
-    """What a client is told of one that is not there, or not the client's."""
+    """The error for a generation that does not exist or belongs to another owner."""
     return NotFound(f"generation {id} does not exist, or has expired", "id")
 
 
@@ -227,7 +227,7 @@ def _writer(generation: str) -> str:
     return f"semspec:{{{generation}}}:writer"
 
 
-def _held_keys(generation: str) -> list[str]:
+def _writer_keys(generation: str) -> list[str]:
     return [_meta(generation), _writer(generation)]
 
 

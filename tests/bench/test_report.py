@@ -187,7 +187,7 @@ def test_thresholds_of_one_strategy_make_one_line(runs: list[Run]) -> None:
 
 
 def test_every_configuration_in_the_picture_has_a_look_and_a_name_of_its_own(runs: list[Run]) -> None:
-    assert len(set(figures.looks(runs[0].rows))) == len(runs[0].rows)
+    assert len(set(figures.styles(runs[0].rows))) == len(runs[0].rows)
     [legend] = figures.pareto(runs[0]).legends
     assert [text.get_text() for text in legend.get_texts()] == [row.label for row in runs[0].rows]
 

@@ -1,4 +1,4 @@
-"""The clients of a disturbed site: each follows its request to the end, as often as it has to attach again."""
+"""Clients of a disturbed site: each follows its request to the end and attaches again as often as needed."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ WORTH_A_RETRY = (409, 429, 503)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a client has in the end."""
+    """The result of a client's request."""
 
     id: str
     text: str
@@ -56,7 +56,7 @@ class Request:
     site: Site
     seed: int
     read_s: float = GENEROUS_S
-    """How long the client waits for the next word before it attaches anew."""
+    """Timeout for the next event, after which the client attaches again."""
     question: str = LONG_QUESTION
     under_way: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when two segments are there."""

@@ -1,4 +1,4 @@
-"""The table of faults: what is done, and what is promised all the same. `docs/reliability.md` is the same table."""
+"""The table of faults and of the guarantees under each; `docs/reliability.md` has the same table."""
 
 import enum
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from tests.stack.support import GENEROUS_S
 
 
 class Promise(enum.StrEnum):
-    """What whoever asked before the fault has in the end."""
+    """The result of requests sent before the fault."""
 
     SAME = "the same answer"
     ALONE = "an answer; if the target went on alone, it says so"
@@ -24,7 +24,7 @@ class Promise(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One row."""
+    """One fault with its guarantees."""
 
     name: str
     how: str
@@ -38,14 +38,14 @@ class Fault:
     """Others serve meanwhile: recovery begins with the fault, not with its end."""
     asking: Asking = streamed
     read_s: float = GENEROUS_S
-    """How long the clients wait for the next word."""
+    """The clients' timeout for the next event."""
     is_load: bool = False
     """The clients ask again and again while it lasts."""
     num_requests: int = 2
     prepared: Holding = made.nothing
-    """What has to be so before."""
+    """A precondition."""
     why_not: Callable[[], str | None] = lambda: None
-    """Why it cannot be made here."""
+    """Why this machine cannot inject it."""
     is_short: bool = False
     """Part of the short form."""
 

@@ -1,4 +1,4 @@
-"""How faults are made: each is held open around what is to survive it."""
+"""Fault injections, as context managers around the work that must survive them."""
 
 import struct
 import subprocess
@@ -19,17 +19,17 @@ SHIFTED_CLOCK = Path(__file__).with_name("clock.c")
 
 @asynccontextmanager
 async def nothing(site: Site) -> AsyncIterator[None]:
-    """All is well."""
+    """No fault."""
     yield
 
 
 def killed(name: str) -> Holding:
-    """SIGKILL; behind it, another process in its place."""
+    """SIGKILL; at the end, a replacement process starts."""
     return lambda site: site.processes[name].killed()
 
 
 def frozen(name: str) -> Holding:
-    """SIGSTOP, and SIGCONT behind it."""
+    """SIGSTOP; at the end, SIGCONT."""
     return lambda site: site.processes[name].frozen()
 
 

@@ -1,4 +1,4 @@
-"""Processes of a stack that can be killed, frozen and replaced in the same place."""
+"""Processes of a stack that can be killed, frozen and replaced at the same address."""
 
 import asyncio
 import signal
@@ -80,7 +80,7 @@ class Process:
 
     @asynccontextmanager
     async def frozen(self) -> AsyncIterator[None]:
-        """Its connections are open, and nobody is there."""
+        """SIGSTOP: its connections stay open, but it does not respond."""
         self.child.process.send_signal(signal.SIGSTOP)
         try:
             yield

@@ -1,4 +1,4 @@
-"""What came of all trials: one table, and the numbers behind it."""
+"""The report of all trials: one table and its numbers."""
 
 import json
 import math
@@ -52,7 +52,7 @@ class Row:
 
     @property
     def slowest_s(self) -> float:
-        """The longest that anybody waited for an answer."""
+        """The longest time to an answer."""
         return max(outcome.latency_s for trial in self.trials for outcome in trial.outcomes)
 
     @property

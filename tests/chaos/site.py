@@ -1,4 +1,4 @@
-"""What the faults are done to: two of each service, three gateways, and proxies between them and their clients.
+"""The system under fault injection: two replicas of each service, three gateways, and proxies between them.
 
     clients ──proxy──► gateway, gateway 2 ──proxies──► draft, target, verifier
                                           └──────────► draft 2, target 2, verifier 2
@@ -42,7 +42,7 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """All that a fault may touch."""
+    """All processes and proxies that a fault may affect."""
 
     stack: Stack
     processes: dict[str, Process]
@@ -86,7 +86,7 @@ class Site:
 
 @asynccontextmanager
 async def built() -> AsyncIterator[Site]:
-    """A site that serves."""
+    """A running site."""
     async with AsyncExitStack() as held:
         patch = held.enter_context(pytest.MonkeyPatch.context())
         patch.delenv("REDIS_URL", raising=False)

@@ -1,4 +1,4 @@
-"""One fault, made once while clients are being answered, and what became of them."""
+"""One trial: a fault injected while requests run, and their results."""
 
 import asyncio
 import math
@@ -17,14 +17,14 @@ from tests.stack.support import GENEROUS_S, Json
 
 SEEDS = range(1, 9)
 BOUND_S = 2 * GENEROUS_S
-"""Whoever has no answer by then has lost it."""
+"""Timeout after which an answer counts as lost."""
 MOST_INTO_SEGMENT_S = 0.1
 PAUSE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one request."""
+    """Result of one request."""
 
     seed: int
     answer: Answer | None
@@ -48,7 +48,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What became of all."""
+    """Results of all requests."""
 
     fault: Fault
     outcomes: Sequence[Outcome]

@@ -1,4 +1,4 @@
-"""The bundled pair, asked by the clients that people have."""
+"""The bundled pair's stack, for tests of existing clients."""
 
 from dataclasses import dataclass
 

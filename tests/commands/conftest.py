@@ -1,4 +1,4 @@
-"""The gateway that commands ask."""
+"""The gateway that the commands call."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The command `semspec` in processes of its own."""
+"""Runs the command `semspec` in separate processes."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ CERTAIN = ("--model", "semspec-demo:target", "--temperature", "0")
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A gateway that runs."""
+    """A running gateway."""
 
     url: str
     api_key: str

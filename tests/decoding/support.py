@@ -1,4 +1,4 @@
-"""Players, requests and what to look at in the outcome."""
+"""Fake backends, requests, and helpers that inspect the events."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from tests.fakes import FakeModel, FakeVerifier
 STRATEGIES = tuple(DISPATCHED)
 HELPED: tuple[str, ...] = tuple(strategy for strategy in STRATEGIES if strategy not in ("target", "draft"))
 REPRODUCIBLE: tuple[str, ...] = tuple(strategy for strategy in STRATEGIES if strategy != "auto")
-"""Those that do not go by the time things take."""
+"""Strategies that do not depend on measured times."""
 BY_PROBES: tuple[str, ...] = ("semantic", "semantic+token-level", "last-hidden", "surprisal")
 PROPOSING: tuple[str, ...] = ("token-level", "semantic+token-level")
 CUES = ("", "wait, ", "yes, ", "check: ")
@@ -45,7 +45,7 @@ class ConstantVerifier(FakeVerifier):
 
 
 class ScriptedCosts(Costs):
-    """Forecasts numbers of segments to draft that were laid down, over and over, whatever it observes."""
+    """Forecasts a fixed, repeating sequence of gammas, regardless of what it observes."""
 
     def __init__(self, *gammas: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class ScriptedCosts(Costs):
 
 @dataclass(frozen=True)
 class Players:
-    """The three fakes with their levers."""
+    """The three fake backends."""
 
     drafter: FakeModel
     target: FakeModel

@@ -1,4 +1,4 @@
-"""A made-up world in which segments are kept by chance and take set times, played with random rounds."""
+"""A simulation in which segments are accepted at random and take given times."""
 
 from dataclasses import dataclass
 from random import Random
@@ -9,7 +9,7 @@ from semspec.types import Forecast, Segment, SegmentEnd, SegmentRecord, StageTim
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a round meets. Tokens of a segment are drawn around their means."""
+    """Costs and acceptance of a simulated round. Tokens per segment are sampled around their means."""
 
     acceptance: float = 0.9
     draft_call_ms: float = 2.0

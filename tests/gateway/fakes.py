@@ -1,4 +1,4 @@
-"""Models small enough to watch: one token a character, a fixed number of segments, and levers to make them fail."""
+"""Fake models with one token per character and a fixed number of segments, which tests can make fail or wait."""
 
 import asyncio
 import struct
@@ -56,7 +56,7 @@ class FakeModel:
         self.lost: Unavailable | None = None
         """Raised by every call from now on."""
         self.lost_at: int | None = None
-        """Raised when asked to write this segment."""
+        """Raised instead of writing this segment."""
         self.stuck_at: int | None = None
         """Never finishes this segment."""
         self.pause_at: int | None = None
@@ -110,7 +110,7 @@ class FakeModel:
     async def propose(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
     ) -> Proposal:
-        """What the target begins its segments with, so that some tokens are kept and some are not."""
+        """Prefix of the target's segments, so that some proposed tokens are accepted and some are not."""
         self._answer()
         text = f"{Writer.TARGET} {len(context.pieces) - 1} says nothing."[len(open_ids) :] or "?"
         token_ids = tuple(map(ord, text[:num_tokens]))
@@ -120,7 +120,7 @@ class FakeModel:
     async def verify(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
     ) -> VerifiedTokens:
-        """Keeps what it would have written itself, and adds a token."""
+        """Accepts the tokens that it would have written itself, and adds one."""
         self._answer()
         whole = [self._segment(i, params, WINDOW) for i in range(len(context.pieces) - 1, NUM_SEGMENTS)]
         own = [token for segment in whole for token in segment.token_ids][: params.max_tokens]
@@ -215,7 +215,7 @@ class FakeVerifier:
 
 @dataclass(frozen=True)
 class Fakes:
-    """The three roles with their levers."""
+    """The three fake backends."""
 
     drafter: FakeModel
     target: FakeModel

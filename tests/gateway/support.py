@@ -27,11 +27,11 @@ from semspec.stack.redis import find_server
 from tests.gateway.fakes import Fakes
 
 API_KEY = new_key()
-"""What the clients of a gateway send, unless told otherwise."""
+"""Default headers of a gateway's clients."""
 OWNER = "tests"
 
 TLS = ssl.create_default_context()
-"""Of all clients: each would read the system's certificates by itself, which takes longer than most tests."""
+"""Shared by all clients: loading the system's certificates takes longer than most tests."""
 
 GENEROUS_S = 10.0
 """Bound on anything that takes milliseconds on a quiet machine."""
@@ -39,7 +39,7 @@ GENEROUS_S = 10.0
 
 @dataclass
 class RedisServer:
-    """A redis-server of our own, without persistence."""
+    """A redis-server for the tests, without persistence."""
 
     port: int
     folder: Path
@@ -101,7 +101,7 @@ async def eventually(condition: Callable[[], bool], within_s: float = GENEROUS_S
 
 
 class _Server(uvicorn.Server):
-    """Stops when it is told to, not at its next look ten times a second."""
+    """A server that stops immediately; uvicorn's own polls ten times a second."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -118,7 +118,7 @@ class _Server(uvicorn.Server):
 
 @dataclass
 class Gateway:
-    """A gateway that runs, and clients of it."""
+    """A running gateway and its clients."""
 
     app: FastAPI
     fakes: Fakes
@@ -132,13 +132,13 @@ class Gateway:
         return await self.http.post("/v1/chat/completions", json=body)
 
     async def metric(self, line: str) -> float:
-        """The value of one sample, named with its labels as exposed; 0 if it is not there yet."""
+        """The value of one metric sample, by its exposed name with labels; 0 if it does not exist."""
         lines = (await self.http.get("/metrics")).text.splitlines()
         return next((float(entry.removeprefix(line)) for entry in lines if entry.startswith(f"{line} ")), 0.0)
 
 
 def bearer(key: str) -> dict[str, str]:
-    """The header that brings an API key."""
+    """The header with an API key."""
     return {"authorization": f"Bearer {key}"}
 
 

@@ -1,16 +1,16 @@
-"""Room for generations: shared fairly, waited for in a bounded queue, given back whatever happens."""
+"""Slots for generations: shared fairly, queued for with a bound, and always released."""
 
 from collections import Counter
 
 import pytest
 
 from semspec.gateway.generation.admission import MAX_RETRY_AFTER_S
-from tests.gateway.desk import desk, in_turn
+from tests.gateway.admission_clients import admission_clients, in_turn
 from tests.gateway.support import eventually
 
 
 async def test_room_is_given_at_once_while_there_is_some() -> None:
-    async with desk(capacity=2, max_queued=0) as here:
+    async with admission_clients(capacity=2, max_queued=0) as here:
         first, second, third = [await here.ask() for _ in range(3)]
         assert first.is_running and second.is_running and third.refusal is not None
         await here.leave(first)
@@ -18,7 +18,7 @@ async def test_room_is_given_at_once_while_there_is_some() -> None:
 
 
 async def test_waiting_request_is_admitted_when_room_comes_free() -> None:
-    async with desk(capacity=1) as here:
+    async with admission_clients(capacity=1) as here:
         first, second, third = [await here.ask() for _ in range(3)]
         assert here.admission.num_waiting == 2
         await here.leave(first)
@@ -26,7 +26,7 @@ async def test_waiting_request_is_admitted_when_room_comes_free() -> None:
 
 
 async def test_owner_with_fewest_running_goes_first() -> None:
-    async with desk(capacity=3) as here:
+    async with admission_clients(capacity=3) as here:
         running = [await here.ask(owner) for owner in ("greedy", "greedy", "other")]
         greedy, other, modest = [await here.ask(owner) for owner in ("greedy", "other", "modest")]
         await here.leave(running[0])
@@ -37,7 +37,7 @@ async def test_owner_with_fewest_running_goes_first() -> None:
 
 async def test_one_greedy_owner_takes_nothing_from_a_modest_one() -> None:
     """A hundred requests of one key are there first; each of the other key's is next in turn all the same."""
-    async with desk(capacity=4, max_queued=64) as here:
+    async with admission_clients(capacity=4, max_queued=64) as here:
         for _ in range(100):
             await here.ask("greedy")
         modest = [await here.ask("modest") for _ in range(20)]
@@ -49,7 +49,7 @@ async def test_one_greedy_owner_takes_nothing_from_a_modest_one() -> None:
 
 
 async def test_owner_at_its_limit_does_not_hold_up_others() -> None:
-    async with desk(capacity=4, per_owner=2) as here:
+    async with admission_clients(capacity=4, per_owner=2) as here:
         first, second, third = [await here.ask("greedy") for _ in range(3)]
         assert third.is_waiting and (await here.ask("modest", 2)).is_running
         await here.leave(second)
@@ -57,7 +57,7 @@ async def test_owner_at_its_limit_does_not_hold_up_others() -> None:
 
 
 async def test_request_of_many_choices_is_not_overtaken_for_ever() -> None:
-    async with desk(capacity=4) as here:
+    async with admission_clients(capacity=4) as here:
         singles = [await here.ask("small") for _ in range(4)]
         large = await here.ask("large", 4)
         later = [await here.ask("small") for _ in range(4)]
@@ -67,7 +67,7 @@ async def test_request_of_many_choices_is_not_overtaken_for_ever() -> None:
 
 
 async def test_hanging_up_in_the_queue_lets_the_next_one_in() -> None:
-    async with desk(capacity=4) as here:
+    async with admission_clients(capacity=4) as here:
         first = await here.ask("small")
         large, small = await here.ask("large", 4), await here.ask("small")
         assert small.is_waiting
@@ -76,7 +76,7 @@ async def test_hanging_up_in_the_queue_lets_the_next_one_in() -> None:
 
 
 async def test_room_granted_to_whoever_hangs_up_in_that_moment_is_passed_on() -> None:
-    async with desk(capacity=1) as here:
+    async with admission_clients(capacity=1) as here:
         async with here.admission.admitted("", 1):
             second, third = await here.ask(), await here.ask()
         assert here.admission.num_running == 1 and second.is_waiting, "it has room and does not know yet"
@@ -85,7 +85,7 @@ async def test_room_granted_to_whoever_hangs_up_in_that_moment_is_passed_on() ->
 
 
 async def test_error_inside_gives_the_room_back() -> None:
-    async with desk(capacity=1) as here:
+    async with admission_clients(capacity=1) as here:
         with pytest.raises(ZeroDivisionError):
             async with here.admission.admitted("", 1):
                 raise ZeroDivisionError
@@ -93,13 +93,13 @@ async def test_error_inside_gives_the_room_back() -> None:
 
 
 async def test_full_queue_refuses_the_newcomer_where_all_ask_alike() -> None:
-    async with desk(capacity=1, max_queued=2) as here:
+    async with admission_clients(capacity=1, max_queued=2) as here:
         clients = [await here.ask(owner) for owner in ("a", "a", "b", "c")]
         assert [client.refusal is not None for client in clients] == [False, False, False, True]
 
 
 async def test_full_queue_displaces_the_youngest_of_the_greediest() -> None:
-    async with desk(capacity=1, max_queued=3) as here:
+    async with admission_clients(capacity=1, max_queued=3) as here:
         greedy = [await here.ask("greedy") for _ in range(4)]
         modest = await here.ask("modest")
         assert modest.is_waiting and greedy[3].refusal is not None
@@ -107,12 +107,12 @@ async def test_full_queue_displaces_the_youngest_of_the_greediest() -> None:
         assert (await here.ask("greedy")).refusal is not None
 
 
-async def test_wait_for_room_has_an_end() -> None:
-    async with desk(capacity=1, timeout_s=0.01) as here:
+async def test_wait_for_slot_times_out() -> None:
+    async with admission_clients(capacity=1, timeout_s=0.01) as here:
         await here.ask()
         late = await here.ask()
         await eventually(lambda: late.refusal is not None)
-        assert late.refusal is not None and "no room for 0.01 s" in late.refusal.message
+        assert late.refusal is not None and "no free slot for 0.01 s" in late.refusal.message
         assert here.admission.num_waiting == 0
 
 
@@ -121,7 +121,7 @@ async def test_wait_for_room_has_an_end() -> None:
 )
 async def test_refused_are_told_when_room_may_come(held_s: float, num_waiting: int, retry_after_s: int) -> None:
     """Two at a time, each as long as those before: what waits and the newcomer take as many turns of half of that."""
-    async with desk(capacity=2, max_queued=num_waiting) as here:
+    async with admission_clients(capacity=2, max_queued=num_waiting) as here:
         for _ in range(40):
             client = await here.ask()
             here.clock.now_s += held_s
@@ -131,7 +131,7 @@ async def test_refused_are_told_when_room_may_come(held_s: float, num_waiting: i
 
 
 async def test_wait_is_measured_from_asking_to_having_room() -> None:
-    async with desk(capacity=1) as here:
+    async with admission_clients(capacity=1) as here:
         first = await here.ask()
         await here.ask()
         assert b"semspec_gateway_queue_depth 1.0" in here.metrics.exposition()

@@ -1,4 +1,4 @@
-"""What holds of the queue for room whatever comes, ends and hangs up, and when."""
+"""Invariants of the admission queue under arrivals, ends and disconnects in any order."""
 
 import asyncio
 
@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from semspec.gateway.generation.admission import Limits
-from tests.gateway.desk import Desk, desk, in_turn, settle
+from tests.gateway.admission_clients import AdmissionClients, admission_clients, in_turn, settle
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Requests come, end and hang up in any order, several between two looks of the loop."""
+    """Requests arrive, end and disconnect in any order, several of them in one round of the event loop."""
 
     capacity, per_owner, max_queued = 5, 3, 6
     max_generations = 3
@@ -21,8 +21,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.here = self.loop.run_until_complete(self._open())
 
-    async def _open(self) -> Desk:
-        return Desk(Limits(self.capacity, self.per_owner, self.max_queued, 600))
+    async def _open(self) -> AdmissionClients:
+        return AdmissionClients(Limits(self.capacity, self.per_owner, self.max_queued, 600))
 
     @rule(owner=st.sampled_from("abc"), num_generations=st.integers(1, max_generations))
     def come(self, owner: str, num_generations: int) -> None:
@@ -37,7 +37,7 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.here.running or self.here.waiting)
     @rule(data=st.data())
     def happen_at_once(self, data: st.DataObject) -> None:
-        """Ends and hang-ups with nothing in between."""
+        """Several ends and disconnects in one round of the event loop."""
         alive = [client.number for client in (*self.here.running, *self.here.waiting)]
         for number in data.draw(st.lists(st.sampled_from(alive), min_size=1, max_size=4, unique=True)):
             client = self.here.clients[number]
@@ -83,7 +83,7 @@ TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadli
 @settings(max_examples=60, deadline=None)
 def test_everybody_in_the_queue_is_served_in_the_end(asked: list[tuple[str, int]]) -> None:
     async def all_served() -> bool:
-        async with desk(capacity=3, per_owner=3) as here:
+        async with admission_clients(capacity=3, per_owner=3) as here:
             clients = [await here.ask(*one) for one in asked]
             return set(await in_turn(here)) == set(clients)
 

@@ -1,4 +1,4 @@
-"""A browser for the page's tests, and pages that complain of anything a user should not meet."""
+"""A browser for the page's tests, and pages that report errors and policy violations."""
 
 import shutil
 from collections.abc import AsyncIterator

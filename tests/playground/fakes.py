@@ -1,4 +1,4 @@
-"""A gateway whose one generation says what the test lets it say, and when."""
+"""A gateway whose generation emits scripted events when the test releases them."""
 
 import asyncio
 import json

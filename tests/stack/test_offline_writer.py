@@ -7,7 +7,7 @@ import pytest
 from semspec.engine.causal_lm import CausalLM
 from semspec.errors import Unavailable
 from semspec.training.config import ServerSampler
-from semspec.training.data.writers import EngineWriter, ModelDesk, ServerWriter, WritingRecipe
+from semspec.training.data.writers import CachedModel, EngineWriter, ServerWriter, WritingRecipe
 from semspec.types import Context, SamplingParams, Segmentation, SegmentEnd, Writer, derive_seed
 from tests.stack.support import QUESTION, Pair, Running
 
@@ -31,7 +31,7 @@ async def test_served_segments_are_those_of_the_engine(
     lm = CausalLM.load(str(pair.target), None, "cpu", "float32")
     context = Context((lm.tokenizer.encode(QUESTION),))
     streams = [derive_seed(seed, "target", 0) for seed in SEEDS]  # as the loop names its target's draws
-    local = EngineWriter(ModelDesk(lm, 3), Writer.TARGET, recipe).generate(context, streams)
+    local = EngineWriter(CachedModel(lm, 3), Writer.TARGET, recipe).generate(context, streams)
     served = await asyncio.to_thread(ServerWriter(config, Writer.TARGET, recipe, lm.tokenizer).generate, context, SEEDS)
     assert [one.end for one in served] == [one.end for one in local]
     assert [one.text for one in served] == [one.text for one in local]

@@ -17,7 +17,7 @@ from semspec.engine.causal_lm import CausalLM
 from semspec.errors import InvalidRequest
 from semspec.stack import BUNDLED_PAIR
 from semspec.training.config import ServerSampler
-from semspec.training.data.writers import EngineWriter, ModelDesk, ServerWriter, WritingRecipe
+from semspec.training.data.writers import CachedModel, EngineWriter, ServerWriter, WritingRecipe
 from semspec.types import Context, SamplingParams, Segmentation, SegmentEnd, Writer
 
 SEEDS = list(range(6))
@@ -82,7 +82,7 @@ def test_tgi_segments_are_those_of_the_engine(num_steps: int, max_tokens: int, e
     )
     context, seen = Context((lm.tokenizer.encode(text),)), list[dict[str, Any]]()
     recipe = WritingRecipe(SamplingParams(1.0, 0.9), max_segment_tokens=max_tokens)
-    local = EngineWriter(ModelDesk(lm, 3), Writer.DRAFT, recipe).generate(context, SEEDS)
+    local = EngineWriter(CachedModel(lm, 3), Writer.DRAFT, recipe).generate(context, SEEDS)
     with tgi(lm, seen) as address:
         writer = ServerWriter(ServerSampler(backend="tgi", base_url=address), Writer.DRAFT, recipe, lm.tokenizer)
         served = writer.generate(context, SEEDS)

@@ -1,1 +1,1 @@
-"""Which segments mean the same."""
+"""Clusters segments by meaning."""

@@ -1,7 +1,7 @@
-"""Which segments mean the same, by bidirectional entailment.
+"""Clusters segments by bidirectional entailment.
 
-As in semantic entropy (Kuhn et al., 2023; Farquhar et al., 2024): each entails the other, read after their context.
-What is a cluster where entailment is not transitive is decided here and nowhere else, see `Linkage`.
+As in semantic entropy (Kuhn et al., 2023; Farquhar et al., 2024): two segments mean the same if each entails the other
+after their context. Entailment is not transitive; `Linkage` defines what a cluster is then.
 """
 
 from collections import Counter
@@ -16,12 +16,12 @@ from semspec.training.clustering.equivalence import Alternatives
 from semspec.training.clustering.nli import NliConfig, NliModel, TextPair, TokenIds, Verdict
 
 Linkage = Literal["representative", "components"]
-"""representative: a cluster is what means the same as its first member, never a chain. components: all pairs are
-compared, and chains merge."""
+"""representative: each member of a cluster is equivalent to its first member, never only through a chain. components:
+all pairs are compared, and chains merge."""
 
 
 class EntailmentConfig(NliConfig):
-    """How to decide by entailment which segments mean the same."""
+    """Settings of clustering by entailment."""
 
     strict: bool = Field(
         True,
@@ -34,20 +34,20 @@ class EntailmentConfig(NliConfig):
 
 
 class Judge(Protocol):
-    """Decides about pairs of texts."""
+    """Classifies pairs of texts."""
 
     def encode(self, context: str, text: str) -> TokenIds:
         """One side of a pair."""
         ...
 
     def judge(self, pairs: Sequence[TextPair]) -> list[Verdict]:
-        """What each premise says about its hypothesis."""
+        """The relation of each premise to its hypothesis."""
         ...
 
 
 @dataclass(slots=True)
 class Counts:
-    """What clustering took."""
+    """Costs of clustering."""
 
     num_segments: int = 0
     num_distinct: int = 0
@@ -55,11 +55,11 @@ class Counts:
     num_forwards: int = 0
     """Ordered pairs the NLI model has judged."""
     num_forwards_saved: int = 0
-    """Reverse directions that the forward one made needless."""
+    """Reverse directions that the forward verdict made unnecessary."""
 
 
 Question = Generator[TextPair, Verdict, bool]
-"""Asks for verdicts on pairs, one after another; returns whether two texts mean the same."""
+"""A generator that yields pairs, receives their verdicts, and returns whether two texts mean the same."""
 Walk = Generator[TextPair, Verdict, list[int]]
 """The same for a whole group; returns a cluster number for each distinct text."""
 
@@ -67,10 +67,10 @@ Walk = Generator[TextPair, Verdict, list[int]]
 class EntailmentEquivalence:
     """Equal cluster numbers mean entailment both ways; see `semspec.training.clustering.equivalence.Equivalence`.
 
-    Texts that differ only in white space or in punctuation at the end are the same without asking, and texts without a
-    word are a cluster of their own. Distinct texts are visited most frequent first, ties by first appearance. With
-    representatives, a text joins the first that means the same, asked in order of words in common (ties: older
-    clusters first); a text is the premise's side first for the representative.
+    Texts that differ only in white space or final punctuation are equal without a forward pass; texts without a word
+    form one cluster. Distinct texts are visited by descending frequency, ties by first appearance. With
+    representatives, a text joins the first equivalent one, tested by descending number of common words (ties: older
+    clusters first); the representative is the premise of the first direction.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class EntailmentEquivalence:
 
     @classmethod
     def load(cls, config: EntailmentConfig) -> "EntailmentEquivalence":
-        """Raises: Mismatch when the model cannot decide what is asked of it."""
+        """Raises: Mismatch when the model lacks a label that the settings need."""
         model = NliModel.load(config)
         if not config.strict and not model.knows_contradiction:
             raise Mismatch(
@@ -91,7 +91,7 @@ class EntailmentEquivalence:
         return cls(model, config.strict, config.linkage, config.with_context)
 
     def take_counts(self) -> dict[str, int]:
-        """What was counted since the last time."""
+        """The counts since the last call."""
         taken, self.counts = self.counts, Counts()
         return asdict(taken)
 
@@ -107,7 +107,7 @@ class EntailmentEquivalence:
         ]
 
     def _in_lock_step(self, walks: Sequence[Walk]) -> list[list[int]]:
-        """Run all walks to their ends; what they want judged at the same time is judged in the same batches."""
+        """Run all walks concurrently to their ends; pairs requested at the same time share batches."""
         known: dict[TextPair, Verdict] = {}
         wanted: dict[int, TextPair] = {}
         results: list[list[int]] = [[] for _ in walks]
@@ -144,9 +144,9 @@ class EntailmentEquivalence:
     def _joined(
         self, new: int, clusters: Sequence[int], sides: Sequence[TokenIds], words: Sequence[Counter[str]]
     ) -> Generator[TextPair, Verdict, list[int]]:
-        """The clusters that a new text belongs to: at most one with representatives, all that it links otherwise.
+        """The clusters that a new text belongs to: at most one with representatives, else all that it links.
 
-        A cluster goes by the number of its first member.
+        A cluster is identified by the index of its first member.
         """
         joined: list[int] = []
         is_chain = self._linkage == "components"
@@ -160,7 +160,7 @@ class EntailmentEquivalence:
         return joined
 
     def _is_same(self, one: TokenIds, other: TokenIds) -> Question:
-        """Sides that are equal after the cut cannot be told apart."""
+        """Sides that are equal after truncation count as the same."""
         if one == other:
             return True
         forward = yield one, other
@@ -180,7 +180,7 @@ def context_of(group: Alternatives) -> str:
 
 
 def normalized(segment: str) -> str:
-    """What segments may differ in without asking: white space, and punctuation at the end. Case may matter."""
+    """The segment without redundant white space and final punctuation. Case is kept, since it may matter."""
     return " ".join(segment.split()).rstrip(" .,;:")
 
 

@@ -1,4 +1,4 @@
-"""What it takes to decide which segments mean the same."""
+"""The protocol of clustering by meaning."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,18 +7,18 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Alternatives:
-    """Segments that may each come next after one context."""
+    """Alternative next segments after one context."""
 
     question_id: str
     question: str
     reasoning: str
-    """The text after the prompt so far."""
+    """The text after the prompt, before the segments."""
     segments: tuple[str, ...]
 
 
 class Equivalence(Protocol):
-    """Decides what means the same: bidirectional entailment, or the parser of a formal language."""
+    """Decides which segments mean the same, by bidirectional entailment or by a parser of a formal language."""
 
     def clusters(self, groups: Sequence[Alternatives]) -> list[list[int]]:
-        """For each group a cluster number a segment, from 0 in order of first appearance; equal ones mean the same."""
+        """A cluster number for each segment of each group, from 0 by first appearance; equal numbers: same meaning."""
         ...

@@ -1,4 +1,4 @@
-"""A natural-language-inference model: does one text entail another?"""
+"""A natural-language-inference (NLI) model, which decides whether one text entails another."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from semspec.engine.checkpoint import load_tokenizer
 from semspec.errors import Mismatch
 
 WINDOW_LIMIT = 512
-"""Pairs are no longer unless `max_tokens` says so: what NLI models have been trained on."""
+"""Default maximum length of a pair, in tokens: the length that NLI models are trained on."""
 LONGEST_TOKEN = 64
-"""In characters. Text that is certainly cut off need not be tokenized."""
+"""In characters: an upper bound, to avoid tokenizing text that is truncated anyway."""
 
 TokenIds = tuple[int, ...]
 TextPair = tuple[TokenIds, TokenIds]
@@ -25,7 +25,7 @@ TextPair = tuple[TokenIds, TokenIds]
 
 
 class Verdict(Enum):
-    """What a premise says about a hypothesis."""
+    """The relation of a premise to a hypothesis."""
 
     CONTRADICTION = "contradiction"
     NEUTRAL = "neutral"
@@ -33,7 +33,7 @@ class Verdict(Enum):
 
 
 class NliConfig(BaseModel):
-    """Which model, and how it runs."""
+    """The model and how it runs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -53,7 +53,7 @@ class NliConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class PairFormat:
-    """What a tokenizer puts around two texts: (token, token type) before, between and after them."""
+    """The special tokens that a tokenizer adds before, between and after two texts, as (token, token type)."""
 
     before: tuple[tuple[int, int], ...]
     between: tuple[tuple[int, int], ...]
@@ -62,9 +62,9 @@ class PairFormat:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> "PairFormat":
-        """As the tokenizer itself joins a pair. Raises: Mismatch when it cannot say where which text went."""
+        """The format of the tokenizer's own pairs. Raises: Mismatch when it does not report each text's position."""
         if not tokenizer.is_fast:
-            raise Mismatch("the NLI model's tokenizer is a slow one; convert it to a tokenizer.json")
+            raise Mismatch("the NLI model's tokenizer is a slow tokenizer; convert it to a tokenizer.json")
         encoding = tokenizer("1", "1", return_token_type_ids=True)
         tokens = list(zip(encoding["input_ids"], encoding["token_type_ids"], strict=True))
         sides = encoding.sequence_ids(0)
@@ -139,9 +139,9 @@ class NliModel:
         return Verdict.CONTRADICTION in self._verdicts.values()
 
     def encode(self, context: str, text: str) -> TokenIds:
-        """A side of a pair: `text` after `context`, cut on the left to half of the window.
+        """One side of a pair: `text` after `context`, truncated on the left to half of the window.
 
-        A text longer than that loses its beginning: a step's conclusion stands at its end.
+        The end is kept, since a step's conclusion is at its end.
         """
         limit = self._side_tokens
         whole = (context + text)[-limit * LONGEST_TOKEN :]
@@ -150,10 +150,10 @@ class NliModel:
 
     def judge(self, pairs: Sequence[TextPair]) -> list[Verdict]:
         """The likeliest verdict on each pair, in batches of about equal length."""
-        params = sorted(range(len(pairs)), key=lambda index: sum(map(len, pairs[index])))
+        order = sorted(range(len(pairs)), key=lambda index: sum(map(len, pairs[index])))
         verdicts = [Verdict.NEUTRAL] * len(pairs)
-        for start in range(0, len(params), self._batch_size):
-            part = params[start : start + self._batch_size]
+        for start in range(0, len(order), self._batch_size):
+            part = order[start : start + self._batch_size]
             for index, label in zip(part, self._forward([pairs[index] for index in part]), strict=True):
                 verdicts[index] = self._verdicts[label]
         return verdicts
@@ -179,9 +179,10 @@ class NliModel:
 
 
 def find_label(labels: Mapping[int, str], stem: str, wanted: int | str | None) -> int | None:
-    """The index of the label `wanted`, or else of the one whose name begins like `stem`: "not_entailment" does not.
+    """The index of the label `wanted`, or else of the only one whose name begins like `stem` ("not_entailment" does
+    not match).
 
-    Raises: Mismatch when `wanted` is none of `labels`.
+    Raises: Mismatch when `wanted` is not among `labels`.
     """
     if wanted is None:
         found = [index for index, name in labels.items() if name.lower().startswith(stem[:6])]
@@ -195,5 +196,5 @@ def find_label(labels: Mapping[int, str], stem: str, wanted: int | str | None) -
 def _window(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_tokens: int | None) -> int:
     limit = min(int(model.config.max_position_embeddings), int(tokenizer.model_max_length))
     if max_tokens is not None and max_tokens > limit:
-        raise Mismatch(f"max_tokens is {max_tokens}, but the NLI model reads {limit}; lower max_tokens")
+        raise Mismatch(f"max_tokens is {max_tokens}, but the NLI model allows {limit}; lower max_tokens")
     return max_tokens or min(limit, WINDOW_LIMIT)

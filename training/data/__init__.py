@@ -1,1 +1,1 @@
-"""From questions to labelled segments."""
+"""Makes labelled segments from questions."""

@@ -24,7 +24,7 @@ class ProbeContext:
 
     @property
     def depth(self) -> int:
-        """Segments so far."""
+        """Number of segments so far."""
         return len(self.context.pieces) - 1
 
     @property
@@ -38,7 +38,7 @@ class ProbeContext:
 
 
 def prompt(question: Question, config: PromptConfig, target: ModelTokenizer) -> Piece:
-    """The question as the target's prompt, as the gateway would render it."""
+    """The question as the target's prompt, rendered as by the gateway."""
     text = config.template.replace("{question}", question.text)
     return target.encode([Message("user", text)] if config.chat else text)
 
@@ -46,8 +46,10 @@ def prompt(question: Question, config: PromptConfig, target: ModelTokenizer) -> 
 def mixed_trace(
     question: Question, start: Piece, writers: dict[Writer, SegmentWriter], draft_share: float, seed: int, limit: int
 ) -> list[Piece]:
-    """A trace that draft and target write in turns at random, right or wrong: the prompt, then every segment that
-    something follows."""
+    """A trace in which draft or target, chosen at random, writes each segment, right or wrong.
+
+    Returns the prompt and every segment but the last.
+    """
     rng = random.Random(f"trace {seed} {question.id}")
     pieces = [start]
     for index in range(limit):
@@ -63,7 +65,7 @@ def mixed_trace(
 def given_trace(
     question: Question, start: Piece, target: ModelTokenizer, rule: Segmentation, limit: int
 ) -> list[Piece]:
-    """The data's own trace, cut where `rule` would end a segment."""
+    """The data's own trace, split where `rule` ends a segment."""
     if not question.trace:
         raise InvalidRequest(
             f"question {question.id} has no reasoning trace; name the field that holds it (questions.trace), "
@@ -78,7 +80,7 @@ def given_trace(
 
 
 def choose_depths(num_segments: int, config: ContextsConfig, seed: str) -> list[int]:
-    """At which depths (segments before the context's end) to sample: all, or one in each of equally long stretches."""
+    """The depths (numbers of segments) at which to sample: all, or one in each of equally long ranges."""
     depths = range(num_segments + 1)
     if config.per_question is None or config.per_question >= len(depths):
         return list(depths)
@@ -88,7 +90,7 @@ def choose_depths(num_segments: int, config: ContextsConfig, seed: str) -> list[
 
 
 def trace_row(number: int, pieces: Sequence[Piece], depths: Sequence[int]) -> Row:
-    """A trace as kept on disk: question number, prompt, segments, and the depths chosen."""
+    """A trace as stored on disk: question number, prompt, segments, and the chosen depths."""
     return {"question": number, "pieces": [_piece_row(piece) for piece in pieces], "depths": list(depths)}
 
 

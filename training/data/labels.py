@@ -1,4 +1,4 @@
-"""Stage 4: semantic probabilities. The share of a model's own samples that mean what a segment means."""
+"""Stage 4: semantic probabilities, the share of a model's own samples with the same meaning as a segment."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,48 +18,48 @@ from semspec.training.files import Row, replacing
 from semspec.types import Writer
 
 Split = Literal["train", "validation", "calibration", "test"]
-"""By question, never by context: contexts of one question stand on the same side."""
+"""Splits are by question, never by context: all contexts of a question are in the same split."""
 
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Aligned arrays, one entry a segment."""
+    """Aligned arrays with one entry per segment."""
 
     context: NDArray[np.int64]
     """Number of the context."""
     question: NDArray[np.int64]
     """Number of the question."""
     depth: NDArray[np.int64]
-    """Segments before this one."""
+    """Number of segments before this one."""
     domain: NDArray[np.str_]
     split: NDArray[np.str_]
     by_draft: NDArray[np.bool_]
     target_probability: NDArray[np.float32]
-    """Share of the target's samples at this context that mean the same; 0 if it never said it."""
+    """Share of the target's samples at this context that mean the same; 0 if none does."""
     draft_probability: NDArray[np.float32]
-    """The same of the draft's samples."""
+    """Share of the draft's samples that mean the same."""
     valid: NDArray[np.float32]
-    """1 right, 0 wrong, by the data's own truth; nan where it has none."""
+    """1 right, 0 wrong, by the data's ground truth; nan where it is unknown."""
     num_tokens: NDArray[np.int64]
     shard: NDArray[np.int64]
-    """Number of the samples shard that holds its states,"""
+    """Number of the samples shard with the segment's states."""
     row: NDArray[np.int64]
-    """the row of `target_states` and `surprisal` there,"""
+    """Row of `target_states` and `surprisal` in that shard."""
     draft_row: NDArray[np.int64]
-    """and of `draft_states`; -1 for a target-written segment."""
+    """Row of `draft_states` in that shard; -1 for a target-written segment."""
 
     def __len__(self) -> int:
         return len(self.context)
 
     def where(self, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Indices of the segments that `mask` picks."""
+        """Indices of the segments that `mask` selects."""
         return np.flatnonzero(mask)
 
 
 def label(rows: Sequence[Row], clusters: Sequence[Row], shard: int, questions: dict[str, int]) -> Iterator[Row]:
-    """Labels of one shard, a row a segment; `rows` and `clusters` are aligned, segments of a context adjacent.
+    """Labels of one shard, one row per segment; `rows` and `clusters` are aligned, segments of a context adjacent.
 
-    `questions` gives a question's number by its id.
+    `questions` maps a question's id to its number.
     """
     draft_row = 0
     members = list(enumerate(zip(rows, clusters, strict=True)))
@@ -88,7 +88,7 @@ def label(rows: Sequence[Row], clusters: Sequence[Row], shard: int, questions: d
 
 
 def gather_labels(shards: Iterable[Iterable[Row]], questions: Sequence[Question]) -> Labels:
-    """The labels of all shards. Raises: InvalidRequest when no context has two meanings to tell apart."""
+    """The labels of all shards. Raises: InvalidRequest when no context has two different meanings."""
     rows = [row for shard in shards for row in shard]
     contexts = {name: number for number, name in enumerate(dict.fromkeys(row["context"] for row in rows))}
     own = [questions[row["question"]] for row in rows]

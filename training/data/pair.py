@@ -1,5 +1,5 @@
-"""The two models of the pair, loaded when first needed; stage 2: N next segments a context from each, with each model's
-scores of them."""
+"""The two models of the pair, loaded on first use, and stage 2: N next segments from each model at each context, with
+the models' states of them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -13,38 +13,38 @@ from semspec.engine.causal_lm import CausalLM
 from semspec.errors import InvalidRequest
 from semspec.training.config import ModelConfig, PipelineConfig, ServerSampler
 from semspec.training.data.contexts import ProbeContext
-from semspec.training.data.writers import EngineWriter, ModelDesk, SegmentWriter, ServerWriter, WritingRecipe
+from semspec.training.data.writers import CachedModel, EngineWriter, SegmentWriter, ServerWriter, WritingRecipe
 from semspec.training.files import Row
 from semspec.types import Context, ModelInfo, Segment, Segmentation, Writer, derive_seed
 
 
 class Sampler:
-    """Both models at work on one context after another."""
+    """Samples segments from both models and computes their states, one context at a time."""
 
     def __init__(
         self,
-        desks: dict[Writer, ModelDesk],
+        models: dict[Writer, CachedModel],
         writers: dict[Writer, SegmentWriter],
         num_samples: int,
         seed: int,
         dtype: torch.dtype,
     ) -> None:
-        self._desks, self._writers = desks, writers
+        self._models, self._writers = models, writers
         self._num_samples, self._seed, self._dtype = num_samples, seed, dtype
 
     def sample(self, context: ProbeContext) -> tuple[list[Row], dict[str, Tensor]]:
-        """Rows, the target's segments first, and aligned with them:
+        """Rows, the target's segments first, and tensors aligned with them:
 
         `target_states` [rows, layers + 1, hidden], `surprisal` [rows, features] fp32; `draft_states` of the draft's
         own segments only.
         """
         segments = {writer: self._written(context, writer) for writer in (Writer.TARGET, Writer.DRAFT)}
-        everyone = segments[Writer.TARGET] + segments[Writer.DRAFT]
-        ids = self._ids(Writer.TARGET, everyone)
+        all_segments = segments[Writer.TARGET] + segments[Writer.DRAFT]
+        ids = self._ids(Writer.TARGET, all_segments)
         states, surprisal = self._read(Writer.TARGET, context.context, ids)
         draft_ids = self._ids(Writer.DRAFT, segments[Writer.DRAFT])
         draft_states, _ = self._read(Writer.DRAFT, context.context, draft_ids)
-        rows = [_row(context, segment, len(own)) for segment, own in zip(everyone, ids, strict=True)]
+        rows = [_row(context, segment, len(own)) for segment, own in zip(all_segments, ids, strict=True)]
         return rows, {"target_states": states, "surprisal": surprisal, "draft_states": draft_states}
 
     def _written(self, context: ProbeContext, writer: Writer) -> list[Segment]:
@@ -53,14 +53,15 @@ class Sampler:
         return self._writers[writer].generate(context.context, seeds)
 
     def _ids(self, reader: Writer, segments: Sequence[Segment]) -> list[list[int]]:
-        """Segments in the reader's tokens; of one without a word, which a server may send, end-of-sequence."""
-        tokenizer = self._desks[reader].lm.tokenizer
-        return [list(tokenizer.read_ids(one, is_first=False)) or [min(tokenizer.eos_ids)] for one in segments]
+        """Segments in the reader's tokens; an empty segment, which a server may send, becomes end-of-sequence."""
+        tokenizer = self._models[reader].lm.tokenizer
+        eos = [min(tokenizer.eos_ids)]
+        return [list(tokenizer.read_ids(segment, is_first=False)) or eos for segment in segments]
 
     def _read(self, reader: Writer, context: Context, segments: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
-        desk = self._desks[reader]
-        batch, at_once = desk.at(context), desk.rows_at_once
-        parts = [batch.read(segments[i : i + at_once]) for i in range(0, len(segments), at_once)]
+        model = self._models[reader]
+        batch, size = model.at(context), model.rows_at_once
+        parts = [batch.read(segments[i : i + size]) for i in range(0, len(segments), size)]
         states = torch.cat([part.states for part in parts]).to("cpu", self._dtype)
         if not bool(states.isfinite().all()):
             raise InvalidRequest(
@@ -83,13 +84,13 @@ def _row(context: ProbeContext, segment: Segment, num_tokens: int) -> Row:
 
 
 def stacked(parts: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The tensors of several contexts as those of a shard."""
+    """Concatenate the tensors of several contexts."""
     gathered = list(parts)
     return {name: torch.cat([part[name] for part in gathered]) for name in gathered[0]}
 
 
 def states_dtype(name: str, model_dtype: torch.dtype) -> torch.dtype:
-    """How states are kept on disk."""
+    """The dtype of states on disk."""
     if name == "auto":
         return torch.float16 if model_dtype is torch.float32 else model_dtype
     dtype = getattr(torch, name)
@@ -98,16 +99,16 @@ def states_dtype(name: str, model_dtype: torch.dtype) -> torch.dtype:
 
 
 class Pair:
-    """Draft and target with their desks and writers. Raises: Mismatch when a model cannot be loaded."""
+    """Draft and target with their writers. Raises: Mismatch when a model cannot be loaded."""
 
     def __init__(self, config: PipelineConfig) -> None:
         self._config = config
 
     @cached_property
-    def desks(self) -> dict[Writer, ModelDesk]:
-        models = {Writer.DRAFT: self._config.draft, Writer.TARGET: self._config.target}
+    def models(self) -> dict[Writer, CachedModel]:
+        configs = {Writer.DRAFT: self._config.draft, Writer.TARGET: self._config.target}
         rows_at_once = self._config.samples.rows_at_once
-        return {writer: ModelDesk(_load(model), rows_at_once) for writer, model in models.items()}
+        return {writer: CachedModel(_load(config), rows_at_once) for writer, config in configs.items()}
 
     @cached_property
     def writers(self) -> dict[Writer, SegmentWriter]:
@@ -115,21 +116,21 @@ class Pair:
 
     @property
     def target(self) -> CausalLM:
-        return self.desks[Writer.TARGET].lm
+        return self.models[Writer.TARGET].lm
 
     def sampler(self) -> Sampler:
         samples = self._config.samples
         dtype = states_dtype(samples.states_dtype, self.target.model.dtype)
-        return Sampler(self.desks, self.writers, samples.num_samples, samples.seed, dtype)
+        return Sampler(self.models, self.writers, samples.num_samples, samples.seed, dtype)
 
     def infos(self) -> dict[str, dict[str, Any]]:
-        """What both models say of themselves, for the manifests and the probes' cards."""
-        return {writer.value: info_json(desk.lm.info) for writer, desk in self.desks.items()}
+        """Both models' infos, for the manifests and the probes' cards."""
+        return {writer.value: info_json(model.lm.info) for writer, model in self.models.items()}
 
     def forget(self) -> None:
-        """Give the memory back; the models are loaded again when needed."""
+        """Free the memory; the models are loaded again on their next use."""
         self.__dict__.pop("writers", None)
-        self.__dict__.pop("desks", None)
+        self.__dict__.pop("models", None)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -138,8 +139,8 @@ class Pair:
         recipe = WritingRecipe(config.samples.sampling, config.segmentation, config.max_segment_tokens)
         sampler = (config.draft if writer is Writer.DRAFT else config.target).sampler
         if isinstance(sampler, ServerSampler):
-            return ServerWriter(sampler, writer, recipe, self.desks[writer].lm.tokenizer)
-        return EngineWriter(self.desks[writer], writer, recipe)
+            return ServerWriter(sampler, writer, recipe, self.models[writer].lm.tokenizer)
+        return EngineWriter(self.models[writer], writer, recipe)
 
 
 def _load(config: ModelConfig) -> CausalLM:
@@ -147,7 +148,7 @@ def _load(config: ModelConfig) -> CausalLM:
 
 
 def info_json(info: ModelInfo) -> dict[str, Any]:
-    return asdict(info) | {"segmentations": [str(one) for one in info.segmentations]}
+    return asdict(info) | {"segmentations": [str(segmentation) for segmentation in info.segmentations]}
 
 
 def info_of(fields: dict[str, Any]) -> ModelInfo:

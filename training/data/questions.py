@@ -1,4 +1,4 @@
-"""Stage 0: questions, each on one side of the split, none that an evaluation set asks too."""
+"""Stage 0: questions, each in one split, without those of the evaluation sets."""
 
 import hashlib
 import importlib
@@ -14,7 +14,7 @@ from semspec.training.files import Row, json_lines
 
 NGRAM_WORDS = 8
 SHARED_NGRAMS = 0.5
-"""A question of which this share of word n-grams stands in one evaluation question counts as the same question."""
+"""A question counts as a repetition if one evaluation question contains this share of its word n-grams."""
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -33,7 +33,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A question left out, and why."""
+    """An excluded question, with the reason."""
 
     id: str
     text: str
@@ -43,23 +43,23 @@ class Dropped:
 def gather(
     sources: Sequence[QuestionSource], evaluation_sets: Sequence[QuestionSource], shares: Shares
 ) -> tuple[list[Question], list[Dropped]]:
-    """All questions of `sources`, in order. Raises: InvalidRequest naming the source and what it lacks."""
+    """All questions of `sources`, in order, and the dropped ones. Raises: InvalidRequest naming source and problem."""
     has_test = any(source.role == "test" for source in sources)
     sides = _sides(shares, with_test=not has_test)
-    asked = _Asked()
+    seen = _SeenQuestions()
     for source in evaluation_sets:
         for row in _rows(source):
-            asked.add_with_parts(str(row[source.question]), _title(source))
+            seen.add_with_parts(str(row[source.question]), _title(source))
     questions: list[Question] = []
     dropped: list[Dropped] = []
-    # Test questions first, so that a training question that repeats one is the one to go.
+    # Test questions first, so that of two equal questions the training question is dropped.
     for index, source in sorted(enumerate(sources), key=lambda pair: pair[1].role != "test"):
         for number, row in enumerate(_rows(source)):
             text, identifier = str(row[source.question]), str(row[source.id]) if source.id else f"{index}-{number}"
-            if reason := asked.where(text):
+            if reason := seen.where(text):
                 dropped.append(Dropped(identifier, text, reason))
                 continue
-            asked.add(text, f"{_title(source)} ({identifier})")
+            seen.add(text, f"{_title(source)} ({identifier})")
             questions.append(
                 Question(
                     identifier,
@@ -101,7 +101,7 @@ def _check(questions: Sequence[Question]) -> None:
 
 
 def _sides(shares: Shares, with_test: bool) -> Callable[[str], str]:
-    """Which side a question stands on: a function of its id alone, so that more questions move none."""
+    """The split of a question, a function of its id alone, so that adding questions never changes another's split."""
 
     def side(identifier: str) -> str:
         place = int.from_bytes(hashlib.sha256(identifier.encode()).digest()[:8], "little") / 2**64
@@ -118,8 +118,8 @@ def _sides(shares: Shares, with_test: bool) -> Callable[[str], str]:
     return side
 
 
-class _Asked:
-    """Questions seen so far, to find a repetition whatever its punctuation, or a long stretch of one."""
+class _SeenQuestions:
+    """Questions seen so far, to detect repetitions (regardless of punctuation) and long common passages."""
 
     def __init__(self) -> None:
         self._exact: dict[str, str] = {}
@@ -129,13 +129,13 @@ class _Asked:
         self._exact.setdefault(" ".join(_words(text)), where)
 
     def add_with_parts(self, text: str, where: str) -> None:
-        """Also find questions that share long stretches with this one."""
+        """Add a question, and detect later ones that share long passages with it."""
         self.add(text, where)
         for ngram in _ngrams(_words(text)):
             self._ngrams.setdefault(ngram, set()).add(f"{where}: {text[:60]!r}")
 
     def where(self, text: str) -> str | None:
-        """Why the question is a repetition, if it is."""
+        """Why the question is a repetition; None if it is not."""
         words = _words(text)
         if found := self._exact.get(" ".join(words)):
             return f"asked in {found}"
@@ -178,7 +178,7 @@ def _rows(source: QuestionSource) -> Iterator[Mapping[str, Any]]:
 
 
 def _hub_rows(source: QuestionSource) -> Iterable[Mapping[str, Any]]:
-    from datasets import load_dataset  # heavy, and of use to this source only
+    from datasets import load_dataset  # slow to import and used only here
 
     try:
         rows: Iterable[Mapping[str, Any]] = load_dataset(

@@ -1,4 +1,4 @@
-"""The stages that work shard by shard: contexts, samples, clusters. A shard is a handful of questions all the way."""
+"""The stages that work shard by shard: contexts, samples, clusters. A shard has the same questions in each stage."""
 
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -23,28 +23,28 @@ from semspec.training.files import Row, StageFolder, digest_of, read_rows, write
 from semspec.types import Context
 
 Advance = Callable[[int], None]
-"""Tells the progress bar that so many contexts (questions, in the first stage) are done."""
+"""Advances the progress bar by a number of contexts (of questions in the first stage)."""
 
 Truth = Callable[[str, str, str], bool | None]
-"""(question id, reasoning, segment) -> whether the segment is right there; None where that cannot be known."""
+"""(question id, reasoning, segment) -> whether the segment is right; None where that is unknown."""
 
 
 class Stage(Protocol):
-    """Makes one kind of shard from another."""
+    """Makes one stage's shards from those of the previous stage."""
 
     folder: StageFolder
     unit: str
 
     def recipe(self) -> dict[str, Any]:
-        """The settings its shards depend on."""
+        """The settings that its shards depend on."""
         ...
 
     def inputs(self, number: int) -> str:
-        """Digest of what shard `number` is made from."""
+        """Digest of the inputs of shard `number`."""
         ...
 
     def size(self, number: int) -> int:
-        """Units of work in shard `number`."""
+        """Number of units of work in shard `number`."""
         ...
 
     def make(self, number: int, advance: Advance) -> None:
@@ -63,7 +63,7 @@ class Questions:
         return -(-len(self.all) // self._per_shard)
 
     def numbers(self, shard: int) -> range:
-        """Of the questions in a shard."""
+        """Numbers of the questions in a shard."""
         return range(shard * self._per_shard, min((shard + 1) * self._per_shard, len(self.all)))
 
 
@@ -154,7 +154,7 @@ class SamplesStage:
 
 
 class ClustersStage:
-    """Segments -> which of them mean the same, and, where the data can tell, which are right."""
+    """Segments -> clusters of the same meaning, and, where the ground truth is known, which are right."""
 
     unit = "contexts"
 
@@ -225,7 +225,7 @@ def _digest(folder: StageFolder, number: int) -> str:
 
 
 def _counts(equivalence: Equivalence) -> dict[str, int]:
-    """What the equivalence counted for this shard (forwards of a language model, say)."""
+    """The equivalence's counts for this shard, such as forward passes of an NLI model."""
     take = getattr(equivalence, "take_counts", None)
     return dict(take()) if take else {}
 
@@ -235,7 +235,7 @@ def _sampling(config: PipelineConfig) -> dict[str, Any]:
 
 
 def _without_devices(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Where a model runs, and how many requests are in flight, is no part of what it writes."""
+    """The recipe without settings that do not change the output: devices and request parameters."""
     for role in ("draft", "target"):
         recipe[role].pop("device", None)
         for name in ("base_url", "concurrency", "timeout_s", "max_retries", "api_key_env"):

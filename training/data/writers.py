@@ -1,4 +1,4 @@
-"""Who writes segments offline: our own engine, or a server that batches well."""
+"""Offline writers of segments: SemanticSpec's engine, or an inference server."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from semspec.types import Context, SamplingParams, Segment, Segmentation, Segmen
 
 @dataclass(frozen=True, slots=True)
 class WritingRecipe:
-    """How segments are sampled, those of a trace and those at a context alike."""
+    """How segments are sampled, both in traces and at contexts."""
 
     sampling: SamplingParams
     segmentation: Segmentation = Segmentation.PARAGRAPH
@@ -27,32 +27,32 @@ class WritingRecipe:
 
 
 class SegmentWriter(Protocol):
-    """Writes next segments."""
+    """Generates next segments."""
 
     def generate(self, context: Context, seeds: Sequence[int]) -> list[Segment]:
-        """One next segment a seed, in the order of `seeds`."""
+        """One next segment per seed, in the order of `seeds`."""
         ...
 
 
 class EngineWriter:
-    """Segments written by a model in this process; token for token what the serving engine would write."""
+    """Generates segments with a model in this process, token for token as the serving engine does."""
 
-    def __init__(self, desk: "ModelDesk", writer: Writer, recipe: WritingRecipe) -> None:
-        self._desk, self._writer, self._recipe = desk, writer, recipe
+    def __init__(self, model: "CachedModel", writer: Writer, recipe: WritingRecipe) -> None:
+        self._model, self._writer, self._recipe = model, writer, recipe
 
     def generate(self, context: Context, seeds: Sequence[int]) -> list[Segment]:
-        batch, recipe, lm = self._desk.at(context), self._recipe, self._desk.lm
+        batch, recipe, lm = self._model.at(context), self._recipe, self._model.lm
         segments: list[Segment] = []
-        for start in range(0, len(seeds), self._desk.rows_at_once):
-            part = seeds[start : start + self._desk.rows_at_once]
+        for start in range(0, len(seeds), self._model.rows_at_once):
+            part = seeds[start : start + self._model.rows_at_once]
             for written in batch.sample(recipe.sampling, part, recipe.segmentation, recipe.max_segment_tokens):
                 text = batch.text_of(written.token_ids)
                 segments.append(Segment(text, tuple(written.token_ids), lm.info.tokenizer, self._writer, written.end))
         return segments
 
 
-class ModelDesk:
-    """A model with the context it is bent over: sampling at a context and reading its segments feed it once."""
+class CachedModel:
+    """A model with the KV cache of its current context, so that sampling and scoring at a context prefill it once."""
 
     def __init__(self, lm: CausalLM, rows_at_once: int) -> None:
         self.lm, self.rows_at_once = lm, rows_at_once
@@ -61,19 +61,19 @@ class ModelDesk:
 
     def at(self, context: Context) -> ContextBatch:
         if self._batch is None or context != self._context:
-            self._batch = None  # its memory first
+            self._batch = None  # free its memory first
             self._batch, self._context = ContextBatch(self.lm, self.lm.tokenizer.context_ids(context)), context
         return self._batch
 
 
 class ServerWriter:
-    """Segments from a remote completion stream, which is left as soon as the segment is whole.
+    """Generates segments with a remote completion stream, which is closed as soon as the segment is complete.
 
-    Text only: the reader tokenizes it. That needs nothing of the server but streaming.
+    It returns text only, which the reader tokenizes, so the server needs no feature beyond streaming.
     """
 
     def __init__(self, config: ServerSampler, writer: Writer, recipe: WritingRecipe, tokenizer: ModelTokenizer) -> None:
-        """`tokenizer`: of the same model here, the one that will read what the server writes."""
+        """`tokenizer` is that of the local copy of the same model, which reads the server's text."""
         self._config, self._writer, self._recipe, self._tokenizer = config, writer, recipe, tokenizer
         self._server = Server(
             config.backend,
@@ -86,25 +86,25 @@ class ServerWriter:
         )
 
     def generate(self, context: Context, seeds: Sequence[int]) -> list[Segment]:
-        """Raises: Unavailable, DeadlineExceeded, Overloaded, Mismatch when the server does not write."""
+        """Raises: Unavailable, DeadlineExceeded, Overloaded, Mismatch when the server fails."""
         prompt = self._tokenizer.without_bos("".join(piece.text for piece in context.pieces))
         limit, sampling = self._recipe.max_segment_tokens, self._recipe.sampling
         sent = [seed % 2**31 if self._config.seeded else None for seed in seeds]
         return asyncio.run(self._segments([Completion(prompt, sampling, limit, seed) for seed in sent]))
 
     async def _segments(self, completions: Sequence[Completion]) -> list[Segment]:
-        room = asyncio.Semaphore(self._config.concurrency)
+        semaphore = asyncio.Semaphore(self._config.concurrency)
         async with aclosing(connect(self._server)) as client:
             try:
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._segment(client, one, room)) for one in completions]
+                    tasks = [group.create_task(self._segment(client, item, semaphore)) for item in completions]
             except ExceptionGroup as errors:
-                raise errors.exceptions[0] from None  # the first that failed; it has cancelled the others
+                raise errors.exceptions[0] from None  # the first failure, which has cancelled the other tasks
         return [task.result() for task in tasks]
 
-    async def _segment(self, client: CompletionClient, completion: Completion, room: asyncio.Semaphore) -> Segment:
+    async def _segment(self, client: CompletionClient, completion: Completion, semaphore: asyncio.Semaphore) -> Segment:
         text = ""
-        async with room, aclosing(client.stream(completion)) as deltas:
+        async with semaphore, aclosing(client.stream(completion)) as deltas:
             async for delta in deltas:
                 text += delta.text
                 if (whole := first_segment(text, self._recipe.segmentation)) is not None:

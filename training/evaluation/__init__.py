@@ -1,1 +1,1 @@
-"""Are the probes good enough to serve, and by which rule?"""
+"""Evaluates the probes and recommends an acceptance rule."""

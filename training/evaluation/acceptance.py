@@ -1,4 +1,4 @@
-"""What an acceptance rule does to draft-written segments, what that brings, and which rule to serve with."""
+"""Effects of an acceptance rule on draft-written segments, its estimated speed-up, and the recommended rule."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from semspec.training.evaluation.metrics import Floats, Mask
 from semspec.types import Acceptance
 
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 21))
-"""Of the candidate rules, beside `sample`."""
+"""Thresholds of the candidate rules, in addition to `sample`."""
 DENSE_THRESHOLDS = (0.0, *np.geomspace(0.03, 30, 61).round(4).tolist())
-"""For curves to look at."""
+"""Thresholds of the plotted curves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a segment costs, one at a time as when served."""
+    """Costs of a segment at batch size 1, as when served."""
 
     draft_ms_per_token: float
     target_ms_per_token: float
@@ -27,7 +27,7 @@ class Cost:
     judge_ms: float
 
     def speed_up(self, num_tokens: float, acceptance: float) -> float:
-        """Of a round over the target writing the same tokens. Draft-ahead and the network are left out."""
+        """Speed-up of a round over the target writing the same tokens, without draft-ahead and network."""
         target_ms = self.target_ms_per_token * num_tokens
         round_ms = self.draft_ms_per_token * num_tokens + self.read_ms + self.judge_ms + (1 - acceptance) * target_ms
         return target_ms / round_ms if round_ms > 0 else nan
@@ -35,10 +35,10 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Draft-written segments as one pair of probes sees them."""
+    """Draft-written segments with one pair of probes' predictions."""
 
     ratio: Floats
-    """p/q."""
+    """target_probability / draft_probability (p/q)."""
     right: Floats
     """1 right, 0 wrong, nan unknown."""
     num_tokens: NDArray[np.int64]
@@ -62,18 +62,18 @@ class Drafts:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a rule does, expected over its draws."""
+    """Expected effects of a rule, over its random draws."""
 
     threshold: float | None
     """None: the rule `sample`."""
     acceptance: float
-    """Share of draft segments accepted,"""
+    """Share of draft segments that are accepted."""
     right_accepted: float
-    """of the right ones,"""
+    """Share of right segments that are accepted."""
     wrong_accepted: float
-    """and of the wrong ones."""
+    """Share of wrong segments that are accepted."""
     wrong_kept: float
-    """Share of the accepted ones that are wrong."""
+    """Share of accepted segments that are wrong."""
     speed_up: float
     """An estimate: see `Cost.speed_up`."""
 
@@ -83,7 +83,7 @@ class Outcome:
 
 
 def outcome(drafts: Drafts, threshold: float | None, cost: Cost) -> Outcome:
-    """Of accepting iff the ratio reaches `threshold`, or with probability min(1, ratio) where that is None."""
+    """Effects of accepting iff the ratio reaches `threshold`, or with probability min(1, ratio) if it is None."""
     accepted = acceptance_of(drafts.ratio, threshold)
     right, wrong = drafts.right == 1, drafts.right == 0
     num_kept = float(accepted[drafts.known].sum())
@@ -108,18 +108,18 @@ Basis = Literal["limit met", "limit missed", "nothing wrong to judge by"]
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A rule chosen on questions that the report's figures do not come from."""
+    """A rule, chosen on other questions than those of the report's figures."""
 
     basis: Basis
     limit: float
-    """Of the share of wrong segments accepted."""
+    """Maximum share of wrong segments accepted."""
     chosen: Outcome
-    """Where it was chosen: on the validation and calibration questions."""
+    """The rule's effects on the validation and calibration questions, where it was chosen."""
     num_right: int
     num_wrong: int
-    """To choose by."""
+    """Segments of those questions."""
     expected: Outcome
-    """On the test questions."""
+    """The rule's effects on the test questions."""
     curve: tuple[Outcome, ...]
     """All candidates on the test questions, from lenient to strict."""
 
@@ -129,10 +129,10 @@ class Recommendation:
 
 
 def recommend(chosen_on: Drafts, test: Drafts, cost: Cost, limit: float = 0.03) -> Recommendation:
-    """The candidate with the highest expected speed-up among those that accept no more than `limit` of the wrong
-    segments of `chosen_on`; where none does, the one that accepts the fewest. `test` has no say.
+    """The candidate with the highest expected speed-up among those that accept at most `limit` of the wrong segments of
+    `chosen_on`; if there is none, the one that accepts the fewest. `test` does not influence the choice.
 
-    Where `chosen_on` holds nothing wrong, rules cannot be told apart: `sample`, SemanticSpec's.
+    If `chosen_on` has no wrong segments, rules cannot be compared: the result is `sample`, SemanticSpec's rule.
     """
     candidates = [outcome(chosen_on, threshold, cost) for threshold in (None, *THRESHOLDS)]
     basis, chosen = _choose(candidates, limit)
@@ -150,17 +150,17 @@ def recommend(chosen_on: Drafts, test: Drafts, cost: Cost, limit: float = 0.03) 
 def _choose(candidates: Sequence[Outcome], limit: float) -> tuple[Basis, Outcome]:
     if isnan(candidates[0].wrong_accepted):
         return "nothing wrong to judge by", candidates[0]
-    within = [one for one in candidates if one.wrong_accepted <= limit]
+    within = [candidate for candidate in candidates if candidate.wrong_accepted <= limit]
     if within:
-        return "limit met", max(within, key=lambda one: (one.speed_up, -one.wrong_accepted))
-    return "limit missed", min(candidates, key=lambda one: (one.wrong_accepted, -one.speed_up))
+        return "limit met", max(within, key=lambda candidate: (candidate.speed_up, -candidate.wrong_accepted))
+    return "limit missed", min(candidates, key=lambda candidate: (candidate.wrong_accepted, -candidate.speed_up))
 
 
 def card_curve(curve: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """The knob of strictness in few bytes, for a probe's card; None is the rule `sample` as a threshold, and otherwise
-    a number that could not be had."""
+    """The curve for strictness in a probe's card. A threshold of None is the rule `sample`; any other None is a number
+    that could not be computed."""
     names = ("threshold", "acceptance", "right_accepted", "wrong_accepted", "speed_up")
-    return [{name: _rounded(getattr(one, name)) for name in names} for one in curve]
+    return [{name: _rounded(getattr(point, name)) for name in names} for point in curve]
 
 
 def _rounded(value: float | None) -> float | None:

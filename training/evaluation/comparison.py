@@ -1,4 +1,4 @@
-"""The served probes beside others: other recipes, fewer contexts, other domains."""
+"""Compares the served probes with others: other recipes, fewer contexts, other domains."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from semspec.training.evaluation.verification import Criterion, Predicted, draft
 from semspec.training.report.numbers import Measured
 
 TOLERANCE = 2.0
-"""Standard errors within which two variants cannot be told apart."""
+"""Number of standard errors within which two variants count as equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A variant minus the served one, on the same resampled questions."""
+    """Differences of a variant from the served one, on the same resampled questions."""
 
     name: str
     auroc: Measured
@@ -26,17 +26,17 @@ class Comparison:
 
     @property
     def as_good(self) -> bool:
-        """Whether it does no worse, as far as these test questions can tell."""
+        """Whether the variant is not significantly worse on these test questions."""
         auroc, wrong = self.auroc, self.wrong_accepted
         return (
             auroc.value >= -TOLERANCE * auroc.error and wrong.value <= TOLERANCE * wrong.error
-        )  # False where one of them is nan
+        )  # False if one of them is nan
 
 
 def compare(
     labels: Labels, served: Predicted, other: Predicted, criterion: Criterion, resampling: Resampling
 ) -> Comparison:
-    """Of two variants on the test questions."""
+    """Compare two variants on the test questions."""
     test = labels.split == "test"
     ours, theirs = (drafts(labels, one, test, criterion) for one in (served, other))
     known = ours.known
@@ -58,20 +58,20 @@ def compare(
 
 @dataclass(frozen=True, slots=True)
 class LearningPoint:
-    """Probes that learned from so many contexts."""
+    """Results of probes trained on `num_contexts` contexts."""
 
     num_contexts: int
     auroc: Measured
     wrong_accepted: Measured
     """At 95% of the right ones accepted."""
     r2: Measured
-    """Of the target's probe on draft-written segments."""
+    """R2 of the target's probe on draft-written segments."""
 
 
 def learning_curve(
     labels: Labels, fitted: Sequence[tuple[int, Predicted]], criterion: Criterion, resampling: Resampling
 ) -> tuple[LearningPoint, ...]:
-    """On the test questions, from few contexts to many."""
+    """Results on the test questions, by ascending number of contexts."""
     return tuple(
         LearningPoint(num_contexts, *_measures(labels, predicted, criterion, resampling, labels.split == "test"))
         for num_contexts, predicted in sorted(fitted, key=lambda pair: pair[0])
@@ -80,7 +80,7 @@ def learning_curve(
 
 @dataclass(frozen=True, slots=True)
 class DomainCell:
-    """Probes of one domain on the test questions of another."""
+    """Results of probes trained on one domain on the test questions of another."""
 
     trained_on: str
     tested_on: str
@@ -88,14 +88,14 @@ class DomainCell:
     wrong_accepted: Measured
     r2: Measured
     num_segments: int
-    """Draft-written, right or wrong."""
+    """Number of draft-written segments known to be right or wrong."""
     num_wrong: int
 
 
 def domain_matrix(
     labels: Labels, fitted: Mapping[str, Predicted], criterion: Criterion, resampling: Resampling
 ) -> tuple[DomainCell, ...]:
-    """Row after row."""
+    """The cells, row by row."""
     return tuple(_cells(labels, fitted, criterion, resampling))
 
 
@@ -118,9 +118,9 @@ def _measures(
     judged = drafts(labels, predicted, mask, criterion)
     known, drafted = judged.known, labels.where(labels.by_draft & mask)
     ranks, right = dense_ranks(judged.ratio[known]), judged.right[known] == 1
-    label, guess = labels.target_probability[drafted], predicted.target_probability[drafted]
+    label, prediction = labels.target_probability[drafted], predicted.target_probability[drafted]
     return (
         resampling.measured(partial(auroc, ranks, right), judged.question[known]),
         resampling.measured(partial(wrong_accepted, ranks, right), judged.question[known]),
-        resampling.measured(partial(r2, label, guess), judged.question),
+        resampling.measured(partial(r2, label, prediction), judged.question),
     )

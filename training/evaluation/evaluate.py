@@ -1,4 +1,4 @@
-"""Stage 7: is a pair of probes good enough to serve? On questions no probe has seen."""
+"""Stage 7: evaluates a pair of probes on questions that no probe was trained on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,48 +26,48 @@ __all__ = [
 ]  # fmt: skip
 
 RATIO_EDGES = (0.0, *np.geomspace(1e-3, 10, 33).round(5).tolist())
-"""Of the histogram; what lies beyond counts to the last bin."""
+"""Edges of the histogram; larger values count in the last bin."""
 _NAMES = {"error": "standard_error"}
-"""Of fields, where the report's file has others."""
+"""Fields with other names in the report's file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a report is made from."""
+    """The inputs of a report."""
 
     name: str
-    """Of the pair."""
+    """Name of the pair."""
     labels: Labels
     served: Predicted
     cost: Cost
     variants: Sequence[Predicted] = ()
-    """Others to compare with. A random one is added."""
+    """Variants to compare with. A random one is added."""
     learning_curve: Sequence[tuple[int, Predicted]] = ()
-    """(number of contexts learned from, what these probes say)."""
+    """(number of training contexts, predictions of the probes trained on them)."""
     domains: Mapping[str, Predicted] = field(default_factory=dict)
-    """By the only domain learned from."""
+    """Predictions of probes trained on a single domain, by that domain."""
     facts: Mapping[str, str | int | float] = field(default_factory=dict)
-    """How it was made, to be printed as it stands: recipe, data digest, forwards of the entailment model."""
+    """Facts about the probes' origin, printed unchanged: recipe, data digest, forwards of the entailment model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How much there is of what."""
+    """Sizes of the data."""
 
     contexts: dict[str, int]
-    """By split."""
+    """Number of contexts by split."""
     questions: dict[str, int]
     draft_segments: int
-    """Of the test questions."""
+    """Number of draft-written segments of the test questions."""
     unknown: int
-    """Of these, how many are neither right nor wrong, since the truth is unknown: left out of those shares."""
+    """How many of these have no known truth; the shares of right and wrong exclude them."""
     target_wrong: float
-    """Share of the target's own segments that are wrong, for comparison; 0 by definition where it sets the truth."""
+    """Share of the target's own segments that are wrong, for comparison; 0 where the target defines the truth."""
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Of p/q over the test questions."""
+    """Histogram of p/q over the test questions."""
 
     edges: tuple[float, ...]
     right: tuple[int, ...]
@@ -76,11 +76,11 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All numbers of a report. Where there is none to be had it is nan."""
+    """All numbers of a report; nan where a number cannot be computed."""
 
     name: str
     criterion: Criterion
-    """What right means below, unless said otherwise."""
+    """The definition of right below, unless stated otherwise."""
     verdict: Verdict
     recommendation: Recommendation
     cost: Cost
@@ -98,16 +98,16 @@ class Report:
         return self.variants[0]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, rounded; null for what could not be had. An error is a `standard_error` in the file."""
+        """Plain values, rounded; null for what could not be computed. `error` is named `standard_error`."""
         fields = asdict(self, dict_factory=lambda items: {_NAMES.get(name, name): value for name, value in items})
-        found: dict[str, Any] = plain(fields, 5)
-        return found
+        values: dict[str, Any] = plain(fields, 5)
+        return values
 
 
 def evaluate(evidence: Evidence, max_wrong_accepted: float = 0.03, num_resamples: int = 200) -> Report:
-    """All the numbers. `max_wrong_accepted` limits the recommended rule, which no test question has a say in.
+    """Compute all numbers. `max_wrong_accepted` limits the recommended rule, which is chosen without test questions.
 
-    Raises: InvalidRequest when some probes were not asked about all segments of the questions they have not seen.
+    Raises: InvalidRequest when predictions are missing for segments of questions that a probe was not trained on.
     """
     labels, served = evidence.labels, evidence.served
     criterion = choose_criterion(labels)
@@ -136,8 +136,9 @@ def evaluate(evidence: Evidence, max_wrong_accepted: float = 0.03, num_resamples
 
 
 def choose_criterion(labels: Labels) -> Criterion:
-    """The truth where it is known of right and of wrong segments; else whether the target says it. Test questions have
-    no say in it either."""
+    """The ground truth if it is known for right and for wrong segments, else whether the target's samples include it.
+
+    Test questions do not influence the choice."""
     valid = labels.valid[labels.by_draft & np.isin(labels.split, ["validation", "calibration"])]
     return "truth" if (valid == 1).any() and (valid == 0).any() else "target says it"
 

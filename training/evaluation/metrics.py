@@ -1,4 +1,4 @@
-"""Measures of probabilities and of their order, over weighted segments: resampling questions only changes weights."""
+"""Metrics of probabilities and of their order, over weighted segments; resampling questions only changes weights."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ Floats = NDArray[np.floating[Any]]
 Ranks = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Measure = Callable[[Floats], float]
-"""Of the segments' weights."""
+"""A metric as a function of the segments' weights."""
 
 NUM_BINS = 10
 
 
 def dense_ranks(values: Floats) -> Ranks:
-    """`[num_segments]`: the number of each value among the distinct ones, ascending. Measures of order need no more."""
+    """`[num_segments]`: the rank of each value among the distinct ones, ascending. Metrics of order need only these."""
     return np.unique(values, return_inverse=True)[1].astype(np.int64)
 
 
@@ -41,14 +41,14 @@ def spearman(label: Ranks, predicted: Ranks, weight: Floats | None = None) -> fl
 
 
 def auroc(score: Ranks, right: Mask, weight: Floats | None = None) -> float:
-    """The chance that a right segment scores above a wrong one, ties counting half; nan without both."""
+    """The probability that a right segment scores above a wrong one, ties counting half; nan without both."""
     rights, wrongs = _masses(score, right, weight)
     num_pairs = rights.sum() * wrongs.sum()
     return float(rights @ (wrongs.cumsum() - wrongs / 2) / num_pairs) if num_pairs > 0 else nan
 
 
 def wrong_accepted(score: Ranks, right: Mask, weight: Floats | None = None, least_right: float = 0.95) -> float:
-    """Share of the wrong segments above the strictest threshold that lets `least_right` of the right ones pass."""
+    """Share of wrong segments above the strictest threshold that accepts `least_right` of the right ones."""
     rights, wrongs = _masses(score, right, weight)
     if not rights.sum() or not wrongs.sum():
         return nan
@@ -63,12 +63,12 @@ class Bin:
 
     predicted: float
     label: float
-    """Their means."""
+    """Mean predicted probability and mean label."""
     num_segments: int
 
 
 def reliability(label: Floats, predicted: Floats) -> tuple[Bin, ...]:
-    """Equally wide bins of the prediction, those with no segment left out."""
+    """Equally wide bins of the prediction; empty bins are omitted."""
     bins = _bins(predicted)
     return tuple(
         Bin(float(predicted[bins == b].mean()), float(label[bins == b].mean()), int((bins == b).sum()))
@@ -85,16 +85,16 @@ def expected_calibration_error(label: Floats, predicted: Floats, weight: Floats 
 
 @dataclass(frozen=True, slots=True)
 class Resampling:
-    """Bootstrap by question: the segments of a question stand and fall together."""
+    """Bootstrap by question: all segments of a question are resampled together."""
 
     questions: NDArray[np.int64]
     counts: NDArray[np.int64]
-    """`[num_resamples, num_questions]`: how often each was drawn. The same for all that is measured, so that
-    differences are of pairs."""
+    """`[num_resamples, num_questions]`: how often each was drawn. All metrics use the same draws, so that differences
+    are paired."""
 
     @classmethod
     def of(cls, question: NDArray[np.int64], num_resamples: int = 200, seed: int = 0) -> "Resampling":
-        """Over the distinct ones of `question`."""
+        """A resampling of the distinct values of `question`."""
         questions = np.unique(question)
         share = np.full(len(questions), 1 / max(1, len(questions)))
         return cls(questions, np.random.default_rng(seed).multinomial(len(questions), share, num_resamples))
@@ -126,7 +126,7 @@ def _midranks(ranks: Ranks, weight: Floats) -> Floats:
 
 
 def _masses(score: Ranks, right: Mask, weight: Floats | None) -> tuple[Floats, Floats]:
-    """Weight of right and of wrong segments, an entry a score."""
+    """Weights of right and of wrong segments, one entry per score."""
     weight = _weights(weight, score)
     size = int(score.max()) + 1 if len(score) else 0
     rights, wrongs = (np.bincount(score, weight * mask, size).astype(np.float64) for mask in (right, ~right))

@@ -1,4 +1,4 @@
-"""The report's figures, drawn from its numbers."""
+"""The report's figures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ PROBES: dict[ProbeUse, str] = {
 
 
 def acceptance(report: Report) -> Figure:
-    """Wrong against right segments accepted, all variants: the whole range and its corner."""
+    """Wrong against right segments accepted, for all variants: the whole range and the relevant corner."""
     figure, (whole, corner) = panels(2, (9.0, 4.1))
     served, *others, random = report.variants
     for axes in (whole, corner):
@@ -71,11 +71,11 @@ def acceptance(report: Report) -> Figure:
 
 
 def ratios(report: Report) -> Figure:
-    """How p/q of right and of wrong segments is distributed."""
+    """Distribution of p/q for right and for wrong segments."""
     figure, (axes,) = panels(1, (9.0, 3.3))
     histogram = report.ratios
     edges = np.array(histogram.edges)
-    edges[0] = edges[1] ** 2 / edges[2]  # zero has no place on a logarithmic axis
+    edges[0] = edges[1] ** 2 / edges[2]  # a logarithmic axis cannot show zero
     for counts, colour, name, hatch in ((histogram.right, RIGHT, "right", ""), (histogram.wrong, WRONG, "wrong", "//")):
         total = sum(counts)
         shares = np.array(counts) / max(total, 1)
@@ -96,7 +96,7 @@ def ratios(report: Report) -> Figure:
 
 
 def strictness(report: Report) -> Figure:
-    """What the threshold does: accepted shares, and the estimated speed-up."""
+    """Accepted shares and estimated speed-up by threshold."""
     figure, (shares, speed) = panels(2, (9.0, 3.6))
     curve = [one for one in report.recommendation.curve if one.threshold is not None]
     [sample] = [one for one in report.recommendation.curve if one.threshold is None]
@@ -139,7 +139,7 @@ def _diagram(axes: Axes, regression: Regression, name: str) -> None:
 
 
 def learning(points: Sequence[LearningPoint]) -> Figure:
-    """AUROC and wrong accepted by number of contexts learned from, with the verdict's bars."""
+    """AUROC and wrong accepted by number of training contexts, with the verdict's limits."""
     figure, (auroc, wrong) = panels(2, (9.0, 3.3))
     contexts = [point.num_contexts for point in points]
     error_line(auroc, contexts, [point.auroc for point in points])
@@ -162,7 +162,7 @@ def learning(points: Sequence[LearningPoint]) -> Figure:
 
 
 def domains(cells: Sequence[DomainCell]) -> Figure:
-    """AUROC and R2 of probes of each domain on each other."""
+    """AUROC and R2 of probes of each domain on each domain."""
     rows = list(dict.fromkeys(cell.trained_on for cell in cells))
     columns = list(dict.fromkeys(cell.tested_on for cell in cells))
     figure, (axes,) = panels(1, (2.4 + 1.5 * len(columns), 1.3 + 0.75 * len(rows)))
@@ -186,7 +186,7 @@ def _entry(cell: DomainCell) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StatesPicture:
-    """Segments of the test questions, to be drawn where their states are."""
+    """States of test segments, for a scatter plot."""
 
     vectors: NDArray[np.float32]
     """`[num_segments, size]`."""
@@ -194,13 +194,13 @@ class StatesPicture:
     """Semantic probability of each under the target."""
     by_draft: NDArray[np.bool_]
     title: str
-    """Which model's states, which layer, pooled how."""
+    """Model, layer and pooling of the states."""
 
 
 def embedded(vectors: Floats) -> tuple[NDArray[np.float64], str]:
-    """`[num_segments, 2]` and the method's name: UMAP where umap-learn is installed, else principal components.
+    """`[num_segments, 2]` and the method's name: UMAP if umap-learn is installed, else principal components.
 
-    Each number is scaled to a deviation of 1 first: a few of them are a thousand times the others in large models.
+    Each dimension is scaled to a deviation of 1 first, since in large models a few are a thousand times the others.
     """
     deviation = vectors.std(0, dtype=np.float64)
     scaled = (vectors - vectors.mean(0, dtype=np.float64)) / np.where(deviation > 0, deviation, 1)
@@ -217,7 +217,7 @@ def _umap(vectors: Floats) -> Floats:
 
 
 def states(picture: StatesPicture) -> Figure:
-    """Segments by their states, coloured by semantic probability."""
+    """Scatter plot of segments by their states, coloured by semantic probability."""
     figure, (axes,) = panels(1, (7.2, 5.0))
     points, method = embedded(picture.vectors)
     handles = []

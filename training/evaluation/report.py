@@ -1,4 +1,4 @@
-"""The report as one page to look at, its numbers as JSON, and its pictures."""
+"""Writes the report: an HTML page, its numbers as JSON, and its pictures."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,42 +41,42 @@ class Example:
 
     text: str
     reasoning_tail: str
-    """The end of what comes before it."""
+    """The end of the text before it."""
     target_probability: float
-    """As predicted; the next one too."""
+    """Predicted, like `draft_probability`."""
     draft_probability: float
     label: float
     """Share of the target's samples that mean the same."""
     valid: bool | None
-    """By the data's own truth; None where that is unknown."""
+    """By the data's ground truth; None where it is unknown."""
     kind: str
     """One of `KINDS`."""
 
 
 def example_rows(labels: Labels, served: Predicted, report: Report, num_each: int = 2) -> dict[int, str]:
-    """Draft-written segments of test questions to show, at most `num_each` of a kind: their kinds by index."""
+    """Draft-written segments of test questions as examples, at most `num_each` per kind: their kinds by index."""
     test = labels.where(labels.by_draft & (labels.split == "test"))
-    params = np.random.default_rng(0).permutation(test)
-    accepted = acceptance_of(served.ratio[params], report.recommendation.expected.threshold) >= 0.5
-    right = rightness(labels, report.criterion)[params]
+    order = np.random.default_rng(0).permutation(test)
+    accepted = acceptance_of(served.ratio[order], report.recommendation.expected.threshold) >= 0.5
+    right = rightness(labels, report.criterion)[order]
     chosen: dict[int, str] = {}
     for kind, mask in zip(KINDS, _kinds(accepted, right), strict=True):
-        rows = params[mask]
-        _, first = np.unique(labels.context[rows], return_index=True)  # of one context they are much alike
+        rows = order[mask]
+        _, first = np.unique(labels.context[rows], return_index=True)  # one per context, to vary them
         chosen |= dict.fromkeys(rows[np.sort(first)[:num_each]].tolist(), kind)
     return chosen
 
 
 def _kinds(accepted: NDArray[np.bool_], right: NDArray[np.float32]) -> Iterator[NDArray[np.bool_]]:
-    for took in (accepted, ~accepted):
-        yield took & (right == 1)
-        yield took & (right == 0)
+    for decided in (accepted, ~accepted):
+        yield decided & (right == 1)
+        yield decided & (right == 0)
 
 
 def write_report(
     report: Report, folder: Path, examples: Sequence[Example] = (), states: StatesPicture | None = None
 ) -> None:
-    """`report.html`, whole in itself, `report.json`, and the pictures; each file replaced in one step."""
+    """Write the self-contained `report.html`, `report.json` and the pictures, each file atomically."""
     contents = sections(report, list(pictures(report, states)), examples)
     write_pictures(folder, contents)
     write_json(folder / "report.json", report.as_json())
@@ -84,7 +84,7 @@ def write_report(
 
 
 def sections(report: Report, drawn: Sequence[Picture], examples: Sequence[Example]) -> list[Section]:
-    """The page's contents, the verdict first."""
+    """The page's sections, the verdict first."""
     return [
         Section("", tuple(_verdict(report))),
         Section("Variants", tuple(_variants(report))),
@@ -216,7 +216,7 @@ def _origin(report: Report) -> Iterator[Block]:
 
 
 def pictures(report: Report, states: StatesPicture | None = None) -> Iterator[Picture]:
-    """Those that there are numbers for."""
+    """The pictures for which the report has numbers."""
     served, expected = report.served.verifications[report.criterion], report.recommendation.expected
     of = f"{report.counts.questions.get('test', 0):,} test questions"
     segments = f"{served.num_right:,} right and {served.num_wrong:,} wrong draft-written segments of {of}"

@@ -1,4 +1,4 @@
-"""In plain sentences: are the probes good enough to serve, and what would be the cheapest gain?"""
+"""The verdict in sentences: whether the probes are good enough to serve, and what would improve them at least cost."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ LEAST_RIGHT_ACCEPTED = 0.95
 MOST_WRONG_ACCEPTED = 0.03
 MOST_ECE = 0.05
 FEW_WRONG = 50
-"""With fewer wrong segments to go by, shares of them mean little."""
+"""With fewer wrong segments, shares of them are unreliable."""
 FEW_QUESTIONS = 30
 
 SAVES = {
@@ -22,12 +22,12 @@ SAVES = {
     "states alone": "the surprisal statistics may not be needed",
     "paper recipe": "draft-written segments may not be needed in training",
 }
-"""What a variant that does no worse would spare."""
+"""What a variant that is not worse would make unnecessary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One bar, and whether the served probes clear it."""
+    """One criterion, and whether the served probes meet it."""
 
     name: str
     text: str
@@ -36,7 +36,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What to think of the numbers."""
+    """An assessment of the report's numbers."""
 
     good_enough: bool
     headline: str
@@ -52,7 +52,7 @@ def judge(
     curve: Sequence[LearningPoint],
     num_questions: int,
 ) -> Verdict:
-    """Of the served probes on `num_questions` test questions."""
+    """The verdict on the served probes from `num_questions` test questions."""
     claims = tuple(_claims(served, criterion))
     good_enough = all(claim.holds for claim in claims)
     cautions = list(_cautions(served.verifications[criterion].num_wrong, num_questions))
@@ -61,7 +61,7 @@ def judge(
         *([] if good_enough else [_gain(curve)]),
         _rule(recommendation),
         *_about_calibration(claims, recommendation),
-        *(_beside(one) for one in comparisons if one.name != "random"),
+        *(_compared(one) for one in comparisons if one.name != "random"),
     ]
     return Verdict(good_enough, _headline(claims, doubtful=bool(cautions)), claims, tuple(remarks))
 
@@ -113,7 +113,7 @@ def _rule(recommendation: Recommendation) -> str:
 
 
 def _gain(curve: Sequence[LearningPoint]) -> str:
-    """Whether more contexts would help, as far as the last step of the learning curve tells."""
+    """Whether more contexts would help, by the last step of the learning curve."""
     if len(curve) < 2:
         return "There is no learning curve to say whether more contexts would help."
     before, after = curve[-2:]
@@ -135,7 +135,7 @@ def _about_calibration(claims: Sequence[Claim], recommendation: Recommendation) 
         yield "The ECE matters to the rule min(1, p/q). A threshold wants the order only."
 
 
-def _beside(one: Comparison) -> str:
+def _compared(one: Comparison) -> str:
     name = one.name.capitalize()
     auroc, wrong = signed(measured_decimal(one.auroc)), signed(measured_share(one.wrong_accepted))
     numbers = f"AUROC {auroc}, wrong segments accepted {wrong}"

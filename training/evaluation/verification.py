@@ -1,4 +1,4 @@
-"""How well one pair of probes tells right from wrong segments, and how well its probabilities match the labels."""
+"""How well one pair of probes separates right from wrong segments, and how well its probabilities match the labels."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -27,16 +27,16 @@ from semspec.training.evaluation.metrics import (
 from semspec.training.report.numbers import Measured
 
 Criterion = Literal["truth", "target says it"]
-"""What makes a draft-written segment right: the data's own truth, or that the target's samples say it at least once."""
+"""When a draft-written segment is right: by ground truth, or if one of the target's samples means the same."""
 CRITERIA: tuple[Criterion, ...] = get_args(Criterion)
 
 ProbeUse = Literal["draft probe", "target probe, draft-written", "target probe, target-written"]
-"""Which probe, on whose segments."""
+"""A probe, and the writer of the segments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What one pair of probes says of segments: aligned with `Labels`, nan where it was not asked."""
+    """One pair of probes' predictions, aligned with `Labels`; nan where there is none."""
 
     name: str
     target_probability: NDArray[np.float32]
@@ -44,24 +44,24 @@ class Predicted:
 
     @property
     def ratio(self) -> NDArray[np.float32]:
-        """p/q as the verifier bounds it."""
+        """p/q, with the verifier's lower bound on q."""
         ratio: NDArray[np.float32] = self.target_probability / self.draft_probability.clip(LEAST_PROBABILITY)
         return ratio
 
 
 def at_random(num_segments: int, seed: int = 0) -> Predicted:
-    """Probabilities that know nothing, as of the strategy `random`."""
+    """Random probabilities, as of the strategy `random`."""
     p, q = np.random.default_rng(seed).random((2, num_segments), dtype=np.float32)
     return Predicted("random", p, q)
 
 
 def rightness(labels: Labels, criterion: Criterion) -> NDArray[np.float32]:
-    """1 right, 0 wrong, nan unknown, an entry a segment."""
+    """1 right, 0 wrong, nan unknown; one entry per segment."""
     return labels.valid if criterion == "truth" else (labels.target_probability > 0).astype(np.float32)
 
 
 def drafts(labels: Labels, predicted: Predicted, mask: Mask, criterion: Criterion) -> Drafts:
-    """The draft-written segments within `mask`. Raises: InvalidRequest when the probes were not asked about some."""
+    """The draft-written segments within `mask`. Raises: InvalidRequest when predictions are missing."""
     rows = labels.where(labels.by_draft & mask)
     ratio = predicted.ratio[rows]
     _check(predicted, ratio)
@@ -81,7 +81,7 @@ class Regression:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """How well p/q tells right draft-written segments from wrong ones."""
+    """How well p/q separates right draft-written segments from wrong ones."""
 
     auroc: Measured
     wrong_accepted: Measured
@@ -91,7 +91,7 @@ class Verification:
     num_unknown: int
     sample: Outcome
     thresholds: tuple[Outcome, ...]
-    """Along `DENSE_THRESHOLDS`."""
+    """Outcomes for `DENSE_THRESHOLDS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Variant:
 
 
 def evaluate_variant(labels: Labels, predicted: Predicted, cost: Cost, resampling: Resampling) -> Variant:
-    """Raises: InvalidRequest when the probes were not asked about some of the test segments."""
+    """Evaluate one pair of probes on the test questions. Raises: InvalidRequest when predictions are missing."""
     test = labels.split == "test"
     drafted, written = test & labels.by_draft, test & ~labels.by_draft
     p, q = predicted.target_probability, predicted.draft_probability
@@ -129,11 +129,11 @@ def evaluate_variant(labels: Labels, predicted: Predicted, cost: Cost, resamplin
 
 
 def regression(label: Floats, predicted: Floats, question: NDArray[np.int64], resampling: Resampling) -> Regression:
-    """Of a probe's probabilities against the labels."""
-    params = partial(spearman, dense_ranks(label), dense_ranks(predicted))
+    """Compare a probe's probabilities with the labels."""
+    correlation = partial(spearman, dense_ranks(label), dense_ranks(predicted))
     return Regression(
         r2=resampling.measured(partial(r2, label, predicted), question),
-        spearman=resampling.measured(params, question),
+        spearman=resampling.measured(correlation, question),
         ece=resampling.measured(partial(expected_calibration_error, label, predicted), question),
         bins=reliability(label, predicted),
         num_segments=len(label),
@@ -141,7 +141,7 @@ def regression(label: Floats, predicted: Floats, question: NDArray[np.int64], re
 
 
 def verification(judged: Drafts, cost: Cost, resampling: Resampling) -> Verification:
-    """Of p/q against what is right; segments of which that is unknown are left out of all but the speed-up."""
+    """Compare p/q with the truth; segments of unknown truth count only for acceptance and speed-up."""
     known = judged.known
     ranks, right = dense_ranks(judged.ratio[known]), judged.right[known] == 1
     return Verification(

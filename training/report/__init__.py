@@ -1,1 +1,1 @@
-"""Reports: numbers with their errors, figures, and documents of blocks, for the probes and the bench alike."""
+"""Building blocks of reports, for the probes and the bench: numbers with errors, figures, and documents."""

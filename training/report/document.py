@@ -1,4 +1,4 @@
-"""A report's contents, written once and set twice: as Markdown and as one HTML page."""
+"""A report's contents, rendered as Markdown and as one HTML page."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -28,20 +28,20 @@ class Bullets:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells of plain text, the first of a row is its name."""
+    """Cells of plain text; the first one of each row is its name."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
 
     def as_markdown(self) -> str:
-        """Without blank lines, so that a page that quotes it knows where it ends."""
+        """The table in Markdown, without blank lines, so that a page that includes it can find its end."""
         lines = [self.header, ("---",) * len(self.header), *self.rows]
         return "".join(f"| {' | '.join(map(_cell, line))} |\n" for line in lines)
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Commands, or text that stands as it is."""
+    """Commands or verbatim text."""
 
     lines: tuple[str, ...]
 
@@ -55,20 +55,20 @@ class Section:
     """Empty: no heading."""
     blocks: Sequence[Block]
     level: int = 2
-    """Of its heading; 1 is the page's own."""
+    """Level of the heading; 1 is the page's title."""
 
 
 def as_markdown(title: str, sections: Iterable[Section]) -> str:
-    """The page for GitHub; its pictures are files beside it."""
+    """The page in GitHub's Markdown; its pictures are separate files."""
     parts = [f"# {_text(title)}\n"]
     for section in sections:
         parts += [f"{'#' * section.level} {_text(section.title)}\n"] if section.title else []
-        parts += [_SETTERS[type(block)](block) for block in section.blocks]
+        parts += [_RENDERERS[type(block)](block) for block in section.blocks]
     return "\n".join(parts)
 
 
 def as_html(title: str, sections: Sequence[Section]) -> str:
-    """The page, whole in itself: its pictures are inside. All text stands in it escaped."""
+    """A self-contained HTML page with embedded pictures. All text is escaped."""
     environment = Environment(
         loader=PackageLoader("semspec.training.report"),
         autoescape=True,
@@ -81,13 +81,13 @@ def as_html(title: str, sections: Sequence[Section]) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """In one step, as all writers of reports."""
+    """Write a file atomically."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 def write_pictures(folder: Path, sections: Iterable[Section]) -> None:
-    """A PNG file for each picture in the sections."""
+    """Write a PNG file for each picture in the sections."""
     for picture in (block for section in sections for block in section.blocks if isinstance(block, Picture)):
         with replacing(folder / f"{picture.name}.png") as partial:
             partial.write_bytes(picture.png)
@@ -97,12 +97,12 @@ _TAG = re.compile(r"<(?=[a-zA-Z/!?])")
 
 
 def _inline(text: str) -> Markup:
-    """Escaped first, so that the only tags are ours."""
+    """`text` in HTML, with `code` elements; it is escaped first, so it cannot contain other tags."""
     return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _text(text: str) -> str:
-    """Escaped for Markdown outside code, where GitHub would take a tag for one."""
+    """`text` with tags escaped outside code, where GitHub would interpret them."""
     parts = text.split("`")
     return "`".join(part if index % 2 else _TAG.sub("&lt;", part) for index, part in enumerate(parts))
 
@@ -116,7 +116,7 @@ def _picture(picture: Picture) -> str:
     return f"**{_text(picture.title)}**\n\n![{_text(alt)}]({picture.name}.png)\n\n{_text(picture.caption)}\n"
 
 
-_SETTERS: dict[type, Callable[..., str]] = {
+_RENDERERS: dict[type, Callable[..., str]] = {
     Text: lambda block: f"{_text(block.text)}\n",
     Bullets: lambda block: "".join(f"- {_text(item)}\n" for item in block.items),
     Table: Table.as_markdown,

@@ -1,4 +1,4 @@
-"""Figures: colours that colour-blind readers tell apart, on white; needs no package but matplotlib."""
+"""Figures with matplotlib, in colours that colour-blind readers can distinguish, on white."""
 
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +19,7 @@ from semspec.training.report.numbers import Measured
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY, BLACK = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#777777", "#1c1e21",
 )  # fmt: skip
-"""Okabe and Ito's."""
+"""The palette of Okabe and Ito."""
 DPI = 144
 PERCENT = PercentFormatter(1, decimals=0)
 
@@ -29,18 +29,18 @@ class Picture:
     """A figure of a report."""
 
     name: str
-    """Of its file."""
+    """Name of its file, without suffix."""
     title: str
     caption: str
     alt: str
-    """What it shows, for those who do not see it."""
+    """Alternative text."""
     png: bytes
 
     @classmethod
     def drawn(
         cls, name: str, title: str, caption: str, alt: str, draw: Callable[[Any], Figure], numbers: Any
     ) -> "Picture":
-        """Of `draw(numbers)`, in the reports' style."""
+        """The picture of `draw(numbers)`, in the reports' style."""
         with styled():
             return cls(name, title, caption, alt, png(draw(numbers)))
 
@@ -50,7 +50,7 @@ class Picture:
 
 
 def styled() -> AbstractContextManager[None]:
-    """The figures' look, whatever a matplotlibrc says."""
+    """The figures' style, regardless of any matplotlibrc."""
     return mpl.rc_context(
         {
             "font.family": "DejaVu Sans",
@@ -69,7 +69,7 @@ def styled() -> AbstractContextManager[None]:
 
 
 def png(figure: Figure) -> bytes:
-    """The same bytes for the same figure."""
+    """The figure as PNG; equal figures give equal bytes."""
     buffer = BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     return buffer.getvalue()
@@ -82,12 +82,12 @@ def panels(num_columns: int, size: tuple[float, float], num_rows: int = 1) -> tu
     return figure, list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
 
 
-def error_line(axes: Axes, x: Sequence[float], y: Sequence[Measured], **look: Any) -> None:
+def error_line(axes: Axes, x: Sequence[float], y: Sequence[Measured], **style: Any) -> None:
     """Points joined by a line, with bars of one standard error."""
-    style: dict[str, Any] = {"fmt": "o-", "color": BLUE, "capsize": 3} | look
-    axes.errorbar(x, [one.value for one in y], errors_of(y), **style)
+    merged: dict[str, Any] = {"fmt": "o-", "color": BLUE, "capsize": 3} | style
+    axes.errorbar(x, [point.value for point in y], errors_of(y), **merged)
 
 
 def errors_of(measured: Iterable[Measured]) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-    """Their standard errors, 0 where there is none."""
+    """The standard errors; 0 where there is none."""
     return np.nan_to_num(np.array([one.error for one in measured], dtype=np.float64))

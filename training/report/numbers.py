@@ -1,10 +1,10 @@
-"""Numbers with their standard errors as tables, sentences and captions show them."""
+"""Formats numbers with their standard errors for tables, sentences and captions."""
 
 from dataclasses import dataclass
 from math import isnan, nan
 
 NONE, UNKNOWN = "-", "unknown"
-"""For what does not apply, and for what could not be computed (nan)."""
+"""Texts for a value that does not apply, and for one that could not be computed (nan)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,5 +36,5 @@ def measured_decimal(measured: Measured, num_digits: int = 3) -> str:
 
 
 def signed(text: str) -> str:
-    """A difference as one of the functions above writes it, with its sign."""
+    """A formatted difference with its sign."""
     return text if text.startswith("-") or text == UNKNOWN else f"+{text}"

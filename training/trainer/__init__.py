@@ -1,1 +1,1 @@
-"""From labelled segments to probes, whether or not they fit in memory."""
+"""Fits probes to labelled segments, whether or not their features fit in memory."""

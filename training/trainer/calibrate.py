@@ -17,15 +17,15 @@ from semspec.probes.probe import LEAST_PROBABILITY, CalibrationKind, Probe
 Probabilities = NDArray[np.float32]
 
 SCALE_LIMIT = 20.0
-"""Neither flatter nor steeper than this factor: beyond, the calibration split says next to nothing of the probe."""
+"""Bound on the scale's factor; beyond it, the calibration split has almost no information about the probe."""
 
 
 def calibrate(probe: Probe, predicted: Probabilities, label: Probabilities, kind: CalibrationKind) -> Probe:
     """A copy of `probe`, calibrated on what it `predicted` for the calibration split and the `label`s there.
 
     "temperature": scale and shift of the logit (Platt, 1999) with the least cross-entropy, folded into the last layer.
-    The scale is positive, so the order of segments stays. "isotonic": a monotonic piecewise-linear map after the
-    sigmoid, which follows any bias but needs more segments and joins neighbours into ties.
+    The scale is positive, so the order of segments is preserved. "isotonic": a monotonic piecewise-linear map after the
+    sigmoid, which corrects any bias but needs more segments and creates ties.
 
     Raises: InvalidRequest, with the remedy, when there is nothing to calibrate on.
     """
@@ -50,20 +50,20 @@ def calibrate(probe: Probe, predicted: Probabilities, label: Probabilities, kind
 def _platt(predicted: Probabilities, label: Probabilities) -> tuple[float, float]:
     """Scale and shift of the logit that minimise the cross-entropy against soft labels."""
     logits = logit(predicted.astype(np.float64).clip(1e-7, 1 - 1e-7))
-    wanted = label.astype(np.float64)
+    targets = label.astype(np.float64)
 
     def loss(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         scale, shift = np.exp(parameters[0]), parameters[1]
-        moved = scale * logits + shift
-        slope = (expit(moved) - wanted) / len(wanted)
+        scaled = scale * logits + shift
+        slope = (expit(scaled) - targets) / len(targets)
         gradient = np.array([(slope * logits).sum() * scale, slope.sum()])
-        return float((np.logaddexp(0, moved) - wanted * moved).mean()), gradient
+        return float((np.logaddexp(0, scaled) - targets * scaled).mean()), gradient
 
     limit = np.log(SCALE_LIMIT)
-    found: Any = minimize(
+    result: Any = minimize(
         loss, np.zeros(2), jac=True, method="L-BFGS-B", bounds=[(-limit, limit), (-SCALE_LIMIT, SCALE_LIMIT)]
     )
-    return float(np.exp(found.x[0])), float(found.x[1])
+    return float(np.exp(result.x[0])), float(result.x[1])
 
 
 @torch.no_grad()
@@ -76,10 +76,9 @@ def _fold(probe: Probe, scale: float, shift: float) -> None:
 def _isotonic(predicted: Probabilities, label: Probabilities) -> tuple[torch.Tensor, torch.Tensor]:
     """The map's points.
 
-    A run of low labels would map to 0, and a draft probability of 0 accepts whatever the target says. The floor is half
-    the smallest label: 1/(2N) for a draft's probe, whose segments are among its own N samples. A target's probe has
-    labels of 0, meant as such; a floor of 1/(2N) there would lift p/q of wrong segments above low thresholds. It gets
-    `LEAST_PROBABILITY`.
+    A run of low labels would map to 0, and a draft probability of 0 accepts any segment. The floor is half the smallest
+    label: 1/(2N) for a draft's probe, whose segments are among its own N samples. A target's probe has true labels of
+    0; a floor of 1/(2N) would raise p/q of wrong segments above low thresholds, so its floor is `LEAST_PROBABILITY`.
     """
     floor = max(LEAST_PROBABILITY, float(label.min()) / 2)
     model = IsotonicRegression(y_min=floor, y_max=1.0, out_of_bounds="clip")

@@ -1,4 +1,4 @@
-"""One seed's gradient descent."""
+"""Gradient descent for one seed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one seed's fit went."""
+    """Result of one seed's fit."""
 
     seed: int
     history: tuple[float, ...]
-    """Squared error on validation, an entry an epoch."""
+    """Squared error on validation, one entry per epoch."""
 
     @property
     def best_error(self) -> float:
@@ -29,7 +29,7 @@ class Outcome:
 
 
 class Descent:
-    """One seed's network on its way down. Epoch, seed and number of segments determine all its randomness."""
+    """Trains one seed's network. Epoch, seed and number of segments determine all randomness."""
 
     def __init__(self, num_inputs: int, recipe: FitRecipe, seed: int, device: torch.device) -> None:
         with torch.random.fork_rng(devices=[]):
@@ -47,29 +47,29 @@ class Descent:
 
     @property
     def is_finished(self) -> bool:
-        """All epochs run, or `patience` of them since the best."""
+        """Whether all epochs have run, or `patience` epochs since the best one."""
         best = self.outcome.best_error
         since_best = len(self.history) - (self.history.index(best) + 1 if best < inf else 0)
         return len(self.history) >= self._recipe.num_epochs or since_best >= self._recipe.patience
 
     def epoch(self, examples: Examples, progress: Callable[[float], None]) -> None:
-        """Train on all of `examples` once, shuffled; `progress` hears the share done."""
+        """Train on all of `examples` once, shuffled; `progress` is called with the share done."""
         number = len(self.history)
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "epoch", number))
         batches = torch.randperm(len(examples), generator=generator).split(self._recipe.batch_size)
-        for step, (features, wanted) in enumerate(examples.batches(batches)):
+        for step, (features, targets) in enumerate(examples.batches(batches)):
             self._set_learning_rate((number + step / len(batches)) / self._recipe.num_epochs)
-            self._loss(features, wanted).backward()
+            self._loss(features, targets).backward()
             self._optimizer.step()
             self._optimizer.zero_grad()
             progress((step + 1) / len(batches))
 
     @torch.no_grad()
     def validate(self, examples: Examples) -> None:
-        """Add the squared error to the history, and keep the network if there was none better."""
+        """Add the squared error to the history, and keep the network if it is the best so far."""
         total = 0.0
-        for features, wanted in examples.in_order():
-            total += float((torch.sigmoid(self._logits(features)) - wanted).double().square().sum())
+        for features, targets in examples.in_order():
+            total += float((torch.sigmoid(self._logits(features)) - targets).double().square().sum())
         error = total / len(examples)
         if error < self.outcome.best_error:
             self.best = {name: value.clone() for name, value in self.network.state_dict().items()}
@@ -90,7 +90,7 @@ class Descent:
             group["lr"] = self._recipe.learning_rate * (1 + cos(pi * share)) / 2
 
     def tensors(self) -> Tensors:
-        """Everything needed to go on from the end of an epoch, but the history."""
+        """The tensors needed to resume after an epoch; the history is stored separately."""
         moments = {
             f"optimizer.{number}.{name}": value
             for number, state in self._optimizer.state_dict()["state"].items()
@@ -111,10 +111,10 @@ class Descent:
 
 
 def named(prefix: str, tensors: Tensors) -> Tensors:
-    """The same tensors, their names behind a prefix."""
+    """The same tensors with a prefix before their names."""
     return {f"{prefix}.{name}": value for name, value in tensors.items()}
 
 
 def under(prefix: str, tensors: Tensors) -> Tensors:
-    """Those that `named` put behind the prefix."""
+    """The tensors with this prefix, without it (the inverse of `named`)."""
     return {name.removeprefix(f"{prefix}."): t for name, t in tensors.items() if name.startswith(f"{prefix}.")}

@@ -1,5 +1,5 @@
-"""Stage 6: fit a probe to labelled segments, whether or not their features fit in memory; an interrupted fit goes on
-where it was."""
+"""Stage 6: fit a probe to labelled segments, whether or not their features fit in memory; an interrupted fit is
+resumed."""
 
 import copy
 import hashlib
@@ -32,10 +32,10 @@ Probabilities = NDArray[np.float32]
 
 
 class Checkpoint:
-    """Tensors and facts, written whole or not at all. One of other work (another `identity`) is as good as none."""
+    """Tensors and facts, written atomically. A checkpoint with another `identity` is ignored."""
 
     def __init__(self, path: Path | None, identity: str) -> None:
-        """Without a path nothing is kept."""
+        """Without a path nothing is saved."""
         self._path, self._identity = path, identity
 
     def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -46,7 +46,7 @@ class Checkpoint:
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata)
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """What was saved last; None when nothing of this work is there."""
+        """The saved tensors and facts; None if there are none with this identity."""
         if self._path is None or not self._path.exists():
             return None
         try:
@@ -55,9 +55,9 @@ class Checkpoint:
                 if metadata.get("identity") == self._identity:
                     names = list(file.keys())
                     return {name: file.get_tensor(name).clone() for name in names}, json.loads(metadata["facts"])
-            log.warning("checkpoint %s is of another fit: starting afresh", self._path)
+            log.warning("checkpoint %s belongs to another fit: restarting", self._path)
         except (OSError, SafetensorError) as error:
-            log.warning("checkpoint %s cannot be read (%s): starting afresh", self._path, error)
+            log.warning("checkpoint %s cannot be read (%s): restarting", self._path, error)
         return None
 
 
@@ -67,28 +67,28 @@ class Fit:
 
     probe: Probe
     history: tuple[float, ...]
-    """Its squared error on validation, an entry an epoch."""
+    """Its squared error on validation, one entry per epoch."""
     seed: int
     errors_by_seed: dict[int, float]
     """Each seed's lowest squared error on validation."""
 
 
-class _Work:
-    """A fit under way: what a checkpoint keeps."""
+class _FitState:
+    """The state of a running fit, as saved in a checkpoint."""
 
     def __init__(self, source: FeatureSource, recipe: FitRecipe, checkpoint: Checkpoint) -> None:
         self._source, self._recipe, self._checkpoint = source, recipe, checkpoint
         self._device = device_of(recipe.device)
         self.reduction = Reduction(source, recipe.projection).to(self._device)
         self.outcomes: list[Outcome] = []
-        """Of finished seeds."""
+        """Results of finished seeds."""
         self._chosen: Tensors = {}
-        """The best network among theirs."""
+        """The best network of the finished seeds."""
         self._descent: Descent | None = None
-        """The seed at work."""
+        """The current seed."""
 
     def begin(self, labels: Labels, indices: Indices) -> None:
-        """Take up what was left, or start with the reduction."""
+        """Resume from the checkpoint, or start with the reduction."""
         saved = self._checkpoint.load()
         if saved is None:
             seen = sample_of(indices, self._recipe.statistics_rows)
@@ -106,7 +106,7 @@ class _Work:
 
     @property
     def descent(self) -> Descent:
-        """The seed at work, or the next one."""
+        """The current seed, or the next one."""
         if self._descent is None:
             seed = self._recipe.seeds[len(self.outcomes)]
             self._descent = Descent(self.reduction.num_outputs, self._recipe, seed, self._device)
@@ -123,7 +123,7 @@ class _Work:
         self._checkpoint.save(tensors | named("descent", self.descent.tensors()), facts)
 
     def close_seed(self) -> None:
-        """Done with the seed at work; of equally good ones the first is chosen."""
+        """Finish the current seed; of equally good seeds the first is chosen."""
         outcome = self.descent.outcome
         if all(outcome.best_error < other.best_error for other in self.outcomes):
             self._chosen = self.descent.best
@@ -138,7 +138,7 @@ class _Work:
         tensors = named("network", self._chosen) | {"mean": self.reduction.mean, "scale": self.reduction.scale}
         first = tensors["network.0.weight"], tensors["network.0.bias"]
         tensors["network.0.weight"], tensors["network.0.bias"] = self.reduction.fold(*first)
-        with torch.device("meta"):  # without drawing weights that are replaced at once
+        with torch.device("meta"):  # avoids initialising weights that are replaced immediately
             probe = Probe(self._source.num_features, self._recipe.hidden_sizes)
         probe.load_state_dict({name: tensor.cpu() for name, tensor in tensors.items()}, assign=True)
         errors = {outcome.seed: outcome.best_error for outcome in self.outcomes}
@@ -157,9 +157,9 @@ def fit(
 ) -> Fit:
     """The probe with the lowest squared error on the segments `validation_idx`, of all epochs and seeds.
 
-    `labels_array` [len(labels)] holds the probabilities to learn, in [0, 1]. `progress` hears the share done. With a
-    path for a `checkpoint`, an interrupted fit called again goes on after its last whole epoch and ends the same; the
-    caller deletes the file once the probe is kept.
+    `labels_array` [len(labels)] contains the probabilities to learn, in [0, 1]. `progress` is called with the share
+    done. With a `checkpoint` path, a repeated call resumes an interrupted fit after its last complete epoch, with the
+    same result; the caller deletes the file once the probe is saved.
 
     Raises: InvalidRequest, with the remedy, when there is nothing to learn from or the fit diverges.
     """
@@ -168,14 +168,14 @@ def fit(
     identity = _identity(
         source, recipe, labels_array[train_idx], labels_array[validation_idx], train_idx, validation_idx
     )
-    work = _Work(source, recipe, Checkpoint(checkpoint, identity))
+    work = _FitState(source, recipe, Checkpoint(checkpoint, identity))
     work.begin(labels, train_idx)
-    room = source.memory_bytes - (source.num_bytes if source.is_resident else 0)
-    train = Examples(source, labels, labels_array, train_idx, work.reduction, room)
-    held_out = Examples(source, labels, labels_array, validation_idx, work.reduction, room - train.num_bytes)
+    free_bytes = source.memory_bytes - (source.num_bytes if source.is_resident else 0)
+    train = Examples(source, labels, labels_array, train_idx, work.reduction, free_bytes)
+    held_out = Examples(source, labels, labels_array, validation_idx, work.reduction, free_bytes - train.num_bytes)
     while not work.is_finished:
         while not work.descent.is_finished:
-            work.descent.epoch(train, _stretch(report, work.share_done, recipe))
+            work.descent.epoch(train, _within_epoch(report, work.share_done, recipe))
             work.descent.validate(held_out)
             work.save()
         work.close_seed()
@@ -187,16 +187,16 @@ def fit(
 def predict(
     probe: Probe, source: FeatureSource, labels: Labels, idx: Indices, device: Device = "auto"
 ) -> Probabilities:
-    """The probe's semantic probabilities `[len(idx)]` of the segments `idx`. Raises: Mismatch on another's features."""
+    """The probe's semantic probabilities `[len(idx)]` of the segments `idx`. Raises: Mismatch on other features."""
     if len(probe.mean) != source.num_features:
         raise Mismatch(
             f"the probe takes {len(probe.mean)} features, the source has {source.num_features}: "
-            "read the layers and features it was fitted on"
+            "use the layers and features it was fitted on"
         )
-    there = device_of(device)
-    probe = probe if probe.mean.device == there else copy.deepcopy(probe).to(there)
+    target_device = device_of(device)
+    probe = probe if probe.mean.device == target_device else copy.deepcopy(probe).to(target_device)
     parts = source.batches(labels, chunks(idx, source.num_features))
-    probabilities = [probe(rows.to(there).assembled()).cpu().numpy() for rows in parts]
+    probabilities = [probe(rows.to(target_device).assembled()).cpu().numpy() for rows in parts]
     return np.concatenate([np.empty(0, dtype=np.float32), *probabilities])
 
 
@@ -222,7 +222,7 @@ def _check(train: Probabilities, validation: Probabilities) -> None:
 
 
 def _identity(source: FeatureSource, recipe: FitRecipe, *arrays: NDArray[np.generic]) -> str:
-    """Of a fit: a checkpoint of any other is of no use."""
+    """Digest of a fit's settings and inputs, to recognise its checkpoint."""
     settings = recipe.model_dump(mode="json", include=set(FitRecipe.model_fields) - {"device"})
     inputs = (source.role, source.features, source.layers, source.shape)
     digest = hashlib.sha256(json.dumps([settings, inputs]).encode())
@@ -231,7 +231,7 @@ def _identity(source: FeatureSource, recipe: FitRecipe, *arrays: NDArray[np.gene
     return digest.hexdigest()
 
 
-def _stretch(progress: Callable[[float], None], start: float, recipe: FitRecipe) -> Callable[[float], None]:
+def _within_epoch(progress: Callable[[float], None], start: float, recipe: FitRecipe) -> Callable[[float], None]:
     """Progress within an epoch as progress of the whole fit."""
     num_epochs = recipe.num_epochs * len(recipe.seeds)
     return lambda share: progress(start + share / num_epochs)

@@ -1,4 +1,4 @@
-"""Stage 5: the pair of probes to be served, and those the report compares them with."""
+"""Stage 5: the served pair of probes, and the variants that the report compares with it."""
 
 import json
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from semspec.types import ModelInfo
 SERVED = "served"
 
 ALTERNATIVES = {"last layer": "last-hidden", "surprisal alone": "surprisal"}
-"""Variants that are delivered beside the served probes: baselines, by the strategy that judges by them."""
+"""Variants that are exported beside the served probes, as baselines, with the strategies that use them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class Variant:
     name: str
     recipe: ProbesConfig
     share: float = 1.0
-    """Of the training questions."""
+    """Share of the training questions to use."""
     domain: str | None = None
-    """The only one to train on."""
+    """The only domain to train on, if set."""
 
 
 def compared(config: ProbesConfig) -> list[Variant]:
-    """What the served probes stand beside, each different in one respect from them or from the paper."""
+    """Variants to compare with the served probes; each differs in one respect, or follows the paper."""
     paper = {"features": "states", "layers": "all", "draft_layers": None, "labels": "own", "loss": "mse"}
     return [
         Variant("paper recipe", config.model_copy(update=paper)),
@@ -52,7 +52,7 @@ def compared(config: ProbesConfig) -> list[Variant]:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A probe of a pair, with the card it is served with."""
+    """A probe with its card."""
 
     probe: Probe
     card: ProbeCard
@@ -66,15 +66,15 @@ class Fitter:
     labels: Labels
     store: StateStore
     infos: dict[str, ModelInfo]
-    """Of both models, by role."""
+    """Infos of both models, by role."""
     data_digest: str
     folder: Path
     reporter: Reporter
     _predicted: dict[str, NDArray[np.float32]] = field(default_factory=dict)
-    _kept: tuple[tuple[Role, FeatureSet, LayerSet], FeatureSource] | None = None
+    _cached: tuple[tuple[Role, FeatureSet, LayerSet], FeatureSource] | None = None
 
     def predicted(self, variant: Variant) -> Predicted:
-        """What the variant says of every segment of a question it has not learned from."""
+        """The variant's predictions for all segments outside the training split."""
         held_out = self.labels.split != "train"
         return Predicted(
             variant.name,
@@ -96,15 +96,15 @@ class Fitter:
         return self.fitted(role, variant)
 
     def _fit(self, role: Role, variant: Variant, checkpoint: Path, progress: "_Percent") -> Probe:
-        source, wanted = self._source(role, variant), self._wanted(role)
+        source, targets = self._source(role, variant), self._targets(role)
         rows = {split: self._rows(role, variant, split) for split in ("train", "validation", "calibration")}
         result = fit(
-            source, wanted, self.labels, rows["train"], rows["validation"], variant.recipe, progress, checkpoint
+            source, targets, self.labels, rows["train"], rows["validation"], variant.recipe, progress, checkpoint
         )
         if not len(rows["calibration"]):
             return result.probe
         predicted = predict(result.probe, source, self.labels, rows["calibration"])
-        return calibrate(result.probe, predicted, wanted[rows["calibration"]], variant.recipe.calibration)
+        return calibrate(result.probe, predicted, targets[rows["calibration"]], variant.recipe.calibration)
 
     def _probabilities(self, role: Role, variant: Variant, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
         name = self._path(role, self._training(role, variant)).stem
@@ -117,19 +117,19 @@ class Fitter:
         return self._predicted[name]
 
     def _source(self, role: Role, variant: Variant) -> FeatureSource:
-        """Features for a fit and the predictions after it are loaded once; those of the fit before are let go."""
-        wanted = (role, *variant.recipe.inputs(role))
-        if self._kept is None or self._kept[0] != wanted:
-            self._kept = None
+        """Features, loaded once for a fit and its predictions; the previous ones are freed."""
+        key = (role, *variant.recipe.inputs(role))
+        if self._cached is None or self._cached[0] != key:
+            self._cached = None
             memory_bytes = int(variant.recipe.memory_gib * 2**30)
-            self._kept = wanted, FeatureSource(self.store, *wanted, memory_bytes)
-        return self._kept[1]
+            self._cached = key, FeatureSource(self.store, *key, memory_bytes)
+        return self._cached[1]
 
-    def _wanted(self, role: Role) -> NDArray[np.float32]:
+    def _targets(self, role: Role) -> NDArray[np.float32]:
         return self.labels.target_probability if role == "target" else self.labels.draft_probability
 
     def _rows(self, role: Role, variant: Variant, split: str) -> NDArray[np.int64]:
-        """The segments a probe learns from, or is stopped or calibrated on."""
+        """The segments of a split that a probe is trained, early-stopped or calibrated on."""
         labels = self.labels
         mask = labels.split == split
         if role == "draft":
@@ -144,15 +144,15 @@ class Fitter:
 
     def _some_questions(self, share: float) -> NDArray[np.int64]:
         questions = np.unique(self.labels.question[self.labels.split == "train"])
-        params = np.random.default_rng(0).permutation(questions)
-        return params[: max(1, round(share * len(questions)))]
+        order = np.random.default_rng(0).permutation(questions)
+        return order[: max(1, round(share * len(questions)))]
 
     def num_contexts(self, variant: Variant) -> int:
-        """That the variant's target probe learned from."""
+        """Number of contexts that the variant's target probe is trained on."""
         return len(np.unique(self.labels.context[self._rows("target", variant, "train")]))
 
     def _training(self, role: Role, variant: Variant) -> dict[str, Any]:
-        """All that makes this probe what it is, for its card; two variants may share one."""
+        """All settings that determine this probe, for its card; two variants may share a probe."""
         left_out = {"features", "layers", "draft_layers", "device", "memory_gib"} | (
             {"labels"} if role == "draft" else set()
         )
@@ -185,7 +185,7 @@ class Fitter:
 
 
 class _Percent:
-    """Turns shares done into steps of a bar of a hundred."""
+    """Converts shares done into steps of a bar of 100."""
 
     def __init__(self, advance: Any) -> None:
         self._advance, self._done = advance, 0

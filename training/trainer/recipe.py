@@ -1,4 +1,4 @@
-"""How probes are fitted: the settings that stand in a pipeline's configuration."""
+"""Settings of fitting probes, a part of the pipeline's configuration."""
 
 from typing import Annotated, Literal
 
@@ -12,7 +12,7 @@ Size = Annotated[int, Field(ge=1)]
 
 
 class Projection(BaseModel):
-    """Fewer numbers a layer for the first layer to train on."""
+    """A projection of each model layer's states to fewer dimensions, for training."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,7 +1,7 @@
-"""What stands between raw features and a probe's first layer while it is fitted: scaling, and a projection a layer.
+"""Reduces raw features before a probe's first layer during training: scaling, and an optional projection per layer.
 
-A probe of 65 layers of 5,120 numbers has 333K inputs. Projected to 256 numbers a layer it trains on 17K, and 400K
-segments take 13 GB instead of 270. All of it is affine, so in the end it is folded into the first layer.
+A probe of 65 layers of 5,120 numbers has 333K inputs. Projected to 256 numbers per layer it trains on 17K, and 400K
+segments take 13 GB instead of 270. The reduction is affine, so it is folded into the first layer after training.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,17 +18,17 @@ from semspec.training.trainer.recipe import Projection
 from semspec.training.trainer.states import FeatureSource, Indices, Rows
 
 CHUNK_BYTES = 64 << 20
-"""Of fp32 features in a chunk of a pass over the data. Fixed, so that sums do not depend on the memory at hand."""
+"""Size of a chunk's fp32 features in a pass over the data. Fixed, so that sums do not depend on the free memory."""
 
 OVERSAMPLING, SUBSPACE_PASSES = 32, 4
-"""More directions than wanted, and passes over the data, for principal components that are near enough."""
+"""Additional directions, and passes over the data, for sufficiently exact principal components."""
 
 SMALLEST_SCALE = 1e-3
-"""Added to a standard deviation: a constant feature stays finite."""
+"""Added to a standard deviation, so that a constant feature stays finite."""
 
 
 class Reduction(nn.Module):
-    """Standardised features; with a projection, standardised projected ones."""
+    """Standardises features; with a projection, projects them and standardises the result."""
 
     mean: Tensor
     scale: Tensor
@@ -70,7 +70,7 @@ class Reduction(nn.Module):
         return layers.transpose(0, 1)
 
     def fold(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """Weight and bias over standardised raw features that do what the given ones do with this module's outputs."""
+        """Weight and bias for standardised raw features, equivalent to the given ones for this module's outputs."""
         if not self.width:
             return weight, bias
         projected, passed = weight.double().tensor_split([self.num_projected], 1)
@@ -133,14 +133,14 @@ def _moments(
 
 
 def _gaussian(source: FeatureSource, width: int) -> Tensor:
-    """`[num_layers, hidden_size, width]`, the same every time; unit features stay about unit."""
+    """`[num_layers, hidden_size, width]`, deterministic; it approximately preserves unit variance."""
     shape = source.num_layers, source.shape[1], width
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)) / sqrt(source.shape[1])
 
 
 def _principal(reduction: Reduction, source: FeatureSource, labels: Labels, indices: Indices) -> Tensor:
-    """The first principal components of each layer, by subspace iteration: no covariance matrix is ever formed, which
-    for 65 layers of 5,120 numbers would take 14 GB."""
+    """The first principal components of each layer, by subspace iteration. It forms no covariance matrices, which for
+    65 layers of 5,120 numbers would take 14 GB."""
     hidden_size, width = source.shape[1], reduction.width
     if width > hidden_size or len(indices) < 4 * width:
         raise InvalidRequest(
@@ -171,7 +171,7 @@ def _covariance_times(
 class Examples:
     """Reduced features of the segments `indices`, in batches, with their labels.
 
-    The features are kept in memory where a projection makes them small enough for that.
+    The features are cached in memory if a projection makes them small enough.
     """
 
     def __init__(
@@ -187,47 +187,47 @@ class Examples:
         self._device = reduction.mean.device
         self.probabilities = torch.from_numpy(probabilities[indices]).to(self._device)
         size = 2 * len(indices) * reduction.num_outputs
-        self._kept = self._reduced() if reduction.width and size <= memory_bytes else None
-        self.num_bytes = size if self._kept is not None else 0
-        """Of what is kept."""
+        self._cached = self._reduced() if reduction.width and size <= memory_bytes else None
+        self.num_bytes = size if self._cached is not None else 0
+        """Size of the cached features."""
 
     def __len__(self) -> int:
         return len(self._indices)
 
     def batches(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Features `[num_segments, num_outputs]` fp32 and labels of each of `batches`, which count within `indices`."""
-        wanted = (self.probabilities[batch.to(self._device)] for batch in batches)
-        return zip(self._features(batches), wanted, strict=True)
+        """Features `[num_segments, num_outputs]` fp32 and labels of each of `batches`, which index into `indices`."""
+        labels = (self.probabilities[batch.to(self._device)] for batch in batches)
+        return zip(self._features(batches), labels, strict=True)
 
     def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """All of them, in chunks."""
+        """All examples, in chunks."""
         return self.batches([torch.from_numpy(part) for part in self._chunks()])
 
     def _chunks(self) -> Iterator[Indices]:
         return chunks(np.arange(len(self)), self._source.num_features)
 
     def _features(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
-        if self._kept is None:
+        if self._cached is None:
             return (part.float() for part in self._read(self._indices[batch.numpy()] for batch in batches))
-        kept = self._kept
-        return (kept[batch].to(self._device).float() for batch in batches)
+        cached = self._cached
+        return (cached[batch].to(self._device).float() for batch in batches)
 
     def _reduced(self) -> Tensor:
-        kept = torch.empty((len(self), self._reduction.num_outputs), dtype=torch.float16)
+        cached = torch.empty((len(self), self._reduction.num_outputs), dtype=torch.float16)
         for part, features in zip(self._chunks(), self._read(self._indices[c] for c in self._chunks()), strict=True):
-            kept[torch.from_numpy(part)] = features.cpu()
-        return kept
+            cached[torch.from_numpy(part)] = features.cpu()
+        return cached
 
     @torch.no_grad()
     def _read(self, batches: Iterable[Indices]) -> Iterator[Tensor]:
-        """Projected features are rounded as if kept: the probe should not depend on the memory at hand."""
+        """Projected features are rounded as if cached, so that the probe does not depend on the free memory."""
         for rows in self._source.batches(self._labels, batches):
             features = self._reduction(rows.to(self._device))
             yield features.clamp_(-6e4, 6e4).half() if self._reduction.width else features
 
 
 def sample_of(indices: Indices, size: int) -> Indices:
-    """At most `size` of `indices`, the same ones every time, in their order."""
+    """A deterministic sample of at most `size` of `indices`, in their order."""
     if len(indices) <= size:
         return indices
     return np.sort(np.random.default_rng(0).choice(indices, size, replace=False))

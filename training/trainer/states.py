@@ -1,4 +1,4 @@
-"""Features of labelled segments, out of samples shards that need not fit in memory."""
+"""Features of labelled segments, from samples shards that need not fit in memory."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -22,11 +22,11 @@ from semspec.types import SURPRISAL_FEATURES
 Indices = NDArray[np.int64]
 
 BATCHES_AHEAD = 2
-"""Batches being read while one is computed on: as much as streaming ever holds beyond the current batch."""
+"""Number of batches read ahead of the current one."""
 
 
 class StateStore:
-    """The tensors of a samples folder, memory-mapped: of a shard only the rows that are asked for are ever read."""
+    """The tensors of a samples folder, memory-mapped, so that only requested rows of a shard are read."""
 
     def __init__(self, folder: Path) -> None:
         """Raises: InvalidRequest when there are no shards; Mismatch when one is damaged or unlike the others."""
@@ -39,17 +39,17 @@ class StateStore:
         for path, shard in zip(paths, self._shards.values(), strict=True):
             if {name: _kind(tensor) for name, tensor in shard.items()} != {n: _kind(t) for n, t in first.items()}:
                 raise Mismatch(
-                    f"{path} holds other tensors than {paths[0]}: samples of two models or of two recipes; "
+                    f"{path} has other tensors than {paths[0]}: samples of two models or of two recipes; "
                     "delete the folder and sample again, or keep the two in two folders"
                 )
 
     @property
     def shards(self) -> tuple[int, ...]:
-        """Their numbers, ascending."""
+        """Numbers of the shards, ascending."""
         return tuple(self._shards)
 
     def tensor(self, shard: int, name: str) -> Tensor:
-        """`name` of a shard, a view of the file: take rows of it, never compute on it whole."""
+        """The tensor `name` of a shard, a view of the file; index rows of it rather than use it whole."""
         try:
             return self._shards[shard][name]
         except KeyError as error:
@@ -72,12 +72,12 @@ def _kind(tensor: Tensor) -> tuple[torch.dtype, torch.Size]:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Features of some segments as they are stored, before they are widened to fp32."""
+    """Features of some segments in the stored dtype, before the conversion to fp32."""
 
     states: Tensor
-    """`[num_segments, num_selected_layers, hidden_size]`; no layers where the features are surprisal alone."""
+    """`[num_segments, num_selected_layers, hidden_size]`; no layers if the features are surprisal only."""
     surprisal: Tensor
-    """`[num_segments, num_surprisal_features]` fp32; no features where they are states alone."""
+    """`[num_segments, num_surprisal_features]` fp32; no features if they are states only."""
 
     def to(self, device: torch.device) -> "Rows":
         return Rows(self.states.to(device), self.surprisal.to(device))
@@ -88,18 +88,18 @@ class Rows:
 
 
 class FeatureSource:
-    """What a probe sees of labelled segments.
+    """A probe's input features of labelled segments.
 
-    All rows of the store are kept in memory, in the stored dtype, if that takes no more than `memory_bytes`. Else rows
-    are read when they are wanted, while the previous ones are computed on. The numbers are the same either way.
+    All rows of the store are loaded into memory, in the stored dtype, if they take at most `memory_bytes`. Otherwise
+    rows are read on demand, ahead of the computation. The numbers are the same either way.
     """
 
     def __init__(
         self, store: StateStore, role: Role, features: FeatureSet, layers: LayerSet, memory_bytes: int = 8 << 30
     ) -> None:
-        """Raises: InvalidRequest when these features cannot be had of this role's states."""
+        """Raises: InvalidRequest when this role has no such features."""
         if role == "draft" and features != "states":
-            raise InvalidRequest(f"features {features!r} of the draft, which has states only; take those", "features")
+            raise InvalidRequest(f"features {features!r} of the draft, which has states only; use those", "features")
         self.role, self.features, self.layers, self.memory_bytes = role, features, layers, memory_bytes
         self._store, self._name = store, f"{role}_states"
         states = store.tensor(store.shards[0], self._name)
@@ -112,17 +112,17 @@ class FeatureSource:
         self._starts = dict(zip(self._sizes, accumulate(self._sizes.values(), initial=0), strict=False))
         row_bytes = self.num_layers * self.shape[1] * states.element_size() + 4 * self._num_surprisal
         self.num_bytes = sum(self._sizes.values()) * row_bytes
-        """Of all rows' features as stored."""
+        """Size of all rows' features in the stored dtype."""
         self._resident: Rows | None = None
 
     @property
     def num_layers(self) -> int:
-        """How many layers were selected."""
+        """Number of selected layers."""
         return len(self._layers)
 
     @property
     def is_resident(self) -> bool:
-        """Whether the features are kept in memory."""
+        """Whether all features are in memory."""
         return self.num_bytes <= self.memory_bytes
 
     def gather(self, labels: Labels, indices: Indices) -> Tensor:
@@ -130,7 +130,7 @@ class FeatureSource:
         return self.read(labels, indices).assembled()
 
     def read(self, labels: Labels, indices: Indices) -> Rows:
-        """The same as stored."""
+        """The same features in the stored dtype."""
         shards, rows = labels.shard[indices], (labels.row if self.role == "target" else labels.draft_row)[indices]
         if (rows < 0).any():
             raise InvalidRequest("the draft has no states of target-written segments; leave those out")
@@ -144,7 +144,7 @@ class FeatureSource:
         return Rows(self._resident.states[chosen], self._resident.surprisal[chosen])
 
     def batches(self, labels: Labels, batches: Iterable[Indices]) -> Iterator[Rows]:
-        """`read` for each of `batches`; streamed ones are read ahead by other threads."""
+        """`read` for each of `batches`; unless resident, other threads read them ahead."""
         if self.is_resident:
             yield from (self.read(labels, batch) for batch in batches)
             return
@@ -157,7 +157,7 @@ class FeatureSource:
             while reading:
                 rows = reading.popleft().result()
                 yield rows
-                del rows  # before the next one is begun: at most BATCHES_AHEAD + 1 are ever held
+                del rows  # free it before the next read: at most BATCHES_AHEAD + 1 are in memory
                 reading.extend(pool.submit(self.read, labels, batch) for batch in islice(todo, 1))
         finally:
             pool.shutdown(cancel_futures=True)
@@ -174,7 +174,7 @@ class FeatureSource:
         result = self._empty(len(rows))
         for shard in np.unique(shards).tolist():
             places = np.flatnonzero(shards == shard)
-            places = places[np.argsort(rows[places])]  # a file is read from front to back
+            places = places[np.argsort(rows[places])]  # read the file sequentially
             self._copy(shard, rows[places].tolist(), result, places.tolist())
         return result
 
@@ -183,14 +183,14 @@ class FeatureSource:
         return Rows(states, torch.empty((num_rows, self._num_surprisal)))
 
     def _copy(self, shard: int, rows: Iterable[int], result: Rows, places: Iterable[int]) -> None:
-        """Rows of a shard into `result`; row by row, so that nothing is held twice and only chosen layers are read."""
+        """Copy rows of a shard into `result`, one by one, so that no copy is made and only selected layers are read."""
         states = self._store.tensor(shard, self._name)
         surprisal = self._store.tensor(shard, "surprisal") if self._num_surprisal else None
-        wanted = torch.tensor(self._layers, dtype=torch.int64)
+        selected = torch.tensor(self._layers, dtype=torch.int64)
         for row, place in zip(rows, places, strict=True):
             if self._layers == tuple(range(self.shape[0])):
                 result.states[place] = states[row]
             elif self._layers:
-                torch.index_select(states[row], 0, wanted, out=result.states[place])
+                torch.index_select(states[row], 0, selected, out=result.states[place])
             if surprisal is not None:
                 result.surprisal[place] = surprisal[row]

@@ -1,4 +1,4 @@
--- Append one segment record iff its writer still holds the fence, has not let go, and has seen every segment before it.
+-- Append one segment record iff its writer has the current fence and has not released it, and no earlier record is missing.
 -- The version of a generation is its number of segments. A repeated append of the same record is not a conflict.
 -- KEYS: meta, segments, writer. ARGV: fence, version, record, max_bytes, ttl_s, lease_ms
 local fence = redis.call('HGET', KEYS[1], 'fence')

@@ -1,4 +1,4 @@
--- Create a generation; its first writer holds fence 1. Repeated with the same nonce it is not a conflict.
+-- Create a generation; its first writer gets fence 1. A repeated call with the same nonce is not a conflict.
 -- KEYS: meta, writer. ARGV: ttl_s, lease_ms, nonce, then field, value, field, value, ...
 if redis.call('EXISTS', KEYS[1]) == 1 then
   return redis.call('HGET', KEYS[1], 'nonce') == ARGV[3] and 'ok' or 'exists'

@@ -1,4 +1,4 @@
--- End a generation for good, whoever writes it: its next word to Redis is refused. One that has ended stays as it is.
+-- Cancel a generation: its writer's next call is refused. An ended generation is unchanged.
 -- KEYS: meta, writer
 local status = redis.call('HGET', KEYS[1], 'status')
 if not status then return 'missing' end

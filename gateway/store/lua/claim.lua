@@ -1,5 +1,5 @@
--- Claim a session for one generation and read its turns, in one step. A claim is "ID FENCE NONCE": whoever goes on with a
--- generation has a higher fence than the one before, and takes the claim over.
+-- Claim a session for one generation and read its turns, atomically. A claim is "ID FENCE NONCE": the writer that
+-- resumes a generation has a higher fence than the previous one, and takes the claim over.
 -- KEYS: claim, turns. ARGV: claim, lease_ms
 local held = redis.call('GET', KEYS[1])
 if held and held ~= ARGV[1] then

@@ -1,4 +1,4 @@
--- Append turns to a session and give it back, iff nobody else has claimed it and no turn came in between.
+-- Append turns to a session and release it, iff it has no other claim and no turn was added in between.
 -- The version of a session is its number of turns. A repeated commit of the same turns is not a conflict.
 -- KEYS: claim, turns. ARGV: claim, version, ttl_s, then the turns
 local held = redis.call('GET', KEYS[1])

@@ -1,4 +1,4 @@
--- Say how a generation ended, iff the writer still holds the fence and has not said so before, and let go of it.
+-- Store a generation's outcome and release it, iff the writer has the current fence and has not stored one before.
 -- KEYS: meta, segments, writer. ARGV: fence, ttl_s, then 'status', status, field, value, ...
 local fence = redis.call('HGET', KEYS[1], 'fence')
 if not fence then return 'missing' end

@@ -1,4 +1,4 @@
--- A generation's writer says that it is alive. One that has let go is not: its last beat may come late.
+-- Renew the lease of a generation's writer. A late heartbeat of a writer that released the generation is refused.
 -- KEYS: meta, writer. ARGV: fence, lease_ms
 local fence = redis.call('HGET', KEYS[1], 'fence')
 if not fence then return 'missing' end

@@ -1,4 +1,4 @@
--- Give a claimed session back unchanged.
+-- Release a claimed session unchanged.
 -- KEYS: claim. ARGV: claim
 if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
 return 'ok'

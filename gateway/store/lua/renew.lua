@@ -1,4 +1,4 @@
--- Hold a claimed session for longer, or again, if the claim ran out and nobody else has it.
+-- Renew a session's claim, also an expired one that no other generation has taken.
 -- KEYS: claim. ARGV: claim, lease_ms
 local held = redis.call('GET', KEYS[1])
 if held and held ~= ARGV[1] then return 'fenced' end

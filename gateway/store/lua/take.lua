@@ -1,4 +1,4 @@
--- Become the writer of a generation that has not ended and that nobody writes; the raised fence shuts out the last one.
+-- Become the writer of a generation that has not ended and has no writer; the raised fence excludes the previous one.
 -- KEYS: meta, writer. ARGV: ttl_s, lease_ms
 local status = redis.call('HGET', KEYS[1], 'status')
 if not status then return {'missing'} end

@@ -1,4 +1,4 @@
-"""An admission, and clients that ask it for room."""
+"""An admission queue, and clients that request slots from it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,12 +10,12 @@ from semspec.gateway.generation.admission import Admission, Limits
 from semspec.gateway.metrics import Metrics
 
 NUM_STEPS = 4
-"""Rounds of the event loop that let every task go as far as it can."""
+"""Rounds of the event loop after which every task waits."""
 
 
 @dataclass(eq=False)
 class Client:
-    """One request: waits for room, and holds it until it is told to give it back."""
+    """One request: waits for slots, and keeps them until `done` is set."""
 
     owner: str
     num_generations: int
@@ -46,7 +46,7 @@ class Client:
 
 
 class Clock:
-    """Stands still unless told."""
+    """A clock that only tests advance."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -55,8 +55,8 @@ class Clock:
         return self.now_s
 
 
-class Desk:
-    """An admission and everybody who ever asked it, in the order of asking."""
+class AdmissionClients:
+    """An admission queue and all its clients, by order of arrival."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -103,19 +103,19 @@ async def settle() -> None:
 
 
 @asynccontextmanager
-async def desk(
+async def admission_clients(
     capacity: int, per_owner: int | None = None, max_queued: int = 1000, timeout_s: float = 600
-) -> AsyncIterator[Desk]:
-    made = Desk(Limits(capacity, per_owner or capacity, max_queued, timeout_s))
+) -> AsyncIterator[AdmissionClients]:
+    clients = AdmissionClients(Limits(capacity, per_owner or capacity, max_queued, timeout_s))
     try:
-        yield made
+        yield clients
     finally:
-        await made.close()
-        assert (made.admission.num_running, made.admission.num_waiting) == (0, 0)
+        await clients.close()
+        assert (clients.admission.num_running, clients.admission.num_waiting) == (0, 0)
 
 
-async def in_turn(here: Desk) -> list[Client]:
-    """Everybody in the order of admission, each leaving when it has been in for longest."""
+async def in_turn(here: AdmissionClients) -> list[Client]:
+    """All clients by order of admission; the longest running one leaves first."""
     served = list(here.running)
     for leaving in served:
         await here.leave(leaving)
