@@ -273,7 +273,7 @@ def test_two_label_model_is_refused_when_not_strict(tmp_path: Path) -> None:
 
 
 def test_window_beyond_the_models_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Mismatch, match="max_tokens is 64, but the NLI model reads 32"):
+    with pytest.raises(Mismatch, match="max_tokens is 64, but the NLI model allows 32"):
         NliModel.load(NliConfig(model=save_tiny(tmp_path), device="cpu", max_tokens=64))
 
 
