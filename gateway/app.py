@@ -79,7 +79,7 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
         generate_unique_id_function=operation_id,
         lifespan=lifespan,
     )
-    app.state.readiness, app.state.store = readiness, store
+    app.state.readiness, app.state.store, app.state.background = readiness, store, background
     app.state.admission, app.state.generations = admission, generations
     for router in (
         openai.router(responder, settings),
