@@ -30,7 +30,6 @@ def check_proposal(tokenizer: ModelTokenizer, proposal: Proposal) -> None:
             "choose a strategy that verifies segments, such as semantic",
             "proposal.tokenizer",
         )
-    check_token_ids(tokenizer, proposal.token_ids, "proposal.token_ids")
     for index, (token, distribution) in enumerate(zip(proposal.token_ids, proposal.distributions, strict=True)):
         if complaint := _flaw(token, distribution):
             field = f"proposal.distributions[{index}]"
@@ -59,6 +58,15 @@ def _flaw(token: int, distribution: Distribution) -> str | None:
     if probability_of(token, distribution) == 0:
         return f"does not hold the token {token} that was drawn from it"
     return None
+
+
+def num_embedded(drafted: Sequence[int], num_embeddings: int) -> int:
+    """Number of `drafted` tokens before the first without an embedding.
+
+    Models that share a tokenizer may pad the vocabulary to different sizes. A drafted id in the draft's padding has
+    probability 0 for the target.
+    """
+    return next((index for index, token in enumerate(drafted) if token >= num_embeddings), len(drafted))
 
 
 def draw_with_distribution(logits: Tensor, sampling: SamplingParams, position: int) -> tuple[int, Distribution]:
@@ -108,13 +116,17 @@ def verify_tokens(
 ) -> list[int]:
     """The accepted tokens of `drafted` plus one recovered or bonus token, with the distribution of the target.
 
-    `logits`: `[num_drafted + 1, vocab_size]`, row i predicts the token at `position` + i. The drafter must use another
-    random stream than `sampling.seed`: given that a token was rejected, its draw is no longer uniform.
+    `logits`: `[num_fed + 1, vocab_size]`, row i predicts the token at `position` + i; `num_fed` is `num_embedded` of
+    `drafted`. The drafter must use another random stream than `sampling.seed`: given that a token was rejected, its
+    draw is no longer uniform.
     """
     if not drafted:
         return [draw_token(logits[-1], sampling, position)]
-    target = renormalised(logits[:-1], sampling)
-    target_probabilities = target.gather(1, torch.tensor(drafted, device=target.device)[:, None])[:, 0].tolist()
+    num_fed = len(logits) - 1
+    target = renormalised(logits[: num_fed + (num_fed < len(drafted))], sampling)
+    fed = torch.tensor(drafted[:num_fed], dtype=torch.long, device=target.device)
+    target_probabilities = target[:num_fed].gather(1, fed[:, None])[:, 0].tolist()
+    target_probabilities += [0.0] * (len(drafted) - num_fed)  # the first of them is rejected
     for index, (token, distribution) in enumerate(zip(drafted, distributions, strict=True)):
         draw = uniform(sampling.seed, "token-accept", position + index)
         if draw * probability_of(token, distribution) >= target_probabilities[index]:

@@ -16,7 +16,13 @@ from semspec.engine.kv_cache import Prefix, PrefixCache
 from semspec.engine.logits import draw_token, scores_of, states_of, token_logprob
 from semspec.engine.scheduler import Scheduler, Steps, within_memory
 from semspec.engine.segmentation import TokenSegmenter
-from semspec.engine.speculative import check_proposal, check_token_ids, draw_with_distribution, verify_tokens
+from semspec.engine.speculative import (
+    check_proposal,
+    check_token_ids,
+    draw_with_distribution,
+    num_embedded,
+    verify_tokens,
+)
 from semspec.engine.tensor_parallel.split import ALONE, Split
 from semspec.engine.tokenization import ModelTokenizer, option_ids, parameter_of
 from semspec.errors import InvalidRequest
@@ -261,7 +267,8 @@ class TransformersEngine:
         drafted = proposal.token_ids[: segmenter.num_left]
         start = perf_counter()
         with self._prefix(tokens, params.session) as prefix:
-            rows = yield from self._feed_after(prefix, tokens, drafted)
+            num_fed = num_embedded(drafted, self.tokenizer.num_embeddings)
+            rows = yield from self._feed_after(prefix, tokens, drafted[:num_fed])
             distributions = proposal.distributions[: len(drafted)]
             chosen = verify_tokens(rows, drafted, distributions, params.sampling, len(tokens))
             num_taken = next((index for index, token in enumerate(chosen) if not segmenter.take(token)), len(chosen))

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
+from torch import Tensor
 
 from semspec.engine import speculative
 from semspec.engine.logits import renormalised
-from semspec.engine.speculative import dense, draw_with_distribution, sparse, verify_tokens
+from semspec.engine.speculative import dense, draw_with_distribution, num_embedded, sparse, verify_tokens
 from semspec.types import Distribution, SamplingParams
 from tests.engine.speculation import always_accepting, own_stream
 
@@ -30,29 +31,32 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def two_tokens(seed: int, gamma: int, sampling: SamplingParams, stream: Stream = own_stream) -> tuple[int, int]:
+def two_tokens(
+    seed: int, gamma: int, sampling: SamplingParams, stream: Stream = own_stream, draft: Tensor = DRAFT_LOGITS
+) -> tuple[int, int]:
     """The first two tokens that rounds of drafting and verifying make of the hand-made models, after token 0."""
     kept = [0]
     while len(kept) < 3:
         drafted: list[int] = []
         distributions: list[Distribution] = []
         for position in range(len(kept), len(kept) + gamma):
-            logits = DRAFT_LOGITS[(kept + drafted)[-1]]
+            logits = draft[(kept + drafted)[-1]]
             token, distribution = draw_with_distribution(logits, replace(sampling, seed=stream(seed)), position)
             drafted.append(token)
             distributions.append(distribution)
-        rows = TARGET_LOGITS[[kept[-1], *drafted]]
+        fed = drafted[: num_embedded(drafted, len(TARGET_LOGITS))]
+        rows = TARGET_LOGITS[[kept[-1], *fed]]
         kept += verify_tokens(rows, drafted, distributions, replace(sampling, seed=seed), len(kept))
     return kept[1], kept[2]
 
 
-def p_value(gamma: int, sampling: SamplingParams, stream: Stream = own_stream) -> float:
+def p_value(gamma: int, sampling: SamplingParams, stream: Stream = own_stream, draft: Tensor = DRAFT_LOGITS) -> float:
     """Of the first two tokens, jointly, under the target's own distribution; 0 if it never writes one of them."""
     table = renormalised(TARGET_LOGITS, sampling).double()
     expected = (table[0][:, None] * table).flatten()
     counts = torch.zeros(16)
     for seed in range(NUM_SEEDS):
-        first, second = two_tokens(seed, gamma, sampling, stream)
+        first, second = two_tokens(seed, gamma, sampling, stream, draft)
         counts[4 * first + second] += 1
     if counts[expected == 0].any():
         return 0.0
@@ -75,6 +79,13 @@ def p_value(gamma: int, sampling: SamplingParams, stream: Stream = own_stream) -
 def test_tokens_keep_the_targets_distribution(gamma: int, sampling: SamplingParams) -> None:
     """Chi-square at fixed seeds, 0.1% level."""
     assert p_value(gamma, sampling) > 0.001
+
+
+@pytest.mark.parametrize("gamma", [1, 3])
+def test_ids_in_the_drafts_padding_keep_the_targets_distribution(gamma: int) -> None:
+    """A draft with a vocabulary padded by two ids, which have probability 0 for the target."""
+    padded = torch.nn.functional.pad(DRAFT_LOGITS, (0, 2, 0, 2), value=1.0)
+    assert p_value(gamma, SamplingParams(1.0, 1.0), draft=padded) > 0.001
 
 
 def test_skipping_the_rule_would_be_noticed() -> None:

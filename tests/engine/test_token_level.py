@@ -265,13 +265,24 @@ async def test_another_tokenizer_does_not_match(engine: TransformersEngine) -> N
         await engine.verify(await prompt(engine), (), proposal, params())
 
 
+async def test_id_in_the_drafts_padding_is_rejected(engine: TransformersEngine) -> None:
+    """The draft's vocabulary may be padded beyond the target's."""
+    context, beyond = await prompt(engine), engine.tokenizer.num_embeddings + 3
+    nothing = replace(certainly(engine, ()), distributions=())
+    alone = await engine.verify(context, (), nothing, params())
+    for proposal in (certainly(engine, (beyond,)), certainly(engine, (beyond, 5))):
+        verified = await engine.verify(context, (), proposal, params())
+        assert verified.num_accepted == 0
+        assert (verified.segments, verified.open_ids) == (alone.segments, alone.open_ids)
+
+
 NOT_A_NUMBER = struct.pack("<f", float("nan"))
 
 
 @pytest.mark.parametrize(
     ("token_ids", "distribution", "field"),
     [
-        ((10**6,), Distribution(b"", b""), "proposal.token_ids[0]"),
+        ((10**6,), Distribution(b"", b""), "proposal.distributions[0]"),
         ((5,), Distribution(struct.pack("<I", 6), struct.pack("<f", 1)), "proposal.distributions[0]"),
         ((5,), Distribution(struct.pack("<2I", 6, 5), struct.pack("<2f", 0.5, 0.5)), "proposal.distributions[0]"),
         ((5,), Distribution(struct.pack("<2I", 5, 5), struct.pack("<2f", 0.5, 0.5)), "proposal.distributions[0]"),
