@@ -31,6 +31,20 @@ class ModelTokenizer:
         """The UTF-8 bytes each token adds to a text."""
         return TokenBytes(self.raw)
 
+    @cached_property
+    def end_of_turn(self) -> int:
+        """The end-of-sequence token that ends an assistant's turn in the chat template; without one, the smallest.
+
+        A model may have several: QwQ has `<|endoftext|>` and `<|im_end|>`, and only the second ends a turn.
+        """
+        turns = [{"role": "user", "content": "A task."}, {"role": "assistant", "content": EARLIER_TURN}]
+        try:
+            rendered = str(self.raw.apply_chat_template(turns, tokenize=False))
+        except Exception:  # templates may raise any error, and there may be none
+            return min(self.eos_ids)
+        suffix = self.ids_of(rendered.rpartition(EARLIER_TURN)[2])
+        return next((token for token in suffix if token in self.eos_ids), min(self.eos_ids))
+
     def encode(self, prompt: str | Sequence[Message]) -> Piece:
         """Tokenize a prompt of any length. See `semspec.decoding.protocols.Target.encode`."""
         if isinstance(prompt, str):
@@ -63,7 +77,7 @@ class ModelTokenizer:
                 )
             return piece.token_ids
         if isinstance(piece, Segment) and piece.end is SegmentEnd.EOS:
-            return [*self.ids_of(piece.text), min(self.eos_ids)]
+            return [*self.ids_of(piece.text), self.end_of_turn]
         bos = self.raw.bos_token
         wants_specials = is_first and not (bos and piece.text.startswith(bos))
         return self.ids_of(piece.text, wants_specials)

@@ -55,7 +55,7 @@ class Sampler:
     def _ids(self, reader: Writer, segments: Sequence[Segment]) -> list[list[int]]:
         """Segments in the reader's tokens; an empty segment, which a server may send, becomes end-of-sequence."""
         tokenizer = self._models[reader].lm.tokenizer
-        eos = [min(tokenizer.eos_ids)]
+        eos = [tokenizer.end_of_turn]
         return [list(tokenizer.read_ids(segment, is_first=False)) or eos for segment in segments]
 
     def _read(self, reader: Writer, context: Context, segments: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
