@@ -106,7 +106,9 @@ class GatewaySettings(_StrategyDefaults):
     ttl_s: int = Field(86_400, ge=1, description="seconds an untouched trace or session is kept")
     session_lease_s: float = Field(30.0, ge=1, description="seconds a dead gateway holds its sessions")
     writer_lease_s: float = Field(6.0, ge=1, description="seconds a dead gateway holds its generations")
-    attach_poll_s: float = Field(0.1, gt=0, le=5, description="seconds between looks at a generation run elsewhere")
+    attach_poll_s: float = Field(
+        0.25, gt=0, le=5, description="longest wait for an event of a generation run elsewhere, in seconds"
+    )
     redis_timeout_s: float = Field(0.5, gt=0, le=10, description="longest wait for one answer of Redis, in seconds")
     flush_timeout_s: float = Field(2.0, gt=0, le=30, description="longest wait for the trace to be stored, in seconds")
     generation_deadline_s: float = Field(600.0, gt=0, description="longest a generation may take, in seconds")

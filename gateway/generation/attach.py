@@ -64,12 +64,13 @@ class Attacher:
         Raises: Cancelled; Conflict when the stored trace has a gap, the client has more than was stored, or the session
         is in use; Overloaded; Unavailable; what the decoding loop raises.
         """
+        event = "0"
         while isinstance(fence := await self._store.take(choice.id), str):
             await self._emit_stored(output, emit)
             if fence == "ended":
                 emit(await self._outcome(output))
                 return
-            await asyncio.sleep(self._settings.attach_poll_s)
+            event = await self._store.next_event(choice.id, event, self._settings.attach_poll_s)
         async with AsyncExitStack() as stack:  # this gateway is the writer now; if it fails, another may resume
             journal = Journal(self._store, choice.id, was_cancelled, fence)
             journal.beat(self._settings.writer_lease_s / 3, self._background)

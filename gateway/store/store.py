@@ -2,10 +2,10 @@
 
 Keys have a hash tag per generation or session, so that a script's keys share a cluster slot:
 `semspec:{ID}:meta` (hash), `semspec:{ID}:segments` (list of JSON records), `semspec:{ID}:writer` (the writer's fence,
-as long as its lease lasts), `semspec:session:{ID}:turns` (list of JSON messages), `semspec:session:{ID}:claim` (the
-generation that has the session), `semspec:idempotency:{DIGEST}` (the id and content of a key's request) and
-`semspec:handshake:{TARGET}` (the services' reported models and probes). A session's ID begins with its owner, see
-`session_lease.py`.
+as long as its lease lasts), `semspec:{ID}:events` (stream with the last change, which wakes followers),
+`semspec:session:{ID}:turns` (list of JSON messages), `semspec:session:{ID}:claim` (the generation that has the
+session), `semspec:idempotency:{DIGEST}` (the id and content of a key's request) and `semspec:handshake:{TARGET}` (the
+services' reported models and probes). A session's ID begins with its owner, see `session_lease.py`.
 """
 
 import asyncio
@@ -43,8 +43,11 @@ _REFUSALS: dict[str, Callable[[str], SemspecError]] = {
 class Store:
     """Generations and sessions. Every method raises `Unavailable` when Redis does not answer in time."""
 
-    def __init__(self, client: Redis, ttl_s: int, max_generation_bytes: int, writer_lease_s: float) -> None:
-        """`client` must decode responses."""
+    def __init__(
+        self, client: Redis, ttl_s: int, max_generation_bytes: int, writer_lease_s: float, max_block_s: float
+    ) -> None:
+        """`client` must decode responses; its socket timeout must exceed `max_block_s`."""
+        self._max_block_s = max_block_s
         self._client = client
         self._ttl_s = ttl_s
         self._max_generation_bytes = max_generation_bytes
@@ -65,7 +68,7 @@ class Store:
             socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
         )
-        return cls(client, settings.ttl_s, settings.max_generation_bytes, settings.writer_lease_s)
+        return cls(client, settings.ttl_s, settings.max_generation_bytes, settings.writer_lease_s, timeout_s / 2)
 
     async def close(self) -> None:
         """Wait for calls whose callers were cancelled, or their connections would stay open; then disconnect."""
@@ -104,7 +107,7 @@ class Store:
 
     async def cancel(self, generation: str) -> None:
         """Cancel a generation, unless it has ended. Raises: NotFound, Unavailable."""
-        await self._run("cancel", _writer_keys(generation), [], f"generation {generation}")
+        await self._run("cancel", [*_writer_keys(generation), _events(generation)], [], f"generation {generation}")
 
     async def remember(self, digest: str, value: str) -> str:
         """The value of an idempotency key, which a new key takes from `value`. Raises: Unavailable."""
@@ -143,6 +146,18 @@ class Store:
         """The records of a generation from number `start` on, in order, as JSON. Raises: Unavailable."""
         records: list[str] = await self._guarded("read", self._client.lrange(_segments(generation), start, -1))
         return records
+
+    async def next_event(self, generation: str, after: str, timeout_s: float) -> str:
+        """Wait until a generation has changed since the event `after`; "0" stands before every event.
+
+        Returns: the id of the last event; `after` if none came within `timeout_s`. Raises: Unavailable.
+        """
+        block_ms = _ms(min(timeout_s, self._max_block_s))
+        reply = await self._guarded("read", self._client.xread({_events(generation): after}, count=1, block=block_ms))
+        if not reply:
+            return after
+        [entries] = reply.values() if isinstance(reply, dict) else [entries for _, entries in reply]
+        return str(entries[-1][0])
 
     async def claim(self, session: str, token: str, lease_s: float) -> tuple[Message, ...]:
         """Claim a session for one generation; returns its turns so far. Raises: Conflict, Unavailable."""
@@ -227,12 +242,16 @@ def _writer(generation: str) -> str:
     return f"semspec:{{{generation}}}:writer"
 
 
+def _events(generation: str) -> str:
+    return f"semspec:{{{generation}}}:events"
+
+
 def _writer_keys(generation: str) -> list[str]:
     return [_meta(generation), _writer(generation)]
 
 
 def _generation_keys(generation: str) -> list[str]:
-    return [_meta(generation), _segments(generation), _writer(generation)]
+    return [_meta(generation), _segments(generation), _writer(generation), _events(generation)]
 
 
 def _idempotency(digest: str) -> str:

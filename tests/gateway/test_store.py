@@ -163,7 +163,7 @@ async def test_keys_of_a_name_share_a_slot(store: Store, redis: Redis, name: str
     await store.claim(name, FIRST, 100)
     await store.commit(name, FIRST, 0, [Message("user", "q")])
     keys = [key async for key in redis.scan_iter(f"*{name}*")]
-    assert len(keys) == 4 and all(f"{{{name}}}" in key for key in keys)
+    assert len(keys) == 5 and all(f"{{{name}}}" in key for key in keys)
 
 
 async def test_absent_redis_is_unavailable_and_reported() -> None:
@@ -297,3 +297,17 @@ async def test_turns_may_be_many(store: Store, name: str) -> None:
     await store.claim(name, FIRST, 100)
     await store.commit(name, FIRST, 0, turns)
     assert len(await store.claim(name, SECOND, 100)) == len(turns)
+
+
+async def test_follower_wakes_at_a_change_and_not_before(store: Store, name: str) -> None:
+    await store.begin(name, {"status": "running"})
+    assert await store.next_event(name, "0", 0.01) == "0", "nothing has changed since it began"
+    await store.append(name, FIRST_FENCE, 0, '{"index": 0}')
+    first = await store.next_event(name, "0", 60)
+    waiting = asyncio.create_task(store.next_event(name, first, 60))
+    await store.append(name, FIRST_FENCE, 1, '{"index": 1}')
+    second = await waiting
+    await store.cancel(name)
+    third = await store.next_event(name, second, 60)
+    assert len({first, second, third}) == 3
+    assert await store.next_event(name, third, 0.01) == third

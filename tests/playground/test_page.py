@@ -17,7 +17,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="package")
 SEED = 6
 """With it some of the draft's segments of the example are refused, under the default and the strictest rule alike."""
 
-STATIC = files("semspec.gateway").joinpath("http", "static")
+STATIC = files("semspec.gateway").joinpath("api", "static")
 
 WATCH_FLIGHT = """() => {
   window.seenInFlight = 0;

@@ -1,6 +1,6 @@
 -- Append one segment record iff its writer has the current fence and has not released it, and no earlier record is missing.
 -- The version of a generation is its number of segments. A repeated append of the same record is not a conflict.
--- KEYS: meta, segments, writer. ARGV: fence, version, record, max_bytes, ttl_s, lease_ms
+-- KEYS: meta, segments, writer, events. ARGV: fence, version, record, max_bytes, ttl_s, lease_ms
 local fence = redis.call('HGET', KEYS[1], 'fence')
 if not fence then return 'missing' end
 local status = redis.call('HGET', KEYS[1], 'status')
@@ -16,4 +16,6 @@ redis.call('RPUSH', KEYS[2], ARGV[3])
 redis.call('HINCRBY', KEYS[1], 'bytes', #ARGV[3])
 redis.call('EXPIRE', KEYS[1], ARGV[5])
 redis.call('EXPIRE', KEYS[2], ARGV[5])
+redis.call('XADD', KEYS[4], 'MAXLEN', 1, '*', 'segment', ARGV[2])
+redis.call('EXPIRE', KEYS[4], ARGV[5])
 return 'ok'

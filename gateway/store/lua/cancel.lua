@@ -1,8 +1,9 @@
 -- Cancel a generation: its writer's next call is refused. An ended generation is unchanged.
--- KEYS: meta, writer
+-- KEYS: meta, writer, events
 local status = redis.call('HGET', KEYS[1], 'status')
 if not status then return 'missing' end
 if status == 'finished' or status == 'cancelled' then return 'ok' end
 redis.call('HSET', KEYS[1], 'status', 'cancelled')
 redis.call('DEL', KEYS[2])
+redis.call('XADD', KEYS[3], 'NOMKSTREAM', 'MAXLEN', 1, '*', 'status', 'cancelled')
 return 'ok'

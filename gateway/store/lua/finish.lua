@@ -1,5 +1,5 @@
 -- Store a generation's outcome and release it, iff the writer has the current fence and has not stored one before.
--- KEYS: meta, segments, writer. ARGV: fence, ttl_s, then 'status', status, field, value, ...
+-- KEYS: meta, segments, writer, events. ARGV: fence, ttl_s, then 'status', status, field, value, ...
 local fence = redis.call('HGET', KEYS[1], 'fence')
 if not fence then return 'missing' end
 local status = redis.call('HGET', KEYS[1], 'status')
@@ -10,4 +10,6 @@ redis.call('HSET', KEYS[1], unpack(ARGV, 3))
 redis.call('EXPIRE', KEYS[1], ARGV[2])
 redis.call('EXPIRE', KEYS[2], ARGV[2])
 redis.call('DEL', KEYS[3])
+redis.call('XADD', KEYS[4], 'MAXLEN', 1, '*', 'status', ARGV[4])
+redis.call('EXPIRE', KEYS[4], ARGV[2])
 return 'ok'
