@@ -152,7 +152,7 @@ class Store:
 
         Returns: the id of the last event; `after` if none came within `timeout_s`. Raises: Unavailable.
         """
-        block_ms = _ms(min(timeout_s, self._max_block_s))
+        block_ms = max(1, _ms(min(timeout_s, self._max_block_s)))  # 0 would block without a timeout
         reply = await self._guarded("read", self._client.xread({_events(generation): after}, count=1, block=block_ms))
         if not reply:
             return after
