@@ -122,9 +122,10 @@ def models(readiness: Readiness, settings: GatewaySettings) -> APIRouter:
     @routes.get("/{name:path}", description="One model name", responses=MODEL)
     async def model(name: str) -> ModelName:
         """One model name."""
-        if name not in names():
+        served = names()
+        if name not in served:
             raise NotFound(f"the model {name!r} does not exist, or its strategy is unsupported by this pair", "model")
-        return names()[name]
+        return served[name]
 
     return routes
 

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
@@ -67,10 +67,8 @@ class Format(Protocol):
         ...
 
 
-class FormatFactory(Protocol):
-    """Creates the format of one response."""
-
-    def __call__(self, request: Request, system_fingerprint: str) -> Format: ...
+FormatFactory = Callable[[Request, str], Format]
+"""(request, system fingerprint) -> the format of its response."""
 
 
 class Responder:
@@ -123,12 +121,6 @@ class Responder:
         return self._formats[run.request.api](run.request, _fingerprint(run.served))
 
 
-class MakeFormat(Protocol):
-    """Creates the format of a run's response."""
-
-    def __call__(self, run: Run) -> Format: ...
-
-
 class EventStream(Response):
     """A response of server-sent events.
 
@@ -141,7 +133,7 @@ class EventStream(Response):
         self,
         id: str,
         run: AbstractAsyncContextManager[Run],
-        make_format: MakeFormat,
+        make_format: Callable[[Run], Format],
         send_timeout_s: float,
         seen: Sequence[int] = (),
     ) -> None:
