@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from semspec import __version__
 from semspec.decoding import Target
-from semspec.errors import DeadlineExceeded, SemspecError
+from semspec.errors import DeadlineExceeded, InternalError, SemspecError
 from semspec.gateway.api.bodies import TgiRequest, TokenizeRequest
 from semspec.gateway.api.errors import tgi_error_body
 from semspec.gateway.api.openai import statistics
@@ -32,6 +32,7 @@ from semspec.gateway.api.tgi_models import (
     TgiToken,
 )
 from semspec.gateway.api.tgi_tokens import SegmentStream, ShownToken, TokenStream
+from semspec.gateway.generation.choice import broken_target
 from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept
 from semspec.gateway.generation.request import Request
 from semspec.gateway.readiness import Readiness
@@ -71,7 +72,8 @@ def router(responder: Responder, target: Target, readiness: Readiness, settings:
         """The target's tokens of a text, with their positions in it."""
         try:
             async with asyncio.timeout(settings.encode_deadline_s):
-                tokens = await target.tokenize(body.inputs)
+                with broken_target(InternalError):
+                    tokens = await target.tokenize(body.inputs)
         except TimeoutError:
             readiness.suspect()
             raise DeadlineExceeded("the target took too long to tokenize the text; retry") from None

@@ -4,13 +4,22 @@ import asyncio
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import aclosing
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from time import monotonic
 
 from semspec.decoding import Backends, Costs, Generation, Target, decode
-from semspec.errors import Cancelled, Conflict, DeadlineExceeded, Overloaded, SemspecError, Unavailable
+from semspec.errors import (
+    Cancelled,
+    Conflict,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    SemspecError,
+    Unavailable,
+)
 from semspec.gateway.generation.output import ChoiceEvent, ChoiceOutput, Ended, usage
 from semspec.gateway.generation.request import ChoiceRequest
 from semspec.gateway.metrics import Metrics
@@ -112,7 +121,10 @@ class ChoiceRunner:
         backends = replace(choice.served.pinned(self._backends), costs=self._costs.of(generation))
         async with aclosing(decode(generation, backends)) as events:
             while output.stop_checker.stop is None:
-                match await anext(events):
+                # The prompt was accepted when it was encoded; what is invalid now is not the client's mistake.
+                with broken_target(InvalidRequest, InternalError):
+                    event = await anext(events)
+                match event:
                     case Finished(reason):
                         return reason
                     case Drafted() as drafted:
@@ -160,6 +172,16 @@ class ChoiceRunner:
         self._metrics.generation(choice.generation.strategy, status, output.latency_s)
         if journal.degraded or output.degraded:
             self._metrics.degraded()
+
+
+@contextmanager
+def broken_target(*errors: type[SemspecError]) -> Iterator[None]:
+    """Raises: Unavailable instead of `errors` of the target."""
+    try:
+        yield
+    except errors as error:
+        _log.error("the target is broken: %s", error.message)
+        raise Unavailable("the target is broken; this gateway's log has the details") from error
 
 
 class TargetRetry:

@@ -8,10 +8,18 @@ from functools import partial
 from typing import Self
 
 from semspec.decoding import STRATEGIES, Target
-from semspec.errors import Cancelled, ContextTooLong, DeadlineExceeded, InvalidRequest, NotFound, SemspecError
+from semspec.errors import (
+    Cancelled,
+    ContextTooLong,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    SemspecError,
+)
 from semspec.gateway.generation.admission import Admission
 from semspec.gateway.generation.attach import Attacher, SharedSlots
-from semspec.gateway.generation.choice import ChoiceRunner, Emit
+from semspec.gateway.generation.choice import ChoiceRunner, Emit, broken_target
 from semspec.gateway.generation.output import ChoiceEvent, ChoiceOutput
 from semspec.gateway.generation.request import ChoiceRequest, Request, stored_choice, stored_fields
 from semspec.gateway.generation.strictness import at_strictness
@@ -187,7 +195,8 @@ class Generations:
         prompt = request.prompt if isinstance(request.prompt, str) else (*turns, *request.prompt)
         try:
             async with asyncio.timeout(self._settings.encode_deadline_s):
-                return await self._target.encode(prompt)
+                with broken_target(InternalError):
+                    return await self._target.encode(prompt)
         except TimeoutError:
             self._readiness.suspect()
             raise DeadlineExceeded("the target took too long to tokenize the prompt; retry") from None

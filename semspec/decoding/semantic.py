@@ -19,7 +19,7 @@ from semspec.decoding.steps import (
     Stopwatch,
     by_draft,
     by_target,
-    in_window,
+    of_drafted,
     or_backend_unavailable,
     shared,
     total,
@@ -142,7 +142,7 @@ class Speculation:
         Raises: BackendUnavailable, and what the target raises.
         """
         clock = Stopwatch()
-        scores = await in_window(self._target.score(progress.context, batch.segments, progress.generation.session))
+        scores = await of_drafted(self._target.score(progress.context, batch.segments, progress.generation.session))
         read_ms = clock.lap_ms()
         judgements = await or_backend_unavailable(
             "verifier", self._judge(len(progress.segments), batch.generated, scores)

@@ -1,9 +1,10 @@
 """One model alone: the target as the baseline, the draft as the lower bound."""
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from semspec.decoding.protocols import Backends
-from semspec.decoding.steps import Progress, write_on
+from semspec.decoding.steps import Progress, backend_failures, write_on
 from semspec.decoding.strategy import Strategy
 from semspec.types import SegmentRecord, Writer
 
@@ -13,9 +14,13 @@ def by_target(progress: Progress, backends: Backends) -> AsyncGenerator[SegmentR
     return write_on(progress, backends.target, progress.params("target", max_segments=0), "write_ms")
 
 
-def by_draft(progress: Progress, backends: Backends) -> AsyncGenerator[SegmentRecord, None]:
-    """The rest of the generation as one stream of the draft."""
-    return write_on(progress, backends.drafter, progress.params("draft", max_segments=0), "draft_ms")
+async def by_draft(progress: Progress, backends: Backends) -> AsyncGenerator[SegmentRecord, None]:
+    """The rest of the generation as one stream of the draft. Raises: BackendUnavailable."""
+    params = progress.params("draft", max_segments=0)
+    with backend_failures("draft"):
+        async with aclosing(write_on(progress, backends.drafter, params, "draft_ms")) as records:
+            async for record in records:
+                yield record
 
 
 TARGET = Strategy(by_target, writers=frozenset({Writer.TARGET}))

@@ -19,7 +19,7 @@ from semspec.decoding.steps import (
     Stopwatch,
     by_draft,
     by_target,
-    in_window,
+    of_drafted,
     total,
     waited,
     write_all,
@@ -78,7 +78,7 @@ async def _graded(
     """The record of the drafted step with the target's grade."""
     generation, clock = progress.generation, Stopwatch()
     context = progress.context.extended(generated.segment)
-    choices = await in_window(target.score_choices(context, QUESTION, PREFILL, DIGITS, generation.session))
+    choices = await of_drafted(target.score_choices(context, QUESTION, PREFILL, DIGITS, generation.session))
     score_times = waited("read_ms", clock.lap_ms(), choices.duration_ms)
     grade = score(choices, generation.scoring.method)
     record = SegmentRecord(len(progress.segments), generated.segment, grade >= generation.scoring.threshold)

@@ -3,8 +3,8 @@ and unavailable backends.
 """
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import astuple, dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -13,7 +13,7 @@ from semspec.decoding.protocols import Drafter, Target
 from semspec.errors import (
     ContextTooLong,
     DeadlineExceeded,
-    InternalError,
+    InvalidRequest,
     Mismatch,
     Overloaded,
     SemspecError,
@@ -144,9 +144,13 @@ BACKEND_FAILURES: dict[type[SemspecError], str] = {
     Overloaded: "is overloaded",
     Mismatch: "does not fit the rest",
     ContextTooLong: "has too small a window",
-    InternalError: "is broken",
+    InvalidRequest: "refuses what it was sent",
+    SemspecError: "is broken",
 }
-"""Errors of the drafter or the verifier after which the target continues alone, with the reason sent to the client."""
+"""The reason sent to the client for each error after which the target continues alone; the first match counts.
+
+The request was checked before the loop, so no error of a drafter or a verifier is the client's.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -155,22 +159,28 @@ class BackendUnavailable(Exception):
     """The strategy cannot continue; the target alone can."""
 
 
-async def or_backend_unavailable(
-    role: str, work: Awaitable[T], errors: Sequence[type[SemspecError]] = tuple(BACKEND_FAILURES)
-) -> T:
-    """The result of `work`. Raises: BackendUnavailable instead of `errors`."""
+@contextmanager
+def backend_failures(role: str, errors: type[SemspecError] = SemspecError) -> Iterator[None]:
+    """Raises: BackendUnavailable instead of `errors`."""
     try:
-        return await work
-    except tuple(errors) as error:
+        yield
+    except errors as error:
         reason = next(text for error_type, text in BACKEND_FAILURES.items() if isinstance(error, error_type))
         log.warning("the %s %s: %s", role, reason, error.message)
         raise BackendUnavailable(f"the {role} {reason}") from error
 
 
-async def in_window(work: Awaitable[T]) -> T:
-    """Await a call of the target on drafted text. Raises: BackendUnavailable when the text exceeds its context
-    window."""
-    return await or_backend_unavailable("target", work, [ContextTooLong])
+async def or_backend_unavailable(role: str, work: Awaitable[T]) -> T:
+    """The result of a call of the drafter or the verifier. Raises: BackendUnavailable."""
+    with backend_failures(role):
+        return await work
+
+
+async def of_drafted(work: Awaitable[T]) -> T:
+    """The result of a call of the target on drafted text or tokens. Raises: BackendUnavailable when the target refuses
+    them: they exceed its context window, are empty, or are not of its vocabulary."""
+    with backend_failures("target", InvalidRequest):
+        return await work
 
 
 async def write_all(drafter: Drafter, context: Context, params: GenerationParams) -> list[GeneratedSegment]:

@@ -16,6 +16,7 @@ from semspec.decoding.steps import (
     Rewrite,
     Step,
     Stopwatch,
+    of_drafted,
     or_backend_unavailable,
     rewritten,
     total,
@@ -51,7 +52,7 @@ async def rounds(
         proposal = await _propose(progress, open_ids, backends.drafter)
         tally = tally.proposed(proposal, clock.lap_ms())
         params = progress.params("target", max_segments)
-        verified = await backends.target.verify(progress.context, open_ids, proposal, params)
+        verified = await of_drafted(backends.target.verify(progress.context, open_ids, proposal, params))
         tally = tally.verified(verified, clock.lap_ms())
         for segment in verified.segments:
             yield tally.record(len(progress.segments), segment)

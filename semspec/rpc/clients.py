@@ -228,6 +228,8 @@ def from_rpc_error(error: aio.AioRpcError) -> SemspecError:
         return Unavailable(f"the service refuses this caller: {details}")
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return Mismatch(f"the service has an older version of the gRPC contract ({details}); upgrade it")
+    if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ABORTED):  # no service answers so
+        return InternalError(f"{error.code().name} is not a status of the gRPC contract: {details}")
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
         return InvalidRequest(f"too large for the link: {details}; raise max_message_bytes on both sides")
     parameter = next((str(value) for key, value in trailer if key == PARAMETER), None)

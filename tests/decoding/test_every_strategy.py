@@ -11,8 +11,10 @@ from semspec.decoding import decode
 from semspec.errors import (
     ContextTooLong,
     DeadlineExceeded,
+    InternalError,
     InvalidRequest,
     Mismatch,
+    NotFound,
     Overloaded,
     SemspecError,
     Unavailable,
@@ -74,15 +76,27 @@ async def test_same_request_has_the_same_outcome(strategy: str) -> None:
     assert outcome(await run(first, players(remarks=CUES))) == outcome(await run(first, players(remarks=CUES)))
 
 
-@pytest.mark.parametrize("error", [Unavailable("gone"), DeadlineExceeded("late"), Overloaded("full"), Mismatch("x")])
-@pytest.mark.parametrize("strategy", HELPED)
+LOSSES = [
+    Unavailable("gone"),
+    DeadlineExceeded("late"),
+    Overloaded("full"),
+    Mismatch("x"),
+    InvalidRequest("no"),
+    InternalError("bug"),
+    NotFound("what"),
+]
+"""All that a drafter or a verifier may raise."""
+
+
+@pytest.mark.parametrize("error", LOSSES, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("strategy", [*HELPED, "draft"])
 async def test_lost_drafter_lets_the_target_finish_alone(strategy: str, error: SemspecError) -> None:
     fakes = players(num_segments=12)
     events = await losing(fakes, fakes.drafter, strategy, error)
     assert_alone_after_a_loss(events, "draft")
 
 
-@pytest.mark.parametrize("error", [Unavailable("gone"), DeadlineExceeded("late"), Overloaded("full"), Mismatch("x")])
+@pytest.mark.parametrize("error", LOSSES, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("strategy", [*BY_PROBES, "auto"])
 async def test_lost_verifier_lets_the_target_finish_alone(strategy: str, error: SemspecError) -> None:
     fakes = players(num_segments=12)
@@ -119,7 +133,7 @@ def assert_alone_after_a_loss(events: list[Event], role: str) -> None:
     assert len(segments(events)) == 12
 
 
-@pytest.mark.parametrize("strategy", HELPED)
+@pytest.mark.parametrize("strategy", [*HELPED, "draft"])
 async def test_drafter_lost_from_the_start_equals_the_target_alone(strategy: str) -> None:
     fakes = players()
     fakes.drafter.errors += [Unavailable("gone")] * 9
@@ -143,11 +157,14 @@ async def test_proposals_of_another_tokenizer_are_the_requests_fault() -> None:
         await run(await generation(strategy="token-level"), fakes)
 
 
-async def test_missing_probes_are_the_requests_fault() -> None:
+@pytest.mark.parametrize("strategy", ["semantic", "random", "spec-reason", *PROPOSING])
+async def test_target_writes_alone_where_it_refuses_what_the_drafter_wrote(strategy: str) -> None:
     fakes = players()
-    fakes.verifier.errors.append(InvalidRequest("no such probes", "probes"))
-    with pytest.raises(InvalidRequest, match="no such probes"):
-        await run(await generation(strategy="last-hidden"), fakes)
+    fakes.target.errors.append(InvalidRequest("a token id is outside the vocabulary", "token_ids"))
+    alone = await run(await generation(strategy="target"), players())
+    events = await run(await generation(strategy=strategy), fakes)
+    assert segments(events) == segments(alone)
+    assert records(events)[0].fallback == "the target refuses what it was sent"
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

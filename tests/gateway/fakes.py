@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from semspec.decoding import Backends
-from semspec.errors import ContextTooLong, InvalidRequest, Unavailable
+from semspec.errors import ContextTooLong, InvalidRequest, SemspecError, Unavailable
 from semspec.types import (
     STATE_CONVENTION,
     SURPRISAL_FEATURES,
@@ -53,7 +53,7 @@ class FakeModel:
             max_context_tokens=WINDOW,
             can_be_asked=True,
         )
-        self.lost: Unavailable | None = None
+        self.lost: SemspecError | None = None
         """Raised by every call from now on."""
         self.lost_at: int | None = None
         """Raised instead of writing this segment."""
@@ -179,7 +179,7 @@ class FakeModel:
 
     def _answer(self) -> None:
         if self.lost is not None:
-            raise Unavailable(self.lost.message)
+            raise type(self.lost)(self.lost.message, self.lost.parameter)
 
 
 class FakeVerifier:
@@ -193,14 +193,14 @@ class FakeVerifier:
             segmentations=tuple(Segmentation),
             alternatives=("last-hidden", "surprisal"),
         )
-        self.lost: Unavailable | None = None
+        self.lost: SemspecError | None = None
         self.num_judged = 0
         self.asked_for: list[str] = []
         """Names of probes."""
 
     async def info(self) -> VerifierInfo:
         if self.lost is not None:
-            raise Unavailable(self.lost.message)
+            raise type(self.lost)(self.lost.message, self.lost.parameter)
         return self.verifier_info
 
     async def judge(
@@ -208,7 +208,7 @@ class FakeVerifier:
     ) -> list[Judgement]:
         self.asked_for.append(probes)
         if self.lost is not None:
-            raise Unavailable(self.lost.message)
+            raise type(self.lost)(self.lost.message, self.lost.parameter)
         self.num_judged += len(scores)
         return [Judgement(0.5, 0.0 if score.surprisal[0] % 3 == 2 else 0.9) for score in scores]
 

@@ -13,11 +13,13 @@ from semspec.decoding.protocols import Drafter, Target, Verifier
 from semspec.errors import (
     TABLE,
     Cancelled,
+    Conflict,
     ContextTooLong,
     DeadlineExceeded,
     InternalError,
     InvalidRequest,
     Mismatch,
+    NotFound,
     SemspecError,
     Unauthenticated,
     Unavailable,
@@ -141,7 +143,7 @@ def test_status_stands_for_one_error_only(error_class: type[SemspecError]) -> No
     assert type(from_grpc_status(represent(error_class("m")).grpc_status, "m")) is error_class
 
 
-@pytest.mark.parametrize("error_class", [kind for kind in TABLE if kind is not Unauthenticated])
+@pytest.mark.parametrize("error_class", [kind for kind in TABLE if kind not in (Unauthenticated, NotFound, Conflict)])
 async def test_error_of_a_unary_call_arrives_as_raised(error_class: type[SemspecError]) -> None:
     async with targeting(FakeEngine(error_class("what went wrong: ü", "messages[0]"))) as target:
         with pytest.raises(SemspecError) as caught:
@@ -150,7 +152,7 @@ async def test_error_of_a_unary_call_arrives_as_raised(error_class: type[Semspec
     assert (caught.value.message, caught.value.parameter) == ("what went wrong: ü", "messages[0]")
 
 
-@pytest.mark.parametrize("error_class", [kind for kind in TABLE if kind is not Unauthenticated])
+@pytest.mark.parametrize("error_class", [kind for kind in TABLE if kind not in (Unauthenticated, NotFound, Conflict)])
 async def test_error_of_a_stream_arrives_as_raised(error_class: type[SemspecError]) -> None:
     async with drafting(FakeEngine(error_class("what went wrong"))) as drafter:
         with pytest.raises(SemspecError) as caught:
@@ -327,6 +329,24 @@ async def test_malformed_answer_is_the_services_defect() -> None:
         for num_tokens in (0, 1):
             with pytest.raises(InternalError, match="malformed answer"):
                 await verifier.judge([STATES], [SegmentScore(STATES, SURPRISAL, num_tokens, 0.0)])
+
+
+@pytest.mark.parametrize("error", [NotFound("no such model"), Conflict("in use")])
+async def test_status_that_no_service_answers_is_its_defect(error: SemspecError) -> None:
+    async with targeting(FakeEngine(error)) as target:
+        with pytest.raises(InternalError, match=f"not a status of the gRPC contract: {error.message}"):
+            await target.encode("x")
+
+
+async def test_segment_without_tokens_is_the_services_defect() -> None:
+    class Mute(FakeEngine):
+        async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+            yield GeneratedSegment(replace(SEGMENT, text="", token_ids=()), None, 0.0)
+
+    async with drafting(Mute()) as drafter:
+        for params in (ORDER, STREAMED):
+            with pytest.raises(InternalError, match=r"malformed answer: segment\.token_ids"):
+                await collected(drafter.generate(CONTEXT, params))
 
 
 async def test_absent_service_is_unavailable() -> None:

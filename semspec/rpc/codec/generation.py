@@ -208,7 +208,8 @@ def written_to_wire(generated: GeneratedSegment) -> types_pb2.WriteResponse:
 
 
 def written_from_wire(message: types_pb2.WriteResponse) -> GeneratedSegment:
-    """One message of a `Write` stream."""
+    """One message of a `Write` stream; every segment has at least one token, if only end-of-sequence."""
+    check_filled(message.segment.token_ids, "segment.token_ids")
     states = states_from_wire(message.states, "states") if message.HasField("states") else None
     segment = segment_from_wire(message.segment, "segment")
     return GeneratedSegment(segment, states, message.duration_ms, logprobs_from_wire(message))
