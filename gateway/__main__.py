@@ -4,6 +4,7 @@ import asyncio
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
+from socket import socket
 from ssl import SSLContext
 from types import FrameType
 
@@ -12,6 +13,7 @@ from fastapi import FastAPI
 
 from semspec.certificates import renewing_context
 from semspec.decoding import Backends
+from semspec.gateway.api.drain import Drain
 from semspec.gateway.app import create_app
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import GatewaySettings
@@ -24,24 +26,37 @@ from semspec.settings import load_settings
 
 SERVER_HEADER_BYTES = 16 * 1024
 """Maximum size of an incomplete request head, in bytes."""
+TOLD_WITHIN_S = 2
+"""Seconds from the end of the drain until connections whose clients do not read are cut off."""
 
 
 class _Server(uvicorn.Server):
-    """Shuts down in two steps: `/ready` fails for `settle_s` seconds, then running requests drain and `serve` returns.
+    """Shuts down in three steps: `/ready` fails for `settle_s`, running requests have `drain_s`, the rest is told so.
 
-    uvicorn's own server would raise the signal again and end the process.
+    Then `serve` returns; uvicorn's own server would raise the signal again and end the process.
     """
 
-    def __init__(self, config: uvicorn.Config, readiness: Readiness, settle_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, readiness: Readiness, drain: Drain, settings: GatewaySettings) -> None:
         super().__init__(config)
         self._readiness = readiness
-        self._settle_s = settle_s
+        self._drain = drain
+        self._settings = settings
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Start the shutdown; a second signal skips the settle time."""
-        delay_s = 0 if self._readiness.is_draining else self._settle_s
+        """Start the shutdown; a second signal ends the settle time and the drain at once."""
+        if self._readiness.is_draining:
+            self._drain.end()
+        delay_s = 0 if self._readiness.is_draining else self._settings.settle_s
         self._readiness.is_draining = True
         asyncio.get_running_loop().call_later(delay_s, super().handle_exit, sig, frame)
+
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        """Refuse connections, wait for the running requests, then free the application."""
+        timer = asyncio.get_running_loop().call_later(self._settings.drain_s, self._drain.end)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -63,7 +78,7 @@ async def _serve(settings: GatewaySettings) -> None:
     async with AsyncExitStack() as connections:
         backends = _connect(settings, connections)
         app = create_app(settings, backends, Store.connect(settings))
-        await _Server(_server_config(settings, app), app.state.readiness, settings.settle_s).serve()
+        await _Server(_server_config(settings, app), app.state.readiness, app.state.drain, settings).serve()
 
 
 def _connect(settings: GatewaySettings, connections: AsyncExitStack) -> Backends:
@@ -99,7 +114,7 @@ def _server_config(settings: GatewaySettings, app: FastAPI) -> uvicorn.Config:
         server_header=False,
         http="h11",  # uvicorn's other parser does not limit the request head
         h11_max_incomplete_event_size=SERVER_HEADER_BYTES,
-        timeout_graceful_shutdown=settings.drain_s,
+        timeout_graceful_shutdown=settings.drain_s + TOLD_WITHIN_S,
         ssl_context_factory=_tls(settings),
     )
 

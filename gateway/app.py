@@ -10,6 +10,7 @@ from semspec import __version__
 from semspec.decoding import Backends
 from semspec.gateway.api import openai, operations, playground, resources, tgi
 from semspec.gateway.api.document import TAGS, DocumentedApp, operation_id
+from semspec.gateway.api.drain import Drain, UntilDrained
 from semspec.gateway.api.errors import install_handlers
 from semspec.gateway.api.middleware import Authenticated, BodyDeadline, BodyLimit, Observed
 from semspec.gateway.api.sse import FormatFactory, Responder
@@ -35,7 +36,7 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
 
     Routes get their dependencies as arguments; `app.state` exposes some to the entry point and to tests.
     """
-    metrics, background, keys = Metrics(), Background(), _keys(settings)
+    metrics, background, drain, keys = Metrics(), Background(), Drain(), _keys(settings)
     metrics.capacity(settings.max_concurrent)
     store.on_failure = metrics.redis_failure
     for service, backend in zip(POOLED, (backends.drafter, backends.target, backends.verifier), strict=True):
@@ -80,7 +81,7 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
         lifespan=lifespan,
     )
     app.state.readiness, app.state.store, app.state.background = readiness, store, background
-    app.state.admission, app.state.generations = admission, generations
+    app.state.admission, app.state.generations, app.state.drain = admission, generations, drain
     for router in (
         openai.router(responder, settings),
         resources.models(readiness, settings),
@@ -94,6 +95,7 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
     install_handlers(app, metrics)
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(BodyDeadline, timeout_s=settings.receive_timeout_s)
+    app.add_middleware(UntilDrained, drain=drain)
     if keys is not None:
         app.add_middleware(Authenticated, keys=keys, metrics=metrics)
     app.add_middleware(Observed, metrics=metrics)

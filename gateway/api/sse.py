@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from semspec.errors import SemspecError
+from semspec.gateway.api.drain import ShuttingDown, handed_over
 from semspec.gateway.api.errors import ClientGone, internal_error
 from semspec.gateway.api.idempotency import HEADER, IdempotencyKey
 from semspec.gateway.api.middleware import owner_of
@@ -85,10 +86,13 @@ class Responder:
     async def respond(self, http: HttpRequest, request: Request, body: BaseModel) -> Response:
         """The response to a new request, or to one repeated under its Idempotency-Key."""
         request = replace(request, owner=owner_of(http))
-        request, run = await self._opened(request, body, http.headers.get(HEADER))
+        request, run = await self._opened(http, request, body)
         if request.stream:
             return self._stream(request.id, run)
-        answer = await unless_disconnected(http.receive, self._whole(run))
+        try:
+            answer = await unless_disconnected(http.receive, self._whole(run))
+        except ShuttingDown:
+            raise handed_over(request.id) from None
         return Response(answer, media_type="application/json", headers={GENERATION_ID: request.id})
 
     def attached(self, id: str, seen: Sequence[int], trace: bool) -> Response:
@@ -96,14 +100,15 @@ class Responder:
         return self._stream(id, self._generations.attached(id, seen, trace), seen)
 
     async def _opened(
-        self, request: Request, body: BaseModel, key: str | None
+        self, http: HttpRequest, request: Request, body: BaseModel
     ) -> tuple[Request, AbstractAsyncContextManager[Run]]:
         """The request with its final id, and its run: a new one, or one attached to the first request's."""
+        key = http.headers.get(HEADER)
         if key is None:
             return request, self._generations.begun(request)
         idempotency = IdempotencyKey(key, request, body, self._store)
         timeout_s = self._settings.queue_timeout_s + self._settings.encode_deadline_s
-        request, has_begun = await idempotency.recalled(timeout_s)
+        request, has_begun = await unless_disconnected(http.receive, idempotency.recalled(timeout_s))
         if has_begun:
             return request, self._generations.attached(request.id)
         return request, idempotency.unless_refused(self._generations.begun(request))
@@ -141,21 +146,28 @@ class EventStream(Response):
         headers = {"cache-control": "no-store", "x-accel-buffering": "no", GENERATION_ID: id}
         super().__init__(media_type="text/event-stream", headers=headers)
         del self.headers["content-length"]
+        self._id = id
         self._run = run
         self._make_format = make_format
         self._send_timeout_s = send_timeout_s
         self._seen = seen
         self._has_started = False
+        self._chunks: _Chunks | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await unless_disconnected(receive, self._send_all(send))
         except ClientGone:
             _log.info("the client disconnected; its generations can be resumed")
+        except ShuttingDown:
+            error = handed_over(self._id)
+            if self._chunks is None or not self._has_started:
+                raise error from None
+            await self._sent(send, self._chunks.failed(error), more=False)
 
     async def _send_all(self, send: Send) -> None:
         async with self._run as run:
-            chunks = _Chunks(run, self._make_format(run), self._seen)
+            self._chunks = chunks = _Chunks(run, self._make_format(run), self._seen)
             try:
                 while (item := await run.next()) is not None:
                     if data := chunks.add(*item):
@@ -244,17 +256,18 @@ def _fingerprint(served: Served) -> str:
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Run `work`; when the client disconnects, cancel it and wait for its clean-up.
+    """Run `work`; when the client disconnects or the drain is over, cancel it and wait for its clean-up.
 
-    The request's body must already be read. Raises: ClientGone, and what `work` raises.
+    The request's body must already be read. Raises: ClientGone, ShuttingDown, and what `work` raises.
     """
     task = asyncio.create_task(work)
     watcher = asyncio.create_task(_disconnect(receive))
     try:
         await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        return task.result()
+        if task.done():
+            return task.result()
+        watcher.result()
+        raise ClientGone
     finally:
         task.cancel()
         watcher.cancel()

@@ -20,7 +20,7 @@ from semspec.gateway.api.errors import tgi_error_body
 from semspec.gateway.api.openai import statistics
 from semspec.gateway.api.requests import text_request, tgi_request
 from semspec.gateway.api.responses import EITHER, GENERATE, GENERATE_STREAM, IDEMPOTENT, INFO, TOKENIZE
-from semspec.gateway.api.sse import GENERATION_ID, Responder
+from semspec.gateway.api.sse import GENERATION_ID, Responder, unless_disconnected
 from semspec.gateway.api.tgi_models import (
     TgiAnswer,
     TgiChunk,
@@ -68,12 +68,12 @@ def router(responder: Responder, target: Target, readiness: Readiness, settings:
         return Response(b"[%b]" % bytes(answer.body), media_type="application/json", headers=headers)
 
     @routes.post("/tokenize", responses=TOKENIZE)
-    async def tokenize(body: TokenizeRequest) -> list[TgiPlace]:
+    async def tokenize(http: HttpRequest, body: TokenizeRequest) -> list[TgiPlace]:
         """The target's tokens of a text, with their positions in it."""
         try:
             async with asyncio.timeout(settings.encode_deadline_s):
                 with broken_target(InternalError):
-                    tokens = await target.tokenize(body.inputs)
+                    tokens = await unless_disconnected(http.receive, target.tokenize(body.inputs))
         except TimeoutError:
             readiness.suspect()
             raise DeadlineExceeded("the target took too long to tokenize the text; retry") from None

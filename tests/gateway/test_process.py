@@ -94,6 +94,23 @@ def test_head_over_the_limit_is_refused() -> None:
         ended(gateway)
 
 
+@pytest.mark.parametrize(("drain_s", "settle_s"), [(0, 0), (1000, 300)])
+def test_process_told_to_stop_answers_who_still_waits(drain_s: int, settle_s: int) -> None:
+    times = {"SEMSPEC_GATEWAY_DRAIN_S": str(drain_s), "SEMSPEC_GATEWAY_SETTLE_S": str(settle_s)}
+    with process(**times) as (gateway, url):
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=30) as client:
+            client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{")
+            httpx.get(f"{url}/health")  # by now the other request has been read
+            gateway.terminate()
+            if settle_s:
+                while "shutting down" not in httpx.get(f"{url}/ready").text:
+                    pass
+                gateway.terminate()  # a second signal waits for nothing
+            answer = b"".join(iter(lambda: client.recv(1000), b""))
+        assert answer.startswith(b"HTTP/1.1 503 ") and b"retry-after: " in answer and b"service_unavailable" in answer
+        ended(gateway)
+
+
 def test_process_told_to_stop_turns_load_balancers_away_before_it_refuses_connections() -> None:
     with process(SEMSPEC_GATEWAY_SETTLE_S="60") as (gateway, url):
         gateway.terminate()
