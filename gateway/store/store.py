@@ -136,11 +136,15 @@ class Store:
         return True
 
     async def generation(self, generation: str) -> dict[str, str]:
-        """The metadata of a generation. Raises: NotFound, Unavailable."""
-        meta: dict[str, str] = await self._guarded("read", self._client.hgetall(_meta(generation)))
-        if not meta:
-            raise missing_generation(generation)
-        return meta
+        """The metadata of a generation; its status is `interrupted` once a running writer's lease has expired.
+
+        Raises: NotFound, Unavailable.
+        """
+        try:
+            _, *pairs = await self._run("read", _writer_keys(generation), [], f"generation {generation}")
+        except NotFound:
+            raise missing_generation(generation) from None
+        return dict(zip(pairs[::2], pairs[1::2], strict=True))
 
     async def trace(self, generation: str, start: int = 0) -> list[str]:
         """The records of a generation from number `start` on, in order, as JSON. Raises: Unavailable."""
@@ -217,7 +221,7 @@ def missing_generation(id: str) -> NotFound:
 
 
 _SCRIPTS = (
-    "begin", "append", "finish", "hold", "take", "cancel", "remember", "disown",
+    "begin", "append", "finish", "hold", "take", "read", "cancel", "remember", "disown",
     "claim", "renew", "commit", "release", "forget",
 )  # fmt: skip
 

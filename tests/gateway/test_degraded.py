@@ -2,6 +2,8 @@
 
 import asyncio
 
+from redis.asyncio import Redis
+
 from tests.gateway.fakes import NUM_SEGMENTS
 from tests.gateway.support import GatewayFactory, RedisServer
 
@@ -59,6 +61,24 @@ async def test_redis_that_comes_back_is_used_again(start_gateway: GatewayFactory
     answer = (await gateway.chat()).json()
     assert answer["semspec"]["degraded"] is False
     assert (await gateway.http.get(f"/v1/generations/{answer['id']}/trace")).status_code == 200
+
+
+async def test_generation_whose_end_redis_refused_is_not_running(
+    start_gateway: GatewayFactory, mortal_redis: RedisServer
+) -> None:
+    gateway = await start_gateway(redis_url=mortal_redis.url, writer_lease_s=1)
+    gateway.fakes.target.pause_at = 3
+    running = asyncio.create_task(gateway.chat(model="semspec-demo:target"))
+    await asyncio.wait_for(gateway.fakes.target.paused.wait(), 10)
+    async with Redis.from_url(mortal_redis.url) as redis:
+        await redis.config_set("maxmemory", 1)
+        gateway.fakes.target.resume.set()
+        answer = (await running).json()
+        await redis.config_set("maxmemory", 0)
+    assert answer["semspec"]["degraded"] is True
+    async with asyncio.timeout(10):
+        while (await gateway.http.get(f"/v1/generations/{answer['id']}/trace")).json()["status"] != "interrupted":
+            await asyncio.sleep(0.01)
 
 
 async def test_hung_redis_is_waited_for_once(start_gateway: GatewayFactory, mortal_redis: RedisServer) -> None:

@@ -77,6 +77,22 @@ async def test_repeated_append_of_the_same_record_is_none(store: Store, name: st
     assert await store.trace(name) == ['{"index": 0}']
 
 
+async def test_running_generation_without_a_lease_reads_as_interrupted(store: Store, redis: Redis, name: str) -> None:
+    await store.begin(name, {"status": "running", "model": "m"})
+    await redis.delete(f"semspec:{{{name}}}:writer")  # as when the lease expires
+    meta = await store.generation(name)
+    assert meta["status"] == "interrupted" and meta["model"] == "m"
+    await store.hold(name, FIRST_FENCE)  # the writer was only slow
+    assert (await store.generation(name))["status"] == "running"
+
+
+@pytest.mark.parametrize("status", ["finished", "failed", "interrupted"])
+async def test_outcome_outlasts_the_lease(store: Store, name: str, status: str) -> None:
+    await store.begin(name, {"status": "running"})
+    await store.finish(name, FIRST_FENCE, {"status": status})
+    assert (await store.generation(name))["status"] == status
+
+
 async def test_zombie_writer_is_fenced(store: Store, redis: Redis, name: str) -> None:
     await store.begin(name, {"status": "running"})
     await redis.hset(f"semspec:{{{name}}}:meta", "fence", FIRST_FENCE + 1)
