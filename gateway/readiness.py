@@ -106,6 +106,8 @@ class Status:
     """Why no generation can be served now."""
     missing: str | None = None
     """Which service is unavailable while the target generates alone."""
+    store: str | None = None
+    """Why nothing is stored in Redis; generations continue without it."""
 
 
 class Readiness:
@@ -181,20 +183,20 @@ class Readiness:
 
     async def _handshake(self) -> Status:
         settings, known = self._settings, self.status.served
-        draft, target, verifier, redis_answers = await asyncio.gather(
+        draft, target, verifier, store = await asyncio.gather(
             self._query("draft", settings.draft_address, self._backends.drafter.info()),
             self._query("target", settings.target_address, self._backends.target.info()),
             self._query("verifier", settings.verifier_address, self._backends.verifier.info()),
-            self._store.ping(),
+            self._store_failure(),
         )
         answers = {"draft": draft, "target": target, "verifier": verifier}
         up = {role: not isinstance(answer, Unavailable) for role, answer in answers.items()}
-        self._metrics.of_services.up({**up, "redis": redis_answers})
+        self._metrics.of_services.up({**up, "redis": store is None})
         for role, answer in (("draft", draft), ("target", target)):
             if not isinstance(answer, Unavailable):
                 self._metrics.of_services.cache(role, answer)
         if isinstance(target, Unavailable):
-            return Status(known, target)
+            return Status(known, target, store=store)
         missing = next((answer for answer in (draft, verifier) if isinstance(answer, Unavailable)), None)
         if known is None and missing is not None:
             known = await self._stored_handshake(target)
@@ -202,13 +204,20 @@ class Readiness:
             draft = known.draft if isinstance(draft, Unavailable) else draft
             verifier = known.verifier if isinstance(verifier, Unavailable) else verifier
         if isinstance(draft, Unavailable) or isinstance(verifier, Unavailable):
-            return Status(None, missing)
+            return Status(None, missing, store=store)
         served = Served(draft, target, verifier)
         reason = mismatch(served, settings)
         error = None if reason is None else Mismatch(reason)
         if error is None and missing is None:
             await self._store_handshake(served)
-        return Status(served, error, None if missing is None else missing.message)
+        return Status(served, error, None if missing is None else missing.message, store)
+
+    async def _store_failure(self) -> str | None:
+        try:
+            await self._store.check()
+        except Unavailable as error:
+            return error.message
+        return None
 
     async def _stored_handshake(self, target: ModelInfo) -> Served | None:
         """The last complete handshake that any gateway stored in Redis."""
@@ -246,7 +255,11 @@ def describe(status: Status) -> str:
         return status.error.message
     if status.served is None:
         return "no handshake yet"
-    return f"ready, with the target alone: {status.missing}" if status.missing else "ready"
+    lacks = (
+        "" if status.missing is None else f", with the target alone: {status.missing}",
+        "" if status.store is None else f", without Redis: {status.store}",
+    )
+    return "".join(("ready", *lacks))
 
 
 def mismatch(served: Served, settings: GatewaySettings) -> str | None:

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from semspec.errors import InvalidRequest, NotFound, Unavailable
 from semspec.gateway.generation.generations import Run
 from semspec.gateway.generation.request import Request
+from semspec.gateway.store.replies import reading
 from semspec.gateway.store.store import Store
 
 HEADER = "idempotency-key"
@@ -45,14 +46,17 @@ class IdempotencyKey:
         """
         until = monotonic() + timeout_s
         while True:
-            stored = json.loads(await self._store.remember(self._digest, self._value))
-            if stored["request"] != self._content:
+            value = await self._store.remember(self._digest, self._value)
+            with reading("this idempotency key"):
+                stored = json.loads(value)
+                id, content = str(stored["id"]), stored["request"]
+            if content != self._content:
                 raise InvalidRequest("this key was used for another request; take a new one", "Idempotency-Key")
-            if stored["id"] == self._request.id:
+            if id == self._request.id:
                 return self._request, False
-            has_begun = await self._has_begun(stored["id"])
+            has_begun = await self._has_begun(id)
             if has_begun or monotonic() > until:  # after the timeout, its gateway is presumed dead
-                self._request = replace(self._request, id=stored["id"])
+                self._request = replace(self._request, id=id)
                 return self._request, has_begun
             await asyncio.sleep(POLL_S)
 

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from semspec.decoding import Backends
-from semspec.errors import SemspecError, Unavailable
+from semspec.errors import SemspecError
 from semspec.gateway.api.middleware import is_anonymous
 from semspec.gateway.api.resource_models import Health, Ready, Service, Services
 from semspec.gateway.api.responses import METRICS, READY
@@ -88,6 +88,5 @@ async def _probes(answer: Awaitable[VerifierInfo]) -> str:
 
 
 async def _redis(store: Store) -> str:
-    if not await store.ping():
-        raise Unavailable("no answer")
+    await store.check()
     return "keeps traces and sessions"

@@ -26,9 +26,10 @@ from semspec.gateway.api.sse import Responder
 from semspec.gateway.generation.request import stored_request
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import GatewaySettings
+from semspec.gateway.store.replies import reading
 from semspec.gateway.store.session_lease import stored_name
 from semspec.gateway.store.store import Store, missing_generation
-from semspec.records import Json, SegmentTrace
+from semspec.records import SegmentTrace
 
 GenerationId = Annotated[str, Path(pattern="^[A-Za-z0-9-]{1,64}$")]
 LastEventId = Annotated[str | None, Header(pattern=r"^\d{1,9}(-\d{1,9}){0,7}$")]
@@ -42,18 +43,20 @@ def generations(responder: Responder, store: Store) -> APIRouter:
     @routes.get("/{id}", responses=GENERATION)
     async def generation(id: GenerationId, owner: OwnerOf) -> StoredGeneration:
         """A generation's parameters, models, prompt and outcome."""
-        return StoredGeneration.model_validate(_public(id, await _owned(id, owner, store)))
+        return _public(id, await _owned(id, owner, store))
 
     @routes.get("/{id}/trace", responses=TRACE)
     async def trace(id: GenerationId, owner: OwnerOf) -> GenerationTrace:
         """The records of all kept segments so far, in order."""
-        meta = await _owned(id, owner, store)
+        stored, lines = _public(id, await _owned(id, owner, store)), await store.trace(id)
+        with reading(f"generation {id}"):
+            segments = [SegmentTrace.model_validate_json(line) for line in lines]
         return GenerationTrace(
             id=id,
             object="generation.trace",
-            status=meta["status"],
-            degraded=json.loads(meta.get("degraded", "false")),
-            segments=[SegmentTrace.model_validate_json(line) for line in await store.trace(id)],
+            status=stored.status,
+            degraded=stored.degraded,
+            segments=segments,
         )
 
     @routes.get("/{id}/events", response_model=None, responses=EVENTS)
@@ -70,10 +73,11 @@ def generations(responder: Responder, store: Store) -> APIRouter:
     @routes.post("/{id}/cancel", responses=GENERATION)
     async def cancel(id: GenerationId, owner: OwnerOf) -> StoredGeneration:
         """Cancel a generation and the other choices of its request; an ended one is unchanged."""
-        for choice_id in stored_request(await _owned(id, owner, store)).choice_ids:
+        meta = await _owned(id, owner, store)
+        for choice_id in stored_request(id, meta).choice_ids:
             with suppress(NotFound):  # the choice has not begun
                 await store.cancel(choice_id)
-        return StoredGeneration.model_validate(_public(id, await store.generation(id)))
+        return _public(id, await store.generation(id))
 
     return routes
 
@@ -136,25 +140,27 @@ async def _owned(id: str, owner: str, store: Store) -> dict[str, str]:
     Raises: NotFound, also for another owner's generation; Unavailable.
     """
     fields = await store.generation(id)
-    if stored_request(fields).owner != owner:
+    if stored_request(id, fields).owner != owner:
         raise missing_generation(id)
     return fields
 
 
-def _public(id: str, meta: Mapping[str, str]) -> Json:
-    """The fields of a generation that clients may see."""
-    return {
-        "id": id,
-        "object": "generation",
-        "status": meta["status"],
-        "created": int(meta["created"]),
-        "model": meta["model"],
-        "seed": int(meta["seed"]),
-        "session": meta["session"] or None,
-        "finish_reason": meta.get("finish_reason"),
-        "degraded": json.loads(meta.get("degraded", "false")),
-        **{name: json.loads(meta.get(name, "null")) for name in ("parameters", "models", "prompt", "usage")},
-    }
+def _public(id: str, meta: Mapping[str, str]) -> StoredGeneration:
+    """The fields of a generation that clients may see. Raises: Unavailable when they cannot be read."""
+    with reading(f"generation {id}"):
+        fields = {
+            "id": id,
+            "object": "generation",
+            "status": meta["status"],
+            "created": int(meta["created"]),
+            "model": meta["model"],
+            "seed": int(meta["seed"]),
+            "session": meta["session"] or None,
+            "finish_reason": meta.get("finish_reason"),
+            "degraded": json.loads(meta.get("degraded", "false")),
+            **{name: json.loads(meta.get(name, "null")) for name in ("parameters", "models", "prompt", "usage")},
+        }
+        return StoredGeneration.model_validate(fields)
 
 
 def _missing(id: str) -> NotFound:

@@ -11,6 +11,7 @@ from semspec.gateway.generation.output import ChoiceOutput, Ended
 from semspec.gateway.generation.request import ChoiceRequest, Request
 from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.journal import Background, Journal
+from semspec.gateway.store.replies import reading
 from semspec.gateway.store.session_lease import Sessions
 from semspec.gateway.store.store import Store
 from semspec.records import SegmentTrace
@@ -94,13 +95,17 @@ class Attacher:
         if num_seen > num_stored:
             message = f"only {num_stored} segments were stored, not the {num_seen} you have; start a new generation"
             raise Conflict(message, "last-event-id")
-        for line in lines:
-            emit(output.add(SegmentTrace.model_validate_json(line).record()))
+        with reading(f"generation {output.id}"):
+            records = [SegmentTrace.model_validate_json(line).record() for line in lines]
+        for record in records:
+            emit(output.add(record))
 
     async def _outcome(self, output: ChoiceOutput) -> Ended:
         meta = await self._store.generation(output.id)
         if meta["status"] == "cancelled":
             raise Cancelled(f"generation {output.id} was cancelled")
-        if json.loads(meta["degraded"]):
+        with reading(f"generation {output.id}"):
+            is_degraded, reason = json.loads(meta["degraded"]), FinishReason(meta["finish_reason"])
+        if is_degraded:
             raise Conflict(f"generation {output.id} was not stored in full; start a new one", "id")
-        return output.finish(FinishReason(meta["finish_reason"]))
+        return output.finish(reason)

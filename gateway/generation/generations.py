@@ -160,7 +160,7 @@ class Generations:
         and includes the usage. Raises: NotFound, Conflict, Unavailable, Mismatch.
         """
         served = self._readiness.known()
-        first = stored_choice(await self._store.generation(id), served)
+        first = stored_choice(id, await self._store.generation(id), served)
         choices = [await self._stored_choice(first, index) for index in range(first.request.num_choices)]
         was_cancelled, outputs = asyncio.Event(), [choice.output() for choice in choices]
         async with AsyncExitStack() as stack:
@@ -182,8 +182,9 @@ class Generations:
 
     async def _stored_choice(self, first: ChoiceRequest, index: int) -> ChoiceRequest:
         """One choice of a request; it is begun now if the request's gateway stopped before beginning it."""
+        id = first.request.choice_id(index)
         try:
-            return stored_choice(await self._store.generation(first.request.choice_id(index)), first.served)
+            return stored_choice(id, await self._store.generation(id), first.served)
         except NotFound:
             generation = first.generation
             context, max_tokens = generation.context, generation.max_tokens

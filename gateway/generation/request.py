@@ -15,6 +15,7 @@ from semspec.errors import Conflict
 from semspec.gateway.generation.output import ChoiceOutput, ReasoningParser, StopChecker
 from semspec.gateway.generation.strictness import Expected
 from semspec.gateway.readiness import Served
+from semspec.gateway.store.replies import reading
 from semspec.records import Body, Json
 from semspec.types import Context, Message, Piece, Segmentation, derive_seed
 
@@ -178,18 +179,24 @@ def stored_fields(choice: ChoiceRequest) -> dict[str, str]:
     }
 
 
-def stored_request(meta: Mapping[str, str]) -> Request:
-    """The request stored in a generation's fields."""
-    return _REQUEST.validate_json(meta["call"])
+def stored_request(id: str, meta: Mapping[str, str]) -> Request:
+    """The request stored in the fields of the generation `id`. Raises: Unavailable when they cannot be read."""
+    with reading(f"generation {id}"):
+        return _REQUEST.validate_json(meta["call"])
 
 
-def stored_choice(meta: Mapping[str, str], served: Served) -> ChoiceRequest:
-    """The choice stored in these fields. Raises: Conflict when it has not ended and other models are served now."""
-    if meta["status"] not in ENDED and json.loads(meta["models"]) != _models(served):
-        raise Conflict("the models or probes have changed since this generation began; start a new one", "id")
-    prompt = json.loads(meta["prompt"])
-    piece = Piece(prompt["text"], tuple(prompt["token_ids"]), prompt["tokenizer"])
-    return ChoiceRequest.of(stored_request(meta), int(meta["index"]), Context((piece,)), int(meta["budget"]), served)
+def stored_choice(id: str, meta: Mapping[str, str], served: Served) -> ChoiceRequest:
+    """The choice stored in the fields of the generation `id`.
+
+    Raises: Conflict when it has not ended and other models are served now; Unavailable when they cannot be read.
+    """
+    request = stored_request(id, meta)
+    with reading(f"generation {id}"):
+        if meta["status"] not in ENDED and json.loads(meta["models"]) != _models(served):
+            raise Conflict("the models or probes have changed since this generation began; start a new one", "id")
+        prompt = json.loads(meta["prompt"])
+        piece = Piece(prompt["text"], tuple(prompt["token_ids"]), prompt["tokenizer"])
+        return ChoiceRequest.of(request, int(meta["index"]), Context((piece,)), int(meta["budget"]), served)
 
 
 def _models(served: Served) -> Json:

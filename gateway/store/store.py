@@ -23,6 +23,7 @@ from redis.exceptions import RedisError
 
 from semspec.errors import Cancelled, Conflict, NotFound, SemspecError, Unavailable
 from semspec.gateway.settings import GatewaySettings
+from semspec.gateway.store.replies import decoded, failure, reading
 from semspec.types import Message
 
 FIRST_FENCE = 1
@@ -46,7 +47,7 @@ class Store:
     def __init__(
         self, client: Redis, ttl_s: int, max_generation_bytes: int, writer_lease_s: float, max_block_s: float
     ) -> None:
-        """`client` must decode responses; its socket timeout must exceed `max_block_s`."""
+        """`client` must not decode responses; its socket timeout must exceed `max_block_s`."""
         self._max_block_s = max_block_s
         self._client = client
         self._ttl_s = ttl_s
@@ -63,7 +64,6 @@ class Store:
         timeout_s = settings.redis_timeout_s
         client = Redis.from_url(
             settings.redis_url.get_secret_value(),
-            decode_responses=True,
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
@@ -111,29 +111,25 @@ class Store:
 
     async def remember(self, digest: str, value: str) -> str:
         """The value of an idempotency key, which a new key takes from `value`. Raises: Unavailable."""
-        reply = await self._run("remember", [_idempotency(digest)], [value, self._ttl_s], "the key")
+        reply = await self._run("remember", [_idempotency(digest)], [value, self._ttl_s], "this idempotency key")
         return reply[1]
 
     async def disown(self, digest: str, value: str) -> None:
         """Delete an idempotency key if it has this `value`. Raises: Unavailable."""
-        await self._run("disown", [_idempotency(digest)], [value], "the key")
+        await self._run("disown", [_idempotency(digest)], [value], "this idempotency key")
 
     async def keep_handshake(self, target: str, served: str) -> None:
         """Store what is served with a target (by its fingerprint), for gateways started later. Raises: Unavailable."""
-        await self._guarded("keep", self._client.set(_handshake(target), served))
+        await self._guarded("keep", self._client.set(_handshake(target), served), "the handshake")
 
     async def handshake(self, target: str) -> str | None:
         """What was served with this target at the last complete handshake. Raises: Unavailable."""
-        served: str | None = await self._guarded("read", self._client.get(_handshake(target)))
+        served: str | None = await self._guarded("read", self._client.get(_handshake(target)), "the handshake")
         return served
 
-    async def ping(self) -> bool:
-        """Whether Redis answers."""
-        try:
-            await self._guarded("ping", self._client.ping())
-        except Unavailable:
-            return False
-        return True
+    async def check(self) -> None:
+        """Write a key that expires. Raises: Unavailable, with the reason, when Redis does not answer or refuses it."""
+        await self._guarded("check", self._client.set("semspec:check", "", ex=60), "this gateway")
 
     async def generation(self, generation: str) -> dict[str, str]:
         """The metadata of a generation; its status is `interrupted` once a running writer's lease has expired.
@@ -148,7 +144,8 @@ class Store:
 
     async def trace(self, generation: str, start: int = 0) -> list[str]:
         """The records of a generation from number `start` on, in order, as JSON. Raises: Unavailable."""
-        records: list[str] = await self._guarded("read", self._client.lrange(_segments(generation), start, -1))
+        call = self._client.lrange(_segments(generation), start, -1)
+        records: list[str] = await self._guarded("read", call, f"generation {generation}")
         return records
 
     async def next_event(self, generation: str, after: str, timeout_s: float) -> str:
@@ -157,7 +154,8 @@ class Store:
         Returns: the id of the last event; `after` if none came within `timeout_s`. Raises: Unavailable.
         """
         block_ms = max(1, _ms(min(timeout_s, self._max_block_s)))  # 0 would block without a timeout
-        reply = await self._guarded("read", self._client.xread({_events(generation): after}, count=1, block=block_ms))
+        call = self._client.xread({_events(generation): after}, count=1, block=block_ms)
+        reply = await self._guarded("read", call, f"generation {generation}")
         if not reply:
             return after
         [entries] = reply.values() if isinstance(reply, dict) else [entries for _, entries in reply]
@@ -167,11 +165,15 @@ class Store:
         """Claim a session for one generation; returns its turns so far. Raises: Conflict, Unavailable."""
         keys = [_claim(session), _turns(session)]
         turns = await self._run("claim", keys, [token, _ms(lease_s)], f"session {session}")
-        return _messages(turns[1:])
+        with reading(f"session {session}"):
+            return _messages(turns[1:])
 
     async def turns(self, session: str) -> tuple[Message, ...]:
         """The turns of a session; none if it does not exist. Raises: Unavailable."""
-        return _messages(await self._guarded("read", self._client.lrange(_turns(session), 0, -1)))
+        subject = f"session {session}"
+        lines = await self._guarded("read", self._client.lrange(_turns(session), 0, -1), subject)
+        with reading(subject):
+            return _messages(lines)
 
     async def forget(self, session: str) -> None:
         """Delete a session's turns. Raises: Conflict while a generation has it; NotFound, Unavailable."""
@@ -192,22 +194,25 @@ class Store:
         await self._run("release", [_claim(session)], [token], f"session {session}")
 
     async def _run(self, name: str, keys: list[str], arguments: Arguments, subject: str) -> list[str]:
-        reply = await self._guarded(name, self._scripts[name](keys=keys, args=arguments))
+        reply = await self._guarded(name, self._scripts[name](keys=keys, args=arguments), subject)
         lines: list[str] = [reply] if isinstance(reply, str) else reply
         if lines[0] != "ok":
             raise _REFUSALS[lines[0]](subject)
         return lines
 
-    async def _guarded(self, operation: str, reply: Awaitable[Any]) -> Any:
+    async def _guarded(self, operation: str, reply: Awaitable[Any], subject: str) -> Any:
+        """The decoded reply of Redis to an operation on `subject`. Raises: Unavailable."""
         # Never cancelled: redis-py may swallow a cancellation while it waits, and its caller would continue.
         call = asyncio.ensure_future(reply)
         self._calls.add(call)
         call.add_done_callback(self._done)
         try:
-            return await asyncio.shield(call)
+            raw = await asyncio.shield(call)
         except (RedisError, OSError, TimeoutError) as error:
             self.on_failure(operation)
-            raise Unavailable("the store of traces and sessions (Redis) does not answer; try again later") from error
+            raise Unavailable(failure(error, subject)) from error
+        with reading(subject):
+            return decoded(raw)
 
     def _done(self, call: "asyncio.Future[Any]") -> None:
         self._calls.discard(call)

@@ -174,7 +174,7 @@ async def test_other_owner_cannot_cancel(start_gateway: GatewayFactory) -> None:
     running = asyncio.create_task(gateway.http.post("/v1/chat/completions", json=body, headers=bearer(OURS)))
     await asyncio.wait_for(gateway.fakes.target.paused.wait(), 10)
     [key] = [key async for key in gateway.app.state.store._client.scan_iter("semspec:{chatcmpl-*}:writer")]
-    id = key.removeprefix("semspec:{").removesuffix("}:writer")
+    id = key.decode().removeprefix("semspec:{").removesuffix("}:writer")
     refused = await gateway.http.post(f"/v1/generations/{id}/cancel", headers=bearer(THEIRS))
     assert refused.status_code == 404
     gateway.fakes.target.resume.set()

@@ -1,0 +1,148 @@
+"""What Redis refuses and what it holds by mistake is named: to clients, in the log, and by `/ready`."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+
+import pytest
+from redis.asyncio import Redis
+
+from semspec.gateway.readiness import describe
+from tests.gateway.support import Gateway, GatewayFactory, RedisServer, eventually
+
+KEYS = ("meta", "segments", "events", "writer")
+ROUTES = ("", "/trace", "/events")
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[Redis]:
+    async with Redis.from_url(redis_url) as client:
+        yield client
+
+
+async def finished(gateway: Gateway) -> str:
+    """The id of a finished generation."""
+    id: str = (await gateway.chat(model="semspec-demo:target")).json()["id"]
+    return id
+
+
+async def assert_named(gateway: Gateway, id: str, route: str) -> None:
+    response = await gateway.http.get(f"/v1/generations/{id}{route}")
+    assert response.status_code == 503, response.text
+    error = response.json()["error"]
+    assert error["code"] == "service_unavailable" and f"generation {id}" in error["message"], error
+    assert "delete it" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("setup", "words"),
+    [
+        (("CONFIG", "SET", "requirepass", "secret"), "password in SEMSPEC_GATEWAY_REDIS_URL"),
+        (("ACL", "SETUSER", "default", "-set", "-eval", "-evalsha"), "password in SEMSPEC_GATEWAY_REDIS_URL"),
+        (("CONFIG", "SET", "maxmemory", "1"), "used memory > 'maxmemory'"),
+        (("REPLICAOF", "127.0.0.1", "1"), "read only replica"),
+    ],
+)
+async def test_redis_that_refuses_is_named(
+    start_gateway: GatewayFactory,
+    mortal_redis: RedisServer,
+    caplog: pytest.LogCaptureFixture,
+    setup: tuple[str, ...],
+    words: str,
+) -> None:
+    async with Redis.from_url(mortal_redis.url) as client:
+        await client.execute_command(*setup)
+    gateway = await start_gateway(redis_url=mortal_redis.url)
+    ready = await gateway.http.get("/ready")
+    assert ready.status_code == 200 and ready.json()["detail"].startswith("ready, without Redis: ")
+    assert words in ready.json()["detail"]
+    [state] = [
+        entry for entry in (await gateway.http.get("/v1/services")).json()["services"] if entry["name"] == "redis"
+    ]
+    assert state["status"] == "away" and words in state["detail"]
+    answer = await gateway.chat()
+    assert answer.status_code == 200 and answer.json()["semspec"]["degraded"] is True
+    assert any(words in record.getMessage() for record in caplog.records if "not stored in full" in record.getMessage())
+
+
+async def test_wrong_password_is_named_and_the_right_one_is_not(
+    start_gateway: GatewayFactory, mortal_redis: RedisServer
+) -> None:
+    async with Redis.from_url(mortal_redis.url) as client:
+        await client.config_set("requirepass", "right")
+    for given, line, status in (("wrong", "ready, without Redis: .*REDIS_URL", 503), ("right", "ready", 404)):
+        gateway = await start_gateway(redis_url=mortal_redis.url.replace("//", f"//:{given}@"))
+        assert re.fullmatch(line, describe(gateway.app.state.readiness.status))
+        answer = await gateway.http.get("/v1/sessions/any")
+        assert answer.status_code == status and given not in answer.text
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("route", ROUTES)
+async def test_key_of_a_wrong_type_is_named(gateway: Gateway, redis: Redis, key: str, route: str) -> None:
+    id = await finished(gateway)
+    needed = {"": ["meta"], "/trace": ["meta", "segments"], "/events": ["meta", "segments"]}
+    name = f"semspec:{{{id}}}:{key}"
+    await redis.delete(name)
+    await redis.sadd(name, "x")
+    if key in needed[route]:
+        await assert_named(gateway, id, route)
+    else:
+        assert (await gateway.http.get(f"/v1/generations/{id}{route}")).status_code == 200
+
+
+@pytest.mark.parametrize("value", [b"\xff\xfe", b"", b"{", b"7", b"null", b'{"verdict": 1}'])
+@pytest.mark.parametrize("route", ["/trace", "/events"])
+async def test_record_that_cannot_be_read_is_named(gateway: Gateway, redis: Redis, value: bytes, route: str) -> None:
+    id = await finished(gateway)
+    await redis.lset(f"semspec:{{{id}}}:segments", 1, value)  # type: ignore[arg-type]  # bytes as well
+    await assert_named(gateway, id, route)
+
+
+@pytest.mark.parametrize("value", [b"\xff\xfe", b"", b"[", b"7", b"{}"])
+@pytest.mark.parametrize("field", ["call", "prompt"])
+@pytest.mark.parametrize("route", ROUTES)
+async def test_field_that_cannot_be_read_is_named(
+    gateway: Gateway, redis: Redis, field: str, value: bytes, route: str
+) -> None:
+    id = await finished(gateway)
+    await redis.hset(f"semspec:{{{id}}}:meta", field, value)  # type: ignore[arg-type]  # bytes as well
+    await assert_named(gateway, id, route)
+
+
+@pytest.mark.parametrize("value", [b"\xff\xfe", b"", b"{", b"7", b"{}", b'{"role": "user"}'])
+async def test_turn_that_cannot_be_read_is_named(gateway: Gateway, redis: Redis, value: bytes) -> None:
+    name = f"s{abs(hash(value))}"
+    assert (await gateway.chat(semspec={"session": name})).status_code == 200
+    [key] = await redis.keys(f"semspec:session:*{name}*:turns")
+    await redis.rpush(key, value)
+    for response in (
+        await gateway.http.get(f"/v1/sessions/{name}"),
+        await gateway.chat(semspec={"session": name}),
+    ):
+        assert response.status_code == 503 and f"{name} cannot be read" in response.json()["error"]["message"]
+    assert (await gateway.http.delete(f"/v1/sessions/{name}")).status_code == 200
+    assert (await gateway.chat(semspec={"session": name})).status_code == 200, "deleting it was the remedy"
+
+
+@pytest.mark.parametrize("value", [b"\xff\xfe", b"", b"{", b"7", b"{}", b'{"id": 1}'])
+async def test_idempotency_key_that_cannot_be_read_is_named(gateway: Gateway, redis: Redis, value: bytes) -> None:
+    body = {"model": "semspec-demo", "messages": [{"role": "user", "content": "How many?"}]}
+    headers = {"idempotency-key": repr(value)}
+    before = set(await redis.keys("semspec:idempotency:*"))
+    assert (await gateway.http.post("/v1/chat/completions", json=body, headers=headers)).status_code == 200
+    [key] = set(await redis.keys("semspec:idempotency:*")) - before
+    await redis.set(key, value)
+    refused = await gateway.http.post("/v1/chat/completions", json=body, headers=headers)
+    assert refused.status_code == 503 and "idempotency key cannot be read" in refused.json()["error"]["message"]
+
+
+async def test_handshake_that_cannot_be_read_is_repeated(start_gateway: GatewayFactory, redis: Redis) -> None:
+    gateway = await start_gateway()
+    fingerprint = gateway.fakes.target.model_info.fingerprint
+    for value in (b"\xff", b"{", json.dumps({"draft": 1}).encode()):
+        await redis.set(f"semspec:handshake:{fingerprint}", value)
+        other = await start_gateway()
+        async with asyncio.timeout(10):
+            await eventually(lambda: describe(other.app.state.readiness.status) == "ready")  # noqa: B023
