@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
+import httpx
 import psutil
 import pytest
 
@@ -32,10 +33,11 @@ time.sleep(600)
 """
 
 GATEWAY = """
-import os
+import os, socket
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 BODY = b""
+HOST = os.environ["SEMSPEC_GATEWAY_HOST"]
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
@@ -43,7 +45,8 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(BODY)
 
-HTTPServer(("127.0.0.1", int(os.environ["SEMSPEC_GATEWAY_PORT"])), Handler).serve_forever()
+HTTPServer.address_family = socket.AF_INET6 if ":" in HOST else socket.AF_INET
+HTTPServer((HOST, int(os.environ["SEMSPEC_GATEWAY_PORT"])), Handler).serve_forever()
 """
 
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
@@ -107,6 +110,15 @@ async def test_stack_is_ready_inside_and_gone_outside() -> None:
         assert stack.base_url.startswith("http://127.0.0.1:")
         assert all(is_running(pid) for pid in pids)
     assert left_alive(pids, 0) == []
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")
+@pytest.mark.parametrize(("host", "reached"), [("::1", "[::1]"), ("::", "[::1]"), ("localhost", "localhost")])
+async def test_stack_listens_on_every_kind_of_host(host: str, reached: str) -> None:
+    async with Stack(replace(config(), host=host)) as stack:
+        assert stack.base_url.rpartition(":")[0] == f"http://{reached}"
+        async with httpx.AsyncClient(trust_env=False) as http:
+            assert (await http.get(stack.base_url)).status_code == 200
 
 
 async def test_private_redis_answers_on_a_socket_of_its_own(temporary_folder: Path) -> None:

@@ -7,7 +7,6 @@ import json
 import secrets
 import shutil
 import signal
-import socket
 import tempfile
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
@@ -19,10 +18,13 @@ from semspec.keys import entry, new_key
 from semspec.stack import redis
 from semspec.stack.child import Child, StackError
 from semspec.stack.config import ROLES, StackConfig
+from semspec.stack.listening import bound_port, url_host
 
 POLL_S = 0.05
 MISMATCH = represent(Mismatch("")).code
 API_KEYS = "SEMSPEC_GATEWAY_API_KEYS"
+ENDING_S = 4
+"""Seconds that the gateway may take to end after its drain."""
 OWNER = "stack"
 """Name of the stack's API key."""
 
@@ -126,9 +128,11 @@ class Stack:
             "SEMSPEC_GATEWAY_PORT": str(port),
             "SEMSPEC_GATEWAY_SERVICE_TOKEN": self._token,
             "SEMSPEC_GATEWAY_REDIS_URL": self.addresses["redis"],
+            # The drain ends, and who still waits is told, before the gateway is killed.
+            "SEMSPEC_GATEWAY_DRAIN_S": str(max(0, int(self.config.stop_grace_s) - ENDING_S)),
             API_KEYS: " ".join((self.config.given(API_KEYS), entry(OWNER, self.api_key))),
         }
-        self.addresses["gateway"] = f"{_reachable(self.config.host)}:{port}"
+        self.addresses["gateway"] = f"{url_host(self.config.host)}:{port}"
         await self._start_child("gateway", self.config.commands["gateway"], self.config.gateway_defaults() | settings)
 
     async def _until_ready(self) -> None:
@@ -206,19 +210,10 @@ def _private_folder() -> Path:
 
 def _free_port(host: str, wanted: int) -> int:
     """`wanted`, or a free port for 0. Raises: StackError when it is in use, possibly by another gateway."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, wanted))
-        except OSError as error:
-            raise StackError(f"cannot listen on {host}:{wanted}: {error.strerror}; choose another port") from error
-        port: int = probe.getsockname()[1]
-    return port
-
-
-def _reachable(host: str) -> str:
-    """The host under which a server that listens on `host` is reachable."""
-    return "127.0.0.1" if host in ("", "0.0.0.0") else host
+    try:
+        return bound_port(host, wanted)
+    except OSError as error:
+        raise StackError(f"cannot listen on {host} port {wanted}: {error.strerror}; choose another port") from error
 
 
 def _why_not_ready(address: str, headers: Mapping[str, str]) -> str | None:

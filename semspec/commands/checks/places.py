@@ -1,13 +1,13 @@
 """Checks of the port and of Redis."""
 
 import re
-import socket
 import subprocess
 from collections.abc import Iterator
 
 from semspec.commands.checks import Check, fail, ok
 from semspec.commands.checks.environment import satisfies
 from semspec.stack import StackConfig, StackError
+from semspec.stack.listening import bound_port, url_host
 from semspec.stack.redis import find_server, given_url
 
 LEAST_REDIS = "6.2"
@@ -23,15 +23,14 @@ def check_places(config: StackConfig, gateway_url: str | None) -> Iterator[Check
 
 
 def _port(host: str, port: int) -> Check:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            remedy = "stop what listens there, or choose another --port"
-            return fail("port", f"cannot listen on {host}:{port}: {reason}", remedy)
-    return ok("port", f"{host}:{port} is free")
+    address = f"{url_host(host)}:{port}"
+    try:
+        bound_port(host, port)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        remedy = "stop what listens there, or choose another --port"
+        return fail("port", f"cannot listen on {address}: {reason}", remedy)
+    return ok("port", f"{address} is free")
 
 
 def _given_redis(url: str) -> Check:

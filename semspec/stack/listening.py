@@ -1,0 +1,24 @@
+"""The address that a server listens on: whether its port is free, and how clients reach it."""
+
+import socket
+
+
+def bound_port(host: str, wanted: int) -> int:
+    """`wanted`, or a free port for 0; `host` is a name, an IPv4 or an IPv6 address.
+
+    Raises: OSError or OverflowError when the port cannot be bound.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, wanted, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def url_host(host: str) -> str:
+    """The host under which a server that listens on `host` is reached from this machine, as it stands in a URL."""
+    reached = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{reached}]" if ":" in reached else reached
