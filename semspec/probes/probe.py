@@ -86,6 +86,8 @@ class ProbeCard:
     recipe: str
     """"cross": labelled with segments of both models; "own": with segments of its own model only, as in the paper."""
     data_digest: str
+    weights_digest: str = field(default="", compare=False)
+    """Digest of the weights file, written by `save_probe` and checked by `load_probe`."""
     state_convention: str = STATE_CONVENTION
     surprisal_features: tuple[str, ...] = SURPRISAL_FEATURES
     calibration: CalibrationKind = "none"
@@ -150,6 +152,7 @@ def save_probe(probe: Probe, card: ProbeCard, path: Path, weights_dtype: torch.d
     partial = path.with_suffix(".partial")
     save_file(tensors, partial, {"card": json.dumps({"fingerprint": card.fingerprint})})
     partial.chmod(0o644)  # safetensors creates private files, but another user may serve them
+    card = replace(card, weights_digest=_digest(partial.read_bytes()))
     partial.replace(path)
     partial.write_text(json.dumps(asdict(card), indent=2) + "\n")
     partial.replace(path.with_suffix(".json"))
@@ -166,7 +169,11 @@ class Artifact:
 
 
 def load_probe(path: Path) -> Artifact:
-    """Load an artifact. Raises: Mismatch, with a remedy, when it is missing, damaged or of another state convention."""
+    """Load an artifact.
+
+    Raises: Mismatch, with a remedy, when it is missing, damaged, not the weights of its card, or of another state
+    convention.
+    """
     try:
         card = _card(json.loads(path.with_suffix(".json").read_text()))
         data = path.read_bytes()
@@ -176,12 +183,23 @@ def load_probe(path: Path) -> Artifact:
             f"cannot read probe {path}: {error}; train it with `semspec train run` (the bundled pair's with "
             "`make demo-probes`) or fetch it again"
         ) from error
+    if card.weights_digest != (digest := _digest(data)):
+        raise Mismatch(
+            f"probe {path} is not the weights of its card, which names the digest {card.weights_digest or 'of none'}, "
+            f"not {digest}: fetch both files again, or train the probe again"
+        )
     _check(card, path)
     try:
         probe = _built(card, {name: value.float() for name, value in tensors.items()})
     except (RuntimeError, KeyError, IndexError) as error:
         raise Mismatch(f"probe {path} does not have the size its card says; train it again") from error
-    return Artifact(probe.eval().requires_grad_(False), card, hashlib.sha256(data).hexdigest()[:16])
+    if not all(bool(value.isfinite().all()) for value in probe.state_dict().values()) or not bool(probe.scale.all()):
+        raise Mismatch(f"probe {path} has weights that are not finite, or a scale of 0; train it again")
+    return Artifact(probe.eval().requires_grad_(False), card, digest)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def _check(card: ProbeCard, path: Path) -> None:

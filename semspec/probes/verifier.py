@@ -1,5 +1,6 @@
 """The verifier: a default pair of probes for the states of two models, and named alternative pairs."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from semspec import __version__
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import LEAST_PROBABILITY, Artifact, ProbeCard, assemble, load_probe, tensor_of
 from semspec.types import Judgement, OperatingPoint, SegmentScore, States, VerifierInfo
+
+MAX_MAGNITUDE = 1e9
+"""Maximum absolute value of states and surprisal: far above those of any model, and far below what overflows."""
 
 
 class ProbePair:
@@ -39,9 +43,13 @@ class ProbePair:
         return cls(load_probe(draft_probe), load_probe(target_probe), device)
 
     def judge(self, draft_states: Sequence[States], scores: Sequence[SegmentScore]) -> list[Judgement]:
-        """One judgement per segment. Raises: Mismatch when the states come from other models."""
+        """One judgement per segment.
+
+        Raises: Mismatch when the states come from other models; InvalidRequest when a value is no number or too large.
+        """
         draft_features = _features(self.draft.card, "draft", draft_states, None)
         surprisal = torch.tensor([score.surprisal for score in scores])
+        _check_values(surprisal, "readings[{}].surprisal")
         target_features = _features(self.target.card, "target", [score.states for score in scores], surprisal)
         with torch.inference_mode():
             draft_probabilities = (
@@ -157,7 +165,17 @@ def _features(card: ProbeCard, role: str, states: Sequence[States], surprisal: T
             )
         if state.shape != card.shape:
             raise Mismatch(f"{role} states have shape {state.shape}, the probe wants {card.shape}")
-    return assemble(card.features, card.layers, tensor_of([state.data for state in states], card.shape), surprisal)
+    values = tensor_of([state.data for state in states], card.shape)
+    _check_values(values, "draft_states[{}].pooled" if role == "draft" else "readings[{}].states.pooled")
+    return assemble(card.features, card.layers, values, surprisal)
+
+
+def _check_values(values: Tensor, field: str) -> None:
+    """`values`: `[num_segments, ...]`. Raises: InvalidRequest for NaN, infinity, and what is above `MAX_MAGNITUDE`."""
+    is_valid = (values.abs() <= MAX_MAGNITUDE).flatten(1).all(1).tolist()
+    if not all(is_valid):
+        field = field.format(is_valid.index(False))
+        raise InvalidRequest(f"{field}: holds a value that is not a number or above {MAX_MAGNITUDE:g}", field)
 
 
 def operating_points(card: ProbeCard) -> tuple[OperatingPoint, ...]:
@@ -186,7 +204,7 @@ def _is_known(row: dict[str, Any], is_last: bool) -> bool:
 def _point(row: dict[str, Any]) -> OperatingPoint:
     return OperatingPoint(
         threshold=_number(row, "threshold"),
-        acceptance=float(row["acceptance"]),
+        acceptance=_number(row, "acceptance") or 0.0,
         right_accepted=_number(row, "right_accepted"),
         wrong_accepted=_number(row, "wrong_accepted"),
         speed_up=_number(row, "speed_up"),
@@ -194,7 +212,12 @@ def _point(row: dict[str, Any]) -> OperatingPoint:
 
 
 def _number(row: dict[str, Any], name: str) -> float | None:
-    return None if row.get(name) is None else float(row[name])
+    if row.get(name) is None:
+        return None
+    number = float(row[name])
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is {number}")
+    return number
 
 
 def _strictness(point: OperatingPoint) -> float:

@@ -1,0 +1,100 @@
+"""Numbers that are none, or too large, or not those that were trained: refused by name, never served."""
+
+import json
+import math
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from semspec.errors import InvalidRequest, Mismatch
+from semspec.probes.probe import Probe, load_probe, save_probe
+from semspec.probes.verifier import ProbeVerifier
+from tests.probes.test_probe import card, reading, save, states, verifier
+
+__all__ = ["verifier"]  # a fixture
+
+NUMBERS = (math.nan, math.inf, -math.inf, 3e38, -3e38)
+
+
+def spoilt(data: bytes, value: float) -> bytes:
+    """`data` with its last number replaced."""
+    return data[:-4] + struct.pack("<f", value)
+
+
+@pytest.mark.parametrize("value", NUMBERS)
+@pytest.mark.parametrize("field", ["draft_states[1].pooled", "readings[1].states.pooled", "readings[1].surprisal"])
+async def test_state_that_is_no_number_is_refused_by_name(verifier: ProbeVerifier, field: str, value: float) -> None:
+    drafted, read = states("draft-fingerprint"), reading("target-fingerprint")
+    match field:
+        case "draft_states[1].pooled":
+            drafts, reads = [drafted, replace(drafted, data=spoilt(drafted.data, value))], [read, read]
+        case "readings[1].states.pooled":
+            broken = replace(read, states=replace(read.states, data=spoilt(read.states.data, value)))
+            drafts, reads = [drafted, drafted], [read, broken]
+        case _:
+            drafts, reads = [drafted, drafted], [read, replace(read, surprisal=(*read.surprisal[:-1], value))]
+    with pytest.raises(InvalidRequest) as refusal:
+        await verifier.judge(drafts, reads)
+    assert refusal.value.parameter == field
+    assert await verifier.judge([drafted], [read])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["network.0.weight", "network.4.bias", "mean", "scale"])
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, name: str, value: float) -> None:
+    path, probe = tmp_path / "p.safetensors", Probe(12)
+    probe.state_dict()[name].view(-1)[0] = value
+    save_probe(probe, card("m"), path)
+    with pytest.raises(Mismatch, match="not finite"):
+        load_probe(path)
+
+
+def test_scale_of_zero_is_refused(tmp_path: Path) -> None:
+    path, probe = tmp_path / "p.safetensors", Probe(12)
+    probe.scale[3] = 0
+    save_probe(probe, card("m"), path)
+    with pytest.raises(Mismatch, match="a scale of 0"):
+        load_probe(path)
+
+
+def test_flipped_bit_of_the_weights_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path / "p.safetensors", card("m"))
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(Mismatch, match=r"not the weights of its card.*fetch both files again"):
+        load_probe(path)
+
+
+def test_weights_of_another_training_are_refused(tmp_path: Path) -> None:
+    path = save(tmp_path / "p.safetensors", card("m"))
+    save_file({name: value + 1 for name, value in load_file(path).items()}, path)
+    with pytest.raises(Mismatch, match="not the weights of its card"):
+        load_probe(path)
+
+
+def test_card_without_a_digest_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path / "p.safetensors", card("m"))
+    fields = json.loads(path.with_suffix(".json").read_text())
+    del fields["weights_digest"]
+    path.with_suffix(".json").write_text(json.dumps(fields))
+    with pytest.raises(Mismatch, match="digest of none"):
+        load_probe(path)
+
+
+@pytest.mark.parametrize("name", ["threshold", "acceptance", "wrong_accepted"])
+def test_operating_point_that_is_no_number_is_refused(tmp_path: Path, name: str) -> None:
+    row = {"threshold": 0.5, "acceptance": 0.5, name: math.nan}
+    draft = save(tmp_path / "draft.safetensors", card("draft"))
+    target = save(tmp_path / "target.safetensors", card("target", metrics={"strictness": [row]}))
+    with pytest.raises(Mismatch, match=f"strictness.*{name} is nan"):
+        ProbeVerifier.load(draft, target)
+
+
+def test_probes_of_the_largest_states_that_are_served_compute_a_number(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    assert torch.isfinite(Probe(12)(torch.full((1, 12), 1e9))).all()
