@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import logging
 from pathlib import Path
 
+from jinja2 import TemplateSyntaxError
 from transformers import (
     AutoTokenizer,
     GenerationConfig,
@@ -15,12 +17,14 @@ from transformers.utils import cached_file
 
 from semspec import __version__
 from semspec.engine.tokenization import can_be_asked
+from semspec.engine.weights import file_digests
 from semspec.errors import Mismatch
-from semspec.types import ModelInfo
+from semspec.types import FINGERPRINT, ModelInfo
 
-SAMPLE_BYTES = 1 << 20
-"""The digest covers this many bytes at the start and at the end of each weight file: enough to distinguish two
-trainings without reading 60 GB."""
+logger = logging.getLogger(__name__)
+
+PROBE_TEXT = "How many?"
+"""Every tokenizer turns this into tokens."""
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
@@ -28,11 +32,34 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
 
     AutoTokenizer prefers a class chosen by the model type. For Qwen2 that class builds its own pipeline and ignores the
     one in the file.
+
+    Raises: Mismatch when the tokenizer or its chat template cannot be used; OSError or ValueError when there is none.
     """
     has_file = cached_file(name, "tokenizer.json", revision=revision, _raise_exceptions_for_missing_entries=False)
     loader = PreTrainedTokenizerFast if has_file else AutoTokenizer
-    tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(name, revision=revision, trust_remote_code=False)
+    try:
+        tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(name, revision=revision, trust_remote_code=False)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # the Rust tokenizers raise plain exceptions
+        raise Mismatch(f"cannot read the tokenizer of {name}: {error}; fetch its files again") from error
+    _check_tokenizer(tokenizer, name)
     return tokenizer
+
+
+def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Raises: Mismatch when the tokenizer makes no tokens of a text, or its chat template is malformed."""
+    if not set(tokenizer.encode(PROBE_TEXT, add_special_tokens=False)) - {tokenizer.unk_token_id}:
+        raise Mismatch(f"the tokenizer of {name} knows no text; put the model's tokenizer.json beside its weights")
+    if tokenizer.chat_template is None:
+        return
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": PROBE_TEXT}], tokenize=False)
+    except TemplateSyntaxError as error:
+        message = f"the chat template of {name} is malformed in line {error.lineno}: {error.message}"
+        raise Mismatch(f"{message}; correct it, or fetch it again") from error
+    except Exception as error:  # templates may raise any error, also for a conversation like this
+        logger.info("the chat template of %s refuses a first user turn: %s", name, error)
 
 
 def model_info(
@@ -74,23 +101,19 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def model_fingerprint(model: str, revision: str | None) -> str:
-    """Digest of configuration and sampled weights of a checkpoint, in a folder or the hub's cache."""
+    """Digest of configuration and all weights of a checkpoint, in a folder or the hub's cache: `sha256-full:...`.
+
+    The prefix names this definition, so that fingerprints of another one are never taken for those of another model.
+    """
     config = cached_file(model, "config.json", revision=revision)
     if config is None:
         raise FileNotFoundError(f"{model} has no config.json")
     folder = Path(config).parent
     digest = hashlib.sha256(Path(config).read_bytes())
-    for path in sorted(folder.glob("*.safetensors")):
-        digest.update(f"{path.name} {path.stat().st_size}".encode())
-        digest.update(_sample(path))
-    return _short(digest)
-
-
-def _sample(path: Path) -> bytes:
-    with path.open("rb") as file:
-        start = file.read(SAMPLE_BYTES)
-        file.seek(max(path.stat().st_size - SAMPLE_BYTES, 0))
-        return start + file.read(SAMPLE_BYTES)
+    paths = sorted(folder.glob("*.safetensors"))
+    for path, weights in zip(paths, file_digests(paths), strict=True):
+        digest.update(f"{path.name} {weights}\n".encode())
+    return f"{FINGERPRINT}:{_short(digest)}"
 
 
 def _short(digest: "hashlib._Hash") -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from safetensors.torch import load, save_file
 from torch import Tensor, nn
 
 from semspec.errors import InvalidRequest, Mismatch
-from semspec.types import STATE_CONVENTION, SURPRISAL_FEATURES, Segmentation
+from semspec.types import FINGERPRINT, STATE_CONVENTION, SURPRISAL_FEATURES, Segmentation
 
 FeatureSet = Literal["states", "states+surprisal", "surprisal"]
 LayerSet = Literal["all", "last"] | tuple[int, ...]
@@ -207,6 +208,11 @@ def _check(card: ProbeCard, path: Path) -> None:
     if card.state_convention != STATE_CONVENTION:
         raise Mismatch(
             f"probe {path} is for states {card.state_convention!r}, this build serves {STATE_CONVENTION!r}; retrain it"
+        )
+    if re.fullmatch("[0-9a-f]{16}", card.fingerprint):
+        raise Mismatch(
+            f"probe {path} names its model {card.fingerprint}, a fingerprint of an earlier definition, which covered a "
+            f"part of the weights (now {FINGERPRINT}:...); train it again with `semspec train run`, or fetch it again"
         )
     if card.features != "states" and card.surprisal_features != SURPRISAL_FEATURES:
         raise Mismatch(f"probe {path} knows other surprisal statistics than this build computes; retrain it")

@@ -1,6 +1,7 @@
 """Data types shared by decoding loop, engines and gRPC, as frozen dataclasses."""
 
 from semspec.types.engine import (
+    FINGERPRINT,
     STATE_CONVENTION,
     SURPRISAL_FEATURES,
     ChoiceScores,
@@ -44,6 +45,7 @@ from semspec.types.generation import (
 )
 
 __all__ = [
+    "FINGERPRINT",
     "MAX_SCORE",
     "STATE_CONVENTION",
     "SURPRISAL_FEATURES",

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from semspec.types.generation import SamplingParams, Segment, Segmentation, TokenLogprob
 
+FINGERPRINT = "sha256-full"
+"""Prefix of models' fingerprints: a SHA-256 over the configuration and every byte of the weights."""
 STATE_CONVENTION = "states-v1"
 """Pooled states `[num_layers + 1, hidden_size]`: the embeddings and the output of every block, the last one before the
 final norm; fp32 mean over all tokens of the segment, its delimiter included. Every token is fed."""
@@ -119,7 +121,7 @@ class ModelInfo:
     model: str
     """Name or path as configured."""
     fingerprint: str
-    """Digest of weights and configuration."""
+    """Digest of weights and configuration, `FINGERPRINT:` and 16 hexadecimal digits."""
     tokenizer: str
     """Fingerprint of the tokenizer."""
     num_layers: int

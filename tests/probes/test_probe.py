@@ -175,6 +175,12 @@ def test_damaged_or_missing_artifacts_are_refused_with_the_remedy(tmp_path: Path
         load_probe(path)
 
 
+def test_fingerprint_of_an_earlier_definition_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    path = save(tmp_path / "p.safetensors", replace(card("m"), fingerprint="3677a2a112fa8da2"))
+    with pytest.raises(Mismatch, match=r"earlier definition.*semspec train run"):
+        load_probe(path)
+
+
 def test_draft_probe_that_wants_surprisal_is_refused(tmp_path: Path) -> None:
     draft = save(tmp_path / "draft.safetensors", card("draft", "states+surprisal"))
     target = save(tmp_path / "target.safetensors", card("target"))

@@ -1,0 +1,92 @@
+"""What a checkpoint says of itself: a fingerprint over every byte, and a tokenizer that works."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from semspec.engine import weights
+from semspec.engine.checkpoint import load_tokenizer, model_fingerprint
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.errors import Mismatch
+from semspec.types import FINGERPRINT, Writer
+
+
+@pytest.fixture
+def folder(checkpoints: dict[str, Path], tmp_path: Path) -> Path:
+    """A checkpoint that a test may change."""
+    return Path(shutil.copytree(checkpoints["qwen2"], tmp_path / "model"))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(weights, "LEAST_BYTES", 0)
+    return weights.cache_folder()
+
+
+def test_fingerprint_covers_every_byte(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    data = bytearray(5 << 20)
+    seen = set()
+    for place in (0, len(data) // 2, len(data) - 1):
+        data[place] ^= 1
+        (tmp_path / "model.safetensors").write_bytes(data)
+        seen.add(model_fingerprint(str(tmp_path), None))
+    assert len(seen) == 3 and all(fingerprint.startswith(f"{FINGERPRINT}:") for fingerprint in seen)
+
+
+def test_digest_is_computed_once(tmp_path: Path, cache: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"weights")
+    [digest] = weights.file_digests([file])
+    [entry] = cache.iterdir()
+    entry.write_text(json.dumps(json.loads(entry.read_text()) | {"sha256": "remembered"}))
+    assert weights.file_digests([file]) == ["remembered"]
+    entry.write_text("{")
+    assert weights.file_digests([file]) == [digest]
+
+
+def test_digest_of_a_changed_file_is_computed_again(tmp_path: Path, cache: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"weights")
+    before, times = weights.file_digests([file]), file.stat()
+    file.write_bytes(b"WEIGHTS")
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # the ctime cannot be put back
+    assert weights.file_digests([file]) != before
+
+
+def test_digest_needs_no_writable_cache(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"weights")
+    digests = weights.file_digests([file])
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    assert weights.file_digests([file]) == digests
+
+
+def test_missing_tokenizer_is_refused_at_start(folder: Path) -> None:
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(Mismatch, match=r"tokenizer"):
+        TransformersEngine.load(str(folder), writer=Writer.TARGET)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "{", "", '{"version": "1.0"}'])
+def test_malformed_tokenizer_is_one_line(folder: Path, text: str) -> None:
+    (folder / "tokenizer.json").write_text(text)
+    with pytest.raises(Mismatch) as refusal:
+        TransformersEngine.load(str(folder), writer=Writer.TARGET)
+    assert "\n" not in refusal.value.message and "tokenizer" in refusal.value.message
+
+
+def test_malformed_chat_template_is_refused_at_start(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}")
+    with pytest.raises(Mismatch, match=r"chat template of .* is malformed in line 1"):
+        TransformersEngine.load(str(folder), writer=Writer.TARGET)
+
+
+def test_chat_template_that_refuses_a_first_turn_is_served(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('begin with a system turn') }}")
+    assert load_tokenizer(str(folder)).chat_template
