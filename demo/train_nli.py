@@ -29,7 +29,9 @@ from semspec.training.clustering.nli import NliConfig, NliModel, Verdict
 log = logging.getLogger("semspec.demo.train_nli")
 
 WINDOW = 96
-"""Tokens of a pair: the longest step fits into half of them; the rest is context."""
+"""Tokens of a pair: two of the longest steps, and the end of the context before each."""
+CONTEXT_TOKENS = WINDOW // 8
+"""Tokens of context before a step, as clustering has by default."""
 COURSE = Course(num_steps=3400, matrix_learning_rate=0.01, learning_rate=3e-3)
 FIRST_SEED = 8_000_000
 BATCH_SIZE = 64
@@ -166,15 +168,12 @@ class Examples:
 
     def example(self, pair: Pair) -> Example:
         ids, types, agreements = [self._first], [0], [IGNORED]
-        context = [self._id(piece) for piece in re.findall(PIECE, pair.context)]
+        context = [self._id(piece) for piece in re.findall(PIECE, pair.context)][-CONTEXT_TOKENS:]
         for side, (step, other) in enumerate(((pair.premise, pair.hypothesis), (pair.hypothesis, pair.premise))):
             own_ids, own_agreements = self._step(step, other)
-            room = (WINDOW - 3) // 2
-            own_ids = [*context, *own_ids][-room:]
-            own_agreements = [*[IGNORED] * len(context), *own_agreements][-room:]
-            ids += [*own_ids, self._separator]
-            agreements += [*own_agreements, IGNORED]
-            types += [side] * (len(own_ids) + 1)
+            ids += [*context, *own_ids, self._separator]
+            agreements += [*[IGNORED] * len(context), *own_agreements, IGNORED]
+            types += [side] * (len(context) + len(own_ids) + 1)
         return Example(ids, types, agreements, pair.label)
 
     def _step(self, step: Step, other: Step) -> tuple[list[int], list[int]]:
@@ -226,15 +225,14 @@ def train(course: Course, work: Path, output: Path) -> None:
 def pair_metrics(folder: Path, seeds: Sequence[int]) -> dict[str, float]:
     """Accuracy of a finished model at recognising entailment, on pairs about other problems."""
     model = NliModel.load(NliConfig(model=str(folder), device="cpu"))
-    held_out = [pair for seed in seeds for pair in pairs(seed, CONTEXT_SHARE)]
-    verdicts = model.judge(
-        [
-            (model.encode(pair.context, pair.premise.text), model.encode(pair.context, pair.hypothesis.text))
-            for pair in held_out
-        ]
-    )
+    held_out, sides = [], []
+    for pair in (pair for seed in seeds for pair in pairs(seed, CONTEXT_SHARE)):
+        premise, hypothesis = model.encode(pair.context, [pair.premise.text, pair.hypothesis.text])
+        if premise and hypothesis:
+            held_out.append(pair)
+            sides.append((premise, hypothesis))
     is_right: dict[str, list[bool]] = {"readable": [], "unreadable": []}
-    for pair, verdict in zip(held_out, verdicts, strict=True):
+    for pair, verdict in zip(held_out, model.judge(sides), strict=True):
         kinds = {pair.premise.meaning.kind, pair.hypothesis.meaning.kind}
         part = "unreadable" if "unreadable" in kinds else "readable"
         is_right[part].append((verdict is Verdict.ENTAILMENT) == (pair.label == ENTAILMENT))

@@ -66,6 +66,8 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
             print("\n".join(damaged) or "every file is as its manifest says")
             return 1 if damaged else 0
         case stage:
+            if stage in ("contexts", "samples"):
+                pipeline.check_start()
             pipeline.make(stage)
     return 0
 

@@ -168,10 +168,7 @@ class Export:
 
     def _facts(self) -> dict[str, str | int | float]:
         """Facts about the data's origin, for the report."""
-        folder, counted = self._clusters.folder, Counter[str]()
-        for number in folder.numbers():
-            manifest = folder.manifest(number)
-            counted.update(manifest.facts if manifest else {})
+        counted = self._clusters.counted()
         num_contexts = max(counted["num_contexts"], 1)
         facts: dict[str, str | int | float] = {
             "draft": self._config.draft.model,
@@ -181,11 +178,21 @@ class Export:
             "meanings a context": round(counted["num_clusters"] / num_contexts, 2),
             "data digest": self._fitter.data_digest,
         }
+        facts |= {name: number for name, number in self._left_out(counted).items() if number}
         if counted["num_forwards"]:
             facts["entailment forwards a context"] = round(counted["num_forwards"] / num_contexts, 1)
         if "adjusted_rand" in counted:
             facts["clusters against the reference (adjusted Rand)"] = round(counted["adjusted_rand"] / num_contexts, 4)
         return facts
+
+    def _left_out(self, counted: Counter[str]) -> dict[str, int]:
+        """What has no label, for the report; 0 where there is none."""
+        num_labelled = len(np.unique(self._labels.context))
+        return {
+            "segments cut by the token budget (no label)": counted["num_cut"],
+            "segments too long for the entailment model (no label)": counted["num_too_long"],
+            "contexts where no sample of the target has a label": counted["num_contexts"] - num_labelled,
+        }
 
     def _examples(self, served: Predicted, report: Report) -> list[Example]:
         """A few segments of each kind, with the text before them."""

@@ -28,6 +28,10 @@ from semspec.errors import InvalidRequest, Mismatch, Unavailable
 
 Row = dict[str, Any]
 
+DATA_FORMAT = 2
+"""Format of a work folder. 2: segments cut by a budget have no cluster, ends of turns have their own, and labels leave
+the judged segment out. Folders without a format are of format 1."""
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -151,6 +155,16 @@ class Manifest:
         return digest_of({name: file["sha256"] for name, file in self.files.items()})
 
 
+def check_format(work: Path) -> None:
+    """Raises: Mismatch when another version of the pipeline made `work`. Changes nothing."""
+    for path in sorted(work.glob("*/recipe.json")):
+        if (found := read_json(path).get("format", 1)) != DATA_FORMAT:
+            raise Mismatch(
+                f"{work} has format {found!r}, this version makes format {DATA_FORMAT}; it is left as it is: run "
+                "`semspec train run` with another --work"
+            )
+
+
 class StageFolder:
     """The shards of one stage."""
 
@@ -162,7 +176,7 @@ class StageFolder:
 
         Raises: Mismatch naming the settings that differ.
         """
-        path, wanted = self.path / "recipe.json", json.loads(json.dumps(recipe))
+        path, wanted = self.path / "recipe.json", json.loads(json.dumps({"format": DATA_FORMAT, **recipe}))
         if not path.exists():
             write_json(path, wanted)
             return

@@ -12,6 +12,7 @@ import torch
 
 from semspec.errors import InvalidRequest, Unavailable
 from semspec.probes.probe import Probe, layer_indices, num_features
+from semspec.training.checks import check_models, check_output
 from semspec.training.clustering.entailment import EntailmentEquivalence
 from semspec.training.clustering.equivalence import Equivalence
 from semspec.training.config import EntailmentEquivalenceConfig, PipelineConfig
@@ -20,7 +21,7 @@ from semspec.training.data.pair import Pair, states_dtype
 from semspec.training.data.questions import Question, gather, question_row, resolve
 from semspec.training.data.stages import ClustersStage, ContextsStage, Questions, SamplesStage, Stage
 from semspec.training.export import Export
-from semspec.training.files import Row, StageFolder, read_rows, write_json, write_rows
+from semspec.training.files import Row, StageFolder, check_format, read_rows, write_json, write_rows
 from semspec.training.progress import Reporter, duration
 from semspec.training.trainer.recipe import Role
 from semspec.types import Writer
@@ -99,6 +100,8 @@ class Pipeline:
     def __init__(
         self, config: PipelineConfig, work: Path, shard: tuple[int, int] = (0, 1), reporter: Reporter | None = None
     ) -> None:
+        """Raises: Mismatch when `work` has another format."""
+        check_format(work)
         self.config, self.work, self._shard = config, work, shard
         self.reporter = reporter or Reporter(quiet=True)
 
@@ -136,7 +139,7 @@ class Pipeline:
 
     def run(self) -> None:
         """Run every stage; a worker with a share of the shards runs only the sharded stages."""
-        self._preload()
+        self.check_start()
         for name in SHARDED:
             if name == "clusters":
                 self.pair.forget()
@@ -147,16 +150,23 @@ class Pipeline:
         for name in WHOLE:
             self.make(name)
 
-    def _preload(self) -> None:
-        """Load what later stages need before sampling, so that a long run does not fail at its end."""
+    def check_start(self) -> None:
+        """Load and check what later stages need before sampling, so that a long run does not fail at its end.
+
+        Raises: InvalidRequest, Mismatch when models, equivalence or output cannot do what the configuration asks for.
+        """
+        check_output(self.config.output)
+        self.clusters  # noqa: B018  (its functions are found)
         if all(self.samples.folder.manifest(number) for number in self._mine):
             return
         self._load_equivalence()
+        tokenizers = {writer: model.lm.tokenizer for writer, model in self.pair.models.items()}
+        check_models(self.config, tokenizers, self.questions.all)
         roles: tuple[Role, ...] = ("draft", "target")
         for role in roles:
             layers = self.config.probes.inputs(role)[1]
-            layer_indices(layers, self.pair.models[Writer(role)].lm.info.num_layers + 1)
-        if len({model.lm.info.tokenizer for model in self.pair.models.values()}) > 1:
+            layer_indices(layers, tokenizers[Writer(role)].info.num_layers + 1)
+        if len({tokenizer.info.tokenizer for tokenizer in tokenizers.values()}) > 1:
             self.reporter.say("the tokenizers differ: each model reads the other's segments as text, as when served")
 
     @property
@@ -215,6 +225,11 @@ class Pipeline:
             labels = gather_labels(map(self._labels_of, numbers), self.questions.all)
             write_labels(folder.file(0, ".parquet"), labels)
             folder.commit(0, [".parquet"], inputs, num_segments=len(labels))
+            counted, num_all = self.clusters.counted(), 2 * self.config.samples.num_samples
+            self.reporter.say(
+                f"{len(labels)} of {num_all * counted['num_contexts']} segments have labels; {counted['num_cut']} are "
+                f"cut by max_segment_tokens, {counted['num_too_long']} too long for the entailment model"
+            )
 
     def _labels_of(self, number: int) -> Iterator[Row]:
         rows, clusters = (read_rows(stage.folder.file(number, ".parquet")) for stage in (self.samples, self.clusters))
@@ -274,6 +289,6 @@ class Pipeline:
     def _load_equivalence(self) -> Equivalence:
         config = self.config.equivalence
         if isinstance(config, EntailmentEquivalenceConfig):
-            return EntailmentEquivalence.load(config)
+            return EntailmentEquivalence.load(config, self.config.max_segment_tokens)
         equivalence: Equivalence = resolve(config.object)()
         return equivalence

@@ -61,6 +61,16 @@ def tensor_of(data: Sequence[bytes], shape: tuple[int, int]) -> Tensor:
     return torch.frombuffer(bytearray(b"".join(data)), dtype=torch.float32).view(len(data), *shape)
 
 
+PROBE_FORMAT = 2
+"""Format of an artifact. 2: its labels leave the judged segment out, tell ends of turns from boundaries, and contain no
+cut segments. Cards without a format are of format 1."""
+
+
+def card_format(fields: object) -> object:
+    """The format that a card states."""
+    return fields.get("format", 1) if isinstance(fields, dict) else None
+
+
 HIDDEN_SIZES = (256, 64)
 MAX_SHAPE = 10_000, 1_000_000
 """Upper limits of a card's shape, above any model's: the shape determines how much memory is allocated."""
@@ -95,6 +105,7 @@ class ProbeCard:
     """"temperature" is folded into the last layer; "isotonic" is a separate map in the weights file."""
     training: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
+    format: int = PROBE_FORMAT
 
 
 class Probe(nn.Module):
@@ -172,11 +183,17 @@ class Artifact:
 def load_probe(path: Path) -> Artifact:
     """Load an artifact.
 
-    Raises: Mismatch, with a remedy, when it is missing, damaged, not the weights of its card, or of another state
-    convention.
+    Raises: Mismatch, with a remedy, when it is missing, damaged, not the weights of its card, or of another format or
+    state convention.
     """
     try:
-        card = _card(json.loads(path.with_suffix(".json").read_text()))
+        fields = json.loads(path.with_suffix(".json").read_text())
+        if isinstance(fields, dict) and card_format(fields) != PROBE_FORMAT:
+            raise Mismatch(
+                f"probe {path} has format {card_format(fields)!r}, this build serves format {PROBE_FORMAT}; train it "
+                "again with `semspec train run` and another `output` (the bundled pair's with `make demo-probes`)"
+            )
+        card = _card(fields)
         data = path.read_bytes()
         tensors = load(data)
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:

@@ -232,12 +232,14 @@ def test_card_that_asks_for_what_is_not_there_is_refused(
         load_probe(path)
 
 
-def test_card_from_before_calibration_still_loads(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stated", "found"), [({}, "1"), ({"format": 1}, "1"), ({"format": 3, "new": 0}, "3")])
+def test_card_of_another_format_is_refused_with_the_command(tmp_path: Path, stated: dict[str, int], found: str) -> None:
     path = save(tmp_path / "p.safetensors", card("m"))
     fields = json.loads(path.with_suffix(".json").read_text())
-    del fields["calibration"]
-    path.with_suffix(".json").write_text(json.dumps(fields))
-    assert load_probe(path).card == card("m")
+    del fields["format"]
+    path.with_suffix(".json").write_text(json.dumps(fields | stated))
+    with pytest.raises(Mismatch, match=f"has format {found}, this build serves format 2; .*`semspec train run`"):
+        load_probe(path)
 
 
 async def test_draft_probability_that_divides_is_never_zero(tmp_path: Path) -> None:

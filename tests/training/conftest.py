@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from semspec.engine.checkpoint import load_tokenizer
 from tests.training import support
 
 
@@ -12,4 +14,6 @@ from tests.training import support
 def models(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Draft and target, whose tokenizers differ."""
     torch.manual_seed(0)
-    return support.save_bytes_llama(tmp_path_factory.mktemp("draft")), checkpoints["qwen2"]
+    target = AutoModelForCausalLM.from_pretrained(checkpoints["qwen2"])
+    target_folder = support.save_ending(target, load_tokenizer(str(checkpoints["qwen2"])), tmp_path_factory.mktemp("t"))
+    return support.save_bytes_llama(tmp_path_factory.mktemp("draft")), target_folder

@@ -3,10 +3,17 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
-from semspec.demo.documents import END, write_document
+from semspec.demo.documents import DELIMITER, END, write_document
 from semspec.demo.problems import SPLITS
 from semspec.demo.tokenizer import CHAT_TEMPLATE
 from semspec.demo.wording import TARGET_AUTHOR, vocabulary_texts
@@ -61,8 +68,22 @@ def save_bytes_llama(folder: Path) -> Path:
             bos_token_id=None,
         )
     )
+    return save_ending(model, wrapped, folder)
+
+
+def save_ending(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
+    """Save a model whose random weights are changed so that most segments of twelve tokens end, in either way."""
+    ends = [tokenizer.eos_token_id, *tokenizer.encode(DELIMITER, add_special_tokens=False)]
+    with torch.no_grad():
+        for name, weight in model.named_parameters():  # the first dimension is constant, and raises the ends' logits
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                weight[0] = 0.0
+        states = model(torch.arange(3, 40)[None], output_hidden_states=True).hidden_states[-2]
+        model.get_input_embeddings().weight[:, 0] = states.norm(dim=-1).mean()
+        model.get_output_embeddings().weight[:, 0] = 0.0
+        model.get_output_embeddings().weight[ends, 0] = 1.2
     model.save_pretrained(folder)
-    wrapped.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 

@@ -81,8 +81,8 @@ class FakeJudge:
         self.asked: list[str] = []
         self.batches: list[int] = []
 
-    def encode(self, context: str, text: str) -> TokenIds:
-        return tuple(map(ord, text))
+    def encode(self, context: str, texts: Sequence[str]) -> list[TokenIds | None]:
+        return [tuple(map(ord, text)) for text in texts]
 
     def judge(self, pairs: Sequence[TextPair]) -> list[Verdict]:
         self.batches.append(len(pairs))
@@ -103,8 +103,9 @@ def group(*segments: str, question: str = "?") -> Alternatives:
 def test_pair_is_joined_as_the_tokenizer_joins_it_when_nothing_is_cut(kind: str) -> None:
     tokenizer = tiny_tokenizer()
     model = NliModel(tiny_model(kind), tokenizer, NliConfig(model="tiny"))
-    sides = [model.encode("one two ", "three four"), model.encode("one two ", "five")]
-    ids, types = PairFormat.of(tokenizer).join((sides[0], sides[1]))
+    one, other = model.encode("one two ", ["three four", "five"])
+    assert one and other
+    ids, types = PairFormat.of(tokenizer).join((one, other))
     wanted = tokenizer("one two three four", "one two five", return_token_type_ids=True)
     assert ids == wanted["input_ids"]
     assert types == wanted["token_type_ids"]
@@ -121,24 +122,58 @@ def test_verdict_is_the_models_own_in_batches_of_any_size(kind: str, tmp_path: P
     assert len(set(wanted)) > 1
     for batch_size in (1, 5, 64):
         model = NliModel.load(NliConfig(model=name, batch_size=batch_size, device="cpu"))
-        sides = [model.encode("", text) for text in texts]
+        sides = [side for side in model.encode("", texts) if side]
         verdicts = model.judge(list(zip(sides, sides[::-1], strict=True)))
         assert [verdict.value for verdict in verdicts] == wanted
 
 
-def test_cut_takes_the_context_from_the_left_and_leaves_the_segment_whole() -> None:
-    model = NliModel(tiny_model("v2"), tiny_tokenizer(), NliConfig(model="tiny"))
-    half = (32 - 3) // 2
-    side = model.encode("one " * 10_000, "two three four")
-    assert side == (4,) * (half - 3) + (5, 6, 7)
-    assert model.encode("one " * 40, "two " + "three " * half) == (6,) * half, "a longer segment keeps its end"
+HALF = (32 - 3) // 2
+"""Tokens of a side of the tiny model."""
 
 
-def test_two_long_sides_fill_the_window_at_most() -> None:
+def test_all_texts_of_a_group_follow_the_same_end_of_the_context() -> None:
+    model = NliModel(tiny_model("v2"), tiny_tokenizer(), NliConfig(model="tiny", context_tokens=3))
+    sides = model.encode("one " * 10_000 + "two three ", ["four", " ".join(["five"] * (HALF - 3))])
+    assert sides == [(4, 5, 6, 7), (4, 5, 6, *[8] * (HALF - 3))]
+    assert model.encode("two ", ["four"]) == [(5, 7)]
+    assert NliModel(tiny_model("v2"), tiny_tokenizer(), NliConfig(model="tiny")).encode("one " * 9, ["two"]) == [
+        (4,) * (32 // 8) + (5,)
+    ]
+
+
+def test_text_that_does_not_fit_is_not_truncated() -> None:
+    model = NliModel(tiny_model("v2"), tiny_tokenizer(), NliConfig(model="tiny", context_tokens=3))
+    tail = " ".join(["three"] * HALF)
+    assert model.encode("one ", [f"one {tail}", f"two {tail}", "two"]) == [None, None, (4, 5)]
+    fitting = " ".join(["two"] * (HALF - 2))
+    assert model.encode("one ", [fitting]) == [None] and model.encode("", [fitting]) == [(5,) * (HALF - 2)]
+
+
+def test_long_texts_with_equal_ends_are_not_merged_but_counted(tmp_path: Path) -> None:
+    equivalence = EntailmentEquivalence.load(EntailmentConfig(model=save_tiny(tmp_path), device="cpu"))
+    tail = " ".join(["three"] * HALF)
+    segments = [f"one {tail}", "four", f"two {tail}", f"one {tail}", "four"]
+    assert equivalence.clusters([group(*segments)]) == [[None, 0, None, None, 0]]
+    counts = equivalence.take_counts()
+    assert (counts["num_too_long"], counts["num_segments"], counts["num_forwards"]) == (3, 5, 0)
+
+
+def test_pair_gets_the_same_verdict_beside_texts_of_any_length(tmp_path: Path) -> None:
+    model = NliModel.load(NliConfig(model=save_tiny(tmp_path), device="cpu"))
+    cases = [(f"{word} " * 8, pair) for word in WORDS for pair in zip(WORDS, WORDS[3:], strict=False)]
+    verdicts = []
+    for others in ([], ["one"], ["two three"], [" ".join(WORDS)], [" ".join(["ten"] * 100)]):
+        sides = [model.encode(context, [*pair, *others]) for context, pair in cases]
+        verdicts.append(model.judge([(one, other) for one, other, *_ in sides if one and other]))
+    assert all(found == verdicts[0] for found in verdicts) and len(set(verdicts[0])) > 1
+
+
+def test_two_long_sides_fit_the_window() -> None:
     tokenizer = tiny_tokenizer()
     for max_tokens in (None, 16, 17):
-        model = NliModel(tiny_model("v2"), tokenizer, NliConfig(model="tiny", max_tokens=max_tokens))
-        side = model.encode("one " * 100, "two")
+        model = NliModel(tiny_model("v2"), tokenizer, NliConfig(model="tiny", max_tokens=max_tokens, context_tokens=2))
+        [side] = model.encode("one " * 100, [" ".join(["two"] * (model.side_tokens - 2))])
+        assert side is not None
         assert (max_tokens or 32) - 1 <= len(PairFormat.of(tokenizer).join((side, side))[0]) <= (max_tokens or 32)
 
 
@@ -190,6 +225,7 @@ def test_duplicates_cost_no_forward() -> None:
     assert equivalence.take_counts() == {
         "num_segments": 4,
         "num_distinct": 2,
+        "num_too_long": 0,
         "num_forwards": 1,
         "num_forwards_saved": 1,
     }
@@ -214,7 +250,7 @@ def test_groups_together_are_clustered_as_one_by_one_in_fewer_batches(tmp_path: 
     config = EntailmentConfig(model=save_tiny(tmp_path), device="cpu")
     groups = [group(*WORDS[start : start + 5], question=WORDS[start]) for start in range(6)]
     together, alone = EntailmentEquivalence.load(config), EntailmentEquivalence.load(config)
-    wanted = [alone.clusters([one])[0] for one in groups]
+    wanted: list[list[int | None]] = [alone.clusters([one])[0] for one in groups]
     assert together.clusters(groups) == wanted
     assert together.counts == alone.counts
     assert len({tuple(one) for one in wanted}) > 1
@@ -284,3 +320,19 @@ def test_missing_folder_and_pickled_weights_are_refused_with_the_remedy(tmp_path
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     with pytest.raises(Mismatch, match=r"revision that has them .*pytorch_model\.bin"):
         NliModel.load(NliConfig(model=name, device="cpu"))
+
+
+def test_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    tiny_model("v2").save_pretrained(tmp_path)
+    with pytest.raises(Mismatch, match=r"cannot load the tokenizer of NLI model .*tokenizer\.json"):
+        NliModel.load(NliConfig(model=str(tmp_path), device="cpu"))
+
+
+def test_window_too_small_for_the_segments_is_refused(tmp_path: Path) -> None:
+    name = save_tiny(tmp_path)
+    longest = HALF - 32 // 8
+    EntailmentEquivalence.load(EntailmentConfig(model=name, device="cpu"), 4 * longest)
+    with pytest.raises(Mismatch, match=f"texts of at most {longest} tokens, segments have up to {4 * longest + 1}"):
+        EntailmentEquivalence.load(EntailmentConfig(model=name, device="cpu"), 4 * longest + 1)
+    with pytest.raises(Mismatch, match="lower context_tokens"):
+        EntailmentEquivalence.load(EntailmentConfig(model=name, device="cpu", context_tokens=HALF))

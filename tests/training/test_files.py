@@ -8,7 +8,17 @@ import pytest
 import torch
 
 from semspec.errors import Mismatch
-from semspec.training.files import StageFolder, read_rows, replacing, write_rows, write_tensors
+from semspec.training.files import (
+    DATA_FORMAT,
+    StageFolder,
+    check_format,
+    read_json,
+    read_rows,
+    replacing,
+    write_json,
+    write_rows,
+    write_tensors,
+)
 
 
 def test_broken_off_write_leaves_the_old_file(tmp_path: Path) -> None:
@@ -84,3 +94,16 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     folder.claim({"target": {"model": "a"}, "samples": {"seed": 1, "temperature": 0.6}})
     with pytest.raises(Mismatch, match=r"samples\.temperature: 0\.6 there, 0\.8 now\); give another --work"):
         folder.claim({"samples": {"temperature": 0.8, "seed": 1}, "target": {"model": "a"}})
+
+
+def test_work_folder_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    folder = StageFolder(tmp_path / "samples")
+    folder.claim({"a": 1})
+    check_format(tmp_path)
+    recipe = folder.path / "recipe.json"
+    assert read_json(recipe) == {"format": DATA_FORMAT, "a": 1}
+    write_json(recipe, {"a": 1})  # as before there were formats
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(Mismatch, match=r"has format 1, .* left as it is: run `semspec train run` with another --work"):
+        check_format(tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

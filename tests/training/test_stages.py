@@ -4,6 +4,7 @@ import multiprocessing
 import random
 import signal
 import time
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch, Unavailable
 from semspec.training.config import ContextsConfig, PipelineConfig
 from semspec.training.data.contexts import choose_depths
-from semspec.training.data.labels import gather_labels, label
+from semspec.training.data.labels import Labels, gather_labels, label
 from semspec.training.data.questions import Question
 from semspec.training.files import Row, read_rows
 from semspec.training.pipeline import SHARDED, Pipeline
@@ -151,19 +152,56 @@ def rows(target: str, draft: str) -> list[Row]:
     return [{"context": "q/0", "depth": 0, "writer": w, "text": t, "num_tokens": len(t)} for w, t in written]
 
 
-def test_labels_are_shares_of_each_models_own_samples() -> None:
+def labelled(data: list[Row], clusters: list[int | None]) -> Labels:
+    found = [{"cluster": cluster, "valid": None} for cluster in clusters]
+    return gather_labels([label(data, found, 7, {"q": 0})], [Question("q", "text", "all", "train")])
+
+
+def test_labels_are_shares_of_each_models_other_samples() -> None:
     data = rows("a1 a2 a3 b1", "a4 c1 c2 ?")
     clusters = [
         {"cluster": ord(row["text"][0]), "valid": {"a": True, "?": None}.get(row["text"][0], False)} for row in data
     ]
     question = Question("q", "text", "all", "train")
     labels = gather_labels([label(data, clusters, 7, {"q": 0})], [question])
-    np.testing.assert_allclose(labels.target_probability, [0.75, 0.75, 0.75, 0.25, 0.75, 0, 0, 0])
-    np.testing.assert_allclose(labels.draft_probability, [0.25, 0.25, 0.25, 0, 0.25, 0.5, 0.5, 0.25])
+    np.testing.assert_allclose(labels.target_probability, [2 / 3, 2 / 3, 2 / 3, 0, 0.75, 0, 0, 0])
+    np.testing.assert_allclose(labels.draft_probability, [0.25, 0.25, 0.25, 0, 0, 1 / 3, 1 / 3, 0])
     assert labels.by_draft.tolist() == [False] * 4 + [True] * 4
     assert labels.valid[:4].tolist() == [1, 1, 1, 0] and np.isnan(labels.valid[7])
     assert labels.row.tolist() == list(range(8)) and labels.draft_row.tolist() == [-1] * 4 + [0, 1, 2, 3]
     assert set(labels.shard.tolist()) == {7} and set(labels.split.tolist()) == {"train"}
+
+
+def test_segment_of_unknown_meaning_has_no_label_but_counts_as_a_sample() -> None:
+    labels = labelled(rows("a ? a b", "? a"), [0, None, 0, 1, None, 0])
+    np.testing.assert_allclose(labels.target_probability, [1 / 3, 1 / 3, 0, 0.5])
+    np.testing.assert_allclose(labels.draft_probability, [0.5, 0.5, 0, 0])
+    assert labels.row.tolist() == [0, 2, 3, 5] and labels.draft_row.tolist() == [-1, -1, -1, 1]
+
+
+def test_context_with_no_known_meaning_of_the_target_is_left_out() -> None:
+    one, other = rows("? ?", "a b"), [row | {"context": "q/1"} for row in rows("a b", "a ?")]
+    labels = labelled(one + other, [None, None, 0, 1, 0, 1, 0, None])
+    assert labels.row.tolist() == [4, 5, 6] and labels.draft_row.tolist() == [-1, -1, 2]
+    with pytest.raises(InvalidRequest, match=r"no context has a sample .* raise max_segment_tokens"):
+        labelled(one, [None, None, 0, 1])
+
+
+def test_cut_segments_and_ends_of_turn_reach_the_clusters(made: Pipeline) -> None:
+    ends, num_mixed = Counter[str](), 0
+    for number in made.samples.folder.numbers():
+        samples, clusters = (
+            read_rows(stage.folder.file(number, ".parquet")) for stage in (made.samples, made.clusters)
+        )
+        found = defaultdict[tuple[str, int], set[str]](set)
+        for row, cluster in zip(samples, clusters, strict=True):
+            assert (cluster["cluster"] is None) == (row["end"] == "length")
+            ends[row["end"]] += 1
+            found[row["context"], cluster["cluster"]].add(row["end"])
+        num_mixed += sum(len(own) > 1 for own in found.values())
+    assert num_mixed == 0 and ends.keys() == {"boundary", "eos", "length"}
+    assert made.clusters.counted()["num_cut"] == ends["length"]
+    assert len(made.labels) == sum(ends.values()) - ends["length"]
 
 
 def test_one_meaning_everywhere_is_refused(models: tuple[Path, Path], made: Pipeline, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 from pydantic import Field
 
 from semspec.errors import Mismatch
-from semspec.training.clustering.equivalence import Alternatives
+from semspec.training.clustering.equivalence import Alternatives, in_order_of_appearance
 from semspec.training.clustering.nli import NliConfig, NliModel, TextPair, TokenIds, Verdict
 
 Linkage = Literal["representative", "components"]
@@ -36,8 +36,8 @@ class EntailmentConfig(NliConfig):
 class Judge(Protocol):
     """Classifies pairs of texts."""
 
-    def encode(self, context: str, text: str) -> TokenIds:
-        """One side of a pair."""
+    def encode(self, context: str, texts: Sequence[str]) -> list[TokenIds | None]:
+        """One side of a pair for each text, all with the same context before it; None for a text that is too long."""
         ...
 
     def judge(self, pairs: Sequence[TextPair]) -> list[Verdict]:
@@ -52,6 +52,8 @@ class Counts:
     num_segments: int = 0
     num_distinct: int = 0
     """Texts left after duplicates are merged."""
+    num_too_long: int = 0
+    """Segments that do not fit into the NLI model's window."""
     num_forwards: int = 0
     """Ordered pairs the NLI model has judged."""
     num_forwards_saved: int = 0
@@ -60,12 +62,15 @@ class Counts:
 
 Question = Generator[TextPair, Verdict, bool]
 """A generator that yields pairs, receives their verdicts, and returns whether two texts mean the same."""
-Walk = Generator[TextPair, Verdict, list[int]]
-"""The same for a whole group; returns a cluster number for each distinct text."""
+Walk = Generator[TextPair, Verdict, list[int | None]]
+"""The same for a whole group; returns a cluster number for each distinct text, None for one that is too long."""
 
 
 class EntailmentEquivalence:
     """Equal cluster numbers mean entailment both ways; see `semspec.training.clustering.equivalence.Equivalence`.
+
+    All texts of a group are read after the same end of the context. A text too long for that has no cluster: what was
+    cut off might make the difference, and a cluster of its own would say that nobody else means it.
 
     Texts that differ only in white space or final punctuation are equal without a forward pass; texts without a word
     form one cluster. Distinct texts are visited by descending frequency, ties by first appearance. With
@@ -80,9 +85,16 @@ class EntailmentEquivalence:
         self.counts = Counts()
 
     @classmethod
-    def load(cls, config: EntailmentConfig) -> "EntailmentEquivalence":
-        """Raises: Mismatch when the model lacks a label that the settings need."""
+    def load(cls, config: EntailmentConfig, max_segment_tokens: int = 0) -> "EntailmentEquivalence":
+        """`max_segment_tokens`: of the segments to compare, in their writers' tokens. Raises: Mismatch when the model
+        lacks a label that the settings need, or its window a quarter of that: most segments would not fit."""
         model = NliModel.load(config)
+        longest = model.longest_text(config.with_context)
+        if longest < max(1, max_segment_tokens / 4):
+            raise Mismatch(
+                f"{config.model} compares texts of at most {longest} tokens, segments have up to {max_segment_tokens}; "
+                "raise equivalence.max_tokens, lower context_tokens, or take an NLI model with a longer window"
+            )
         if not config.strict and not model.knows_contradiction:
             raise Mismatch(
                 f"{config.model} has no contradiction label among {model.labels}, which strict: false needs; "
@@ -95,22 +107,24 @@ class EntailmentEquivalence:
         taken, self.counts = self.counts, Counts()
         return asdict(taken)
 
-    def clusters(self, groups: Sequence[Alternatives]) -> list[list[int]]:
+    def clusters(self, groups: Sequence[Alternatives]) -> list[list[int | None]]:
         own_texts = [distinct_texts(group.segments) for group in groups]
         found = self._in_lock_step([self._walk(*both) for both in zip(groups, own_texts, strict=True)])
-        self.counts.num_segments += sum(len(group.segments) for group in groups)
-        self.counts.num_distinct += sum(map(len, own_texts))
         by_text = [dict(zip(texts, own, strict=True)) for texts, own in zip(own_texts, found, strict=True)]
-        return [
+        clusters = [
             in_order_of_appearance([own[normalized(segment)] for segment in group.segments])
             for group, own in zip(groups, by_text, strict=True)
         ]
+        self.counts.num_segments += sum(map(len, clusters))
+        self.counts.num_distinct += sum(map(len, own_texts))
+        self.counts.num_too_long += sum(own.count(None) for own in clusters)
+        return clusters
 
-    def _in_lock_step(self, walks: Sequence[Walk]) -> list[list[int]]:
+    def _in_lock_step(self, walks: Sequence[Walk]) -> list[list[int | None]]:
         """Run all walks concurrently to their ends; pairs requested at the same time share batches."""
         known: dict[TextPair, Verdict] = {}
         wanted: dict[int, TextPair] = {}
-        results: list[list[int]] = [[] for _ in walks]
+        results: list[list[int | None]] = [[] for _ in walks]
 
         def resume(number: int, verdict: Verdict | None) -> None:
             try:
@@ -130,12 +144,17 @@ class EntailmentEquivalence:
         return results
 
     def _walk(self, group: Alternatives, texts: dict[str, str]) -> Walk:
-        context = context_of(group) if self._with_context else ""
-        sides = [self._judge.encode(context, text) for text in texts.values()]
-        words = [Counter(key.split()) for key in texts]
+        encoded = self._judge.encode(context_of(group) if self._with_context else "", list(texts.values()))
+        sides = {key: side for key, side in zip(texts, encoded, strict=True) if side is not None}
+        numbers = dict(zip(sides, (yield from self._numbers(sides)), strict=True))
+        return [numbers.get(key) for key in texts]
+
+    def _numbers(self, sides: dict[str, TokenIds]) -> Generator[TextPair, Verdict, list[int]]:
+        """A cluster for each text: the index of its first member."""
+        words, tokens = [Counter(key.split()) for key in sides], list(sides.values())
         clusters: list[int] = []
-        for new, key in enumerate(texts):
-            joined = (yield from self._joined(new, clusters, sides, words)) if key else []
+        for new, key in enumerate(sides):
+            joined = (yield from self._joined(new, clusters, tokens, words)) if key else []
             cluster = min(joined, default=new)
             clusters = [cluster if other in joined else other for other in clusters]
             clusters.append(cluster)
@@ -144,10 +163,7 @@ class EntailmentEquivalence:
     def _joined(
         self, new: int, clusters: Sequence[int], sides: Sequence[TokenIds], words: Sequence[Counter[str]]
     ) -> Generator[TextPair, Verdict, list[int]]:
-        """The clusters that a new text belongs to: at most one with representatives, else all that it links.
-
-        A cluster is identified by the index of its first member.
-        """
+        """The clusters that a new text belongs to: at most one with representatives, else all that it links."""
         joined: list[int] = []
         is_chain = self._linkage == "components"
         candidates = range(new) if is_chain else sorted(set(clusters))
@@ -160,7 +176,7 @@ class EntailmentEquivalence:
         return joined
 
     def _is_same(self, one: TokenIds, other: TokenIds) -> Question:
-        """Sides that are equal after truncation count as the same."""
+        """Sides of equal tokens count as the same."""
         if one == other:
             return True
         forward = yield one, other
@@ -189,11 +205,6 @@ def distinct_texts(segments: Sequence[str]) -> dict[str, str]:
     counts = Counter(map(normalized, segments))
     first = {normalized(segment): segment.strip() for segment in reversed(segments)}
     return {key: first[key] for key, _ in counts.most_common()}
-
-
-def in_order_of_appearance(clusters: Sequence[int]) -> list[int]:
-    numbers = {cluster: number for number, cluster in enumerate(dict.fromkeys(clusters))}
-    return [numbers[cluster] for cluster in clusters]
 
 
 def _num_common(one: Counter[str], other: Counter[str]) -> int:

@@ -42,6 +42,9 @@ class NliConfig(BaseModel):
     max_tokens: int | None = Field(
         None, ge=16, description="of a pair; unset: what the model and its tokenizer allow, at most 512"
     )
+    context_tokens: int | None = Field(
+        None, ge=0, description="of the context, before each text of a pair; unset: an eighth of the window"
+    )
     batch_size: int = Field(32, ge=1, description="pairs a forward")
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
@@ -91,7 +94,10 @@ class NliModel:
         self._model, self._tokenizer = model.eval().requires_grad_(False), tokenizer
         self._batch_size = config.batch_size
         self._format = PairFormat.of(tokenizer)
-        self._side_tokens = (_window(model, tokenizer, config.max_tokens) - self._format.num_specials) // 2
+        window = _window(model, tokenizer, config.max_tokens)
+        self._context_tokens = window // 8 if config.context_tokens is None else config.context_tokens
+        self.side_tokens = (window - self._format.num_specials) // 2
+        """Tokens of a text and the context before it: half of what the window leaves to a pair."""
         self._takes_types = int(getattr(model.config, "type_vocab_size", None) or 0) > 0
         labels = {int(index): str(name) for index, name in model.config.id2label.items()}
         entailment = find_label(labels, "entailment", config.entailment_label)
@@ -118,7 +124,6 @@ class NliModel:
         if dtype == "auto":
             dtype = "float32" if device == "cpu" else "bfloat16"
         try:
-            tokenizer = load_tokenizer(name, config.revision)
             model = AutoModelForSequenceClassification.from_pretrained(
                 name,
                 revision=config.revision,
@@ -127,10 +132,15 @@ class NliModel:
                 trust_remote_code=False,
             ).to(device)
         except (OSError, ValueError, SafetensorError) as error:
-            reason = " ".join(str(error).split())[:300]
             raise Mismatch(
-                f"cannot load NLI model {name!r}: {reason}; give a folder or hub id with safetensors weights, "
+                f"cannot load NLI model {name!r}: {_reason(error)}; give a folder or hub id with safetensors weights, "
                 "or a revision that has them (weights in pytorch_model.bin are pickles and not loaded)"
+            ) from error
+        try:
+            tokenizer = load_tokenizer(name, config.revision)
+        except Exception as error:  # each class of tokenizers misses its files in another way
+            raise Mismatch(
+                f"cannot load the tokenizer of NLI model {name!r}: {_reason(error)}; it needs a tokenizer.json"
             ) from error
         return cls(model, tokenizer, config)
 
@@ -138,15 +148,28 @@ class NliModel:
     def knows_contradiction(self) -> bool:
         return Verdict.CONTRADICTION in self._verdicts.values()
 
-    def encode(self, context: str, text: str) -> TokenIds:
-        """One side of a pair: `text` after `context`, truncated on the left to half of the window.
+    def encode(self, context: str, texts: Sequence[str]) -> list[TokenIds | None]:
+        """One side of a pair for each text: the text after the last `context_tokens` tokens of `context`; None for a
+        text that is longer than the rest of a side.
 
-        The end is kept, since a step's conclusion is at its end.
+        No text is truncated. The number of context tokens depends on no text, so that a pair gets the same verdict
+        whatever the lengths of the texts beside it. Without a context a text may fill its side.
         """
-        limit = self._side_tokens
-        whole = (context + text)[-limit * LONGEST_TOKEN :]
-        ids = self._tokenizer(whole, add_special_tokens=False, verbose=False)["input_ids"]
-        return tuple(ids[-limit:])
+        head = context.rstrip(" ")
+        gap = context[len(head) :]  # a word and the space before it are one token for many tokenizers
+        num_kept = self._context_tokens
+        tail = self._ids(head[-num_kept * LONGEST_TOKEN :])[-num_kept:] if num_kept else []
+        limit = self.longest_text(bool(context))
+        own = [self._ids(gap + text) for text in texts]
+        return [(*tail, *ids) if len(ids) <= limit else None for ids in own]
+
+    def longest_text(self, with_context: bool) -> int:
+        """Maximum length of a text, in tokens."""
+        return self.side_tokens - (self._context_tokens if with_context else 0)
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
 
     def judge(self, pairs: Sequence[TextPair]) -> list[Verdict]:
         """The likeliest verdict on each pair, in batches of about equal length."""
@@ -176,6 +199,10 @@ class NliModel:
             inputs["token_type_ids"] = tensor([types for _, types in joined], 0)
         labels: list[int] = self._model(**inputs).logits.argmax(-1).tolist()
         return labels
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def find_label(labels: Mapping[int, str], stem: str, wanted: int | str | None) -> int | None:

@@ -1,6 +1,6 @@
-"""Stage 4: semantic probabilities, the share of a model's own samples with the same meaning as a segment."""
+"""Stage 4: semantic probabilities, the share of a model's own samples with the same meaning as a segment, the segment
+itself left out."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import groupby
@@ -35,9 +35,10 @@ class Labels:
     split: NDArray[np.str_]
     by_draft: NDArray[np.bool_]
     target_probability: NDArray[np.float32]
-    """Share of the target's samples at this context that mean the same; 0 if none does."""
+    """Share of the target's samples at this context that mean the same; 0 if none does. All samples count in the
+    denominator, cut ones too, but never the segment itself."""
     draft_probability: NDArray[np.float32]
-    """Share of the draft's samples that mean the same."""
+    """The same of the draft's samples."""
     valid: NDArray[np.float32]
     """1 right, 0 wrong, by the data's ground truth; nan where it is unknown."""
     num_tokens: NDArray[np.int64]
@@ -59,37 +60,49 @@ class Labels:
 def label(rows: Sequence[Row], clusters: Sequence[Row], shard: int, questions: dict[str, int]) -> Iterator[Row]:
     """Labels of one shard, one row per segment; `rows` and `clusters` are aligned, segments of a context adjacent.
 
+    A segment without a cluster (cut by a token budget, or beyond what the equivalence compares) has no label, but
+    counts in the N of its writer's shares: the writer did not write another meaning there either. A context without
+    any cluster among the target's samples has no labels: nothing is known of what the target says there.
+
     `questions` maps a question's id to its number.
     """
     draft_row = 0
     members = list(enumerate(zip(rows, clusters, strict=True)))
     for context, group in groupby(members, key=lambda member: str(member[1][0]["context"])):
         own = list(group)
-        shares = {
-            writer: Counter(cluster["cluster"] for _, (row, cluster) in own if row["writer"] == writer)
+        samples = {
+            writer: [cluster["cluster"] for _, (row, cluster) in own if row["writer"] == writer]
             for writer in (Writer.TARGET, Writer.DRAFT)
         }
+        is_known = any(meaning is not None for meaning in samples[Writer.TARGET])
         for index, (row, cluster) in own:
             by_draft = row["writer"] == Writer.DRAFT
-            yield {
-                "context": context,
-                "question": questions[context.rpartition("/")[0]],
-                "depth": row["depth"],
-                "by_draft": by_draft,
-                "target_probability": _share(shares[Writer.TARGET], cluster["cluster"]),
-                "draft_probability": _share(shares[Writer.DRAFT], cluster["cluster"]),
-                "valid": np.nan if cluster["valid"] is None else float(cluster["valid"]),
-                "num_tokens": row["num_tokens"],
-                "shard": shard,
-                "row": index,
-                "draft_row": draft_row if by_draft else -1,
-            }
+            if is_known and cluster["cluster"] is not None:
+                yield {
+                    "context": context,
+                    "question": questions[context.rpartition("/")[0]],
+                    "depth": row["depth"],
+                    "by_draft": by_draft,
+                    "target_probability": _share(samples[Writer.TARGET], cluster["cluster"], not by_draft),
+                    "draft_probability": _share(samples[Writer.DRAFT], cluster["cluster"], by_draft),
+                    "valid": np.nan if cluster["valid"] is None else float(cluster["valid"]),
+                    "num_tokens": row["num_tokens"],
+                    "shard": shard,
+                    "row": index,
+                    "draft_row": draft_row if by_draft else -1,
+                }
             draft_row += by_draft
 
 
 def gather_labels(shards: Iterable[Iterable[Row]], questions: Sequence[Question]) -> Labels:
-    """The labels of all shards. Raises: InvalidRequest when no context has two different meanings."""
+    """The labels of all shards. Raises: InvalidRequest when no segment has a known meaning, or no context has two."""
     rows = [row for shard in shards for row in shard]
+    if not rows:
+        raise InvalidRequest(
+            "no context has a sample of the target with a known meaning: all are cut, or too long for the equivalence; "
+            "raise max_segment_tokens, or the NLI model's window",
+            "max_segment_tokens",
+        )
     contexts = {name: number for number, name in enumerate(dict.fromkeys(row["context"] for row in rows))}
     own = [questions[row["question"]] for row in rows]
 
@@ -129,5 +142,7 @@ def read_labels(path: Path) -> Labels:
     return Labels(**columns)
 
 
-def _share(meanings: Counter[int], meaning: int) -> float:
-    return meanings[meaning] / max(meanings.total(), 1)
+def _share(samples: Sequence[int | None], meaning: int, is_one: bool) -> float:
+    """Share of `samples` with this meaning. `is_one`: the judged segment is one of them and is left out, so that a
+    sample does not raise its own probability."""
+    return (samples.count(meaning) - is_one) / max(len(samples) - is_one, 1)

@@ -1,12 +1,13 @@
 """The stages that work shard by shard: contexts, samples, clusters. A shard has the same questions in each stage."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any, Protocol
 
 from sklearn.metrics import adjusted_rand_score
 
-from semspec.training.clustering.equivalence import Alternatives, Equivalence
+from semspec.training.clustering.equivalence import WHOLE, Alternatives, Equivalence, clusters_of_whole
 from semspec.training.config import PipelineConfig
 from semspec.training.data.contexts import (
     ProbeContext,
@@ -20,7 +21,7 @@ from semspec.training.data.contexts import (
 from semspec.training.data.pair import Pair, stacked
 from semspec.training.data.questions import Question, question_row, resolve
 from semspec.training.files import Row, StageFolder, digest_of, read_rows, write_rows, write_tensors
-from semspec.types import Context
+from semspec.types import Context, SegmentEnd
 
 Advance = Callable[[int], None]
 """Advances the progress bar by a number of contexts (of questions in the first stage)."""
@@ -191,32 +192,56 @@ class ClustersStage:
         return self._equivalence
 
     def make(self, number: int, advance: Advance) -> None:
-        equivalence, groups = self.load(), self._groups(number)
-        clusters = equivalence.clusters(groups)
+        equivalence = self.load()
+        groups, ends = self._groups(number)
+        clusters = clusters_of_whole(equivalence, groups, ends)
         rows = [
-            {"cluster": cluster, "valid": self._is_valid(group, segment)}
-            for group, own in zip(groups, clusters, strict=True)
-            for segment, cluster in zip(group.segments, own, strict=True)
+            {"cluster": cluster, "valid": self._is_valid(group, segment, end)}
+            for group, own_ends, own in zip(groups, ends, clusters, strict=True)
+            for segment, end, cluster in zip(group.segments, own_ends, own, strict=True)
         ]
         write_rows(self.folder.file(number, ".parquet"), rows)
         advance(len(groups))
-        facts: dict[str, float] = {"num_clusters": sum(max(own) + 1 for own in clusters), "num_contexts": len(groups)}
+        facts: dict[str, float] = {
+            "num_clusters": sum(len(set(own) - {None}) for own in clusters),
+            "num_contexts": len(groups),
+            "num_cut": sum(end not in WHOLE for own in ends for end in own),
+        }
         if self._reference:
-            truths = self._reference.clusters(groups)
-            facts["adjusted_rand"] = sum(adjusted_rand_score(*pair) for pair in zip(truths, clusters, strict=True))
+            references = clusters_of_whole(self._reference, groups, ends)
+            facts["adjusted_rand"] = sum(_agreement(*pair) for pair in zip(references, clusters, strict=True))
         self.folder.commit(number, [".parquet"], self.inputs(number), **facts | _counts(equivalence))
 
-    def _groups(self, number: int) -> list[Alternatives]:
+    def counted(self) -> Counter[str]:
+        """The facts of all finished shards, added up."""
+        counted = Counter[str]()
+        for number in self.folder.numbers():
+            manifest = self.folder.manifest(number)
+            counted.update(manifest.facts if manifest else {})
+        return counted
+
+    def _groups(self, number: int) -> tuple[list[Alternatives], list[list[SegmentEnd]]]:
+        """The segments of each context, and how they end."""
         contexts = {context.id: context for context in self._contexts.contexts(number)}
         rows = read_rows(self._samples.folder.file(number, ".parquet"))
-        groups = []
+        groups, ends = [], []
         for name, group in groupby(rows, key=lambda row: row["context"]):
-            context, texts = contexts[name], tuple(str(row["text"]) for row in group)
+            context, own = contexts[name], list(group)
+            texts = tuple(str(row["text"]) for row in own)
             groups.append(Alternatives(context.question.id, context.question.text, context.reasoning, texts))
-        return groups
+            ends.append([SegmentEnd(row["end"]) for row in own])
+        return groups, ends
 
-    def _is_valid(self, group: Alternatives, segment: str) -> bool | None:
-        return self._truth(group.question_id, group.reasoning, segment) if self._truth else None
+    def _is_valid(self, group: Alternatives, segment: str, end: SegmentEnd) -> bool | None:
+        if self._truth is None or end not in WHOLE:
+            return None
+        return self._truth(group.question_id, group.reasoning, segment)
+
+
+def _agreement(reference: Sequence[int | None], clusters: Sequence[int | None]) -> float:
+    """Adjusted Rand index over the segments that both have a cluster of."""
+    pairs = [pair for pair in zip(reference, clusters, strict=True) if None not in pair]
+    return float(adjusted_rand_score([one for one, _ in pairs], [other for _, other in pairs]))
 
 
 def _digest(folder: StageFolder, number: int) -> str:
