@@ -23,7 +23,7 @@ from semspec.stack import BUNDLED_PAIR
 from semspec.training.clustering.entailment import EntailmentConfig, EntailmentEquivalence
 from semspec.training.clustering.equivalence import Alternatives, clusters_of_whole
 from semspec.training.config import ContextsConfig, PromptConfig
-from semspec.training.data.contexts import choose_depths, mixed_trace, prompt
+from semspec.training.data.contexts import ProbeContext, choose_depths, mixed_trace, prompts
 from semspec.training.data.questions import Question
 from semspec.training.data.writers import CachedModel, EngineWriter, SegmentWriter, WritingRecipe
 from semspec.training.files import read_rows, write_rows
@@ -46,27 +46,27 @@ class Scribe:
 
     def __init__(self, pair: Path) -> None:
         self._target = CausalLM.load(str(pair / "target"), None, "cpu", "float32")
-        draft = CausalLM.load(str(pair / "draft"), None, "cpu", "float32")
+        self._draft = CausalLM.load(str(pair / "draft"), None, "cpu", "float32")
         recipe = WritingRecipe(SAMPLING, max_segment_tokens=MAX_SEGMENT_TOKENS)
         self._writers: dict[Writer, SegmentWriter] = {
             writer: EngineWriter(CachedModel(lm, NUM_SAMPLES), writer, recipe)
-            for writer, lm in ((Writer.DRAFT, draft), (Writer.TARGET, self._target))
+            for writer, lm in ((Writer.DRAFT, self._draft), (Writer.TARGET, self._target))
         }
 
     def alternatives(self, question: Question) -> Iterator[Sampled]:
-        start = prompt(question, PromptConfig(), self._target.tokenizer)
+        start = prompts(question, PromptConfig(), self._target.tokenizer, self._draft.tokenizer)
         pieces = mixed_trace(question, start, self._writers, CONTEXTS.draft_share, SEED, CONTEXTS.max_segments)
         for depth in choose_depths(len(pieces) - 1, CONTEXTS, f"{SEED} {question.id}"):
-            context = Context(tuple(pieces[: depth + 1]))
-            reasoning = "".join(piece.text for piece in pieces[1 : depth + 1])
+            context = ProbeContext(question, Context(tuple(pieces[: depth + 1])), start.draft)
             seeds = [derive_seed(SEED, f"sample {question.id} {depth}", index) for index in range(NUM_SAMPLES)]
             written = [
                 segment
                 for writer in (Writer.TARGET, Writer.DRAFT)
-                for segment in self._writers[writer].generate(context, seeds)
+                for segment in self._writers[writer].generate(context.read_by(writer), seeds)
             ]
             texts = tuple(segment.text for segment in written)
-            yield Alternatives(question.id, question.text, reasoning, texts), [segment.end for segment in written]
+            ends = [segment.end for segment in written]
+            yield Alternatives(question.id, question.text, context.reasoning, texts), ends
 
 
 def sampled(split: str, num_problems: int, pair: Path, work: Path) -> list[Sampled]:

@@ -47,9 +47,7 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
     admission = Admission(Limits.of(settings), metrics)
     sessions = Sessions(store, background, settings.session_lease_s)
     attacher = Attacher(runner, store, sessions, background, settings)
-    generations = Generations(
-        backends.target, runner, admission, readiness, attacher, store, sessions, metrics, settings
-    )
+    generations = Generations(backends, runner, admission, readiness, attacher, store, sessions, metrics, settings)
     formats: dict[Api, FormatFactory] = {
         "chat": openai.ChatFormat,
         "completions": openai.CompletionFormat,

@@ -40,7 +40,7 @@ def measure(pair: Pair, contexts: Sequence[ProbeContext], segmentation: Segmenta
     reads: list[float] = []
     for context in contexts:
         for writer, model in pair.models.items():
-            batch = ContextBatch(model.lm, model.lm.tokenizer.context_ids(context.context))
+            batch = ContextBatch(model.lm, model.lm.tokenizer.context_ids(context.read_by(writer)))
             [segment], seconds = _timed(partial(batch.sample, SamplingParams(), [0], segmentation, max_tokens))
             written[writer].append(1e3 * seconds / len(segment.token_ids))
             if writer is Writer.TARGET:

@@ -10,7 +10,7 @@ from typing import Any
 
 from semspec.bench.configuration import Configuration
 from semspec.bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
-from semspec.decoding import Backends, Costs, Generation, decode
+from semspec.decoding import Backends, Costs, Generation, decode, prompts_of
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
 from semspec.probes.verifier import ProbeVerifier
@@ -40,13 +40,17 @@ class InProcessRunner:
 
     async def _ask(self, ask: Ask) -> Outcome:
         start = perf_counter()
-        prompt = await self._backends.target.encode(ask.messages)
+        drafter, target = self._backends.drafter, self._backends.target
+        prompt = await target.encode(ask.messages)
+        prompts = await prompts_of(ask.messages, prompt, drafter, await drafter.info(), await target.info())
         generation = replace(
             with_options(self._defaults, ask.configuration),
             context=Context((prompt,)),
             sampling=SamplingParams(ask.temperature, ask.top_p, 0, ask.seed),
             max_tokens=ask.max_tokens,
             session=f"bench-{ask.seed}-{ask.configuration.label}",
+            draft_prompt=prompts.draft,
+            fallback=prompts.fallback,
         )
         costs = self._costs.setdefault(ask.configuration.label, Costs())
         backends = replace(self._backends, costs=costs)

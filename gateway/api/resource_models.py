@@ -20,7 +20,7 @@ class GenerationModels(Body):
 
 
 class GenerationPrompt(Body):
-    """The prompt as the target received it."""
+    """The prompt as a model received it; no ids: the model tokenized the text."""
 
     text: str
     token_ids: list[int]
@@ -43,6 +43,9 @@ class StoredGeneration(Body):
     parameters: Parameters
     models: GenerationModels
     prompt: GenerationPrompt
+    """As the target received it."""
+    draft_prompt: GenerationPrompt | None
+    """As the draft received it, in its own chat template; null where it received the target's."""
     usage: TokenCounts | None
     """Null until the generation has finished."""
 

@@ -158,7 +158,10 @@ def _public(id: str, meta: Mapping[str, str]) -> StoredGeneration:
             "session": meta["session"] or None,
             "finish_reason": meta.get("finish_reason"),
             "degraded": json.loads(meta.get("degraded", "false")),
-            **{name: json.loads(meta.get(name, "null")) for name in ("parameters", "models", "prompt", "usage")},
+            **{
+                name: json.loads(meta.get(name) or "null")
+                for name in ("parameters", "models", "prompt", "draft_prompt", "usage")
+            },
         }
         return StoredGeneration.model_validate(fields)
 

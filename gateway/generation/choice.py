@@ -117,7 +117,7 @@ class ChoiceRunner:
         kept = (record.segment for record in output.records)
         generation = replace(choice.generation, context=choice.generation.context.extended(*kept))
         if output.fallback is not None:  # the fallback to the target alone outlasts a restart
-            generation = replace(generation, strategy="target")
+            generation = replace(generation, fallback=output.fallback)
         backends = replace(choice.served.pinned(self._backends), costs=self._costs.of(generation))
         async with aclosing(decode(generation, backends)) as events:
             while output.stop_checker.stop is None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Self
 
-from semspec.decoding import STRATEGIES, Target
+from semspec.decoding import STRATEGIES, Backends, Prompts, prompts_of
 from semspec.errors import (
     Cancelled,
     ContextTooLong,
@@ -29,7 +29,7 @@ from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.journal import Journal, cancelled
 from semspec.gateway.store.session_lease import SessionLease, Sessions
 from semspec.gateway.store.store import FIRST_FENCE, Store
-from semspec.types import Context, Message, Piece
+from semspec.types import Message, Piece, Writer
 
 Work = Callable[[Emit], Coroutine[None, None, None]]
 """Generates one choice, and emits its events."""
@@ -102,7 +102,7 @@ class Generations:
 
     def __init__(
         self,
-        target: Target,
+        backends: Backends,
         runner: ChoiceRunner,
         admission: Admission,
         readiness: Readiness,
@@ -112,7 +112,7 @@ class Generations:
         metrics: Metrics,
         settings: GatewaySettings,
     ) -> None:
-        self._target = target
+        self._backends = backends
         self._runner = runner
         self._admission = admission
         self._readiness = readiness
@@ -139,11 +139,11 @@ class Generations:
             turns = lease.turns if lease else ()
             _check_session_size(request, turns, settings.max_session_bytes)
             request = replace(request, num_turns=len(turns))
-            prompt = await self._encode(request, turns)
-            budget = _budget(request, prompt, served, settings.default_max_tokens)
-            self._metrics.prompt(len(prompt.token_ids))
-            indices, context = range(request.num_choices), Context((prompt,))
-            choices = [ChoiceRequest.of(request, index, context, budget, served) for index in indices]
+            prompts = await self._prompts(request, turns, served)
+            budget = _budget(request, prompts, served, settings.default_max_tokens)
+            self._metrics.prompt(len(prompts.target.token_ids))
+            indices = range(request.num_choices)
+            choices = [ChoiceRequest.of(request, index, prompts, budget, served) for index in indices]
             was_cancelled, outputs = asyncio.Event(), [choice.output() for choice in choices]
             works = [
                 partial(self._begin, choice, output, Journal(self._store, choice.id, was_cancelled), lease)
@@ -186,18 +186,31 @@ class Generations:
         try:
             return stored_choice(id, await self._store.generation(id), first.served)
         except NotFound:
-            generation = first.generation
-            context, max_tokens = generation.context, generation.max_tokens
-            choice = ChoiceRequest.of(first.request, index, context, max_tokens, first.served)
+            max_tokens = first.generation.max_tokens
+            choice = ChoiceRequest.of(first.request, index, first.prompts, max_tokens, first.served)
             await Journal(self._store, choice.id, asyncio.Event()).begin(stored_fields(choice))
             return choice
 
-    async def _encode(self, request: Request, turns: Sequence[Message]) -> Piece:
+    async def _prompts(self, request: Request, turns: Sequence[Message], served: Served) -> Prompts:
+        """The prompt as each model of the strategy reads it."""
         prompt = request.prompt if isinstance(request.prompt, str) else (*turns, *request.prompt)
+        target = await self._encode(request, prompt)
+        if Writer.DRAFT not in STRATEGIES[request.plan.strategy].writers:
+            return Prompts(target)
+        drafter = served.pinned(self._backends).drafter
+        try:
+            async with asyncio.timeout(self._settings.encode_deadline_s):
+                return await prompts_of(prompt, target, drafter, served.draft, served.target)
+        except TimeoutError:
+            return Prompts(target, fallback="the draft took too long")
+        except ContextTooLong as error:
+            raise ContextTooLong(error.message, error.parameter or request.prompt_field) from error
+
+    async def _encode(self, request: Request, prompt: str | Sequence[Message]) -> Piece:
         try:
             async with asyncio.timeout(self._settings.encode_deadline_s):
                 with broken_target(InternalError):
-                    return await self._target.encode(prompt)
+                    return await self._backends.target.encode(prompt)
         except TimeoutError:
             self._readiness.suspect()
             raise DeadlineExceeded("the target took too long to tokenize the prompt; retry") from None
@@ -249,9 +262,13 @@ def _check_session_size(request: Request, turns: Sequence[Message], max_bytes: i
         raise InvalidRequest(message, "semspec.session")
 
 
-def _budget(request: Request, prompt: Piece, served: Served, default_max_tokens: int) -> int:
+def _budget(request: Request, prompts: Prompts, served: Served, default_max_tokens: int) -> int:
     """Maximum number of output tokens. Raises: ContextTooLong."""
-    window, num_prompt_tokens = served.max_context_tokens(request.plan.strategy), len(prompt.token_ids)
+    rooms = [(served.target.max_context_tokens, len(prompts.target.token_ids))]
+    if Writer.DRAFT in STRATEGIES[request.plan.strategy].writers:
+        own_ids = prompts.draft.token_ids if prompts.draft else ()
+        rooms.append((served.draft.max_context_tokens, len(own_ids or prompts.target.token_ids)))
+    window, num_prompt_tokens = min(rooms, key=lambda room: room[0] - room[1])
     num_free = window - num_prompt_tokens
     if num_free < (request.max_tokens or 1):
         requested = f" and the {request.max_tokens} requested" if request.max_tokens else ""

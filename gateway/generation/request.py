@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from pydantic import TypeAdapter, create_model
 
-from semspec.decoding import Generation, options
+from semspec.decoding import Generation, Prompts, options
 from semspec.errors import Conflict
 from semspec.gateway.generation.output import ChoiceOutput, ReasoningParser, StopChecker
 from semspec.gateway.generation.strictness import Expected
@@ -114,13 +114,20 @@ class Request:
         """The id of one choice's generation; the first one has the response's id."""
         return f"{self.id}-{index}" if index else self.id
 
-    def generation(self, index: int, context: Context, max_tokens: int) -> Generation:
+    def generation(self, index: int, prompts: Prompts, max_tokens: int) -> Generation:
         """The decoding loop's input for one choice. The first choice uses the request's seed unchanged, so that the
         loop alone reproduces it."""
         seed = self.seed % (1 << 64)
         sampling = replace(self.plan.sampling, seed=derive_seed(seed, "choice", index) if index else seed)
-        session = self.session or self.choice_id(index)
-        return replace(self.plan, context=context, sampling=sampling, max_tokens=max_tokens, session=session)
+        return replace(
+            self.plan,
+            context=Context((prompts.target,)),
+            sampling=sampling,
+            max_tokens=max_tokens,
+            session=self.session or self.choice_id(index),
+            draft_prompt=prompts.draft,
+            fallback=prompts.fallback,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +141,19 @@ class ChoiceRequest:
     served: Served
 
     @classmethod
-    def of(cls, request: Request, index: int, context: Context, max_tokens: int, served: Served) -> Self:
+    def of(cls, request: Request, index: int, prompts: Prompts, max_tokens: int, served: Served) -> Self:
         """One of a request's choices."""
-        return cls(request.choice_id(index), index, request, request.generation(index, context, max_tokens), served)
+        return cls(request.choice_id(index), index, request, request.generation(index, prompts, max_tokens), served)
 
     @property
     def prompt(self) -> str:
         """The rendered prompt that the target receives."""
-        return self.generation.context.pieces[0].text
+        return self.prompts.target.text
+
+    @property
+    def prompts(self) -> Prompts:
+        generation = self.generation
+        return Prompts(generation.context.pieces[0], generation.draft_prompt, generation.fallback)
 
     @property
     def parameters(self) -> Parameters:
@@ -155,6 +167,7 @@ class ChoiceRequest:
 
 
 _REQUEST = TypeAdapter(Request)
+_PIECE = TypeAdapter(Piece)
 
 ENDED = ("finished", "cancelled")
 """Final states."""
@@ -162,8 +175,7 @@ ENDED = ("finished", "cancelled")
 
 def stored_fields(choice: ChoiceRequest) -> dict[str, str]:
     """The fields that Redis stores when a generation begins; its segments are stored separately."""
-    generation = choice.generation
-    prompt = generation.context.pieces[0]
+    generation, prompts = choice.generation, choice.prompts
     return {
         "status": "running",
         "created": str(choice.request.created),
@@ -171,7 +183,9 @@ def stored_fields(choice: ChoiceRequest) -> dict[str, str]:
         "seed": str(generation.sampling.seed),
         "session": choice.request.session or "",
         "parameters": choice.parameters.model_dump_json(),
-        "prompt": json.dumps({"text": prompt.text, "token_ids": list(prompt.token_ids), "tokenizer": prompt.tokenizer}),
+        "prompt": _PIECE.dump_json(prompts.target).decode(),
+        "draft_prompt": _PIECE.dump_json(prompts.draft).decode() if prompts.draft else "",
+        "fallback": prompts.fallback or "",
         "models": json.dumps(_models(choice.served)),
         "index": str(choice.index),
         "budget": str(generation.max_tokens),
@@ -194,9 +208,10 @@ def stored_choice(id: str, meta: Mapping[str, str], served: Served) -> ChoiceReq
     with reading(f"generation {id}"):
         if meta["status"] not in ENDED and json.loads(meta["models"]) != _models(served):
             raise Conflict("the models or probes have changed since this generation began; start a new one", "id")
-        prompt = json.loads(meta["prompt"])
-        piece = Piece(prompt["text"], tuple(prompt["token_ids"]), prompt["tokenizer"])
-        return ChoiceRequest.of(request, int(meta["index"]), Context((piece,)), int(meta["budget"]), served)
+        target = _PIECE.validate_json(meta["prompt"])
+        draft = _PIECE.validate_json(meta["draft_prompt"]) if meta.get("draft_prompt") else None
+        prompts = Prompts(target, draft, meta.get("fallback") or None)
+        return ChoiceRequest.of(request, int(meta["index"]), prompts, int(meta["budget"]), served)
 
 
 def _models(served: Served) -> Json:

@@ -2,10 +2,11 @@
 
 from semspec.decoding.costs import Costs
 from semspec.decoding.loop import STRATEGIES, Generation, decode, options
+from semspec.decoding.prompts import Prompts, prompts_of
 from semspec.decoding.protocols import Backends, Drafter, Target, Verifier
 from semspec.decoding.strategy import Strategy
 
 __all__ = [
-    "STRATEGIES", "Backends", "Costs", "Drafter", "Generation", "Strategy", "Target", "Verifier", "decode",
-    "options",
+    "STRATEGIES", "Backends", "Costs", "Drafter", "Generation", "Prompts", "Strategy", "Target", "Verifier", "decode",
+    "options", "prompts_of",
 ]  # fmt: skip

@@ -10,10 +10,10 @@ from typing import Any, get_args, get_type_hints
 
 from semspec.decoding import auto, semantic, single, spec_reason, spec_thinking, token_level
 from semspec.decoding.protocols import Backends
-from semspec.decoding.steps import BackendUnavailable, Progress, write_on
+from semspec.decoding.steps import BackendUnavailable, Progress, Step, write_on
 from semspec.decoding.strategy import Option, Strategy
 from semspec.errors import ContextTooLong
-from semspec.types import Context, Event, Finished, FinishReason, SamplingParams, Segmentation
+from semspec.types import Context, Event, Finished, FinishReason, Piece, SamplingParams, Segmentation
 
 STRATEGIES: dict[str, Strategy] = {
     "semantic": semantic.STRATEGY,
@@ -35,6 +35,7 @@ class Generation(semantic.Options, token_level.Options, spec_reason.Options):
     """What to generate, and how. A strategy reads only its own options and ignores the others."""
 
     context: Context
+    """As the target reads it."""
     sampling: SamplingParams
     max_tokens: int = 1024
     """Budget in tokens, each segment counted with the tokenizer of the model that wrote it."""
@@ -46,6 +47,10 @@ class Generation(semantic.Options, token_level.Options, spec_reason.Options):
     show_drafts: bool = False
     """Emit a `Drafted` event as soon as segments are drafted."""
     session: str = ""
+    draft_prompt: Piece | None = None
+    """The prompt as the draft reads it, in its own chat template; None: the prompt in `context`."""
+    fallback: str | None = None
+    """Why the target writes alone from here on; None: the strategy runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,10 @@ async def decode(generation: Generation, backends: Backends) -> AsyncGenerator[E
     Raises: what the target raises. When the drafter or the verifier fails, the target writes alone instead.
     """
     progress = Progress(generation, generation.context)
-    steps = STRATEGIES[generation.strategy].rounds(progress, backends)
+    if generation.fallback is None:
+        steps = STRATEGIES[generation.strategy].rounds(progress, backends)
+    else:
+        steps = _alone(progress, backends, generation.fallback)
     try:
         while True:
             try:
@@ -93,9 +101,14 @@ async def decode(generation: Generation, backends: Backends) -> AsyncGenerator[E
                         yield step
                 break
             except BackendUnavailable as unavailable:
-                params = progress.params("target", max_segments=0)
-                steps = write_on(progress, backends.target, params, "write_ms", fallback=str(unavailable))
+                steps = _alone(progress, backends, str(unavailable))
     except ContextTooLong:
         if not progress.segments:
             raise
     yield Finished(progress.finish_reason or FinishReason.LENGTH)
+
+
+def _alone(progress: Progress, backends: Backends, fallback: str) -> AsyncGenerator[Step, None]:
+    """The rest of the generation by the target; `fallback`: why it writes alone."""
+    params = progress.params("target", max_segments=0)
+    return write_on(progress, backends.target, params, "write_ms", fallback)

@@ -31,6 +31,14 @@ class Drafter(Protocol):
         """The served model, for the handshake. Raises: Unavailable."""
         ...
 
+    async def encode(self, prompt: str | Sequence[Message]) -> Piece:
+        """Tokenize a text unchanged, or a conversation rendered with the model's own chat template.
+
+        Raises: InvalidRequest when the prompt is empty or the template refuses it; ContextTooLong when it leaves no
+        tokens for the output; Unavailable.
+        """
+        ...
+
     def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         """Yield each segment when it is complete. Closing the generator stops the model between two tokens.
 
@@ -52,13 +60,6 @@ class Drafter(Protocol):
 
 class Target(Drafter, Protocol):
     """Generates segments, and scores the segments of a drafter in one forward pass."""
-
-    async def encode(self, prompt: str | Sequence[Message]) -> Piece:
-        """Tokenize a text unchanged, or a conversation rendered with the chat template.
-
-        Raises: InvalidRequest when the prompt is empty; ContextTooLong when it leaves no tokens for the output.
-        """
-        ...
 
     async def tokenize(self, text: str) -> list[Token]:
         """The tokens of a text with their character offsets, without special tokens. Raises: Unavailable."""

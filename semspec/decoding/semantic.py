@@ -203,7 +203,7 @@ class _Draft:
 
     async def _write(self, progress: Progress, gamma: int) -> list[GeneratedSegment]:
         params = progress.params("draft", gamma, want_states=True)
-        return await write_all(self._drafter, progress.context, params)
+        return await write_all(self._drafter, progress.draft_context, params)
 
 
 def _judged_record(

@@ -68,7 +68,7 @@ async def _draft(progress: Progress, drafter: Drafter) -> tuple[GeneratedSegment
     """The draft's next step and the time waited for it."""
     clock = Stopwatch()
     params = progress.params("draft", max_segments=1)
-    generated = (await by_draft(write_all(drafter, progress.context, params)))[0]
+    generated = (await by_draft(write_all(drafter, progress.draft_context, params)))[0]
     return generated, waited("draft_ms", clock.lap_ms(), generated.duration_ms)
 
 

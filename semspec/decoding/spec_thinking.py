@@ -120,7 +120,7 @@ async def _probe(progress: Progress, drafter: Drafter, rules: Rules) -> tuple[st
     new."""
     clock = Stopwatch()
     params = replace(progress.params("probe", max_segments=0), max_tokens=rules.num_cue_tokens, num_logprobs=None)
-    look_ahead = await or_backend_unavailable("draft", write_all(drafter, progress.context, params))
+    look_ahead = await or_backend_unavailable("draft", write_all(drafter, progress.draft_context, params))
     times = waited("draft_ms", clock.lap_ms(), sum(generated.duration_ms for generated in look_ahead))
     return "".join(generated.segment.text for generated in look_ahead), times
 
@@ -129,7 +129,7 @@ async def _lead(progress: Progress, drafter: Drafter, rules: Rules, probe_times:
     """The draft's next paragraph."""
     clock = Stopwatch()
     params = replace(progress.params("draft", max_segments=1), max_segment_tokens=rules.max_draft_tokens)
-    generated = (await by_draft(write_all(drafter, progress.context, params)))[0]
+    generated = (await by_draft(write_all(drafter, progress.draft_context, params)))[0]
     times = total(probe_times, waited("draft_ms", clock.lap_ms(), generated.duration_ms))
     return SegmentRecord(
         len(progress.segments), generated.segment, accepted=None, times=times, logprobs=generated.logprobs

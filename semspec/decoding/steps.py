@@ -85,6 +85,13 @@ class Progress:
 
     generation: "Generation"
     context: Context
+    """As the target reads it."""
+
+    @property
+    def draft_context(self) -> Context:
+        """The context as the draft reads it."""
+        own = self.generation.draft_prompt
+        return self.context if own is None else Context((own, *self.segments))
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -204,7 +211,8 @@ async def write_on(
     if progress.finish_reason is not None:
         return
     index, clock = len(progress.segments), Stopwatch()
-    async with aclosing(model.generate(progress.context, params)) as stream:
+    context = progress.draft_context if stage == "draft_ms" else progress.context
+    async with aclosing(model.generate(context, params)) as stream:
         async for generated in stream:
             times = waited(stage, clock.lap_ms(), generated.duration_ms)
             yield SegmentRecord(

@@ -80,8 +80,8 @@ async def _propose(progress: Progress, open_ids: Sequence[int], drafter: Drafter
     num_tokens = min(progress.generation.token_gamma, progress.tokens_left - len(open_ids) - 1)
     if num_tokens <= 0:
         return NOTHING
-    params = progress.params("propose", max_segments=0)
-    proposal = await or_backend_unavailable("draft", drafter.propose(progress.context, open_ids, params, num_tokens))
+    context, params = progress.draft_context, progress.params("propose", max_segments=0)
+    proposal = await or_backend_unavailable("draft", drafter.propose(context, open_ids, params, num_tokens))
     if not proposal.token_ids:
         raise BackendUnavailable("the draft proposed nothing")
     return proposal

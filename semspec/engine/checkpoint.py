@@ -81,6 +81,7 @@ def model_info(
         max_context_tokens=min(window, max_context_tokens or window),
         build=__version__,
         can_be_asked=can_be_asked(tokenizer),
+        chat_template=chat_template_digest(tokenizer),
     )
 
 
@@ -98,6 +99,14 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Digest of the vocabulary, added tokens included; equal fingerprints mean interchangeable token ids."""
     vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=True)
     return _short(hashlib.sha256(vocabulary.encode()))
+
+
+def chat_template_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Digest of the chat template and of the special tokens it may name; empty if there is no template."""
+    if tokenizer.chat_template is None:
+        return ""
+    rendered_with = json.dumps([tokenizer.chat_template, tokenizer.special_tokens_map], sort_keys=True, default=str)
+    return _short(hashlib.sha256(rendered_with.encode()))
 
 
 def model_fingerprint(model: str, revision: str | None) -> str:

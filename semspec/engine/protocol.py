@@ -17,7 +17,6 @@ Properties of every engine:
 
 Planned additions are optional fields and keyword-only arguments with defaults, so that no call of today changes:
 
-- One rendered prompt per model: an optional field of `Piece` with the renderings; `ModelTokenizer.read_ids` selects.
 - n samples that share a prefix: `GenerationParams.num_samples`, and the sample's number in `GeneratedSegment`.
 - Priorities: `GenerationParams.priority`; a keyword-only `priority` of `score` and `score_choices`.
 - Grammars: `GenerationParams.grammar`, applied to the logits before the draw in `generate`, `propose` and `verify`.

@@ -97,6 +97,14 @@ class RemoteDrafter(_Remote):
         with _checked_response():
             return handshake.model_info_from_wire(response)
 
+    async def encode(self, prompt: str | Sequence[Message]) -> Piece:
+        """See `Drafter.encode`."""
+        with _encodable_request():
+            request = generation.encode_request_to_wire(prompt)
+        response = await self._call(self._stub.Encode, request)
+        with _checked_response():
+            return generation.encode_response_from_wire(response)
+
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         """See `Drafter.generate`. Also raises DeadlineExceeded when no segment arrives within `idle_timeout_s`."""
         with _encodable_request():
@@ -149,14 +157,6 @@ class RemoteTarget(RemoteDrafter):
     def __init__(self, address: str, options: ClientOptions = DEFAULT_OPTIONS) -> None:
         super().__init__(address, options)
         self._stub = self._target = target_pb2_grpc.TargetStub(self._channel)
-
-    async def encode(self, prompt: str | Sequence[Message]) -> Piece:
-        """See `Target.encode`."""
-        with _encodable_request():
-            request = generation.encode_request_to_wire(prompt)
-        response = await self._call(self._target.Encode, request)
-        with _checked_response():
-            return generation.encode_response_from_wire(response)
 
     async def tokenize(self, text: str) -> list[Token]:
         """See `Target.tokenize`."""

@@ -63,7 +63,7 @@ class Service(Generic[B]):
 
 
 class WritingServicer:
-    """The methods that draft and target share: `Info`, `Write`, `WriteSegment` and `Propose`."""
+    """The methods that draft and target share: `Info`, `Encode`, `Write`, `WriteAll` and `Propose`."""
 
     def __init__(self, engine: Backend[Engine]) -> None:
         self._engine = engine
@@ -71,6 +71,11 @@ class WritingServicer:
     async def Info(self, request: types_pb2.ModelInfoRequest, context: Context) -> types_pb2.ModelInfo:
         """The served model."""
         return handshake.model_info_to_wire(await self._engine.get().info())
+
+    async def Encode(self, request: types_pb2.EncodeRequest, context: Context) -> types_pb2.EncodeResponse:
+        """Render and tokenize a prompt."""
+        prompt = generation.encode_request_from_wire(request)
+        return generation.encode_response_to_wire(await self._engine.get().encode(prompt))
 
     async def Write(
         self, request: types_pb2.WriteRequest, context: Context
@@ -103,11 +108,6 @@ class DraftServicer(WritingServicer, draft_pb2_grpc.DraftServicer):
 
 class TargetServicer(WritingServicer, target_pb2_grpc.TargetServicer):
     """`semspec.v1.Target` over an engine."""
-
-    async def Encode(self, request: target_pb2.EncodeRequest, context: Context) -> target_pb2.EncodeResponse:
-        """Render and tokenize a prompt."""
-        prompt = generation.encode_request_from_wire(request)
-        return generation.encode_response_to_wire(await self._engine.get().encode(prompt))
 
     async def Tokenize(self, request: target_pb2.TokenizeRequest, context: Context) -> target_pb2.TokenizeResponse:
         """The tokens of a text."""

@@ -138,6 +138,12 @@ class ModelInfo:
     """Current size of the prefix cache."""
     max_cache_bytes: int = 0
     """Maximum size of the prefix cache."""
+    chat_template: str = ""
+    """Digest of the chat template and of the special tokens it may name; empty if there is none."""
+
+    def renders_like(self, other: "ModelInfo") -> bool:
+        """Whether both models read a conversation as the same token ids."""
+        return (self.chat_template, self.tokenizer) == (other.chat_template, other.tokenizer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,11 @@ class DraftStub:
                 request_serializer=semspec_dot_v1_dot_types__pb2.ModelInfoRequest.SerializeToString,
                 response_deserializer=semspec_dot_v1_dot_types__pb2.ModelInfo.FromString,
                 _registered_method=True)
+        self.Encode = channel.unary_unary(
+                '/semspec.v1.Draft/Encode',
+                request_serializer=semspec_dot_v1_dot_types__pb2.EncodeRequest.SerializeToString,
+                response_deserializer=semspec_dot_v1_dot_types__pb2.EncodeResponse.FromString,
+                _registered_method=True)
         self.Write = channel.unary_stream(
                 '/semspec.v1.Draft/Write',
                 request_serializer=semspec_dot_v1_dot_types__pb2.WriteRequest.SerializeToString,
@@ -63,6 +68,13 @@ class DraftServicer:
 
     def Info(self, request, context):
         """The served model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Encode(self, request, context):
+        """Render and tokenize a conversation with the draft's own chat template, where it differs from the target's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -96,6 +108,11 @@ def add_DraftServicer_to_server(servicer, server):
                     servicer.Info,
                     request_deserializer=semspec_dot_v1_dot_types__pb2.ModelInfoRequest.FromString,
                     response_serializer=semspec_dot_v1_dot_types__pb2.ModelInfo.SerializeToString,
+            ),
+            'Encode': grpc.unary_unary_rpc_method_handler(
+                    servicer.Encode,
+                    request_deserializer=semspec_dot_v1_dot_types__pb2.EncodeRequest.FromString,
+                    response_serializer=semspec_dot_v1_dot_types__pb2.EncodeResponse.SerializeToString,
             ),
             'Write': grpc.unary_stream_rpc_method_handler(
                     servicer.Write,
@@ -141,6 +158,33 @@ class Draft:
             '/semspec.v1.Draft/Info',
             semspec_dot_v1_dot_types__pb2.ModelInfoRequest.SerializeToString,
             semspec_dot_v1_dot_types__pb2.ModelInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Encode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semspec.v1.Draft/Encode',
+            semspec_dot_v1_dot_types__pb2.EncodeRequest.SerializeToString,
+            semspec_dot_v1_dot_types__pb2.EncodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

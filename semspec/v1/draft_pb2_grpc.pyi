@@ -35,6 +35,8 @@ class DraftStub:
     def __new__(cls, channel: _aio.Channel) -> DraftAsyncStub: ...
     Info: _grpc.UnaryUnaryMultiCallable[_types_pb2.ModelInfoRequest, _types_pb2.ModelInfo]
     """The served model."""
+    Encode: _grpc.UnaryUnaryMultiCallable[_types_pb2.EncodeRequest, _types_pb2.EncodeResponse]
+    """Render and tokenize a conversation with the draft's own chat template, where it differs from the target's."""
     Write: _grpc.UnaryStreamMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteResponse]
     """Generate segments; each is sent when it is complete. Cancelling stops the model between two tokens."""
     WriteAll: _grpc.UnaryUnaryMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteAllResponse]
@@ -49,6 +51,8 @@ class DraftAsyncStub(DraftStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Info: _aio.UnaryUnaryMultiCallable[_types_pb2.ModelInfoRequest, _types_pb2.ModelInfo]  # type: ignore[assignment]
     """The served model."""
+    Encode: _aio.UnaryUnaryMultiCallable[_types_pb2.EncodeRequest, _types_pb2.EncodeResponse]  # type: ignore[assignment]
+    """Render and tokenize a conversation with the draft's own chat template, where it differs from the target's."""
     Write: _aio.UnaryStreamMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteResponse]  # type: ignore[assignment]
     """Generate segments; each is sent when it is complete. Cancelling stops the model between two tokens."""
     WriteAll: _aio.UnaryUnaryMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteAllResponse]  # type: ignore[assignment]
@@ -66,6 +70,14 @@ class DraftServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_types_pb2.ModelInfo, _abc.Awaitable[_types_pb2.ModelInfo]]:
         """The served model."""
+
+    @_abc_1.abstractmethod
+    def Encode(
+        self,
+        request: _types_pb2.EncodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_types_pb2.EncodeResponse, _abc.Awaitable[_types_pb2.EncodeResponse]]:
+        """Render and tokenize a conversation with the draft's own chat template, where it differs from the target's."""
 
     @_abc_1.abstractmethod
     def Write(

@@ -25,41 +25,33 @@ _sym_db = _symbol_database.Default()
 from semspec.v1 import types_pb2 as semspec_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17semspec/v1/target.proto\x12\nsemspec.v1\x1a\x16semspec/v1/types.proto\"(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"[\n\rEncodeRequest\x12\x30\n\x0c\x63onversation\x18\x01 \x01(\x0b\x32\x18.semspec.v1.ConversationH\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x42\x08\n\x06prompt\"5\n\x0c\x43onversation\x12%\n\x08messages\x18\x01 \x03(\x0b\x32\x13.semspec.v1.Message\"3\n\x0e\x45ncodeResponse\x12!\n\x06prompt\x18\x01 \x01(\x0b\x32\x11.semspec.v1.Piece\"\x1f\n\x0fTokenizeRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\"5\n\x10TokenizeResponse\x12!\n\x06tokens\x18\x01 \x03(\x0b\x32\x11.semspec.v1.Token\">\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\r\n\x05start\x18\x03 \x01(\r\x12\x0c\n\x04stop\x18\x04 \x01(\r\"g\n\x0bReadRequest\x12\"\n\x07\x63ontext\x18\x01 \x03(\x0b\x32\x11.semspec.v1.Piece\x12#\n\x08segments\x18\x02 \x03(\x0b\x32\x11.semspec.v1.Piece\x12\x0f\n\x07session\x18\x03 \x01(\t\"J\n\x0cReadResponse\x12%\n\x08readings\x18\x01 \x03(\x0b\x32\x13.semspec.v1.Reading\x12\x13\n\x0b\x64uration_ms\x18\x02 \x01(\x02\"h\n\x07Reading\x12\"\n\x06states\x18\x01 \x01(\x0b\x32\x12.semspec.v1.States\x12%\n\tsurprisal\x18\x02 \x01(\x0b\x32\x12.semspec.v1.Tensor\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\"\xa2\x02\n\rVerifyRequest\x12\"\n\x07\x63ontext\x18\x01 \x03(\x0b\x32\x11.semspec.v1.Piece\x12\x16\n\x0eopen_token_ids\x18\x02 \x03(\r\x12&\n\x08proposal\x18\x03 \x01(\x0b\x32\x14.semspec.v1.Proposal\x12&\n\x08sampling\x18\x04 \x01(\x0b\x32\x14.semspec.v1.Sampling\x12.\n\x0csegmentation\x18\x05 \x01(\x0e\x32\x18.semspec.v1.Segmentation\x12\x14\n\x0cmax_segments\x18\x06 \x01(\r\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x1a\n\x12max_segment_tokens\x18\x08 \x01(\r\x12\x0f\n\x07session\x18\t \x01(\t\"x\n\x0eVerifyResponse\x12#\n\x08segments\x18\x01 \x03(\x0b\x32\x11.semspec.v1.Piece\x12\x16\n\x0eopen_token_ids\x18\x02 \x03(\r\x12\x14\n\x0cnum_accepted\x18\x03 \x01(\r\x12\x13\n\x0b\x64uration_ms\x18\x04 \x01(\x02\"u\n\nAskRequest\x12\"\n\x07\x63ontext\x18\x01 \x03(\x0b\x32\x11.semspec.v1.Piece\x12\x10\n\x08question\x18\x02 \x01(\t\x12\x0f\n\x07prefill\x18\x03 \x01(\t\x12\x0f\n\x07options\x18\x04 \x03(\t\x12\x0f\n\x07session\x18\x05 \x01(\t\"L\n\x0b\x41skResponse\x12\x15\n\rprobabilities\x18\x01 \x03(\x01\x12\x11\n\tlikeliest\x18\x02 \x01(\t\x12\x13\n\x0b\x64uration_ms\x18\x03 \x01(\x02\x32\xc2\x04\n\x06Target\x12;\n\x04Info\x12\x1c.semspec.v1.ModelInfoRequest\x1a\x15.semspec.v1.ModelInfo\x12?\n\x06\x45ncode\x12\x19.semspec.v1.EncodeRequest\x1a\x1a.semspec.v1.EncodeResponse\x12\x45\n\x08Tokenize\x12\x1b.semspec.v1.TokenizeRequest\x1a\x1c.semspec.v1.TokenizeResponse\x12\x39\n\x04Read\x12\x17.semspec.v1.ReadRequest\x1a\x18.semspec.v1.ReadResponse\x12>\n\x05Write\x12\x18.semspec.v1.WriteRequest\x1a\x19.semspec.v1.WriteResponse0\x01\x12\x42\n\x08WriteAll\x12\x18.semspec.v1.WriteRequest\x1a\x1c.semspec.v1.WriteAllResponse\x12;\n\x07Propose\x12\x1a.semspec.v1.ProposeRequest\x1a\x14.semspec.v1.Proposal\x12?\n\x06Verify\x12\x19.semspec.v1.VerifyRequest\x1a\x1a.semspec.v1.VerifyResponse\x12\x36\n\x03\x41sk\x12\x16.semspec.v1.AskRequest\x1a\x17.semspec.v1.AskResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17semspec/v1/target.proto\x12\nsemspec.v1\x1a\x16semspec/v1/types.proto\"\x1f\n\x0fTokenizeRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\"5\n\x10TokenizeResponse\x12!\n\x06tokens\x18\x01 \x03(\x0b\x32\x11.semspec.v1.Token\">\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\r\n\x05start\x18\x03 \x01(\r\x12\x0c\n\x04stop\x18\x04 \x01(\r\"g\n\x0bReadRequest\x12\"\n\x07\x63ontext\x18\x01 \x03(\x0b\x32\x11.semspec.v1.Piece\x12#\n\x08segments\x18\x02 \x03(\x0b\x32\x11.semspec.v1.Piece\x12\x0f\n\x07session\x18\x03 \x01(\t\"J\n\x0cReadResponse\x12%\n\x08readings\x18\x01 \x03(\x0b\x32\x13.semspec.v1.Reading\x12\x13\n\x0b\x64uration_ms\x18\x02 \x01(\x02\"h\n\x07Reading\x12\"\n\x06states\x18\x01 \x01(\x0b\x32\x12.semspec.v1.States\x12%\n\tsurprisal\x18\x02 \x01(\x0b\x32\x12.semspec.v1.Tensor\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\"\xa2\x02\n\rVerifyRequest\x12\"\n\x07\x63ontext\x18\x01 \x03(\x0b\x32\x11.semspec.v1.Piece\x12\x16\n\x0eopen_token_ids\x18\x02 \x03(\r\x12&\n\x08proposal\x18\x03 \x01(\x0b\x32\x14.semspec.v1.Proposal\x12&\n\x08sampling\x18\x04 \x01(\x0b\x32\x14.semspec.v1.Sampling\x12.\n\x0csegmentation\x18\x05 \x01(\x0e\x32\x18.semspec.v1.Segmentation\x12\x14\n\x0cmax_segments\x18\x06 \x01(\r\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x1a\n\x12max_segment_tokens\x18\x08 \x01(\r\x12\x0f\n\x07session\x18\t \x01(\t\"x\n\x0eVerifyResponse\x12#\n\x08segments\x18\x01 \x03(\x0b\x32\x11.semspec.v1.Piece\x12\x16\n\x0eopen_token_ids\x18\x02 \x03(\r\x12\x14\n\x0cnum_accepted\x18\x03 \x01(\r\x12\x13\n\x0b\x64uration_ms\x18\x04 \x01(\x02\"u\n\nAskRequest\x12\"\n\x07\x63ontext\x18\x01 \x03(\x0b\x32\x11.semspec.v1.Piece\x12\x10\n\x08question\x18\x02 \x01(\t\x12\x0f\n\x07prefill\x18\x03 \x01(\t\x12\x0f\n\x07options\x18\x04 \x03(\t\x12\x0f\n\x07session\x18\x05 \x01(\t\"L\n\x0b\x41skResponse\x12\x15\n\rprobabilities\x18\x01 \x03(\x01\x12\x11\n\tlikeliest\x18\x02 \x01(\t\x12\x13\n\x0b\x64uration_ms\x18\x03 \x01(\x02\x32\xc2\x04\n\x06Target\x12;\n\x04Info\x12\x1c.semspec.v1.ModelInfoRequest\x1a\x15.semspec.v1.ModelInfo\x12?\n\x06\x45ncode\x12\x19.semspec.v1.EncodeRequest\x1a\x1a.semspec.v1.EncodeResponse\x12\x45\n\x08Tokenize\x12\x1b.semspec.v1.TokenizeRequest\x1a\x1c.semspec.v1.TokenizeResponse\x12\x39\n\x04Read\x12\x17.semspec.v1.ReadRequest\x1a\x18.semspec.v1.ReadResponse\x12>\n\x05Write\x12\x18.semspec.v1.WriteRequest\x1a\x19.semspec.v1.WriteResponse0\x01\x12\x42\n\x08WriteAll\x12\x18.semspec.v1.WriteRequest\x1a\x1c.semspec.v1.WriteAllResponse\x12;\n\x07Propose\x12\x1a.semspec.v1.ProposeRequest\x1a\x14.semspec.v1.Proposal\x12?\n\x06Verify\x12\x19.semspec.v1.VerifyRequest\x1a\x1a.semspec.v1.VerifyResponse\x12\x36\n\x03\x41sk\x12\x16.semspec.v1.AskRequest\x1a\x17.semspec.v1.AskResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'semspec.v1.target_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MESSAGE']._serialized_start=63
-  _globals['_MESSAGE']._serialized_end=103
-  _globals['_ENCODEREQUEST']._serialized_start=105
-  _globals['_ENCODEREQUEST']._serialized_end=196
-  _globals['_CONVERSATION']._serialized_start=198
-  _globals['_CONVERSATION']._serialized_end=251
-  _globals['_ENCODERESPONSE']._serialized_start=253
-  _globals['_ENCODERESPONSE']._serialized_end=304
-  _globals['_TOKENIZEREQUEST']._serialized_start=306
-  _globals['_TOKENIZEREQUEST']._serialized_end=337
-  _globals['_TOKENIZERESPONSE']._serialized_start=339
-  _globals['_TOKENIZERESPONSE']._serialized_end=392
-  _globals['_TOKEN']._serialized_start=394
-  _globals['_TOKEN']._serialized_end=456
-  _globals['_READREQUEST']._serialized_start=458
-  _globals['_READREQUEST']._serialized_end=561
-  _globals['_READRESPONSE']._serialized_start=563
-  _globals['_READRESPONSE']._serialized_end=637
-  _globals['_READING']._serialized_start=639
-  _globals['_READING']._serialized_end=743
-  _globals['_VERIFYREQUEST']._serialized_start=746
-  _globals['_VERIFYREQUEST']._serialized_end=1036
-  _globals['_VERIFYRESPONSE']._serialized_start=1038
-  _globals['_VERIFYRESPONSE']._serialized_end=1158
-  _globals['_ASKREQUEST']._serialized_start=1160
-  _globals['_ASKREQUEST']._serialized_end=1277
-  _globals['_ASKRESPONSE']._serialized_start=1279
-  _globals['_ASKRESPONSE']._serialized_end=1355
-  _globals['_TARGET']._serialized_start=1358
-  _globals['_TARGET']._serialized_end=1936
+  _globals['_TOKENIZEREQUEST']._serialized_start=63
+  _globals['_TOKENIZEREQUEST']._serialized_end=94
+  _globals['_TOKENIZERESPONSE']._serialized_start=96
+  _globals['_TOKENIZERESPONSE']._serialized_end=149
+  _globals['_TOKEN']._serialized_start=151
+  _globals['_TOKEN']._serialized_end=213
+  _globals['_READREQUEST']._serialized_start=215
+  _globals['_READREQUEST']._serialized_end=318
+  _globals['_READRESPONSE']._serialized_start=320
+  _globals['_READRESPONSE']._serialized_end=394
+  _globals['_READING']._serialized_start=396
+  _globals['_READING']._serialized_end=500
+  _globals['_VERIFYREQUEST']._serialized_start=503
+  _globals['_VERIFYREQUEST']._serialized_end=793
+  _globals['_VERIFYRESPONSE']._serialized_start=795
+  _globals['_VERIFYRESPONSE']._serialized_end=915
+  _globals['_ASKREQUEST']._serialized_start=917
+  _globals['_ASKREQUEST']._serialized_end=1034
+  _globals['_ASKRESPONSE']._serialized_start=1036
+  _globals['_ASKRESPONSE']._serialized_end=1112
+  _globals['_TARGET']._serialized_start=1115
+  _globals['_TARGET']._serialized_end=1693
 # @@protoc_insertion_point(module_scope)

@@ -43,8 +43,8 @@ class TargetStub:
                 _registered_method=True)
         self.Encode = channel.unary_unary(
                 '/semspec.v1.Target/Encode',
-                request_serializer=semspec_dot_v1_dot_target__pb2.EncodeRequest.SerializeToString,
-                response_deserializer=semspec_dot_v1_dot_target__pb2.EncodeResponse.FromString,
+                request_serializer=semspec_dot_v1_dot_types__pb2.EncodeRequest.SerializeToString,
+                response_deserializer=semspec_dot_v1_dot_types__pb2.EncodeResponse.FromString,
                 _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/semspec.v1.Target/Tokenize',
@@ -161,8 +161,8 @@ def add_TargetServicer_to_server(servicer, server):
             ),
             'Encode': grpc.unary_unary_rpc_method_handler(
                     servicer.Encode,
-                    request_deserializer=semspec_dot_v1_dot_target__pb2.EncodeRequest.FromString,
-                    response_serializer=semspec_dot_v1_dot_target__pb2.EncodeResponse.SerializeToString,
+                    request_deserializer=semspec_dot_v1_dot_types__pb2.EncodeRequest.FromString,
+                    response_serializer=semspec_dot_v1_dot_types__pb2.EncodeResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -253,8 +253,8 @@ class Target:
             request,
             target,
             '/semspec.v1.Target/Encode',
-            semspec_dot_v1_dot_target__pb2.EncodeRequest.SerializeToString,
-            semspec_dot_v1_dot_target__pb2.EncodeResponse.FromString,
+            semspec_dot_v1_dot_types__pb2.EncodeRequest.SerializeToString,
+            semspec_dot_v1_dot_types__pb2.EncodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

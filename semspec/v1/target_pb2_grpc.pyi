@@ -36,7 +36,7 @@ class TargetStub:
     def __new__(cls, channel: _aio.Channel) -> TargetAsyncStub: ...
     Info: _grpc.UnaryUnaryMultiCallable[_types_pb2.ModelInfoRequest, _types_pb2.ModelInfo]
     """The served model."""
-    Encode: _grpc.UnaryUnaryMultiCallable[_target_pb2.EncodeRequest, _target_pb2.EncodeResponse]
+    Encode: _grpc.UnaryUnaryMultiCallable[_types_pb2.EncodeRequest, _types_pb2.EncodeResponse]
     """Render and tokenize a prompt, so that the gateway needs no tokenizer and can reject a prompt that is too long."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_target_pb2.TokenizeRequest, _target_pb2.TokenizeResponse]
     """The tokens of a text with their character offsets."""
@@ -62,7 +62,7 @@ class TargetAsyncStub(TargetStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Info: _aio.UnaryUnaryMultiCallable[_types_pb2.ModelInfoRequest, _types_pb2.ModelInfo]  # type: ignore[assignment]
     """The served model."""
-    Encode: _aio.UnaryUnaryMultiCallable[_target_pb2.EncodeRequest, _target_pb2.EncodeResponse]  # type: ignore[assignment]
+    Encode: _aio.UnaryUnaryMultiCallable[_types_pb2.EncodeRequest, _types_pb2.EncodeResponse]  # type: ignore[assignment]
     """Render and tokenize a prompt, so that the gateway needs no tokenizer and can reject a prompt that is too long."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_target_pb2.TokenizeRequest, _target_pb2.TokenizeResponse]  # type: ignore[assignment]
     """The tokens of a text with their character offsets."""
@@ -95,9 +95,9 @@ class TargetServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def Encode(
         self,
-        request: _target_pb2.EncodeRequest,
+        request: _types_pb2.EncodeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_target_pb2.EncodeResponse, _abc.Awaitable[_target_pb2.EncodeResponse]]:
+    ) -> _typing.Union[_types_pb2.EncodeResponse, _abc.Awaitable[_types_pb2.EncodeResponse]]:
         """Render and tokenize a prompt, so that the gateway needs no tokenizer and can reject a prompt that is too long."""
 
     @_abc_1.abstractmethod

@@ -66,6 +66,11 @@ class FakeModel:
         self.paused = asyncio.Event()
         self.resume = asyncio.Event()
         self.prompts: list[str] = []
+        """Encoded texts."""
+        self.read: list[str] = []
+        """The prompts of the contexts it wrote after."""
+        self.refusal: Exception | None = None
+        """Raised by `encode`."""
 
     async def info(self) -> ModelInfo:
         self._answer()
@@ -73,7 +78,10 @@ class FakeModel:
 
     async def encode(self, prompt: str | Sequence[Message]) -> Piece:
         self._answer()
-        text = prompt if isinstance(prompt, str) else "".join(f"<{turn.role}>{turn.content}" for turn in prompt)
+        if self.refusal is not None:
+            raise self.refusal
+        own = self.model_info.chat_template
+        text = prompt if isinstance(prompt, str) else "".join(f"{own}<{turn.role}>{turn.content}" for turn in prompt)
         if not text.strip() or (not isinstance(prompt, str) and not prompt[-1].content.strip()):
             raise InvalidRequest("the prompt is empty")
         if len(text) >= WINDOW:
@@ -83,6 +91,7 @@ class FakeModel:
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         self.num_writing += 1
+        self.read.append(context.pieces[0].text)
         try:
             first, room = len(context.pieces) - 1, params.max_tokens
             last = min(NUM_SEGMENTS, first + params.max_segments) if params.max_segments else NUM_SEGMENTS

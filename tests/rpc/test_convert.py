@@ -148,7 +148,9 @@ def test_tokens_survive_the_wire(rows: list[tuple[int, str, int, int]]) -> None:
 
 
 def test_handshakes_survive_the_wire() -> None:
-    model = ModelInfo("m", "f", "t", 24, 512, 4096, "states-v1", (Segmentation.SENTENCE,), "0.1", can_be_asked=True)
+    model = ModelInfo(
+        "m", "f", "t", 24, 512, 4096, "states-v1", (Segmentation.SENTENCE,), "0.1", True, chat_template="d"
+    )
     segmentations = (Segmentation.PARAGRAPH, Segmentation.SENTENCE)
     alternatives = ("last-hidden", "surprisal")
     verifier = VerifierInfo("d", "t", "states-v1", segmentations, "p1", "p2", "0.1", alternatives, POINTS)
@@ -246,12 +248,12 @@ def test_reading_a_prompt_as_a_segment_is_refused() -> None:
 @pytest.mark.parametrize(
     ("message", "field"),
     [
-        (target_pb2.EncodeRequest(), "prompt"),
-        (target_pb2.EncodeRequest(conversation=target_pb2.Conversation()), "conversation.messages"),
+        (types_pb2.EncodeRequest(), "prompt"),
+        (types_pb2.EncodeRequest(conversation=types_pb2.Conversation()), "conversation.messages"),
         (generation.encode_request_to_wire([Message("tool", "")]), "conversation.messages[0].role"),  # type: ignore[arg-type]
     ],
 )
-def test_encode_request_is_refused_by_field(message: target_pb2.EncodeRequest, field: str) -> None:
+def test_encode_request_is_refused_by_field(message: types_pb2.EncodeRequest, field: str) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         generation.encode_request_from_wire(message)
     assert refusal.value.parameter == field

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from semspec.decoding.prompts import Prompts, at_the_same_point, renders_its_own
 from semspec.engine.segmentation import cut
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InvalidRequest
@@ -21,6 +22,13 @@ class ProbeContext:
 
     question: Question
     context: Context
+    """As the target reads it."""
+    draft_prompt: Piece | None = None
+    """The prompt as the draft reads it; None: the prompt in `context`."""
+
+    def read_by(self, model: Writer) -> Context:
+        """The context as draft or target reads it."""
+        return _read_by(model, self.context.pieces, self.draft_prompt)
 
     @property
     def depth(self) -> int:
@@ -37,25 +45,35 @@ class ProbeContext:
         return "".join(piece.text for piece in self.context.pieces[1:])
 
 
-def prompt(question: Question, config: PromptConfig, target: ModelTokenizer) -> Piece:
-    """The question as the target's prompt, rendered as by the gateway."""
+def _read_by(model: Writer, pieces: Sequence[Piece], draft_prompt: Piece | None) -> Context:
+    if model is Writer.TARGET or draft_prompt is None:
+        return Context(tuple(pieces))
+    return Context((draft_prompt, *pieces[1:]))
+
+
+def prompts(question: Question, config: PromptConfig, target: ModelTokenizer, draft: ModelTokenizer) -> Prompts:
+    """The question as each model's prompt, rendered as by the gateway."""
     text = config.template.replace("{question}", question.text)
-    return target.encode([Message("user", text)] if config.chat else text)
+    messages = [Message("user", text)]
+    start = target.encode(messages if config.chat else text)
+    if not config.chat or not renders_its_own(draft.info, target.info):
+        return Prompts(start)
+    return Prompts(start, at_the_same_point(draft.encode(messages), start))
 
 
 def mixed_trace(
-    question: Question, start: Piece, writers: dict[Writer, SegmentWriter], draft_share: float, seed: int, limit: int
+    question: Question, start: Prompts, writers: dict[Writer, SegmentWriter], draft_share: float, seed: int, limit: int
 ) -> list[Piece]:
     """A trace in which draft or target, chosen at random, writes each segment, right or wrong.
 
-    Returns the prompt and every segment but the last.
+    Returns the target's prompt and every segment but the last.
     """
     rng = random.Random(f"trace {seed} {question.id}")
-    pieces = [start]
+    pieces = [start.target]
     for index in range(limit):
         writer = Writer.DRAFT if rng.random() < draft_share else Writer.TARGET
         draw = derive_seed(seed, f"trace {question.id}", index)
-        [segment] = writers[writer].generate(Context(tuple(pieces)), [draw])
+        [segment] = writers[writer].generate(_read_by(writer, pieces, start.draft), [draw])
         if segment.end is not SegmentEnd.BOUNDARY:
             break
         pieces.append(segment)
@@ -89,16 +107,22 @@ def choose_depths(num_segments: int, config: ContextsConfig, seed: str) -> list[
     return [rng.randrange(low, high) for low, high in pairwise(bounds)]
 
 
-def trace_row(number: int, pieces: Sequence[Piece], depths: Sequence[int]) -> Row:
-    """A trace as stored on disk: question number, prompt, segments, and the chosen depths."""
-    return {"question": number, "pieces": [_piece_row(piece) for piece in pieces], "depths": list(depths)}
+def trace_row(number: int, pieces: Sequence[Piece], depths: Sequence[int], draft_prompt: Piece | None) -> Row:
+    """A trace as stored on disk: question number, prompts, segments, and the chosen depths."""
+    return {
+        "question": number,
+        "pieces": [_piece_row(piece) for piece in pieces],
+        "draft_prompt": _piece_row(draft_prompt) if draft_prompt else None,
+        "depths": list(depths),
+    }
 
 
 def contexts_of(row: Row, question: Question) -> Iterator[ProbeContext]:
     """The contexts of a trace, shallow ones first."""
     pieces = [_piece(piece) for piece in row["pieces"]]
+    draft_prompt = _piece(row["draft_prompt"]) if row.get("draft_prompt") else None
     for depth in row["depths"]:
-        yield ProbeContext(question, Context(tuple(pieces[: depth + 1])))
+        yield ProbeContext(question, Context(tuple(pieces[: depth + 1])), draft_prompt)
 
 
 def _piece_row(piece: Piece) -> Row:

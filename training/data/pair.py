@@ -15,7 +15,7 @@ from semspec.training.config import ModelConfig, PipelineConfig, ServerSampler
 from semspec.training.data.contexts import ProbeContext
 from semspec.training.data.writers import CachedModel, EngineWriter, SegmentWriter, ServerWriter, WritingRecipe
 from semspec.training.files import Row
-from semspec.types import Context, ModelInfo, Segment, Segmentation, Writer, derive_seed
+from semspec.types import ModelInfo, Segment, Segmentation, Writer, derive_seed
 
 
 class Sampler:
@@ -41,16 +41,16 @@ class Sampler:
         segments = {writer: self._written(context, writer) for writer in (Writer.TARGET, Writer.DRAFT)}
         all_segments = segments[Writer.TARGET] + segments[Writer.DRAFT]
         ids = self._ids(Writer.TARGET, all_segments)
-        states, surprisal = self._read(Writer.TARGET, context.context, ids)
+        states, surprisal = self._read(Writer.TARGET, context, ids)
         draft_ids = self._ids(Writer.DRAFT, segments[Writer.DRAFT])
-        draft_states, _ = self._read(Writer.DRAFT, context.context, draft_ids)
+        draft_states, _ = self._read(Writer.DRAFT, context, draft_ids)
         rows = [_row(context, segment, len(own)) for segment, own in zip(all_segments, ids, strict=True)]
         return rows, {"target_states": states, "surprisal": surprisal, "draft_states": draft_states}
 
     def _written(self, context: ProbeContext, writer: Writer) -> list[Segment]:
         base = derive_seed(self._seed, f"sample {writer} {context.question.id}", context.depth)
         seeds = [derive_seed(base, "sample", index) for index in range(self._num_samples)]
-        return self._writers[writer].generate(context.context, seeds)
+        return self._writers[writer].generate(context.read_by(writer), seeds)
 
     def _ids(self, reader: Writer, segments: Sequence[Segment]) -> list[list[int]]:
         """Segments in the reader's tokens; an empty segment, which a server may send, becomes end-of-sequence."""
@@ -58,9 +58,9 @@ class Sampler:
         eos = [tokenizer.end_of_turn]
         return [list(tokenizer.read_ids(segment, is_first=False)) or eos for segment in segments]
 
-    def _read(self, reader: Writer, context: Context, segments: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+    def _read(self, reader: Writer, context: ProbeContext, segments: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
         model = self._models[reader]
-        batch, size = model.at(context), model.rows_at_once
+        batch, size = model.at(context.read_by(reader)), model.rows_at_once
         parts = [batch.read(segments[i : i + size]) for i in range(0, len(segments), size)]
         states = torch.cat([part.states for part in parts]).to("cpu", self._dtype)
         if not bool(states.isfinite().all()):
@@ -113,6 +113,10 @@ class Pair:
     @cached_property
     def writers(self) -> dict[Writer, SegmentWriter]:
         return {writer: self._writer(writer) for writer in (Writer.DRAFT, Writer.TARGET)}
+
+    @property
+    def draft(self) -> CausalLM:
+        return self.models[Writer.DRAFT].lm
 
     @property
     def target(self) -> CausalLM:

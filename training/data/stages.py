@@ -15,7 +15,7 @@ from semspec.training.data.contexts import (
     contexts_of,
     given_trace,
     mixed_trace,
-    prompt,
+    prompts,
     trace_row,
 )
 from semspec.training.data.pair import Pair, stacked
@@ -98,18 +98,17 @@ class ContextsStage:
 
     def _trace(self, index: int) -> Row:
         config, question, target = self._config, self._questions.all[index], self._pair.target.tokenizer
-        contexts, start = config.contexts, prompt(question, config.prompt, target)
+        contexts, start = config.contexts, prompts(question, config.prompt, target, self._pair.draft.tokenizer)
         if contexts.traces == "data":
-            pieces = given_trace(question, start, target, config.segmentation, contexts.max_segments)
+            pieces = given_trace(question, start.target, target, config.segmentation, contexts.max_segments)
         else:
             share = contexts.draft_share if contexts.traces == "mixture" else 0.0
             seed = config.samples.seed
             pieces = mixed_trace(question, start, self._pair.writers, share, seed, contexts.max_segments)
         while len(pieces) > 1 and len(target.context_ids(Context(tuple(pieces)))) > contexts.max_tokens:
             pieces.pop()
-        return trace_row(
-            index, pieces, choose_depths(len(pieces) - 1, contexts, f"{config.samples.seed} {question.id}")
-        )
+        depths = choose_depths(len(pieces) - 1, contexts, f"{config.samples.seed} {question.id}")
+        return trace_row(index, pieces, depths, start.draft)
 
     def contexts(self, number: int) -> list[ProbeContext]:
         """The contexts of a finished shard."""

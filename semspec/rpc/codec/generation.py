@@ -35,15 +35,15 @@ from semspec.v1 import target_pb2, types_pb2
 _ROLES = ("system", "user", "assistant")
 
 
-def encode_request_to_wire(prompt: str | Sequence[Message]) -> target_pb2.EncodeRequest:
+def encode_request_to_wire(prompt: str | Sequence[Message]) -> types_pb2.EncodeRequest:
     """A prompt: a text to tokenize unchanged, or a conversation to render with the chat template."""
     if isinstance(prompt, str):
-        return target_pb2.EncodeRequest(text=prompt)
-    turns = [target_pb2.Message(role=turn.role, content=turn.content) for turn in prompt]
-    return target_pb2.EncodeRequest(conversation=target_pb2.Conversation(messages=turns))
+        return types_pb2.EncodeRequest(text=prompt)
+    turns = [types_pb2.Message(role=turn.role, content=turn.content) for turn in prompt]
+    return types_pb2.EncodeRequest(conversation=types_pb2.Conversation(messages=turns))
 
 
-def encode_request_from_wire(message: target_pb2.EncodeRequest) -> str | list[Message]:
+def encode_request_from_wire(message: types_pb2.EncodeRequest) -> str | list[Message]:
     """A prompt: a text to tokenize unchanged, or a conversation to render with the chat template."""
     match message.WhichOneof("prompt"):
         case "text":
@@ -54,7 +54,7 @@ def encode_request_from_wire(message: target_pb2.EncodeRequest) -> str | list[Me
             raise invalid("prompt", "give a text or a conversation")
 
 
-def _messages_from_wire(turns: Sequence[target_pb2.Message]) -> list[Message]:
+def _messages_from_wire(turns: Sequence[types_pb2.Message]) -> list[Message]:
     check_filled(turns, "conversation.messages")
     for i, turn in enumerate(turns):
         if turn.role not in _ROLES:
@@ -62,14 +62,14 @@ def _messages_from_wire(turns: Sequence[target_pb2.Message]) -> list[Message]:
     return [Message(turn.role, turn.content) for turn in turns]  # type: ignore[arg-type]  # one of _ROLES
 
 
-def encode_response_to_wire(prompt: Piece) -> target_pb2.EncodeResponse:
+def encode_response_to_wire(prompt: Piece) -> types_pb2.EncodeResponse:
     """The tokenized prompt."""
-    message = target_pb2.EncodeResponse()
+    message = types_pb2.EncodeResponse()
     put_piece(message.prompt, prompt)
     return message
 
 
-def encode_response_from_wire(message: target_pb2.EncodeResponse) -> Piece:
+def encode_response_from_wire(message: types_pb2.EncodeResponse) -> Piece:
     """The tokenized prompt."""
     return piece_from_wire(message.prompt, "prompt")
 

@@ -26,6 +26,7 @@ def model_info_to_wire(info: ModelInfo) -> types_pb2.ModelInfo:
         tells_logprobs=info.tells_logprobs,
         cache_bytes=info.cache_bytes,
         max_cache_bytes=info.max_cache_bytes,
+        chat_template=info.chat_template,
     )
 
 
@@ -45,6 +46,7 @@ def model_info_from_wire(message: types_pb2.ModelInfo) -> ModelInfo:
         tells_logprobs=message.tells_logprobs,
         cache_bytes=message.cache_bytes,
         max_cache_bytes=message.max_cache_bytes,
+        chat_template=message.chat_template,
     )
 
 

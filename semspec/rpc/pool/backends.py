@@ -91,6 +91,10 @@ class _PooledWriter(PooledRole[W]):
         """See `Drafter.info`."""
         return await self._pool.call(lambda model: model.info())
 
+    async def encode(self, prompt: str | Sequence[Message]) -> Piece:
+        """See `Drafter.encode`."""
+        return await self._pool.call(lambda model: model.encode(prompt), model=self._model)
+
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         """See `Drafter.generate`. A broken stream continues at another replica after its last segment.
 
@@ -139,10 +143,6 @@ class PooledTarget(_PooledWriter[RemoteTarget]):
 
     def __init__(self, addresses: str, options: PoolOptions, lookup: Lookup = look_up) -> None:
         super().__init__(TARGETS, addresses, options, lookup)
-
-    async def encode(self, prompt: str | Sequence[Message]) -> Piece:
-        """See `Target.encode`."""
-        return await self._pool.call(lambda target: target.encode(prompt))
 
     async def tokenize(self, text: str) -> list[Token]:
         """See `Target.tokenize`."""

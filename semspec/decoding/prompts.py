@@ -1,0 +1,68 @@
+"""The prompt of a generation as each model reads it, in the model's own chat template."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from semspec.decoding.protocols import Drafter
+from semspec.decoding.steps import BACKEND_FAILURES, BackendUnavailable, or_backend_unavailable
+from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
+from semspec.types import Message, ModelInfo, Piece
+
+THINK = "<think>"
+"""Opens the reasoning. Some chat templates end with it, so that the model does not write it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The prompt of a generation as each model reads it."""
+
+    target: Piece
+    draft: Piece | None = None
+    """None: the draft reads the target's, by its ids or by its text."""
+    fallback: str | None = None
+    """Why the target writes alone: the draft could not render the conversation."""
+
+
+async def prompts_of(
+    prompt: str | Sequence[Message], target: Piece, drafter: Drafter, draft_info: ModelInfo, target_info: ModelInfo
+) -> Prompts:
+    """`target`, which the target made of `prompt`, and the draft's own rendering where that differs.
+
+    A plain text goes to both models as it is, and a draft without a chat template reads the target's rendering.
+    Raises: ContextTooLong when the draft's window is too small.
+    """
+    if isinstance(prompt, str) or not renders_its_own(draft_info, target_info):
+        return Prompts(target)
+    try:
+        errors = [error for error in BACKEND_FAILURES if error is not ContextTooLong]
+        draft = await or_backend_unavailable("draft", _rendered(drafter, prompt), errors)
+    except BackendUnavailable as unavailable:
+        return Prompts(target, fallback=str(unavailable))
+    return Prompts(target, at_the_same_point(draft, target))
+
+
+def renders_its_own(draft: ModelInfo, target: ModelInfo) -> bool:
+    """Whether the draft reads conversations in its own chat template, not in the target's."""
+    return bool(draft.chat_template) and not draft.renders_like(target)
+
+
+def at_the_same_point(draft: Piece, target: Piece) -> Piece:
+    """`draft` with the reasoning open iff it is in `target`: the text that follows is the same for both models.
+
+    A text changed here has no token ids; the draft tokenizes it.
+    """
+    text = draft.text.rstrip()
+    if text.endswith(THINK) == target.text.rstrip().endswith(THINK):
+        return draft
+    if text.endswith(THINK):
+        return Piece(text.removesuffix(THINK), (), "")
+    return Piece(draft.text + target.text[target.text.rindex(THINK) :], (), "")
+
+
+async def _rendered(drafter: Drafter, messages: Sequence[Message]) -> Piece:
+    try:
+        return await drafter.encode(messages)
+    except ContextTooLong:
+        raise
+    except InvalidRequest as error:  # the target's template accepts these messages: not the client's fault
+        raise Mismatch(error.message) from error

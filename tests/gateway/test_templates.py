@@ -1,0 +1,220 @@
+"""Draft and target with unlike chat templates: each reads the conversation in its own."""
+
+import secrets
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from semspec.decoding import STRATEGIES, Backends, Drafter, Generation, Prompts, Target, decode, prompts_of
+from semspec.engine.checkpoint import chat_template_digest
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.errors import DeadlineExceeded, InvalidRequest, Unavailable
+from semspec.records import record_json
+from semspec.types import Context, Message, SamplingParams, SegmentRecord, Writer
+from tests.checkpoints import random_probes
+from tests.decoding.test_three_ways import behind_sockets
+from tests.gateway.fakes import WINDOW, Fakes
+from tests.gateway.support import Gateway, GatewayFactory, make_settings, running_gateway
+from tests.gateway.test_resume import events, hang_up_after, status_becomes
+
+TARGETS = "{% for message in messages %}{{ message['content'] + '\n\n' }}{% endfor %}{{ '<think>\n\n' }}"
+DRAFTS = "{{ 'Day 1: ' }}{% for message in messages %}{{ message['content'] + ' ' }}{% endfor %}{{ '<think>\n\n' }}"
+QUESTION = "Tom has pens: 25. Day 1: Tom sells 6 pens. How many pens does Tom have now?"
+DRAFTING = [name for name, strategy in STRATEGIES.items() if Writer.DRAFT in strategy.writers and name != "auto"]
+
+Engines = tuple[TransformersEngine, TransformersEngine]
+
+
+@pytest.fixture
+def fakes() -> Fakes:
+    """A draft with a template of its own."""
+    fakes = Fakes.make()
+    fakes.drafter.model_info = replace(fakes.drafter.model_info, chat_template="[own]")
+    return fakes
+
+
+@pytest.fixture
+async def engines(checkpoints: dict[str, Path], tmp_path: Path) -> AsyncIterator[Engines]:
+    """A Llama that drafts for a Qwen2 of the same vocabulary."""
+    loaded = []
+    for name, writer, template in (("llama", Writer.DRAFT, DRAFTS), ("qwen2", Writer.TARGET, TARGETS)):
+        folder = shutil.copytree(checkpoints[name], tmp_path / writer)
+        (folder / "chat_template.jinja").write_text(template)
+        loaded.append(TransformersEngine.load(str(folder), writer=writer, device="cpu"))
+    yield loaded[0], loaded[1]
+    for engine in loaded:
+        await engine.aclose()
+
+
+def rendered(engine: TransformersEngine) -> list[int]:
+    """The ids that the model's own template gives."""
+    turns = [{"role": "user", "content": QUESTION}]
+    text = str(engine.tokenizer.raw.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+    return engine.tokenizer.ids_of(text)
+
+
+async def prompts(drafter: Drafter, target: Target) -> Prompts:
+    messages = [Message("user", QUESTION)]
+    return await prompts_of(messages, await target.encode(messages), drafter, await drafter.info(), await target.info())
+
+
+async def trace(backends: Backends, strategy: str) -> list[Any]:
+    read, sampling = await prompts(backends.drafter, backends.target), SamplingParams(1.0, 0.97, 0, 7)
+    generation = Generation(Context((read.target,)), sampling, 50, strategy, draft_prompt=read.draft)
+    events = [event async for event in decode(generation, backends)]
+    return comparable([dict(record_json(event)) for event in events if isinstance(event, SegmentRecord)])
+
+
+async def ask(gateway: Gateway, **fields: Any) -> Any:
+    return (await gateway.chat(messages=[{"role": "user", "content": QUESTION}], **fields)).json()
+
+
+def comparable(records: list[Any]) -> list[Any]:
+    """Without times and the last bits of probabilities."""
+    rounded = ("draft_probability", "target_probability", "score")
+    varying = dict.fromkeys(("times", "ratio", *rounded))
+    return [
+        {**one, **varying, **{name: one[name] and pytest.approx(one[name], abs=1e-3) for name in rounded}}
+        for one in records
+    ]
+
+
+async def test_each_engine_reads_its_own_template_in_process_over_grpc_and_rest(
+    engines: Engines, tmp_path: Path, redis_url: str
+) -> None:
+    draft, target = engines
+    backends = Backends(draft, target, await random_probes(draft, target, tmp_path))
+    async with AsyncExitStack() as stack:
+        remote = await stack.enter_async_context(behind_sockets(*engines, backends.verifier))
+        behind = cast(Fakes, SimpleNamespace(backends=remote))
+        gateway = await stack.enter_async_context(running_gateway(make_settings(redis_url=redis_url), behind))
+        for strategy in ("semantic", "token-level", "spec-reason"):
+            local = await trace(backends, strategy)
+            assert await trace(remote, strategy) == local
+            options = {"strategy": strategy, "trace": True}
+            answer = await ask(gateway, temperature=1.0, top_p=0.97, max_tokens=50, semspec=options)
+            assert comparable(answer["semspec"]["trace"]) == local
+            assert answer["semspec"]["fallback"] is None
+            stored = (await gateway.http.get(f"/v1/generations/{answer['id']}")).json()
+            assert stored["prompt"]["token_ids"] == rendered(target)
+            assert stored["draft_prompt"]["token_ids"] == rendered(draft) != rendered(target)
+    for engine in engines:
+        fed = {tuple(prefix.tokens[: len(rendered(engine))]) for prefix, _ in engine._cache._entries.values()}
+        assert fed == {tuple(rendered(engine))}
+
+
+@pytest.mark.parametrize("opened", [Writer.DRAFT, Writer.TARGET])
+async def test_templates_meet_at_the_same_point_when_one_opens_the_reasoning(engines: Engines, opened: Writer) -> None:
+    draft, target = engines
+    closed, template = (target, TARGETS) if opened is Writer.DRAFT else (draft, DRAFTS)
+    closed.tokenizer.raw.chat_template = template.replace("<think>\n\n", "")
+    read = await prompts(draft, target)
+    assert read.draft is not None
+    expected = f"Day 1: {QUESTION} " + ("<think>\n\n" if opened is Writer.TARGET else "")
+    assert draft.tokenizer.context_ids(Context((read.draft,))) == draft.tokenizer.ids_of(expected)
+    assert list(read.target.token_ids) == rendered(target)
+
+
+async def test_draft_without_a_template_or_with_the_same_reads_the_targets_prompt(engines: Engines) -> None:
+    draft, target = engines
+    info = await target.info()
+    prompt = await target.encode([Message("user", QUESTION)])
+    for draft_info in (
+        replace(await draft.info(), chat_template=""),
+        replace(await draft.info(), chat_template=info.chat_template),
+    ):
+        assert await prompts_of([Message("user", QUESTION)], prompt, draft, draft_info, info) == Prompts(prompt)
+    assert await prompts_of(QUESTION, prompt, draft, await draft.info(), info) == Prompts(prompt)
+
+
+async def test_digest_tells_templates_and_their_special_tokens_apart(engines: Engines) -> None:
+    tokenizer = engines[0].tokenizer.raw
+    own = chat_template_digest(tokenizer)
+    assert own == (await engines[0].info()).chat_template != (await engines[1].info()).chat_template
+    tokenizer.add_special_tokens({"eos_token": ":"})
+    assert chat_template_digest(tokenizer) not in ("", own)
+    tokenizer.chat_template = None
+    assert chat_template_digest(tokenizer) == ""
+
+
+@pytest.mark.parametrize("strategy", DRAFTING)
+async def test_draft_reads_its_own_prompt_in_every_strategy(
+    start_gateway: GatewayFactory, fakes: Fakes, strategy: str
+) -> None:
+    await (await start_gateway(fakes)).chat(model=f"semspec-demo:{strategy}")
+    assert fakes.drafter.prompts == ["[own]<user>How many?"]
+    assert set(fakes.drafter.read) <= {"[own]<user>How many?"}
+    assert set(fakes.target.read) <= {"<user>How many?"}
+
+
+async def test_target_alone_asks_no_draft_and_a_plain_text_goes_to_both(
+    start_gateway: GatewayFactory, fakes: Fakes
+) -> None:
+    gateway = await start_gateway(fakes)
+    await gateway.chat(model="semspec-demo:target")
+    await gateway.openai.completions.create(model="semspec-demo:semantic", prompt="Once", seed=1)
+    assert fakes.drafter.prompts == [] and set(fakes.drafter.read) == {"Once"}
+
+
+async def test_draft_reads_a_sessions_turns_in_its_own_template(start_gateway: GatewayFactory, fakes: Fakes) -> None:
+    gateway, session = await start_gateway(fakes), {"session": f"session-{secrets.token_hex(8)}"}
+    first = (await gateway.chat(semspec=session)).json()["choices"][0]["message"]["content"]
+    await gateway.chat(semspec=session)
+    assert fakes.drafter.prompts[1] == f"[own]<user>How many?[own]<assistant>{first}[own]<user>How many?"
+
+
+async def test_resumed_generation_keeps_the_drafts_prompt(start_gateway: GatewayFactory, fakes: Fakes) -> None:
+    """Also when the draft's template has changed: the stored prompt counts."""
+    undisturbed = (await (await start_gateway(fakes)).chat(max_tokens=120)).json()
+    heirs = Fakes.make()
+    heirs.drafter.model_info = replace(heirs.drafter.model_info, chat_template="[changed]")
+    first, second = await start_gateway(fakes), await start_gateway(heirs)
+    seen = await hang_up_after(first, 1, max_tokens=120)
+    await status_becomes(second, seen[0]["id"], "interrupted")
+    await events(second, seen[0]["id"], after="1")
+    assert set(heirs.drafter.read) == {"[own]<user>How many?"} and heirs.drafter.prompts == []
+    stored = (await second.http.get(f"/v1/generations/{seen[0]['id']}")).json()
+    assert stored["draft_prompt"]["text"] == "[own]<user>How many?" and stored["usage"] == undisturbed["usage"]
+
+
+@pytest.mark.parametrize(
+    ("refusal", "reason"),
+    [
+        (Unavailable("gone"), "the draft does not answer"),
+        (DeadlineExceeded("late"), "the draft took too long"),
+        (InvalidRequest("no system turns here"), "the draft does not fit the rest"),
+    ],
+)
+async def test_draft_that_cannot_render_leaves_the_answer_to_the_target(
+    start_gateway: GatewayFactory, fakes: Fakes, refusal: Exception, reason: str
+) -> None:
+    fakes.drafter.refusal = refusal
+    gateway, heir = await start_gateway(fakes), await start_gateway()
+    answer = (await gateway.chat(semspec={"trace": True})).json()
+    assert answer["semspec"]["fallback"] == reason and fakes.drafter.read == []
+    assert {record["writer"] for record in answer["semspec"]["trace"]} == {"target"}
+    assert await gateway.metric("semspec_gateway_fallbacks_total") == 1
+    seen = await hang_up_after(gateway, 2)
+    await status_becomes(heir, seen[0]["id"], "interrupted")
+    await events(heir, seen[0]["id"], after="2")
+    assert heir.fakes.drafter.read == [], "nor does a gateway that resumes it ask the draft"
+
+
+async def test_prompt_too_long_for_the_drafts_window_is_refused_by_field(
+    start_gateway: GatewayFactory, fakes: Fakes
+) -> None:
+    gateway = await start_gateway(fakes)
+    nearly = [{"role": "user", "content": "x" * (WINDOW - len("<user>") - 3)}]
+    for messages, semspec in ((nearly, {}), (nearly, {"strategy": "target"})):
+        response = await gateway.chat(messages=messages, semspec=semspec)
+        assert response.status_code == (200 if semspec else 400)
+    assert (await gateway.chat(messages=nearly)).json()["error"]["param"] == "messages"
+    shorter = [{"role": "user", "content": "x" * (WINDOW - len("[own]<user>") - 20)}]
+    assert (await gateway.chat(messages=shorter, max_tokens=21)).status_code == 400
+    assert (await gateway.chat(messages=shorter, max_tokens=20)).status_code == 200

@@ -1,0 +1,63 @@
+"""Offline, each model reads the question in its own chat template, as when served."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from semspec.decoding import prompts_of
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.training.config import PromptConfig
+from semspec.training.data.contexts import contexts_of, mixed_trace, prompts, trace_row
+from semspec.training.data.pair import Pair
+from semspec.training.data.questions import Question
+from semspec.types import Context, GenerationParams, Message, SamplingParams, Writer, derive_seed
+from tests.training import support
+
+OWN = "{{ 'Q: ' + messages[-1]['content'] + '\n\n<think>\n\n' }}"
+QUESTION = Question("7", "Tom has pens: 25. How many pens does Tom have now?", "all", "test")
+
+
+@pytest.fixture
+def folders(models: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
+    """Draft and target, whose tokenizers and templates differ."""
+    draft = shutil.copytree(models[0], tmp_path / "draft")
+    (draft / "chat_template.jinja").write_text(OWN)
+    return draft, models[1]
+
+
+async def test_draft_samples_and_scores_after_its_own_prompt_as_when_served(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    pair = Pair(support.config(*folders, tmp_path / "out"))
+    start = prompts(QUESTION, PromptConfig(), pair.target.tokenizer, pair.draft.tokenizer)
+    assert start.draft is not None and start.draft.text.startswith("Q: Tom")
+    trace = mixed_trace(QUESTION, start, pair.writers, 1.0, seed=1, limit=3)
+    assert trace[0] == start.target
+    row = trace_row(0, trace, [0], start.draft)
+    [context] = contexts_of(row, QUESTION)
+    assert context.read_by(Writer.TARGET) == Context((start.target,))
+    rows, tensors = pair.sampler().sample(context)
+    engine = TransformersEngine.load(str(folders[0]), writer=Writer.DRAFT, device="cpu")
+    info, messages = await engine.info(), [Message("user", QUESTION.text)]
+    served = await prompts_of(messages, start.target, engine, info, pair.target.info)
+    assert served == start
+    base = derive_seed(pair.sampler()._seed, "sample draft 7", 0)
+    sampling = SamplingParams(1.0, 1.0, seed=derive_seed(base, "sample", 0))
+    params = GenerationParams(sampling, max_segment_tokens=12, want_states=True)
+    [written] = [one async for one in engine.generate(Context((start.draft,)), params)]
+    await engine.aclose()
+    assert rows[4]["token_ids"] == list(written.segment.token_ids)
+    assert written.states is not None
+    states = np.frombuffer(written.states.data, "<f4").reshape(written.states.shape)
+    assert np.allclose(tensors["draft_states"][0].float().numpy(), states, atol=2e-2)
+
+
+def test_plain_question_and_an_old_trace_have_one_prompt(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    pair = Pair(support.config(*folders, tmp_path / "out"))
+    start = prompts(QUESTION, PromptConfig(chat=False), pair.target.tokenizer, pair.draft.tokenizer)
+    assert start.draft is None
+    row = trace_row(0, [start.target], [0], None)
+    [context] = contexts_of({name: row[name] for name in ("question", "pieces", "depths")}, QUESTION)
+    assert context.read_by(Writer.DRAFT) == context.read_by(Writer.TARGET) == Context((start.target,))
