@@ -77,10 +77,7 @@ class ModelSettings(ServiceSettings):
         "auto",
         description="transformers (any causal LM), fast (own decoder of Qwen2 and Llama), or auto: fast if supported",
     )
-    tensor_parallel: int = Field(
-        1, ge=1, le=64, description="GPUs to split the model over, with one process each; on a CPU, processes"
-    )
-    cache_bytes: int = Field(1 << 30, ge=0, description="size of the prefix cache on all GPUs together, in bytes")
+    cache_bytes: int = Field(1 << 30, ge=0, description="size of the prefix cache, in bytes")
     max_context_tokens: int | None = Field(
         None, ge=2, description="cap on prompt and output together; unset: the model's context window"
     )

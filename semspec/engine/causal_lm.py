@@ -13,9 +13,6 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, Pr
 from semspec.engine.checkpoint import eos_ids, load_tokenizer, model_info
 from semspec.engine.decoder import Decoder, unsupported_reason
 from semspec.engine.kv_cache import KV, BufferKV, DynamicKV
-from semspec.engine.tensor_parallel.leader import LeadingDecoder, lead
-from semspec.engine.tensor_parallel.share import checkpoint_folder
-from semspec.engine.tensor_parallel.split import ALONE, Split
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import Mismatch
 from semspec.types import ModelInfo
@@ -44,16 +41,13 @@ class CausalLM:
         tokenizer: PreTrainedTokenizerBase,
         info: ModelInfo,
         engine: EngineName = "auto",
-        leading: LeadingDecoder | None = None,
     ) -> None:
-        """`leading`: the forward pass of the whole model, if `model` is rank 0's share of the weights."""
         self.model = model.eval().requires_grad_(False)
         self.info = info
         num_embeddings = int(model.get_input_embeddings().num_embeddings)
         self.tokenizer = ModelTokenizer(tokenizer, info, eos_ids(model.generation_config, tokenizer), num_embeddings)
         self._hooks = StateHooks(model)
-        self._leading = leading
-        self._decoder = leading or _decoder(self.model, info, engine)
+        self._decoder = _decoder(self.model, info, engine)
 
     @classmethod
     def load(
@@ -64,7 +58,6 @@ class CausalLM:
         dtype: str,
         max_context_tokens: int | None = None,
         engine: EngineName = "auto",
-        split: Split = ALONE,
     ) -> "CausalLM":
         """Load a checkpoint from a folder or the hub: safetensors only, no remote code.
 
@@ -74,30 +67,20 @@ class CausalLM:
         """
         if Path(name).is_absolute() and not Path(name).is_dir():
             raise Mismatch(f"there is no folder {name}; give a checkpoint's folder or a hub id")
-        split.check_engine(engine)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if dtype == "auto":
             dtype = "float32" if device == "cpu" else "bfloat16"
         try:
             tokenizer = load_tokenizer(name, revision)
-            model, leading = (
-                (_whole(name, revision, device, dtype), None)
-                if split.num_ranks == 1
-                else lead(checkpoint_folder(name, revision), split, device, dtype, max_context_tokens)
-            )
+            model = _model(name, revision, device, dtype)
             info = model_info(name, revision, model.config, tokenizer, max_context_tokens)
         except (OSError, ValueError, SafetensorError) as error:
             reason = " ".join(str(error).split())[:300]
             raise Mismatch(
                 f"cannot load model {name!r}: {reason}; give a folder or hub id with safetensors weights"
             ) from error
-        return cls(model, tokenizer, info, engine, leading)
-
-    def close(self) -> None:
-        """Stop the processes of the other ranks, if there are any."""
-        if self._leading:
-            self._leading.close()
+        return cls(model, tokenizer, info, engine)
 
     @property
     def device(self) -> torch.device:
@@ -125,17 +108,13 @@ class CausalLM:
 
         Logits are `[batch, num_rows, vocab_size]`, states `[num_layers + 1, batch, length, hidden_size]`. Rows may be
         padded on the right: causal attention ignores later positions.
-
-        Raises: Mismatch for a model that is split over several processes.
         """
-        if self._leading:
-            raise Mismatch(f"{self.info.model} is split over several processes, which compute no batches")
         self._hooks.is_open = want_states
         output = self.model(input_ids=ids, past_key_values=kv, use_cache=True, logits_to_keep=num_rows)
         return Forward(output.logits, self._hooks.drain() if want_states else output.logits.new_empty(0))
 
 
-def _whole(name: str, revision: str | None, device: str, dtype: str) -> PreTrainedModel:
+def _model(name: str, revision: str | None, device: str, dtype: str) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         name,
         revision=revision,

@@ -22,9 +22,6 @@ Attend: TypeAlias = Callable[[int, Tensor, Tensor], Tensor]
 """Layer number, queries `[num_tokens, num_heads, head_dim]`, new keys and values `[num_tokens, 2, num_kv_heads,
 head_dim]` -> `[num_tokens, num_heads * head_dim]`. Also stores the keys and values."""
 
-Sum: TypeAlias = Callable[[Tensor], Tensor]
-"""Sums a tensor over all ranks, in place."""
-
 
 def unsupported_reason(model: PreTrainedModel) -> str | None:
     """Why the decoder cannot run this model exactly; None if it can."""
@@ -102,17 +99,14 @@ def _is_cpu_float32(tensor: Tensor) -> bool:
 class Decoder:
     """The forward pass of a Qwen2 or Llama model, with shared weights. Not thread-safe."""
 
-    def __init__(self, model: PreTrainedModel, window: int, sum_over_ranks: Sum | None = None) -> None:
-        """`model`: one without `unsupported_reason`. `window`: expected maximum tokens of a sequence.
-
-        `sum_over_ranks`: for tensor parallelism, when `model` holds one rank's share of heads and MLP columns."""
+    def __init__(self, model: PreTrainedModel, window: int) -> None:
+        """`model`: one without `unsupported_reason`. `window`: expected maximum tokens of a sequence."""
         config, inner, attention = model.config, model.model, model.model.layers[0].self_attn
         self._blocks = [_Block.of(layer) for layer in inner.layers]
         self._embedding: Tensor = inner.embed_tokens.weight
         self._head: Tensor = model.lm_head.weight
         self._norm, self._eps = inner.norm.weight, config.rms_norm_eps
         self._rotary = inner.rotary_emb
-        self._sum = sum_over_ranks
         self._head_dim = attention.head_dim
         self._num_heads, self._num_kv_heads = (
             len(projection.weight) // self._head_dim for projection in (attention.q_proj, attention.k_proj)
@@ -121,8 +115,7 @@ class Decoder:
         self.layout = Layout(len(self._blocks), self._num_kv_heads, self._head_dim, dtype, device, window)
         self._cpu_eps = torch.full((1, 1), self._eps) if _is_cpu_float32(self._embedding) else None
         self._cos, self._sin = self._rotations(0)
-        can_be_graphed = device.type == "cuda" and sum_over_ranks is None
-        self._graphs = GraphedSteps(self.layout, self.static_step) if can_be_graphed else None
+        self._graphs = GraphedSteps(self.layout, self.static_step) if device.type == "cuda" else None
 
     def new_kv(self) -> BufferKV:
         return BufferKV(self.layout)
@@ -133,11 +126,6 @@ class Decoder:
         kv.reserve(kv.num_tokens + len(tokens))
         graphed = self._graphs.forward(tokens[0], kv, want_states) if self._graphs and len(tokens) == 1 else None
         return graphed or self._eager_forward(tokens, kv, num_rows, want_states)
-
-    def follow(self, tokens: Sequence[int], kv: BufferKV) -> None:
-        """`forward` on a rank that returns no logits and has no LM head."""
-        kv.reserve(kv.num_tokens + len(tokens))
-        self._fed(tokens, kv)
 
     def _eager_forward(self, tokens: Sequence[int], kv: BufferKV, num_rows: int, want_states: bool) -> Outputs:
         states = self._fed(tokens, kv)
@@ -203,20 +191,12 @@ class Decoder:
         for index, block in enumerate(self._blocks):
             queries, keys_values = self._queries_keys_values(block, hidden, cos, sin)
             attended = attend(index, queries, keys_values)
-            hidden = self._added(hidden, attended, block.attention_out, block.attention_out_bias)
+            hidden = _added(hidden, attended, block.attention_out, block.attention_out_bias)
             gate_up = F.linear(self._normed(hidden, block.mlp_norm), block.gate_up, block.gate_up_bias)
             gate, up = gate_up.chunk(2, -1)
-            hidden = self._added(hidden, F.silu(gate).mul_(up), block.down, block.down_bias)
+            hidden = _added(hidden, F.silu(gate).mul_(up), block.down, block.down_bias)
             states.append(hidden)
         return states
-
-    def _added(self, hidden: Tensor, update: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """`hidden` plus the projection of `update`, summed over ranks."""
-        if self._sum is None:
-            projected = torch.addmm(hidden, update, weight.t())
-        else:
-            projected = self._sum(F.linear(update, weight)).add_(hidden)
-        return projected if bias is None else projected + bias
 
     def _queries_keys_values(self, block: _Block, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated queries, and rotated keys with values; shapes: see `Attend`."""
@@ -258,6 +238,12 @@ class Decoder:
         rows = queries.unflatten(1, (num_groups, -1)).permute(1, 2, 0, 3).flatten(1, 2)[None]
         attended = F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask)
         return attended.reshape(num_groups, -1, num_tokens, self._head_dim).permute(2, 0, 1, 3).flatten(1)
+
+
+def _added(hidden: Tensor, update: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`hidden` plus the projection of `update`."""
+    projected = torch.addmm(hidden, update, weight.t())
+    return projected if bias is None else projected + bias
 
 
 def _causal_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:

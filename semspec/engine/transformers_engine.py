@@ -1,7 +1,6 @@
 """The reference engine: any Hugging Face causal LM on CPU or GPU. Simple and exact; other engines are compared to
 it."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -23,7 +22,6 @@ from semspec.engine.speculative import (
     num_embedded,
     verify_tokens,
 )
-from semspec.engine.tensor_parallel.split import ALONE, Split
 from semspec.engine.tokenization import ModelTokenizer, option_ids, parameter_of
 from semspec.errors import InvalidRequest
 from semspec.types import (
@@ -73,11 +71,10 @@ class TransformersEngine:
         cache_bytes: int = 1 << 30,
         max_context_tokens: int | None = None,
         engine: EngineName = "auto",
-        split: Split = ALONE,
     ) -> "TransformersEngine":
         """Load a model and start its thread. Raises: Mismatch when the model cannot be served."""
         torch.set_num_threads(threads)
-        lm = CausalLM.load(model, revision, device, dtype, max_context_tokens, engine, split)
+        lm = CausalLM.load(model, revision, device, dtype, max_context_tokens, engine)
         return cls(lm, writer, cache_bytes)
 
     @property
@@ -123,7 +120,6 @@ class TransformersEngine:
     async def aclose(self) -> None:
         await self._scheduler.close()
         self._cache.clear()
-        await asyncio.to_thread(self._lm.close)
 
     async def _result(self, steps: Steps[T]) -> T:
         async with aclosing(self._scheduler.stream(within_memory(steps, self._cache))) as results:
