@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import torch
 from safetensors import SafetensorError
@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, Pr
 
 from semspec.engine.checkpoint import eos_ids, load_tokenizer, model_info
 from semspec.engine.decoder import Decoder, unsupported_reason
-from semspec.engine.kv_cache import KV, BufferKV, DynamicKV
+from semspec.engine.kv_cache import KV, BufferKV, Chunk, DynamicKV
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import Mismatch
 from semspec.types import ModelInfo
@@ -94,13 +94,24 @@ class CausalLM:
     @torch.inference_mode()
     def forward(self, tokens: Sequence[int], kv: KV, num_rows: int = 1, want_states: bool = False) -> Forward:
         """Feed `tokens` after those in `kv`, a result of `new_kv`. Returns logits of the last `num_rows` positions."""
-        if self._decoder and isinstance(kv, BufferKV):
-            return Forward(*self._decoder.forward(tokens, kv, num_rows, want_states))
-        if not isinstance(kv, DynamicKV):
-            raise TypeError(f"{type(kv).__name__} was not made by this model's new_kv()")
-        ids = torch.tensor([list(tokens)], device=self.device)
-        batch = self.forward_batch(ids, kv.cache, num_rows, want_states)
-        return Forward(batch.logits[0], batch.states[:, 0] if want_states else batch.states)
+        return self.forward_step([Chunk(tokens, kv, num_rows, want_states)])[0]
+
+    @torch.inference_mode()
+    def forward_step(self, chunks: Sequence[Chunk[KV]]) -> list[Forward]:
+        """Feed the tokens of all `chunks`, each of another sequence, and return the result of each.
+
+        `Decoder` computes them in one pass, transformers one after another.
+        """
+        if self._decoder and _are_buffered(chunks):
+            return [Forward(*outputs) for outputs in self._decoder.forward(chunks)]
+        return [self._forward_alone(chunk) for chunk in chunks]
+
+    def _forward_alone(self, chunk: Chunk[KV]) -> Forward:
+        if not isinstance(chunk.kv, DynamicKV):
+            raise TypeError(f"{type(chunk.kv).__name__} was not made by this model's new_kv()")
+        ids = torch.tensor([list(chunk.tokens)], device=self.device)
+        batch = self.forward_batch(ids, chunk.kv.cache, max(1, chunk.num_rows), chunk.want_states)
+        return Forward(batch.logits[0, : chunk.num_rows], batch.states[:, 0] if chunk.want_states else batch.states)
 
     @torch.inference_mode()
     def forward_batch(self, ids: Tensor, kv: DynamicCache, num_rows: int = 1, want_states: bool = False) -> Forward:
@@ -134,6 +145,10 @@ def _decoder(model: PreTrainedModel, info: ModelInfo, engine: EngineName) -> Dec
             raise Mismatch(f"the fast engine cannot run {info.model}: {reason}; set the engine to auto or transformers")
         return None
     return Decoder(model, info.max_context_tokens)
+
+
+def _are_buffered(chunks: Sequence[Chunk[KV]]) -> TypeGuard[Sequence[Chunk[BufferKV]]]:
+    return all(isinstance(chunk.kv, BufferKV) for chunk in chunks)
 
 
 class StateHooks:

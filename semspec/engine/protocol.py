@@ -63,6 +63,7 @@ def load_engine(settings: "ModelSettings", writer: Writer) -> LocalEngine:
         dtype=settings.dtype,
         threads=settings.threads,
         cache_bytes=settings.cache_bytes,
+        kv_bytes=settings.kv_bytes,
         max_context_tokens=settings.max_context_tokens,
         engine=settings.engine,
     )

@@ -104,8 +104,8 @@ def _ending_s(settings: Settings) -> float:
 
 def _too_small(objects: Objects, one: Pod, settings: ModelSettings) -> Iterator[str]:
     limit = bytes_of(one.main["resources"]["limits"]["memory"])
-    if not one.has_gpu and limit < settings.cache_bytes + BESIDE_CACHE_BYTES:
-        yield f"{one}: {limit} bytes hold no cache of {settings.cache_bytes}"
+    if not one.has_gpu and limit < settings.kv_bytes + BESIDE_CACHE_BYTES:
+        yield f"{one}: {limit} bytes hold no keys and values of {settings.kv_bytes}"
     if one.has_gpu and not has_gpus(one, 1):
         yield f"{one}: has more than the one GPU that it uses"
     if one.has_gpu and settings.device != "cuda":
