@@ -77,10 +77,13 @@ class ModelSettings(ServiceSettings):
         "auto",
         description="transformers (any causal LM), fast (own decoder of Qwen2 and Llama), or auto: fast if supported",
     )
-    tensor_parallel: int = Field(
-        1, ge=1, le=64, description="GPUs to split the model over, with one process each; on a CPU, processes"
+    cache_bytes: int = Field(1 << 30, ge=0, description="keys and values kept between calls (prefix cache), in bytes")
+    kv_bytes: int = Field(
+        4 << 30,
+        ge=0,
+        description="keys and values of running calls and of the prefix cache together, in bytes; beyond it, calls "
+        "wait, or are evicted and computed again",
     )
-    cache_bytes: int = Field(1 << 30, ge=0, description="size of the prefix cache on all GPUs together, in bytes")
     max_context_tokens: int | None = Field(
         None, ge=2, description="cap on prompt and output together; unset: the model's context window"
     )

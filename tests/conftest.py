@@ -29,8 +29,6 @@ SLOW = (
     "demo/test_trainer.py",
     "engine/test_logprobs.py",
     "engine/test_speculative.py",
-    "engine/test_tensor_parallel.py",
-    "engine/test_tensor_parallel_processes.py",
     "engine/test_token_level.py",
     "gateway/test_contention.py",
     "gateway/test_patience.py",

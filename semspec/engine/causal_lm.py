@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import torch
 from safetensors import SafetensorError
@@ -12,10 +12,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, Pr
 
 from semspec.engine.checkpoint import eos_ids, load_tokenizer, model_info
 from semspec.engine.decoder import Decoder, unsupported_reason
-from semspec.engine.kv_cache import KV, BufferKV, DynamicKV
-from semspec.engine.tensor_parallel.leader import LeadingDecoder, lead
-from semspec.engine.tensor_parallel.share import checkpoint_folder
-from semspec.engine.tensor_parallel.split import ALONE, Split
+from semspec.engine.kv_cache import KV, BufferKV, Chunk, DynamicKV
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import Mismatch
 from semspec.types import ModelInfo
@@ -44,16 +41,13 @@ class CausalLM:
         tokenizer: PreTrainedTokenizerBase,
         info: ModelInfo,
         engine: EngineName = "auto",
-        leading: LeadingDecoder | None = None,
     ) -> None:
-        """`leading`: the forward pass of the whole model, if `model` is rank 0's share of the weights."""
         self.model = model.eval().requires_grad_(False)
         self.info = info
         num_embeddings = int(model.get_input_embeddings().num_embeddings)
         self.tokenizer = ModelTokenizer(tokenizer, info, eos_ids(model.generation_config, tokenizer), num_embeddings)
         self._hooks = StateHooks(model)
-        self._leading = leading
-        self._decoder = leading or _decoder(self.model, info, engine)
+        self._decoder = _decoder(self.model, info, engine)
 
     @classmethod
     def load(
@@ -64,7 +58,6 @@ class CausalLM:
         dtype: str,
         max_context_tokens: int | None = None,
         engine: EngineName = "auto",
-        split: Split = ALONE,
     ) -> "CausalLM":
         """Load a checkpoint from a folder or the hub: safetensors only, no remote code.
 
@@ -74,30 +67,20 @@ class CausalLM:
         """
         if Path(name).is_absolute() and not Path(name).is_dir():
             raise Mismatch(f"there is no folder {name}; give a checkpoint's folder or a hub id")
-        split.check_engine(engine)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if dtype == "auto":
             dtype = "float32" if device == "cpu" else "bfloat16"
         try:
             tokenizer = load_tokenizer(name, revision)
-            model, leading = (
-                (_whole(name, revision, device, dtype), None)
-                if split.num_ranks == 1
-                else lead(checkpoint_folder(name, revision), split, device, dtype, max_context_tokens)
-            )
+            model = _model(name, revision, device, dtype)
             info = model_info(name, revision, model.config, tokenizer, max_context_tokens)
         except (OSError, ValueError, SafetensorError) as error:
             reason = " ".join(str(error).split())[:300]
             raise Mismatch(
                 f"cannot load model {name!r}: {reason}; give a folder or hub id with safetensors weights"
             ) from error
-        return cls(model, tokenizer, info, engine, leading)
-
-    def close(self) -> None:
-        """Stop the processes of the other ranks, if there are any."""
-        if self._leading:
-            self._leading.close()
+        return cls(model, tokenizer, info, engine)
 
     @property
     def device(self) -> torch.device:
@@ -111,13 +94,24 @@ class CausalLM:
     @torch.inference_mode()
     def forward(self, tokens: Sequence[int], kv: KV, num_rows: int = 1, want_states: bool = False) -> Forward:
         """Feed `tokens` after those in `kv`, a result of `new_kv`. Returns logits of the last `num_rows` positions."""
-        if self._decoder and isinstance(kv, BufferKV):
-            return Forward(*self._decoder.forward(tokens, kv, num_rows, want_states))
-        if not isinstance(kv, DynamicKV):
-            raise TypeError(f"{type(kv).__name__} was not made by this model's new_kv()")
-        ids = torch.tensor([list(tokens)], device=self.device)
-        batch = self.forward_batch(ids, kv.cache, num_rows, want_states)
-        return Forward(batch.logits[0], batch.states[:, 0] if want_states else batch.states)
+        return self.forward_step([Chunk(tokens, kv, num_rows, want_states)])[0]
+
+    @torch.inference_mode()
+    def forward_step(self, chunks: Sequence[Chunk[KV]]) -> list[Forward]:
+        """Feed the tokens of all `chunks`, each of another sequence, and return the result of each.
+
+        `Decoder` computes them in one pass, transformers one after another.
+        """
+        if self._decoder and _are_buffered(chunks):
+            return [Forward(*outputs) for outputs in self._decoder.forward(chunks)]
+        return [self._forward_alone(chunk) for chunk in chunks]
+
+    def _forward_alone(self, chunk: Chunk[KV]) -> Forward:
+        if not isinstance(chunk.kv, DynamicKV):
+            raise TypeError(f"{type(chunk.kv).__name__} was not made by this model's new_kv()")
+        ids = torch.tensor([list(chunk.tokens)], device=self.device)
+        batch = self.forward_batch(ids, chunk.kv.cache, max(1, chunk.num_rows), chunk.want_states)
+        return Forward(batch.logits[0, : chunk.num_rows], batch.states[:, 0] if chunk.want_states else batch.states)
 
     @torch.inference_mode()
     def forward_batch(self, ids: Tensor, kv: DynamicCache, num_rows: int = 1, want_states: bool = False) -> Forward:
@@ -125,17 +119,13 @@ class CausalLM:
 
         Logits are `[batch, num_rows, vocab_size]`, states `[num_layers + 1, batch, length, hidden_size]`. Rows may be
         padded on the right: causal attention ignores later positions.
-
-        Raises: Mismatch for a model that is split over several processes.
         """
-        if self._leading:
-            raise Mismatch(f"{self.info.model} is split over several processes, which compute no batches")
         self._hooks.is_open = want_states
         output = self.model(input_ids=ids, past_key_values=kv, use_cache=True, logits_to_keep=num_rows)
         return Forward(output.logits, self._hooks.drain() if want_states else output.logits.new_empty(0))
 
 
-def _whole(name: str, revision: str | None, device: str, dtype: str) -> PreTrainedModel:
+def _model(name: str, revision: str | None, device: str, dtype: str) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         name,
         revision=revision,
@@ -155,6 +145,10 @@ def _decoder(model: PreTrainedModel, info: ModelInfo, engine: EngineName) -> Dec
             raise Mismatch(f"the fast engine cannot run {info.model}: {reason}; set the engine to auto or transformers")
         return None
     return Decoder(model, info.max_context_tokens)
+
+
+def _are_buffered(chunks: Sequence[Chunk[KV]]) -> TypeGuard[Sequence[Chunk[BufferKV]]]:
+    return all(isinstance(chunk.kv, BufferKV) for chunk in chunks)
 
 
 class StateHooks:

@@ -1,29 +1,25 @@
-"""A decoder for Qwen2 and Llama models, one sequence at a time: the results of transformers with less overhead.
+"""A decoder for Qwen2 and Llama models: one pass over the layers for the tokens of many sequences.
 
-It fuses projections, writes keys and values in place, and returns the hidden states of all layers.
+The results are those of transformers, with less overhead: it fuses projections, writes keys and values in place, and
+returns the hidden states of all layers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, overload
+from itertools import accumulate
+from typing import Any, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM
 
+from semspec.engine.attention import Attend, Attention, runs
 from semspec.engine.cuda_graph import GraphedSteps, Outputs, Step
-from semspec.engine.kv_cache import BufferKV, Layout
+from semspec.engine.kv_cache import BufferKV, Chunk, Layout, Slabs
 
 STATIC_ROPES = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary embeddings whose frequencies do not change with the length of the sequence."""
-
-Attend: TypeAlias = Callable[[int, Tensor, Tensor], Tensor]
-"""Layer number, queries `[num_tokens, num_heads, head_dim]`, new keys and values `[num_tokens, 2, num_kv_heads,
-head_dim]` -> `[num_tokens, num_heads * head_dim]`. Also stores the keys and values."""
-
-Sum: TypeAlias = Callable[[Tensor], Tensor]
-"""Sums a tensor over all ranks, in place."""
 
 
 def unsupported_reason(model: PreTrainedModel) -> str | None:
@@ -102,75 +98,101 @@ def _is_cpu_float32(tensor: Tensor) -> bool:
 class Decoder:
     """The forward pass of a Qwen2 or Llama model, with shared weights. Not thread-safe."""
 
-    def __init__(self, model: PreTrainedModel, window: int, sum_over_ranks: Sum | None = None) -> None:
-        """`model`: one without `unsupported_reason`. `window`: expected maximum tokens of a sequence.
-
-        `sum_over_ranks`: for tensor parallelism, when `model` holds one rank's share of heads and MLP columns."""
+    def __init__(self, model: PreTrainedModel, window: int) -> None:
+        """`model`: one without `unsupported_reason`. `window`: expected maximum tokens of a sequence."""
         config, inner, attention = model.config, model.model, model.model.layers[0].self_attn
         self._blocks = [_Block.of(layer) for layer in inner.layers]
         self._embedding: Tensor = inner.embed_tokens.weight
         self._head: Tensor = model.lm_head.weight
         self._norm, self._eps = inner.norm.weight, config.rms_norm_eps
         self._rotary = inner.rotary_emb
-        self._sum = sum_over_ranks
         self._head_dim = attention.head_dim
         self._num_heads, self._num_kv_heads = (
             len(projection.weight) // self._head_dim for projection in (attention.q_proj, attention.k_proj)
         )
         dtype, device = self._embedding.dtype, self._embedding.device
         self.layout = Layout(len(self._blocks), self._num_kv_heads, self._head_dim, dtype, device, window)
+        self._slabs = Slabs(self.layout)
+        self._attention = Attention(self.layout, self._num_heads)
         self._cpu_eps = torch.full((1, 1), self._eps) if _is_cpu_float32(self._embedding) else None
+        self._ones = self._embedding.new_ones(self._embedding.shape[1], 1)
         self._cos, self._sin = self._rotations(0)
-        can_be_graphed = device.type == "cuda" and sum_over_ranks is None
-        self._graphs = GraphedSteps(self.layout, self.static_step) if can_be_graphed else None
+        self._graphs = GraphedSteps(self.layout, self.static_step) if device.type == "cuda" else None
 
     def new_kv(self) -> BufferKV:
-        return BufferKV(self.layout)
+        return BufferKV(self._slabs)
 
-    def forward(self, tokens: Sequence[int], kv: BufferKV, num_rows: int = 1, want_states: bool = False) -> Outputs:
-        """Feed `tokens` after those in `kv`. Returns logits `[num_rows, vocab_size]` of the last positions, and states
-        `[num_layers + 1, num_tokens, hidden_size]`, empty unless `want_states`."""
-        kv.reserve(kv.num_tokens + len(tokens))
-        graphed = self._graphs.forward(tokens[0], kv, want_states) if self._graphs and len(tokens) == 1 else None
-        return graphed or self._eager_forward(tokens, kv, num_rows, want_states)
+    def forward(self, chunks: Sequence[Chunk[BufferKV]]) -> list[Outputs]:
+        """Feed the tokens of all `chunks`, each of another sequence, in one pass. Returns for each chunk its logits
+        `[num_rows, vocab_size]`, and its states `[num_layers + 1, num_tokens, hidden_size]`, empty unless wanted."""
+        for chunk in chunks:
+            chunk.kv.reserve(chunk.end)
+        return self._graphed_forward(chunks) or self._eager_forward(chunks)
 
-    def follow(self, tokens: Sequence[int], kv: BufferKV) -> None:
-        """`forward` on a rank that returns no logits and has no LM head."""
-        kv.reserve(kv.num_tokens + len(tokens))
-        self._fed(tokens, kv)
+    def _graphed_forward(self, chunks: Sequence[Chunk[BufferKV]]) -> list[Outputs] | None:
+        """One token of each sequence by a CUDA graph; None where there is none."""
+        if self._graphs is None or any(len(chunk.tokens) > 1 for chunk in chunks):
+            return None
+        tokens, want_states = [chunk.tokens[0] for chunk in chunks], any(chunk.want_states for chunk in chunks)
+        outputs = self._graphs.forward(tokens, [chunk.kv for chunk in chunks], want_states)
+        if outputs is None:
+            return None
+        logits, states = outputs
+        spans = [slice(index, index + 1) for index in range(len(chunks))]
+        return [(logits[span], states[:, span] if want_states else states) for span in spans]
 
-    def _eager_forward(self, tokens: Sequence[int], kv: BufferKV, num_rows: int, want_states: bool) -> Outputs:
-        states = self._fed(tokens, kv)
-        logits = self._logits(states[-1][-num_rows:])
-        return logits, torch.stack(states) if want_states else logits.new_empty(0)
+    def _eager_forward(self, chunks: Sequence[Chunk[BufferKV]]) -> list[Outputs]:
+        ordered = runs(chunks)
+        arranged = [chunk for run in ordered for chunk in run]
+        hidden = self._embedded([token for chunk in arranged for token in chunk.tokens])
+        cos, sin = self._rotation_of(arranged)
+        states = self._through_blocks(hidden, cos, sin, self._attention.attend(ordered))
+        outputs = self._outputs_of(arranged, states)
+        for chunk in chunks:  # last, so that a failed forward pass leaves all sequences unchanged
+            chunk.kv.num_tokens = chunk.end
+        return [outputs[id(chunk)] for chunk in chunks]
 
-    def _fed(self, tokens: Sequence[int], kv: BufferKV) -> list[Tensor]:
-        start, end = kv.num_tokens, kv.num_tokens + len(tokens)
-        if len(self._cos) < end:
-            self._cos, self._sin = self._rotations(kv.capacity)
-        cos, sin = self._cos[start:end], self._sin[start:end]
-        states = self._through_blocks(self._embedded(tokens), cos, sin, self._attend_in_place(kv, start, end))
-        kv.num_tokens = end  # last, so that a failed forward pass leaves `kv` unchanged
-        return states
+    def _outputs_of(self, arranged: Sequence[Chunk[BufferKV]], states: list[Tensor]) -> dict[int, Outputs]:
+        """What each chunk wants, by the chunk's identity."""
+        lengths, num_rows = [len(chunk.tokens) for chunk in arranged], [chunk.num_rows for chunk in arranged]
+        ends = accumulate(lengths)
+        wanted = [row for end, number in zip(ends, num_rows, strict=True) for row in range(end - number, end)]
+        hidden = states[-1]
+        if len(wanted) < len(hidden):
+            hidden = hidden[wanted] if len(arranged) > 1 else hidden[len(hidden) - len(wanted) :]
+        logits = self._logits(hidden) if wanted else hidden.new_empty(0, len(self._head))
+        nothing = hidden.new_empty(0)
+        pooled: Sequence[Tensor] = [nothing] * len(arranged)
+        if any(chunk.want_states for chunk in arranged):
+            pooled = torch.stack(states).split(lengths, 1)
+        return {
+            id(chunk): (rows, own if chunk.want_states else nothing)
+            for chunk, rows, own in zip(arranged, logits.split(num_rows), pooled, strict=True)
+        }
+
+    def _rotation_of(self, chunks: Sequence[Chunk[BufferKV]]) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the chunks' positions."""
+        if len(self._cos) < max(chunk.end for chunk in chunks):
+            self._cos, self._sin = self._rotations(max(chunk.kv.capacity for chunk in chunks))
+        if len(chunks) == 1:
+            [chunk] = chunks
+            return self._cos[chunk.kv.num_tokens : chunk.end], self._sin[chunk.kv.num_tokens : chunk.end]
+        positions = [position for chunk in chunks for position in range(chunk.kv.num_tokens, chunk.end)]
+        index = torch.tensor(positions, device=self.layout.device)
+        return self._cos[index], self._sin[index]
 
     def static_step(self, buffer: Tensor) -> Step:
-        """The forward pass of one token with the same shapes at every position, for capture in a CUDA graph.
+        """The forward pass of one token of each slot of `buffer`, with the same shapes at all positions, for capture
+        in a CUDA graph.
 
-        `buffer`: see `Layout.shape`; all its values must be finite, and the positions before the token must hold the
-        keys and values of the previous tokens.
+        `buffer`: see `Layout.shape`; all its values must be finite, and the positions before a token must hold the keys
+        and values of the previous tokens.
         """
-        positions = torch.arange(buffer.shape[4], device=buffer.device)
-        cos, sin = self._rotations(len(positions))
+        cos, sin = self._rotations(buffer.shape[4])
 
-        def step(token: Tensor, position: Tensor) -> Outputs:
-            mask = (positions <= position)[None, None, None]
-
-            def attend(index: int, queries: Tensor, keys_values: Tensor) -> Tensor:
-                layer = buffer[index]
-                layer.index_copy_(3, position, keys_values.view(2, 1, self._num_kv_heads, 1, self._head_dim))
-                return self._attention(queries, layer[0], layer[1], mask)
-
-            states = self._through_blocks(self._embedding[token], cos[position], sin[position], attend)
+        def step(tokens: Tensor, positions: Tensor) -> Outputs:
+            attend = self._attention.static(buffer, positions)
+            states = self._through_blocks(self._embedding[tokens], cos[positions], sin[positions], attend)
             return self._logits(states[-1]), torch.stack(states)
 
         return step
@@ -192,9 +214,12 @@ class Decoder:
 
     def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
         num_tokens, hidden_size = hidden.shape
-        if num_tokens > 1 or self._cpu_eps is None:
+        if self._cpu_eps is None:
             return F.rms_norm(hidden, (hidden_size,), weight, self._eps)
-        mean_square = torch.addmm(self._cpu_eps, hidden, hidden.t(), alpha=1 / hidden_size)  # half as many kernels
+        if num_tokens == 1:  # here and below, half as many kernels
+            mean_square = torch.addmm(self._cpu_eps, hidden, hidden.t(), alpha=1 / hidden_size)
+        else:
+            mean_square = torch.addmm(self._cpu_eps, hidden.square(), self._ones, alpha=1 / hidden_size)
         return (hidden * mean_square.rsqrt_()).mul_(weight)
 
     def _through_blocks(self, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> list[Tensor]:
@@ -203,20 +228,12 @@ class Decoder:
         for index, block in enumerate(self._blocks):
             queries, keys_values = self._queries_keys_values(block, hidden, cos, sin)
             attended = attend(index, queries, keys_values)
-            hidden = self._added(hidden, attended, block.attention_out, block.attention_out_bias)
+            hidden = _added(hidden, attended, block.attention_out, block.attention_out_bias)
             gate_up = F.linear(self._normed(hidden, block.mlp_norm), block.gate_up, block.gate_up_bias)
             gate, up = gate_up.chunk(2, -1)
-            hidden = self._added(hidden, F.silu(gate).mul_(up), block.down, block.down_bias)
+            hidden = _added(hidden, F.silu(gate).mul_(up), block.down, block.down_bias)
             states.append(hidden)
         return states
-
-    def _added(self, hidden: Tensor, update: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """`hidden` plus the projection of `update`, summed over ranks."""
-        if self._sum is None:
-            projected = torch.addmm(hidden, update, weight.t())
-        else:
-            projected = self._sum(F.linear(update, weight)).add_(hidden)
-        return projected if bias is None else projected + bias
 
     def _queries_keys_values(self, block: _Block, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated queries, and rotated keys with values; shapes: see `Attend`."""
@@ -229,38 +246,8 @@ class Decoder:
         queries, keys_values = heads.split([self._num_heads, 2 * self._num_kv_heads], 1)
         return queries, keys_values.view(num_tokens, 2, self._num_kv_heads, self._head_dim)
 
-    def _attend_in_place(self, kv: BufferKV, start: int, end: int) -> Attend:
-        """Causal attention of tokens `start` to `end`."""
-        past_and_own = kv.stretch(0, end).flatten(0, 1).unbind()
-        own = kv.stretch(start, end).squeeze(2).unbind()
-        mask = self._causal_mask(start, end) if start and end - start > 1 else None
 
-        def attend(index: int, queries: Tensor, keys_values: Tensor) -> Tensor:
-            own[index].copy_(keys_values.permute(1, 2, 0, 3))
-            keys, values = past_and_own[2 * index : 2 * index + 2]
-            if start == 0 and end > 1:
-                return _causal_attention(queries, keys, values)
-            return self._attention(queries, keys, values, mask)
-
-        return attend
-
-    def _causal_mask(self, start: int, end: int) -> Tensor:
-        """Mask to add to the attention scores of tokens `start` to `end`: `[group_size * num_tokens, end]`."""
-        mask = torch.full((end - start, end), float("-inf"), dtype=self.layout.dtype, device=self.layout.device)
-        return mask.triu_(start + 1).repeat(self._num_heads // self._num_kv_heads, 1)
-
-    def _attention(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention. Query heads that share a key head become rows of one head, so keys are not repeated."""
-        num_tokens, num_groups = queries.shape[0], self._num_kv_heads
-        if num_tokens == 1:
-            rows = queries.view(1, num_groups, -1, self._head_dim)
-            return F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask).flatten(1)
-        rows = queries.unflatten(1, (num_groups, -1)).permute(1, 2, 0, 3).flatten(1, 2)[None]
-        attended = F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask)
-        return attended.reshape(num_groups, -1, num_tokens, self._head_dim).permute(2, 0, 1, 3).flatten(1)
-
-
-def _causal_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    rows = queries.transpose(0, 1)[None]
-    attended = F.scaled_dot_product_attention(rows, keys, values, is_causal=True, enable_gqa=True)
-    return attended[0].transpose(0, 1).flatten(1)
+def _added(hidden: Tensor, update: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`hidden` plus the projection of `update`."""
+    projected = torch.addmm(hidden, update, weight.t())
+    return projected if bias is None else projected + bias

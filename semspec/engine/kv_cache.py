@@ -1,9 +1,9 @@
-"""KV cache of a sequence, and prefix cache. Clearing the prefix cache changes no result."""
+"""Keys and values of sequences. Buffers of equal capacity lie side by side, so that one kernel serves several."""
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, Self
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -12,6 +12,11 @@ from transformers import DynamicCache
 
 FIRST_CAPACITY = 256
 """Initial capacity of a buffer in tokens; it doubles when full."""
+
+SLAB_BYTES = 128 << 20
+"""Size of a slab, unless one buffer is larger. On a CPU, memory that was never written is not occupied."""
+MAX_SLOTS = 16
+"""Maximum number of buffers in a slab."""
 
 
 class KV(Protocol):
@@ -25,8 +30,16 @@ class KV(Protocol):
         """Allocated memory in bytes, spare capacity included."""
         ...
 
+    def growth_bytes(self, num_tokens: int) -> int:
+        """Bytes by which `nbytes` grows when the sequence grows to `num_tokens` tokens."""
+        ...
+
     def crop(self, num_tokens: int) -> None:
         """Drop everything after the first `num_tokens` tokens."""
+        ...
+
+    def clear(self) -> None:
+        """Drop all tokens and free the memory."""
         ...
 
     def copy(self, num_tokens: int) -> Self:
@@ -36,6 +49,25 @@ class KV(Protocol):
     def per_layer(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Keys and values of each layer, `[1, num_kv_heads, num_tokens, head_dim]`: read-only views."""
         ...
+
+
+K = TypeVar("K", bound=KV, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk(Generic[K]):
+    """Tokens to feed after those in `kv`, and what of the result is wanted."""
+
+    tokens: Sequence[int]
+    kv: K
+    num_rows: int = 1
+    """Logits of so many last positions."""
+    want_states: bool = False
+
+    @property
+    def end(self) -> int:
+        """Number of tokens in `kv` afterwards."""
+        return self.kv.num_tokens + len(self.tokens)
 
 
 class DynamicKV:
@@ -53,10 +85,17 @@ class DynamicKV:
     def nbytes(self) -> int:
         return sum(tensor.untyped_storage().nbytes() for pair in self.per_layer() for tensor in pair)
 
+    def growth_bytes(self, num_tokens: int) -> int:
+        """As much a token as so far; 0 for the first tokens, whose size is not known before they are fed."""
+        return self.nbytes * max(0, num_tokens - self.num_tokens) // max(1, self.num_tokens)
+
     def crop(self, num_tokens: int) -> None:
         surplus = self.num_tokens - num_tokens
         if surplus > 0:
             self.cache.crop(-surplus)
+
+    def clear(self) -> None:
+        self.cache = DynamicCache()
 
     def copy(self, num_tokens: int) -> Self:
         duplicate = type(self)()
@@ -88,39 +127,106 @@ class Layout:
             capacity *= 2
         return max(num_tokens, min(capacity, self.window))
 
-    def shape(self, capacity: int) -> tuple[int, ...]:
-        """`[num_layers, 2, 1, num_kv_heads, capacity, head_dim]`, keys before values."""
-        return self.num_layers, 2, 1, self.num_kv_heads, capacity, self.head_dim
+    def shape(self, capacity: int, num_slots: int = 1) -> tuple[int, ...]:
+        """`[num_layers, 2, num_slots, num_kv_heads, capacity, head_dim]`, keys before values."""
+        return self.num_layers, 2, num_slots, self.num_kv_heads, capacity, self.head_dim
+
+    def num_bytes(self, capacity: int) -> int:
+        """Bytes of a buffer."""
+        return 2 * self.num_layers * self.num_kv_heads * capacity * self.head_dim * self.dtype.itemsize
+
+    def zeros(self, capacity: int, num_slots: int) -> Tensor:
+        """Finite values everywhere: positions after a sequence's end are masked, but that does not remove a NaN."""
+        shape = self.shape(capacity, num_slots)
+        if self.device.type != "cpu":
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        untouched = np.zeros(num_slots * self.num_bytes(capacity), np.uint8)  # by calloc, unlike torch's zeros
+        return torch.from_numpy(untouched).view(self.dtype).view(shape)
+
+
+class Slab:
+    """Buffers of one capacity in one tensor, `Layout.shape`."""
+
+    @torch.inference_mode(False)  # else it could not be written to outside inference mode
+    def __init__(self, layout: Layout, capacity: int) -> None:
+        self.capacity = capacity
+        self.num_slots = max(1, min(MAX_SLOTS, SLAB_BYTES // layout.num_bytes(capacity)))
+        self.tensor = layout.zeros(capacity, self.num_slots)
+        self.rows = self.tensor.view(layout.num_layers, -1, layout.head_dim).unbind()
+        """Each layer's vectors, `[2 * num_slots * num_kv_heads * capacity, head_dim]`."""
+        self._starts = capacity * torch.arange(2 * self.num_slots * layout.num_kv_heads).view(2, self.num_slots, -1)
+        self.free = list(range(self.num_slots))
+
+    def row_numbers(self, first_slot: int, positions: Tensor) -> Tensor:
+        """Indices in `rows` of the token at `positions[i]` of slot `first_slot + i`: `[2 * num_positions *
+        num_kv_heads]`, keys before values."""
+        return (self._starts[:, first_slot : first_slot + len(positions)] + positions[:, None]).flatten()
+
+
+class Slabs:
+    """Takes slots from slabs, the lowest first, so that sequences lie densely. Not thread-safe."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._by_capacity: dict[int, list[Slab]] = {}
+
+    def take(self, capacity: int) -> tuple[Slab, int]:
+        """A slab and the number of a free slot in it."""
+        slabs = self._by_capacity.setdefault(capacity, [])
+        slab = next((slab for slab in slabs if slab.free), None)
+        if slab is None:
+            slab = Slab(self.layout, capacity)
+            slabs.append(slab)
+        return slab, heapq.heappop(slab.free)
+
+    def give(self, slab: Slab, slot: int) -> None:
+        """Free a slot. Of each capacity, at most one slab without a sequence is kept."""
+        heapq.heappush(slab.free, slot)
+        slabs = self._by_capacity[slab.capacity]
+        if len(slab.free) == slab.num_slots and any(other is not slab and other.free for other in slabs):
+            slabs.remove(slab)
 
 
 class BufferKV:
-    """For models run by `Decoder`: one buffer written in place, so that `crop` only sets a length."""
+    """For models run by `Decoder`: a slot written in place, so that `crop` only sets a length."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, slabs: Slabs) -> None:
         self.num_tokens = 0
+        self.mirror = 0
+        """Number of the CUDA graph that served this sequence last, or 0."""
         self.num_mirrored = 0
-        """Number of leading tokens also in a CUDA graph's buffer, if that graph served this sequence last."""
-        self._layout = layout
-        self._buffer = torch.empty(layout.shape(0), dtype=layout.dtype, device=layout.device)
+        """Number of leading tokens also in that graph's buffer."""
+        self._slabs = slabs
+        self.slab: Slab | None = None
+        self.slot = 0
+
+    def __del__(self) -> None:
+        self._release()
 
     @property
     def capacity(self) -> int:
-        return self._buffer.shape[4]
+        return self.slab.capacity if self.slab else 0
 
     @property
     def nbytes(self) -> int:
-        return self._buffer.nbytes
+        return self._slabs.layout.num_bytes(self.capacity)
+
+    def growth_bytes(self, num_tokens: int) -> int:
+        if num_tokens <= self.capacity:
+            return 0
+        layout = self._slabs.layout
+        return layout.num_bytes(layout.capacity(num_tokens)) - layout.num_bytes(self.capacity)
 
     def crop(self, num_tokens: int) -> None:
         self.num_tokens = min(self.num_tokens, num_tokens)
         self.num_mirrored = min(self.num_mirrored, num_tokens)
 
-    def new(self) -> Self:
-        """An empty instance for another sequence."""
-        return type(self)(self._layout)
+    def clear(self) -> None:
+        self.crop(0)
+        self._release()
 
     def copy(self, num_tokens: int) -> Self:
-        duplicate = self.new()
+        duplicate = type(self)(self._slabs)
         duplicate.reserve(num_tokens)
         duplicate.stretch(0, num_tokens).copy_(self.stretch(0, num_tokens))
         duplicate.num_tokens = num_tokens
@@ -133,117 +239,23 @@ class BufferKV:
         """Grow the capacity to at least `num_tokens` tokens."""
         if num_tokens <= self.capacity:
             return
-        old = self.stretch(0, self.num_tokens)
-        self._buffer = self._buffer.new_empty(self._layout.shape(self._layout.capacity(num_tokens)))
-        self.stretch(0, self.num_tokens).copy_(old)
+        slab, slot = self._slabs.take(self._slabs.layout.capacity(num_tokens))
+        if self.num_tokens:
+            _stretch(slab, slot, 0, self.num_tokens).copy_(self.stretch(0, self.num_tokens))
+        self._release()
+        self.slab, self.slot = slab, slot
 
     def stretch(self, start: int, end: int) -> Tensor:
         """A writable view of tokens `start` to `end`; shape: see `Layout.shape`."""
-        return self._buffer.narrow(4, start, end - start)
+        if self.slab is None:
+            return torch.empty(self._slabs.layout.shape(0))
+        return _stretch(self.slab, self.slot, start, end)
+
+    def _release(self) -> None:
+        if self.slab is not None:
+            self._slabs.give(self.slab, self.slot)
+        self.slab = None
 
 
-MAX_LOGITS_ROWS = 4
-"""Number of positions per entry whose next-token logits are kept."""
-
-
-@dataclass(slots=True, eq=False)
-class Prefix:
-    """Tokens, their keys and values, and the logits that follow some positions."""
-
-    kv: KV
-    session: str = ""
-    tokens: list[int] = field(default_factory=list)
-    logits: OrderedDict[int, Tensor] = field(default_factory=OrderedDict)
-    """Number of tokens -> logits of the next one, `[vocab_size]`."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Allocated memory, spare capacity of buffers included."""
-        return self.kv.nbytes + sum(row.nbytes for row in self.logits.values())
-
-    def remember_logits(self, num_tokens: int, row: Tensor) -> None:
-        self.logits[num_tokens] = row.clone()  # not a view that keeps all rows alive
-        if len(self.logits) > MAX_LOGITS_ROWS:
-            self.logits.popitem(last=False)
-
-    def crop(self, num_tokens: int) -> None:
-        """Drop everything after the first `num_tokens` tokens."""
-        self.kv.crop(num_tokens)
-        del self.tokens[num_tokens:]
-        for position in [position for position in self.logits if position > num_tokens]:
-            del self.logits[position]
-
-    def copy(self, num_tokens: int, session: str) -> "Prefix":
-        """A copy of the first `num_tokens` tokens."""
-        logits = OrderedDict((position, row) for position, row in self.logits.items() if position <= num_tokens)
-        return Prefix(self.kv.copy(num_tokens), session, self.tokens[:num_tokens], logits)
-
-
-class PrefixCache:
-    """Longest-prefix reuse across sessions with LRU eviction, within a byte budget.
-
-    Not thread-safe: only the engine's thread uses it. A prefix is removed while a call extends it, so two calls never
-    write to the same memory.
-    """
-
-    def __init__(self, max_bytes: int, new_kv: Callable[[], KV]) -> None:
-        self.max_bytes, self._new_kv = max_bytes, new_kv
-        self._entries: OrderedDict[int, tuple[Prefix, np.ndarray]] = OrderedDict()
-        self.num_bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def take(self, tokens: Sequence[int], session: str) -> Prefix:
-        """The longest cached prefix of `tokens` from which the next logits can be computed, for the caller to extend.
-
-        The entry is removed from the cache and returned if it is a prefix of `tokens` or belongs to `session`;
-        otherwise the caller gets a copy.
-        """
-        key, num_common = self._longest(np.asarray(tokens, dtype=np.int64), session)
-        if key is None:
-            return Prefix(self._new_kv(), session)
-        prefix = self._entries[key][0]
-        num_usable = num_common if num_common < len(tokens) or num_common in prefix.logits else num_common - 1
-        if num_usable <= 0:
-            return Prefix(self._new_kv(), session)
-        if num_common < len(prefix.tokens) and (not session or prefix.session != session):
-            self._entries.move_to_end(key)
-            return prefix.copy(num_usable, session)
-        self._remove(key)
-        prefix.crop(num_usable)
-        prefix.session = session
-        return prefix
-
-    def give(self, prefix: Prefix) -> None:
-        """Insert a prefix, evicting the least recently used ones."""
-        size = prefix.num_bytes
-        if size > self.max_bytes or not prefix.tokens:
-            return
-        while self.num_bytes + size > self.max_bytes:
-            self._remove(next(iter(self._entries)))
-        self._entries[id(prefix)] = (prefix, np.asarray(prefix.tokens, dtype=np.int64))
-        self.num_bytes += size
-
-    def clear(self) -> None:
-        self._entries.clear()
-        self.num_bytes = 0
-
-    def _longest(self, tokens: np.ndarray, session: str) -> tuple[int | None, int]:
-        best, best_length = None, 0
-        for key, (prefix, cached) in self._entries.items():
-            length = _num_common(cached, tokens)
-            is_better = length > best_length or (length == best_length > 0 and session and prefix.session == session)
-            if is_better:
-                best, best_length = key, length
-        return best, best_length
-
-    def _remove(self, key: int) -> None:
-        prefix, _ = self._entries.pop(key)
-        self.num_bytes -= prefix.num_bytes
-
-
-def _num_common(a: np.ndarray, b: np.ndarray) -> int:
-    length = min(len(a), len(b))
-    different = np.flatnonzero(a[:length] != b[:length])
-    return int(different[0]) if len(different) else length
+def _stretch(slab: Slab, slot: int, start: int, end: int) -> Tensor:
+    return slab.tensor.narrow(2, slot, 1).narrow(4, start, end - start)

@@ -2,6 +2,7 @@
 pooled states, surprisal statistics and log-probabilities."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import isfinite
 
 import torch
@@ -28,6 +29,25 @@ def draw_tokens(logits: Tensor, sampling: SamplingParams, seeds: Sequence[int], 
         greedy: list[int] = logits.argmax(-1).tolist()
         return greedy
     return pick(filtered(logits, sampling), [uniform(seed, "token", position) for seed in seeds])
+
+
+def draw_each(logits: Tensor, samplings: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
+    """The token that `draw_token` draws from each row, with `samplings[i]` at `positions[i]`; `logits`: `[num_rows,
+    vocab_size]`. Rows with equal parameters are drawn together."""
+    groups: dict[SamplingParams, list[int]] = {}
+    for row, sampling in enumerate(samplings):
+        groups.setdefault(replace(sampling, seed=0), []).append(row)
+    drawn = [0] * len(samplings)
+    for sampling, rows in groups.items():
+        own = logits if len(groups) == 1 else logits[rows]
+        if sampling.temperature == 0:
+            tokens = own.argmax(-1).tolist()
+        else:
+            draws = [uniform(samplings[row].seed, "token", positions[row]) for row in rows]
+            tokens = pick(filtered(own, sampling), draws)
+        for row, token in zip(rows, tokens, strict=True):
+            drawn[row] = token
+    return drawn
 
 
 def pick(weights: Tensor, draws: Sequence[float]) -> list[int]:
@@ -100,18 +120,19 @@ def states_of(pooled: Tensor, model: str) -> States:
     return States(array.astype("<f4", copy=False).tobytes(), array.shape, model)
 
 
-def scores_of(segments: Sequence[list[int]], logits: Tensor, states: Tensor, model: str) -> list[SegmentScore]:
+def scores_of(
+    segments: Sequence[list[int]], logits: Tensor, pooled: Sequence[Tensor], model: str
+) -> list[SegmentScore]:
     """One score per segment, each segment a list of token ids. The caller sets `duration_ms`.
 
-    `logits`: `[num_tokens + 1, vocab_size]`, row i predicts token i of the concatenated segments; `states`:
-    `[num_layers + 1, num_tokens, hidden_size]`.
+    `logits`: `[num_tokens + 1, vocab_size]`, row i predicts token i of the concatenated segments; `pooled`: each
+    segment's states, fp32 `[num_layers + 1, hidden_size]`.
     """
     scores, start = [], 0
-    for ids in segments:
+    for ids, states in zip(segments, pooled, strict=True):
         span = slice(start, start + len(ids))
         features = surprisal(logits[span], torch.tensor(ids, device=logits.device))
-        pooled = states_of(states[:, span].float().mean(1), model)
-        scores.append(SegmentScore(pooled, tuple(features.tolist()), len(ids), duration_ms=0.0))
+        scores.append(SegmentScore(states_of(states, model), tuple(features.tolist()), len(ids), duration_ms=0.0))
         start = span.stop
     return scores
 

@@ -52,8 +52,7 @@ class LocalEngine(Engine, Protocol):
 
 def load_engine(settings: "ModelSettings", writer: Writer) -> LocalEngine:
     """Load the model of `settings`. Raises: Mismatch when it cannot be served."""
-    from semspec.engine.tensor_parallel.split import Split  # slow imports, deferred until health checks are answered
-    from semspec.engine.transformers_engine import TransformersEngine
+    from semspec.engine.transformers_engine import TransformersEngine  # slow, deferred until health checks are answered
 
     return TransformersEngine.load(
         settings.model,
@@ -63,7 +62,7 @@ def load_engine(settings: "ModelSettings", writer: Writer) -> LocalEngine:
         dtype=settings.dtype,
         threads=settings.threads,
         cache_bytes=settings.cache_bytes,
+        kv_bytes=settings.kv_bytes,
         max_context_tokens=settings.max_context_tokens,
         engine=settings.engine,
-        split=Split(settings.tensor_parallel, f"SEMSPEC_{writer.upper()}_TENSOR_PARALLEL"),
     )

@@ -1,127 +1,72 @@
-"""One thread that runs the forward passes of all calls, so that they never block the event loop."""
+"""What runs in the next step: which calls, and how many tokens of each."""
 
-import asyncio
-import logging
-import queue
-import threading
-from collections import deque
-from collections.abc import AsyncGenerator, Generator
-from typing import Generic, TypeVar
+from collections.abc import Sequence
 
-import torch
+from semspec.engine.prefix_cache import PrefixCache
+from semspec.engine.steps import Feed
 
-from semspec.engine.kv_cache import PrefixCache
-from semspec.errors import Overloaded, Unavailable
-
-T = TypeVar("T")
-
-Steps = Generator[T | None, None, None]
-"""A call as a generator: it yields a result, or None after each forward pass to let other calls run."""
-
-
-class _Job(Generic[T]):
-    """A running call, and the queue of its results for the event loop."""
-
-    def __init__(self, steps: Steps[T]) -> None:
-        self.steps = steps
-        self.is_cancelled = False
-        self.results: asyncio.Queue[T | BaseException | None] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
-
-    def send(self, result: T | BaseException | None) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self.results.put_nowait, result)
-        except RuntimeError:  # the loop is closed, so there is no caller
-            self.is_cancelled = True
+STEP_TOKENS = 512
+"""Maximum tokens of a step, so that tokens of other calls need not wait long for a prompt."""
 
 
 class Scheduler:
-    """Round-robin over calls, one forward pass each, so a short call does not wait for a long one to end."""
+    """Plans steps within a budget of tokens, shared equally, and one of memory, given to the oldest calls first."""
 
-    def __init__(self, name: str, max_jobs: int = 256) -> None:
-        self._arrivals: queue.SimpleQueue[_Job[object] | None] = queue.SimpleQueue()
-        self._max_jobs, self._num_jobs = max_jobs, 0
-        self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+    def __init__(self, cache: PrefixCache, max_kv_bytes: int, step_tokens: int = STEP_TOKENS) -> None:
+        """`max_kv_bytes`: keys and values of running calls and of cached prefixes together."""
+        self._cache, self._max_kv_bytes, self._step_tokens = cache, max_kv_bytes, step_tokens
 
-    async def stream(self, steps: Steps[T]) -> AsyncGenerator[T, None]:
-        """Run `steps` on the engine's thread and yield its results. Closing this generator closes `steps` there, after
-        the current forward pass. Raises: Unavailable when closed, Overloaded when there are too many calls."""
-        if self._is_closed:
-            raise Unavailable("the engine is shut down; retry on another replica")
-        if self._num_jobs >= self._max_jobs:
-            raise Overloaded(f"{self._max_jobs} calls are under way; retry later")
-        job = _Job(steps)
-        self._num_jobs += 1
-        self._arrivals.put(job)  # type: ignore[arg-type]
-        try:
-            while (result := await job.results.get()) is not None:
-                if isinstance(result, BaseException):
-                    raise result
-                yield result
-        finally:
-            job.is_cancelled = True
-            self._num_jobs -= 1
+    def has_room(self, feeds: Sequence[Feed]) -> bool:
+        """Whether another call may start beside `feeds`."""
+        return not feeds or sum(feed.prefix.kv.nbytes for feed in feeds) < self._max_kv_bytes
 
-    async def close(self) -> None:
-        """Cancel all calls and stop the thread."""
-        self._is_closed = True
-        self._arrivals.put(None)
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+    def plan(self, feeds: Sequence[Feed]) -> list[tuple[Feed, int]]:
+        """The tokens to feed next of each of `feeds`, the oldest first.
 
-    def _run(self) -> None:
-        jobs: deque[_Job[object]] = deque()
-        while self._admit(jobs):
-            job = jobs.popleft()
-            if self._advance(job):
-                jobs.append(job)
-        for job in jobs:
-            job.steps.close()
-            job.send(Unavailable("the engine is shut down; retry on another replica"))
+        Where memory is short, cached prefixes are dropped first, then keys and values of the youngest calls, which are
+        computed again when there is memory. The oldest call runs in any case, so that all calls end.
+        """
+        shares = equal_shares([feed.num_left for feed in feeds], self._step_tokens)
+        num_bytes = sum(feed.prefix.kv.nbytes for feed in feeds)
+        planned: list[tuple[Feed, int]] = []
+        for index, (feed, share) in enumerate(zip(feeds, shares, strict=True)):
+            growth = feed.prefix.kv.growth_bytes(feed.end)
+            if growth and not self._fits(num_bytes + growth):
+                num_bytes -= self._evict(feeds[index + 1 :], num_bytes + growth)
+                if index and not self._fits(num_bytes + growth):
+                    continue
+                growth = feed.prefix.kv.growth_bytes(feed.end)
+            num_bytes += growth
+            planned.append((feed, share))
+        return planned
 
-    def _admit(self, jobs: deque["_Job[object]"]) -> bool:
-        """Add new calls, waiting for one if there are none; False when closed."""
-        while not jobs or not self._arrivals.empty():
-            job = self._arrivals.get()
-            if job is None:
-                return False
-            jobs.append(job)
-        return True
+    def _fits(self, num_bytes: int) -> bool:
+        """Whether running calls may take so many bytes; drops cached prefixes for them."""
+        while (is_too_much := num_bytes + self._cache.num_bytes > self._max_kv_bytes) and len(self._cache):
+            self._cache.evict()
+        return not is_too_much
 
-    @staticmethod
-    def _advance(job: "_Job[object]") -> bool:
-        """Run one step of a call; False when the call has ended."""
-        try:
-            if job.is_cancelled:
-                job.steps.close()
-                return False
-            result = next(job.steps)
-        except StopIteration:
-            job.send(None)
-            return False
-        except Exception as error:
-            job.send(error)
-            return False
-        if result is not None:
-            job.send(result)
-        return True
+    def _evict(self, younger: Sequence[Feed], num_bytes: int) -> int:
+        """Drop keys and values of `younger`, the youngest first, until `num_bytes` fit. Returns how many were freed."""
+        freed = 0
+        for feed in reversed(younger):
+            if self._fits(num_bytes - freed):
+                break
+            freed += feed.prefix.kv.nbytes
+            feed.prefix.kv.clear()
+        return freed
 
 
-_log = logging.getLogger(__name__)
+def equal_shares(sizes: Sequence[int], total: int) -> list[int]:
+    """Divide `total` so that nobody gets more than its size, and none less than another that gets its size.
 
-
-def within_memory(steps: Steps[T], cache: PrefixCache) -> Steps[T]:
-    """The steps of a call. Raises: Overloaded when the device is out of memory, and what the steps raise.
-
-    `cache` bounds the memory kept between calls; keys and values of running calls come on top.
+    With `total` of at least the number of sizes, everyone gets at least one.
     """
-    try:
-        yield from steps
-        return
-    except torch.OutOfMemoryError as error:
-        _log.error("out of memory, with %d bytes in the cache: %s", cache.num_bytes, error)
-    # Outside the except block: the error, and with it the frames that hold the call's tensors, is released.
-    cache.clear()
-    torch.cuda.empty_cache()
-    raise Overloaded("the engine has no memory left for this call; retry later, or on another replica")
+    if sum(sizes) <= total:
+        return list(sizes)
+    shares = [0] * len(sizes)
+    ascending = sorted(range(len(sizes)), key=sizes.__getitem__)
+    for num_done, index in enumerate(ascending):
+        shares[index] = min(sizes[index], total // (len(sizes) - num_done))
+        total -= shares[index]
+    return shares

@@ -1,10 +1,9 @@
-"""The reference engine: any Hugging Face causal LM on CPU or GPU. Simple and exact; other engines are compared to
-it."""
+"""Our engine: any Hugging Face causal LM on CPU or GPU, one step for all calls. Other engines are compared to it."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
+from itertools import accumulate
 from time import perf_counter
 from typing import TypeVar
 
@@ -12,9 +11,9 @@ import torch
 from torch import Tensor
 
 from semspec.engine.causal_lm import CausalLM, EngineName
-from semspec.engine.kv_cache import Prefix, PrefixCache
 from semspec.engine.logits import draw_token, scores_of, states_of, token_logprob
-from semspec.engine.scheduler import Scheduler, Steps, within_memory
+from semspec.engine.prefix_cache import Prefix, PrefixCache
+from semspec.engine.scheduler import Scheduler
 from semspec.engine.segmentation import TokenSegmenter
 from semspec.engine.speculative import (
     check_proposal,
@@ -23,8 +22,9 @@ from semspec.engine.speculative import (
     num_embedded,
     verify_tokens,
 )
-from semspec.engine.tensor_parallel.split import ALONE, Split
+from semspec.engine.steps import Feed, Output, Steps, fed
 from semspec.engine.tokenization import ModelTokenizer, option_ids, parameter_of
+from semspec.engine.worker import Worker
 from semspec.errors import InvalidRequest
 from semspec.types import (
     ChoiceScores,
@@ -46,19 +46,21 @@ from semspec.types import (
 
 T = TypeVar("T")
 
-PREFILL_TOKENS = 512
-"""Maximum tokens of a prefill chunk, so that other calls can run between two chunks."""
+
+KV_BYTES = 4 << 30
+"""Default bound on keys and values in memory."""
 
 
 class TransformersEngine:
     """Generates and scores segments, proposes and verifies tokens, scores choices. See
     `semspec.engine.protocol.Engine`."""
 
-    def __init__(self, lm: CausalLM, writer: Writer, cache_bytes: int) -> None:
+    def __init__(self, lm: CausalLM, writer: Writer, cache_bytes: int, kv_bytes: int = KV_BYTES) -> None:
+        """`cache_bytes`: keys and values kept between calls; `kv_bytes`: those and the running calls' together."""
         self._lm, self._writer = lm, writer
         self.tokenizer: ModelTokenizer = lm.tokenizer
         self._cache = PrefixCache(cache_bytes, lm.new_kv)
-        self._scheduler = Scheduler(f"engine-{writer}")
+        self._worker = Worker(f"engine-{writer}", lm, self._cache, Scheduler(self._cache, kv_bytes))
 
     @classmethod
     def load(
@@ -71,14 +73,14 @@ class TransformersEngine:
         dtype: str = "auto",
         threads: int = 1,
         cache_bytes: int = 1 << 30,
+        kv_bytes: int = KV_BYTES,
         max_context_tokens: int | None = None,
         engine: EngineName = "auto",
-        split: Split = ALONE,
     ) -> "TransformersEngine":
         """Load a model and start its thread. Raises: Mismatch when the model cannot be served."""
         torch.set_num_threads(threads)
-        lm = CausalLM.load(model, revision, device, dtype, max_context_tokens, engine, split)
-        return cls(lm, writer, cache_bytes)
+        lm = CausalLM.load(model, revision, device, dtype, max_context_tokens, engine)
+        return cls(lm, writer, cache_bytes, kv_bytes)
 
     @property
     def lm(self) -> CausalLM:
@@ -97,9 +99,7 @@ class TransformersEngine:
         return self.tokenizer.tokenize(text)
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
-        async for generated in self._scheduler.stream(
-            within_memory(self._generate_steps(context, params), self._cache)
-        ):
+        async for generated in self._worker.stream(self._generate_steps(context, params)):
             yield generated
 
     async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
@@ -121,12 +121,11 @@ class TransformersEngine:
         return await self._result(self._score_choices_steps(context, question, prefill, options, session))
 
     async def aclose(self) -> None:
-        await self._scheduler.close()
+        await self._worker.close()
         self._cache.clear()
-        await asyncio.to_thread(self._lm.close)
 
     async def _result(self, steps: Steps[T]) -> T:
-        async with aclosing(self._scheduler.stream(within_memory(steps, self._cache))) as results:
+        async with aclosing(self._worker.stream(steps)) as results:
             async for result in results:
                 return result
         raise RuntimeError("a unary call yields once")
@@ -138,42 +137,26 @@ class TransformersEngine:
         try:
             yield prefix
         finally:
-            if prefix.kv.num_tokens == len(
-                prefix.tokens
-            ):  # otherwise a forward pass failed midway and the cache is invalid
+            num_tokens = prefix.kv.num_tokens  # fewer than the prefix has after an eviction
+            if num_tokens <= len(prefix.tokens):  # otherwise a forward pass failed midway and the cache is invalid
+                prefix.crop(num_tokens)
                 self._cache.give(prefix)
 
-    def _feed(
-        self, prefix: Prefix, tokens: Sequence[int], num_rows: int = 1, want_states: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """Extend `prefix` by `tokens`. Returns logits `[num_rows, vocab_size]` of the last positions and states
-        `[num_layers + 1, num_tokens, hidden_size]`."""
-        forward = self._lm.forward(tokens, prefix.kv, num_rows, want_states)
-        prefix.tokens += tokens
-        return forward.logits, forward.states
-
-    def _prefill(self, prefix: Prefix, tokens: Sequence[int]) -> Generator[None, None, None]:
-        """Feed `tokens` in chunks and yield after each, so that other calls run; store the logits after the last
-        token."""
-        for start in range(len(prefix.tokens), len(tokens), PREFILL_TOKENS):
-            logits, _ = self._feed(prefix, tokens[start : start + PREFILL_TOKENS])
-            prefix.remember_logits(len(prefix.tokens), logits[-1])
-            yield None
-
-    def _feed_after(
-        self, prefix: Prefix, tokens: Sequence[int], following: Sequence[int]
-    ) -> Generator[None, None, Tensor]:
-        """Feed the tokens that `prefix` lacks, the last chunk together with `following`.
-
-        Returns logits `[len(following) + 1, vocab_size]`: after `tokens`, and after each token of `following`.
+    def _rows_after(
+        self, prefix: Prefix, tokens: Sequence[int], following: Sequence[int], segments: Sequence[int] = ()
+    ) -> Generator[Feed, Output | None, tuple[Tensor, Sequence[Tensor]]]:
+        """Feed the tokens that `prefix` lacks, and `following`. Returns logits `[len(following) + 1, vocab_size]`,
+        after `tokens` and each token of `following`, and the states of `segments`: `following` cut at these lengths.
         """
-        yield from self._prefill(prefix, tokens[: max(0, len(tokens) - PREFILL_TOKENS)])
-        rest = tokens[len(prefix.tokens) :]
-        if rest:
-            rows, _ = self._feed(prefix, [*rest, *following], num_rows=len(following) + 1)
-            return rows
-        first = prefix.logits[len(tokens)][None]
-        return torch.cat([first, self._feed(prefix, following, len(following))[0]]) if following else first
+        known = [prefix.logits[len(tokens)][None]] if len(prefix.tokens) == len(tokens) else []
+        rest = [*tokens[len(prefix.tokens) :], *following]
+        if not rest:
+            return known[0], ()
+        output = yield from fed(Feed(prefix, rest, len(following) + 1 - len(known), segments))
+        rows = torch.cat([*known, output.rows])
+        for position in accumulate(segments[:-1], initial=0):  # where a later call may go on
+            prefix.remember_logits(len(tokens) + position, rows[position])
+        return rows, output.pooled
 
     def _generate_steps(self, context: Context, params: GenerationParams) -> Steps[GeneratedSegment]:
         tokens = self.tokenizer.context_ids(context)
@@ -181,35 +164,44 @@ class TransformersEngine:
         segmenter = TokenSegmenter(self.tokenizer, self._writer, params, tokens)
         start = perf_counter()
         with self._prefix(tokens, params.session) as prefix:
-            yield from self._prefill(prefix, tokens)
+            token = yield from self._first_token(prefix, tokens, params)
             while not segmenter.is_done:
-                generated = yield from self._write_segment(prefix, segmenter, params)
+                generated, token = yield from self._write_segment(prefix, token, segmenter, params)
                 now = perf_counter()
                 yield replace(generated, duration_ms=(now - start) * 1e3)
                 start = now
 
+    def _first_token(
+        self, prefix: Prefix, tokens: Sequence[int], params: GenerationParams
+    ) -> Generator[Feed, Output | None, int]:
+        """The token drawn after `tokens`."""
+        if len(prefix.tokens) == len(tokens):
+            return draw_token(prefix.logits[len(tokens)], params.sampling, len(tokens))
+        output = yield from fed(Feed(prefix, tokens[len(prefix.tokens) :], sampling=params.sampling))
+        return output.token
+
     def _write_segment(
-        self, prefix: Prefix, segmenter: TokenSegmenter, params: GenerationParams
-    ) -> Generator[None, None, GeneratedSegment]:
-        """Generate the next segment after `prefix`. Every token of it is fed, so states and KV cache are complete."""
+        self, prefix: Prefix, token: int, segmenter: TokenSegmenter, params: GenerationParams
+    ) -> Generator[Feed, Output | None, tuple[GeneratedSegment, int]]:
+        """Generate the next segment after `prefix`, from its first `token` on; also returns the token after it. Every
+        token of the segment is fed, so states and KV cache are complete."""
         logprobs: list[TokenLogprob] = []
         total: Tensor | None = None
-        segment: Segment | None = None
+        segment = segmenter.end_before(token)
         while segment is None:
-            logits = prefix.logits[len(prefix.tokens)]
-            token = draw_token(logits, params.sampling, len(prefix.tokens))
-            if segment := segmenter.end_before(token):
-                break
             if params.num_logprobs is not None:
+                logits = prefix.logits[len(prefix.tokens)]
                 logprobs.append(token_logprob(self.tokenizer, logits, token, params.num_logprobs))
-            rows, states = self._feed(prefix, [token], want_states=params.want_states)
-            prefix.remember_logits(len(prefix.tokens), rows[-1])
-            if params.want_states:
-                total = states[:, 0].float() if total is None else total + states[:, 0]
-            yield None
+            own = (1,) if params.want_states else ()
+            output = yield from fed(Feed(prefix, [token], segments=own, sampling=params.sampling))
+            for states in output.pooled:
+                total = states if total is None else total.add_(states)
             segment = segmenter.append(token)
+            token = output.token
+            segment = segment or segmenter.end_before(token)
         pooled = None if total is None else states_of(total / len(segment.token_ids), self._lm.info.fingerprint)
-        return GeneratedSegment(segment, pooled, 0.0, None if params.num_logprobs is None else tuple(logprobs))
+        told = None if params.num_logprobs is None else tuple(logprobs)
+        return GeneratedSegment(segment, pooled, 0.0, told), token
 
     def _score_steps(self, context: Context, segments: Sequence[Segment], session: str) -> Steps[list[SegmentScore]]:
         tokens = self.tokenizer.context_ids(context)
@@ -220,11 +212,8 @@ class TransformersEngine:
         self.tokenizer.check_room(len(tokens) + len(all_ids), "segments")
         start = perf_counter()
         with self._prefix(tokens, session) as prefix:
-            yield from self._prefill(prefix, tokens)
-            first = prefix.logits[len(tokens)]
-            rows, states = self._feed(prefix, all_ids, num_rows=len(all_ids), want_states=True)
-            prefix.remember_logits(len(prefix.tokens), rows[-1])
-            scores = scores_of(ids, torch.cat([first[None], rows]), states, self._lm.info.fingerprint)
+            rows, pooled = yield from self._rows_after(prefix, tokens, all_ids, [len(one) for one in ids])
+            scores = scores_of(ids, rows, pooled, self._lm.info.fingerprint)
             duration_ms = (perf_counter() - start) * 1e3
             yield [replace(score, duration_ms=duration_ms) for score in scores]
 
@@ -236,14 +225,12 @@ class TransformersEngine:
         self.tokenizer.check_room(len(tokens), "context")
         start = perf_counter()
         with self._prefix(tokens, params.session) as prefix:
-            yield from self._prefill(prefix, tokens)
             drafted: list[int] = []
             distributions: list[Distribution] = []
-            for index in range(min(num_tokens, self._lm.info.max_context_tokens - len(tokens))):
-                if index:  # the next call feeds the last token, with the target's token
-                    rows, _ = self._feed(prefix, drafted[-1:])
-                    prefix.remember_logits(len(prefix.tokens), rows[-1])
-                    yield None
+            for _ in range(min(num_tokens, self._lm.info.max_context_tokens - len(tokens))):
+                # Without the last token: the next call feeds it, with the target's token.
+                if rest := [*tokens, *drafted][len(prefix.tokens) :]:
+                    yield from fed(Feed(prefix, rest))
                 position = len(prefix.tokens)
                 token, distribution = draw_with_distribution(prefix.logits[position], params.sampling, position)
                 drafted.append(token)
@@ -268,7 +255,7 @@ class TransformersEngine:
         start = perf_counter()
         with self._prefix(tokens, params.session) as prefix:
             num_fed = num_embedded(drafted, self.tokenizer.num_embeddings)
-            rows = yield from self._feed_after(prefix, tokens, drafted[:num_fed])
+            rows, _ = yield from self._rows_after(prefix, tokens, drafted[:num_fed])
             distributions = proposal.distributions[: len(drafted)]
             chosen = verify_tokens(rows, drafted, distributions, params.sampling, len(tokens))
             num_taken = next((index for index, token in enumerate(chosen) if not segmenter.take(token)), len(chosen))
@@ -287,7 +274,7 @@ class TransformersEngine:
         self.tokenizer.check_room(len(tokens) + len(turn), "context")
         start = perf_counter()
         with self._prefix(tokens, session) as prefix:
-            rows = yield from self._feed_after(prefix, tokens, turn)
+            rows, _ = yield from self._rows_after(prefix, tokens, turn)
             prefix.crop(len(tokens))  # remove the question: the next call continues from the context
             prefix.remember_logits(len(tokens), rows[0])
             probabilities = torch.softmax(rows[-1].float(), -1)

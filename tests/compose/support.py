@@ -16,7 +16,6 @@ from semspec.services.verifier.settings import VerifierSettings
 ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "docker-compose.yml"
 TWO_GPU = ROOT / "deploy" / "compose" / "two-gpu.yml"
-TENSOR_PARALLEL = ROOT / "deploy" / "compose" / "two-gpu-tensor-parallel.yml"
 
 SETTINGS: dict[str, type[BaseSettings]] = {
     "draft": DraftSettings,

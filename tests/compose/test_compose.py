@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from semspec import __version__
-from semspec.engine.tensor_parallel.workers import LEAVING_S
 from semspec.keys import Keys
 from semspec.stack import StackConfig
 from semspec.training.config import load_config
@@ -21,7 +20,6 @@ from tests.compose.support import (
     ROOT,
     SECRETS,
     SETTINGS,
-    TENSOR_PARALLEL,
     TWO_GPU,
     Json,
     MissingVariable,
@@ -32,7 +30,6 @@ PAIR = {"SEMSPEC_PAIR": "/srv/pair"}
 VARIANTS: dict[str, tuple[Path, ...]] = {
     "base": (),
     "two-gpu": (TWO_GPU,),
-    "two-gpu-tensor-parallel": (TWO_GPU, TENSOR_PARALLEL),
 }
 EXAMPLE = (ROOT / ".env.example").read_text()
 
@@ -110,8 +107,7 @@ def test_running_work_may_end_before_the_container_is_killed(services: Json, mon
     draft = settings_of(services["draft"], "draft", monkeypatch)
     drains = (gateway.settle_s + gateway.drain_s + gateway.flush_timeout_s, draft.settle_s + draft.grace_s)
     for service in services.values():
-        leaving_s = LEAVING_S if len(gpus(service)) > 1 else 0
-        assert float(service["stop_grace_period"].removesuffix("s")) > max(drains) + leaving_s
+        assert float(service["stop_grace_period"].removesuffix("s")) > max(drains)
 
 
 def test_images_carry_this_version(services: Json) -> None:
@@ -128,16 +124,10 @@ def test_gpus_are_asked_for_in_overlays_alone() -> None:
     wanted = {
         "base": {},
         "two-gpu": {"draft": ["0"], "target": ["1"], "verifier": ["0"]},
-        "two-gpu-tensor-parallel": {"draft": ["0"], "target": ["0", "1"], "verifier": ["0"]},
     }
     for name, overlays in VARIANTS.items():
         services = composed(SECRETS | PAIR, *overlays)
         assert {role: ids for role in services if (ids := gpus(services[role]))} == wanted[name]
-
-
-def test_target_has_as_many_processes_as_gpus(services: Json) -> None:
-    processes = services["target"]["environment"].get("SEMSPEC_TARGET_TENSOR_PARALLEL", "1")
-    assert int(processes) == max(1, len(gpus(services["target"])))
 
 
 def test_defaults_are_those_the_bundled_pair_is_served_with() -> None:
@@ -163,7 +153,7 @@ def test_no_secret_is_written_in(overlays: tuple[Path, ...]) -> None:
 
 
 def test_example_names_every_variable_there_is() -> None:
-    used = {name for path in (BASE, TWO_GPU, TENSOR_PARALLEL) for name in re.findall(r"\$\{(\w+)", path.read_text())}
+    used = {name for path in (BASE, TWO_GPU) for name in re.findall(r"\$\{(\w+)", path.read_text())}
     named = set(re.findall(r"^#?([A-Z_]+)=", EXAMPLE, re.MULTILINE))
     assert named - used == {"HF_TOKEN"}
     assert used - named == {"BASE_IMAGE", "REDIS_IMAGE", "SEMSPEC_VERIFIER_ALTERNATIVES"}  # docs/docker.md

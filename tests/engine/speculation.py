@@ -4,13 +4,13 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from semspec.engine import speculative
 from semspec.engine.causal_lm import Forward
-from semspec.engine.kv_cache import Prefix
+from semspec.engine.kv_cache import KV, Chunk
+from semspec.engine.prefix_cache import Prefix
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import Context, Distribution, GenerationParams, Proposal, Segment, SegmentEnd, derive_seed, uniform
 from tests.engine.test_equivalence import written
@@ -77,13 +77,13 @@ async def only_prefix(engine: TransformersEngine) -> Prefix:
 
 
 def spied(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list that grows with the number of tokens of every forward."""
+    """A list that grows with the number of tokens of each call in every forward."""
     sizes: list[int] = []
-    forward = engine._lm.forward
+    forward_step = engine._lm.forward_step
 
-    def counting(tokens: Sequence[int], *rest: Any, **options: Any) -> Forward:
-        sizes.append(len(tokens))
-        return forward(tokens, *rest, **options)
+    def counting(chunks: Sequence[Chunk[KV]]) -> list[Forward]:
+        sizes.extend(len(chunk.tokens) for chunk in chunks)
+        return forward_step(chunks)
 
-    monkeypatch.setattr(engine._lm, "forward", counting)
+    monkeypatch.setattr(engine._lm, "forward_step", counting)
     return sizes

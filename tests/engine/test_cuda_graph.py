@@ -1,7 +1,7 @@
 """What a CUDA graph would replay, run on the CPU by a capture that only remembers what to run."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ import torch
 from semspec.engine import cuda_graph
 from semspec.engine.causal_lm import CausalLM, Forward
 from semspec.engine.cuda_graph import GraphedSteps, Outputs
-from semspec.engine.kv_cache import KV, BufferKV
+from semspec.engine.kv_cache import KV, BufferKV, Chunk
 from tests.engine.models import lm_of, random_ids, random_model
 from tests.engine.test_equivalence import assert_same
 
@@ -115,6 +115,48 @@ def test_longer_sequences_than_a_graph_serves_go_without(
     assert decoder is not None and decoder._graphs is not None and not decoder._graphs._buckets
 
 
+def step(lm: CausalLM, kvs: Sequence[KV], tokens: Sequence[int]) -> list[Forward]:
+    """One token of each of several sequences."""
+    return lm.forward_step([Chunk([token], kv, 1, True) for kv, token in zip(kvs, tokens, strict=True)])
+
+
+def test_sequences_that_come_and_go_share_graphs_of_several_sizes(
+    pair: tuple[CausalLM, CausalLM],
+) -> None:
+    """The sequences of each step, by number: slots are kept, left, taken by others and found again."""
+    graphed = pair[0]
+    lengths = (30, 3, 254, 100, 17)
+    kvs = [[lm.new_kv() for _ in lengths] for lm in pair]
+    for index, length in enumerate(lengths):
+        for lm, own in zip(pair, kvs, strict=True):
+            lm.forward(random_ids(length, seed=index), own[index])
+    for number, those in enumerate([(0, 1, 2, 3), (3, 1), (1, 4, 0), (2,), (4, 2, 0, 1), (0, 1, 2, 3, 4), (3, 1)]):
+        tokens = random_ids(len(those), seed=50 + number)
+        results = [step(lm, [own[i] for i in those], tokens) for lm, own in zip(pair, kvs, strict=True)]
+        for mine, expected in zip(*results, strict=True):
+            assert_same(mine.logits, expected.logits)
+            assert_same(mine.states, expected.states)
+        for own in kvs:
+            own[those[0]].crop(own[those[0]].num_tokens - number % 2)
+    decoder = graphed._decoder
+    assert decoder is not None and decoder._graphs is not None
+    assert {size for size, _ in decoder._graphs._buckets} == {1, 2, 4, 8}
+
+
+def test_buffers_of_all_graphs_stay_within_their_bound(
+    pair: tuple[CausalLM, CausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_graph, "MAX_BUFFERED_TOKENS", 1200)
+    lm = pair[0]
+    kvs = [lm.new_kv() for _ in range(8)]
+    for number in (1, 2, 4, 1, 8):
+        step(lm, kvs[:number], random_ids(number))
+    decoder = lm._decoder
+    assert decoder is not None and decoder._graphs is not None
+    assert list(decoder._graphs._buckets) == [(1, 256)]
+    assert [kv.num_tokens for kv in kvs] == [5, 4, 3, 3, 1, 1, 1, 1]
+
+
 def test_failed_capture_is_said_once_and_decoding_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     twins = Twins(graphed("llama", fail), lm_of(random_model("llama"), "fast"))
     with caplog.at_level(logging.WARNING):
@@ -135,4 +177,4 @@ def test_graphs_on_a_gpu_equal_eager_steps() -> None:
     for token in random_ids(5, seed=1):
         twins.feed([token])
     graphs = twins.lms[0]._decoder
-    assert graphs is not None and graphs._graphs is not None and list(graphs._graphs._buckets) == [256]
+    assert graphs is not None and graphs._graphs is not None and list(graphs._graphs._buckets) == [(1, 256)]

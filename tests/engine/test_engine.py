@@ -5,12 +5,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 import torch
 
 from semspec.engine.causal_lm import Forward
+from semspec.engine.kv_cache import KV, Chunk
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch, Overloaded, Unavailable
 from semspec.types import Context, GenerationParams, Message, SamplingParams, SegmentEnd, Writer
@@ -18,18 +19,19 @@ from tests.engine.test_equivalence import params, prompt, written
 
 
 def before_each_forward(engine: TransformersEngine, call: Callable[[int], None]) -> None:
-    """Have `call` called with the number of tokens of every forward."""
-    forward = engine._lm.forward
+    """Have `call` called with the number of tokens of each call in every forward."""
+    forward_step = engine._lm.forward_step
 
-    def watched(tokens: Sequence[int], *rest: Any) -> Forward:
-        call(len(tokens))
-        return forward(tokens, *rest)
+    def watched(chunks: Sequence[Chunk[KV]]) -> list[Forward]:
+        for chunk in chunks:
+            call(len(chunk.tokens))
+        return forward_step(chunks)
 
-    engine._lm.forward = watched  # type: ignore[method-assign, assignment]
+    engine._lm.forward_step = watched  # type: ignore[method-assign]
 
 
 def count_forwards(engine: TransformersEngine) -> list[int]:
-    """A list that grows with the number of tokens of every forward."""
+    """A list that grows with the number of tokens of each call in every forward."""
     sizes: list[int] = []
     before_each_forward(engine, sizes.append)
     return sizes
@@ -85,18 +87,18 @@ async def test_call_that_finds_no_memory_is_refused_and_the_next_one_served(
     context = Context((await engine.encode("Day 1: Tom sells 3 pens."),))
     before = await written(engine, context, params())
     assert len(engine._cache) > 0
-    forward, sizes = engine._lm.forward, list[int]()
+    forward_step, sizes = engine._lm.forward_step, list[int]()
 
     def no_memory(*arguments: object) -> NoReturn:
         sizes.append(len(engine._cache))
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(engine._lm, "forward", no_memory)
+    monkeypatch.setattr(engine._lm, "forward_step", no_memory)
     other = Context((await engine.encode("Day 2: Tom buys 4 pens."),))
     with pytest.raises(Overloaded, match="no memory left"):
         await written(engine, other, params())
     assert sizes == [1] and len(engine._cache) == 0
-    monkeypatch.setattr(engine._lm, "forward", forward)
+    monkeypatch.setattr(engine._lm, "forward_step", forward_step)
     assert [one.segment for one in await written(engine, context, params())] == [one.segment for one in before]
     await engine.aclose()
 

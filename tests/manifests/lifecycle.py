@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from semspec.cli import _parser
-from semspec.engine.tensor_parallel.workers import LEAVING_S
 from semspec.gateway.settings import GatewaySettings
 from semspec.observability import FLUSH_TIMEOUT_S
 from semspec.settings import ModelSettings, ServiceSettings
@@ -100,15 +99,15 @@ def _cut_off(one: Pod, settings: Settings) -> Iterator[str]:
 def _ending_s(settings: Settings) -> float:
     if isinstance(settings, GatewaySettings):
         return settings.drain_s + settings.flush_timeout_s
-    return settings.grace_s + (LEAVING_S if getattr(settings, "tensor_parallel", 1) > 1 else 0)
+    return settings.grace_s
 
 
 def _too_small(objects: Objects, one: Pod, settings: ModelSettings) -> Iterator[str]:
     limit = bytes_of(one.main["resources"]["limits"]["memory"])
-    if not one.has_gpu and limit < settings.cache_bytes + BESIDE_CACHE_BYTES:
-        yield f"{one}: {limit} bytes hold no cache of {settings.cache_bytes}"
-    if one.has_gpu and not has_gpus(one, getattr(settings, "tensor_parallel", 1)):
-        yield f"{one}: has not a GPU for each of its processes"
+    if not one.has_gpu and limit < settings.kv_bytes + BESIDE_CACHE_BYTES:
+        yield f"{one}: {limit} bytes hold no keys and values of {settings.kv_bytes}"
+    if one.has_gpu and not has_gpus(one, 1):
+        yield f"{one}: has more than the one GPU that it uses"
     if one.has_gpu and settings.device != "cuda":
         yield f"{one}: has GPUs, and may run without"
     if one.has_gpu and settings.max_context_tokens is None:

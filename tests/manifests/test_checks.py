@@ -16,6 +16,7 @@ REMOVE = object()
 POD = "spec/template/spec"
 MAIN = f"{POD}/containers/0"
 NAME = "app.kubernetes.io~1name"
+IN_MEMORY = {"medium": "Memory", "sizeLimit": "64Gi"}
 
 BROKEN: dict[str, tuple[Build, str, str, Any, str]] = {
     "environment": (CPU, "ConfigMap/draft", "data/SEMSPEC_DRAFT_MODLE", "x", "no such setting"),
@@ -25,7 +26,7 @@ BROKEN: dict[str, tuple[Build, str, str, Any, str]] = {
     "mounts": (CPU, "Deployment/draft", f"{MAIN}/volumeMounts/0/name", "temp", "not both a volume and a mount"),
     "sources": (CPU, "Deployment/draft", f"{MAIN}/envFrom/0/configMapRef/name", "drafts", "no ConfigMap drafts"),
     "scale_targets": (ALL, "ScaledObject/draft", "spec/scaleTargetRef/name", "drafts", "no Deployment drafts"),
-    "memory": (ALL, "Deployment/target", f"{MAIN}/resources/limits/memory", "6Gi", "volume in memory"),
+    "memory": (CPU, "Deployment/draft", f"{POD}/volumes/0/emptyDir", IN_MEMORY, "volume in memory"),
     "policies": (CPU, "NetworkPolicy/default-deny", "spec/policyTypes", ["Ingress"], "denies"),
     "ways": (CPU, "NetworkPolicy/gateway", "spec/egress/2", REMOVE, "cannot reach Deployment/verifier"),
     "confinement": (CPU, "Deployment/draft", f"{POD}/securityContext/runAsNonRoot", False, "does not run as"),

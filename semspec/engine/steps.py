@@ -1,0 +1,130 @@
+"""One step of the engine: a forward pass over chunks of tokens of many calls, and what each call gets of it."""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from semspec.engine.causal_lm import CausalLM, Forward
+from semspec.engine.kv_cache import KV, Chunk
+from semspec.engine.logits import draw_each
+from semspec.engine.prefix_cache import Prefix
+from semspec.types import SamplingParams
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The result of a `Feed`."""
+
+    rows: Tensor
+    """Logits after each of the last `num_rows` tokens, `[num_rows, vocab_size]`."""
+    pooled: Sequence[Tensor]
+    """Mean states of each segment, fp32 `[num_layers + 1, hidden_size]` (`states-v1`)."""
+    token: int
+    """The token drawn with `sampling`; -1 without."""
+
+
+@dataclass(slots=True, eq=False)
+class Feed:
+    """Tokens that a call has fed after `prefix`, in one step or in several, and what it wants of the result.
+
+    Tokens of `prefix` whose keys and values were evicted are fed again before them.
+    """
+
+    prefix: Prefix
+    tokens: Sequence[int]
+    num_rows: int = 1
+    """Logits after each of so many last tokens."""
+    segments: Sequence[int] = ()
+    """Lengths of the segments that `tokens` ends with, whose states are pooled."""
+    sampling: SamplingParams | None = None
+    """How to draw the next token."""
+    _num_fed: int = 0
+    _rows: list[Tensor] = field(default_factory=list)
+    _totals: list[Tensor | None] = field(default_factory=list)
+    """Sums of the states of each segment's tokens fed so far."""
+
+    @property
+    def num_left(self) -> int:
+        """Number of tokens still to feed, evicted ones included."""
+        return len(self.prefix.tokens) - self.prefix.kv.num_tokens + len(self.tokens) - self._num_fed
+
+    @property
+    def end(self) -> int:
+        """Number of tokens of the sequence when all are fed."""
+        return len(self.prefix.tokens) + len(self.tokens) - self._num_fed
+
+    def chunk(self, num_tokens: int) -> Chunk[KV]:
+        """The next `num_tokens` tokens."""
+        kv = self.prefix.kv
+        again = self.prefix.tokens[kv.num_tokens : kv.num_tokens + num_tokens]
+        new = self.tokens[self._num_fed : self._num_fed + num_tokens - len(again)]
+        num_rows = self._num_fed + len(new) - max(self._num_fed, len(self.tokens) - self.num_rows)
+        return Chunk([*again, *new], kv, max(0, num_rows), bool(self.segments and new))
+
+    def take(self, forward: Forward, num_tokens: int) -> None:
+        """Note the result of feeding `chunk(num_tokens)`."""
+        num_new = self.end - self.num_left - len(self.prefix.tokens)  # those fed beyond what was there before
+        start, self._num_fed = self._num_fed, self._num_fed + num_new
+        self.prefix.tokens += self.tokens[start : self._num_fed]
+        if len(forward.logits):
+            self._rows.append(forward.logits)
+        if self.segments and num_new:
+            self._pool(forward.states[:, num_tokens - num_new :], start)
+
+    def _pool(self, states: Tensor, start: int) -> None:
+        """Add the states of the tokens from number `start` on to their segments' sums."""
+        self._totals = self._totals or [None] * len(self.segments)
+        end = start + states.shape[1]
+        first = len(self.tokens) - sum(self.segments)
+        for index, length in enumerate(self.segments):
+            lower, upper = max(start, first), min(end, first + length)
+            if lower < upper:
+                total, before = states[:, lower - start : upper - start].float().sum(1), self._totals[index]
+                self._totals[index] = total if before is None else before + total
+            first += length
+
+    def output(self, token: int) -> Output:
+        """The result, once all tokens are fed."""
+        rows = self._rows[0] if len(self._rows) == 1 else torch.cat(self._rows)
+        totals = zip(self._totals, self.segments, strict=True)
+        return Output(rows, [total / length for total, length in totals if total is not None], token)
+
+
+Steps = Generator[Feed | T, Output | None, None]
+"""A call as a generator: it yields a `Feed` and receives its `Output`, or it yields a result of the call."""
+
+
+def fed(feed: Feed) -> Generator[Feed, Output | None, Output]:
+    """Have `feed` fed; the result."""
+    output = yield feed
+    if output is None:
+        raise RuntimeError("a feed is answered by its output")
+    return output
+
+
+def run_step(lm: CausalLM, plan: Sequence[tuple[Feed, int]]) -> list[tuple[Feed, Output]]:
+    """Feed so many tokens of each of `plan` in one forward pass. Returns the outputs of those that are complete."""
+    chunks = [feed.chunk(num_tokens) for feed, num_tokens in plan]
+    for (feed, num_tokens), forward in zip(plan, lm.forward_step(chunks), strict=True):
+        feed.take(forward, num_tokens)
+    complete = [feed for feed, _ in plan if not feed.num_left]
+    tokens = _drawn([feed for feed in complete if feed.sampling])
+    outputs = [(feed, feed.output(tokens.get(id(feed), -1))) for feed in complete]
+    for feed, output in outputs:
+        feed.prefix.remember_logits(len(feed.prefix.tokens), output.rows[-1])
+    return outputs
+
+
+def _drawn(feeds: Sequence[Feed]) -> dict[int, int]:
+    """The next token of each feed, by the feed's identity."""
+    if not feeds:
+        return {}
+    rows = torch.stack([feed._rows[-1][-1] for feed in feeds])
+    samplings = [feed.sampling for feed in feeds if feed.sampling]
+    positions = [len(feed.prefix.tokens) for feed in feeds]
+    return dict(zip(map(id, feeds), draw_each(rows, samplings, positions), strict=True))

@@ -1,0 +1,199 @@
+"""The thread that owns a model and runs the steps of all calls, so that they never block the event loop."""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from time import monotonic
+from typing import Generic, TypeVar
+
+import torch
+
+from semspec.engine.causal_lm import CausalLM
+from semspec.engine.prefix_cache import PrefixCache
+from semspec.engine.scheduler import Scheduler
+from semspec.engine.steps import Feed, Output, Steps, run_step
+from semspec.errors import Overloaded, Unavailable
+
+T = TypeVar("T")
+
+MAX_CALLS = 256
+"""Maximum number of calls under way, waiting ones included."""
+
+REUNION_S = 0.001
+"""How long callers that were answered together have to call again before a step runs without them."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Call(Generic[T]):
+    """A running call, and the queue of its results for the event loop."""
+
+    def __init__(self, steps: Steps[T]) -> None:
+        self._steps = steps
+        self._feed: Feed | None = None
+        self.is_cancelled = False
+        self.results: asyncio.Queue[T | BaseException | None] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def feed(self) -> Feed:
+        """What the call waits for, once started."""
+        if self._feed is None:
+            raise RuntimeError("the call has not started")
+        return self._feed
+
+    def advance(self, output: Output | None = None) -> bool:
+        """Run on, to the next feed; False when the call has ended."""
+        try:
+            while not self.is_cancelled:
+                request = self._steps.send(output)
+                if isinstance(request, Feed):
+                    self._feed = request
+                    return True
+                self._send(request)
+                output = None
+            self._steps.close()
+        except StopIteration:
+            self._send(None)
+        except Exception as error:
+            self._send(error)
+        return False
+
+    def end(self, error: BaseException | None) -> None:
+        """End the call before its time."""
+        self._steps.close()
+        self._send(error)
+
+    def _send(self, result: T | BaseException | None) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self.results.put_nowait, result)
+        except RuntimeError:  # the loop is closed, so there is no caller
+            self.is_cancelled = True
+
+
+class Worker:
+    """Admits calls between two steps, and answers their feeds."""
+
+    def __init__(self, name: str, lm: CausalLM, cache: PrefixCache, scheduler: Scheduler) -> None:
+        self._lm, self._cache, self._scheduler = lm, cache, scheduler
+        self._arrivals: queue.SimpleQueue[_Call[object] | None] = queue.SimpleQueue()
+        self._waiting: deque[_Call[object]] = deque()
+        self._running: list[_Call[object]] = []
+        self._num_calls = 0
+        self._num_ended = 0
+        """Number of calls that ended with the last step."""
+        self._is_closed = self._is_ending = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    async def stream(self, steps: Steps[T]) -> AsyncGenerator[T, None]:
+        """Run `steps` on the worker's thread and yield its results. Closing this generator closes `steps` there, after
+        the current step. Raises: Unavailable when closed, Overloaded when there are too many calls."""
+        if self._is_closed:
+            raise Unavailable("the engine is shut down; retry on another replica")
+        if self._num_calls >= MAX_CALLS:
+            raise Overloaded(f"{MAX_CALLS} calls are under way; retry later")
+        call = _Call(steps)
+        self._num_calls += 1
+        self._arrivals.put(call)  # type: ignore[arg-type]
+        try:
+            while (result := await call.results.get()) is not None:
+                if isinstance(result, BaseException):
+                    raise result
+                yield result
+        finally:
+            call.is_cancelled = True
+            self._num_calls -= 1
+
+    async def close(self) -> None:
+        """Cancel all calls and stop the thread."""
+        self._is_closed = True
+        self._arrivals.put(None)
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+
+    @torch.inference_mode()
+    def _run(self) -> None:
+        while self._receive():
+            self._start()
+            if self._running:
+                self._compute(self._scheduler.plan([call.feed for call in self._running]))
+        for call in [*self._running, *self._waiting]:
+            call.end(Unavailable("the engine is shut down; retry on another replica"))
+
+    def _receive(self) -> bool:
+        """Take in new calls, waiting for one if there are none; False when closed."""
+        if not (self._running or self._waiting):
+            self._gather()
+        while not self._arrivals.empty():
+            self._accept(self._arrivals.get())
+        return not self._is_ending
+
+    def _gather(self) -> None:
+        """Wait for a call, and a moment for as many as the last step answered: their callers may call again, and then
+        share steps as before."""
+        self._accept(self._arrivals.get())
+        until = monotonic() + REUNION_S
+        while len(self._waiting) < self._num_ended and not self._is_ending and (left_s := until - monotonic()) > 0:
+            with suppress(queue.Empty):
+                self._accept(self._arrivals.get(timeout=left_s))
+
+    def _accept(self, call: _Call[object] | None) -> None:
+        if call is None:
+            self._is_ending = True
+        else:
+            self._waiting.append(call)
+
+    def _start(self) -> None:
+        """End cancelled calls, and start waiting ones while there is room."""
+        for call in [call for call in self._running if call.is_cancelled]:
+            self._running.remove(call)
+            call.end(None)
+        while self._waiting and self._scheduler.has_room([call.feed for call in self._running]):
+            call = self._waiting.popleft()
+            if call.advance():
+                self._running.append(call)
+
+    def _compute(self, plan: list[tuple[Feed, int]]) -> None:
+        """One step. If it fails, its feeds run one at a time, so that only those fail that cannot be computed."""
+        try:
+            outputs = run_step(self._lm, plan)
+        except Exception as error:
+            if len(plan) == 1:
+                self._fail(plan[0][0], error)
+                return
+            _log.warning("a step of %d calls failed, its calls run alone: %s", len(plan), error)
+        else:
+            self._answer(outputs)
+            return
+        # Outside the except block: the error, and with it the frames that hold the step's tensors, is released.
+        self._free_memory()
+        for part in plan:
+            self._compute([part])
+
+    def _answer(self, outputs: list[tuple[Feed, Output]]) -> None:
+        by_feed = {id(feed): output for feed, output in outputs}
+        num_before = len(self._running)
+        self._running = [
+            call for call in self._running if (output := by_feed.get(id(call.feed))) is None or call.advance(output)
+        ]
+        self._num_ended = num_before - len(self._running)
+
+    def _fail(self, feed: Feed, error: Exception) -> None:
+        [call] = [call for call in self._running if call.feed is feed]
+        self._running.remove(call)
+        if isinstance(error, torch.OutOfMemoryError):
+            _log.error("out of memory, with %d bytes in the cache: %s", self._cache.num_bytes, error)
+            error.with_traceback(None)  # its frames hold the step's tensors
+            call.end(Overloaded("the engine has no memory left for this call; retry later, or on another replica"))
+            self._free_memory()
+        else:
+            call.end(error)
+
+    def _free_memory(self) -> None:
+        self._cache.clear()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()

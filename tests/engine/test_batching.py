@@ -1,0 +1,287 @@
+"""Calls that share steps get what they get alone, whatever is evicted, split or cancelled between the steps."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from semspec.engine.causal_lm import EngineName, Forward
+from semspec.engine.kv_cache import KV, Chunk
+from semspec.engine.logits import filtered
+from semspec.engine.scheduler import Scheduler
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.errors import InternalError
+from semspec.types import Context, GenerationParams, SamplingParams, Segment, SegmentScore, Writer, uniform
+from tests.engine.test_equivalence import HOT, assert_same, params, prompt, tensor, written
+
+NUM_STREAMS = 32
+
+
+@pytest.fixture
+async def alone(checkpoints: dict[str, Path]) -> AsyncIterator[TransformersEngine]:
+    """Serves one call at a time in these tests, and keeps nothing between them."""
+    engine = load(checkpoints["qwen2"], cache_bytes=0)
+    yield engine
+    await engine.aclose()
+
+
+@pytest.fixture
+async def batched(checkpoints: dict[str, Path]) -> AsyncIterator[TransformersEngine]:
+    engine = load(checkpoints["qwen2"])
+    yield engine
+    await engine.aclose()
+
+
+def load(
+    checkpoint: Path, cache_bytes: int = 1 << 30, kv_bytes: int = 4 << 30, name: EngineName = "auto"
+) -> TransformersEngine:
+    return TransformersEngine.load(
+        str(checkpoint), writer=Writer.TARGET, device="cpu", cache_bytes=cache_bytes, kv_bytes=kv_bytes, engine=name
+    )
+
+
+def steps_of(engine: TransformersEngine) -> list[list[int]]:
+    """A list that grows with the numbers of tokens of each step's calls."""
+    steps: list[list[int]] = []
+    forward_step = engine._lm.forward_step
+
+    def watched(chunks: Sequence[Chunk[KV]]) -> list[Forward]:
+        steps.append([len(chunk.tokens) for chunk in chunks])
+        return forward_step(chunks)
+
+    engine._lm.forward_step = watched  # type: ignore[method-assign]
+    return steps
+
+
+def with_step_tokens(engine: TransformersEngine, step_tokens: int) -> None:
+    engine._worker._scheduler = Scheduler(engine._cache, 4 << 30, step_tokens)
+
+
+async def contexts(engine: TransformersEngine, number: int) -> list[Context]:
+    """Of unequal length."""
+    texts = [f"Day {index % 9}: Tom sells {index % 7} pens. " * (1 + index % 5) for index in range(number)]
+    return [Context((await engine.encode(text),)) for text in texts]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["fast", "transformers"])
+async def test_streams_that_share_steps_write_what_each_writes_alone(
+    checkpoint: Path, name: EngineName, temperature: float
+) -> None:
+    engine, reference = load(checkpoint, name=name), load(checkpoint, cache_bytes=0)
+    started, steps = await contexts(engine, 12), steps_of(engine)
+    wanted = [
+        params(sampling=SamplingParams(temperature, 0.95, 0, seed), max_segments=0, max_tokens=30, want_states=True)
+        for seed in range(12)
+    ]
+    together = await asyncio.gather(*map(written, [engine] * 12, started, wanted))
+    assert max(map(len, steps)) >= 6
+    for context, what, mine in zip(started, wanted, together, strict=True):
+        expected = await written(reference, context, what)
+        assert [one.segment for one in mine] == [one.segment for one in expected]
+        for one, other in zip(mine, expected, strict=True):
+            assert_same(tensor(one.states), tensor(other.states))
+    await engine.aclose()
+    await reference.aclose()
+
+
+async def test_calls_of_all_kinds_in_one_step_get_what_they_get_alone(
+    alone: TransformersEngine, batched: TransformersEngine
+) -> None:
+    started = await contexts(alone, 8)
+    what = params(max_segments=0, max_tokens=25, want_states=True, num_logprobs=2)
+    segments = [[one.segment for one in await written(alone, context, what)] for context in started]
+    proposals = [await alone.propose(context, (), what, 5) for context in started]
+
+    async def all_kinds(engine: TransformersEngine, index: int) -> tuple[object, ...]:
+        context, own = started[index], segments[index]
+        return await asyncio.gather(
+            written(engine, context, what),
+            engine.score(context, own),
+            engine.propose(context, (), what, 5),
+            engine.verify(context, (), proposals[index], what),
+        )
+
+    steps = steps_of(batched)
+    together = await asyncio.gather(*(all_kinds(batched, index) for index in range(8)))
+    assert any(1 in step and max(step) > 5 for step in steps), "tokens beside prompts"
+    for index, mine in enumerate(together):
+        expected = await all_kinds(alone, index)
+        assert_equal_results(mine, expected)
+
+
+def assert_equal_results(mine: tuple[object, ...], expected: tuple[object, ...]) -> None:
+    (streams, scores, proposal, verified), (other_streams, other_scores, *others) = mine, expected  # type: ignore[misc]
+    for one, other in zip(streams, other_streams, strict=True):
+        assert one.segment == other.segment
+        assert_same(tensor(one.states), tensor(other.states))
+        assert [token.logprob for token in one.logprobs] == pytest.approx(
+            [token.logprob for token in other.logprobs], rel=1e-3, abs=1e-4
+        )
+    assert_same_scores(scores, other_scores)
+    assert proposal.token_ids == others[0].token_ids
+    assert replace(verified, duration_ms=0) == replace(others[1], duration_ms=0)
+
+
+def assert_same_scores(scores: list[SegmentScore], others: list[SegmentScore]) -> None:
+    for one, other in zip(scores, others, strict=True):
+        assert_same(tensor(one.states), tensor(other.states))
+        assert one.surprisal == pytest.approx(other.surprisal, rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.parametrize("step_tokens", [2, 7, 64])
+async def test_reading_in_chunks_equals_reading_at_once(
+    alone: TransformersEngine, batched: TransformersEngine, step_tokens: int
+) -> None:
+    context = await prompt(alone)
+    segments = [one.segment for one in await written(alone, context, params(max_segments=0))]
+    with_step_tokens(batched, step_tokens)
+    steps = steps_of(batched)
+    assert_same_scores(await batched.score(context, segments), await alone.score(context, segments))
+    assert len(steps) > 2 and max(map(sum, steps)) == step_tokens
+
+
+async def test_long_read_leaves_a_token_of_each_step_to_a_running_answer(batched: TransformersEngine) -> None:
+    context = await prompt(batched)
+    long = Context((await batched.encode("Tom has pens. " * 118),))
+    with_step_tokens(batched, 16)
+    writing = asyncio.create_task(
+        written(batched, context, params(max_segments=0, max_tokens=200, max_segment_tokens=200))
+    )
+    steps = steps_of(batched)
+    while sum(map(len, steps)) < 10:
+        await asyncio.sleep(0.001)
+    before = len(steps)
+    await batched.score(long, [(await writing_segment(batched, context))])
+    reading = [step for step in steps[before:] if max(step) > 1]
+    assert len(reading) > 20 and not writing.done()
+    assert all(1 in step for step in reading)
+    await writing
+
+
+async def writing_segment(engine: TransformersEngine, context: Context) -> Segment:
+    [one] = await written(engine, context, params(max_tokens=5))
+    return one.segment
+
+
+@pytest.mark.parametrize("num_buffers", [1, 3])
+async def test_evicted_calls_are_computed_again_with_the_same_result(
+    checkpoints: dict[str, Path], alone: TransformersEngine, num_buffers: int
+) -> None:
+    """Each call's second buffer, past 256 tokens, needs the memory of another call."""
+    layout = alone._lm._decoder.layout  # type: ignore[union-attr]
+    engine = load(checkpoints["qwen2"], cache_bytes=0, kv_bytes=num_buffers * layout.num_bytes(256) + 1)
+    texts = [f"Day {index}: Tom sells {index} pens. " * 18 for index in range(6)]
+    started = [Context((await engine.encode(text),)) for text in texts]
+    lengths = [len(context.pieces[0].token_ids) for context in started]
+    assert min(lengths) > 200 and max(lengths) < 256
+    wanted = [
+        params(sampling=SamplingParams(1.0, 1.0, 0, seed), max_segments=0, max_tokens=80, want_states=True)
+        for seed in range(6)
+    ]
+    steps = steps_of(engine)
+    together = await asyncio.gather(*map(written, [engine] * 6, started, wanted))
+    num_needed = sum(lengths)
+    for context, what, mine in zip(started, wanted, together, strict=True):
+        expected = await written(alone, context, what)
+        num_needed += sum(len(one.segment.token_ids) for one in expected)
+        assert [one.segment for one in mine] == [one.segment for one in expected]
+        for one, other in zip(mine, expected, strict=True):
+            assert_same(tensor(one.states), tensor(other.states))
+    if num_buffers > 1:
+        assert sum(map(sum, steps)) > num_needed + 200, "something was evicted"
+    await engine.aclose()
+
+
+async def test_prefix_of_another_session_equals_recomputed(
+    alone: TransformersEngine, batched: TransformersEngine
+) -> None:
+    context = await prompt(alone)
+    await written(batched, context, params(session="first"))
+    steps = steps_of(batched)
+    wanted = [params(sampling=replace(HOT, seed=seed), max_tokens=20, session=f"s{seed}") for seed in range(5)]
+    together = await asyncio.gather(*(written(batched, context, what) for what in wanted))
+    assert max(map(max, steps)) == 1, "nobody fed the prompt again"
+    for what, mine in zip(wanted, together, strict=True):
+        assert [one.segment for one in mine] == [one.segment for one in await written(alone, context, what)]
+
+
+async def test_cancelled_stream_leaves_the_others_as_they_are(
+    alone: TransformersEngine, batched: TransformersEngine
+) -> None:
+    started = await contexts(alone, 4)
+    what = params(max_segments=0, max_tokens=60, max_segment_tokens=10)
+
+    async def cancelled(context: Context) -> None:
+        async with aclosing(batched.generate(context, replace(what, max_tokens=500))) as stream:
+            async for _ in stream:
+                break
+
+    others = asyncio.gather(*(written(batched, context, what) for context in started))
+    await asyncio.gather(*map(cancelled, started))
+    for context, mine in zip(started, await others, strict=True):
+        assert [one.segment for one in mine] == [one.segment for one in await written(alone, context, what)]
+
+
+async def test_call_that_cannot_be_computed_fails_alone(
+    alone: TransformersEngine, batched: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = await contexts(alone, 5)
+    bad = started[2].pieces[0].token_ids
+    forward_step = batched._lm.forward_step
+
+    def failing(chunks: Sequence[Chunk[KV]]) -> list[Forward]:
+        if any(tuple(chunk.tokens) == bad for chunk in chunks):
+            raise InternalError("no such kernel")
+        return forward_step(chunks)
+
+    monkeypatch.setattr(batched._lm, "forward_step", failing)
+    results = await asyncio.gather(
+        *(written(batched, context, params()) for context in started), return_exceptions=True
+    )
+    assert [isinstance(result, InternalError) for result in results] == [False, False, True, False, False]
+    for index in (0, 1, 3, 4):
+        expected = await written(alone, started[index], params())
+        assert [one.segment for one in results[index]] == [one.segment for one in expected]  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+async def test_answers_at_32_streams_differ_only_where_a_draw_is_at_a_boundary(
+    alone: TransformersEngine, batched: TransformersEngine
+) -> None:
+    """1,000 seeded answers."""
+    [context, *_] = await contexts(alone, 1)
+    room = asyncio.Semaphore(NUM_STREAMS)
+
+    async def answer(engine: TransformersEngine, what: GenerationParams) -> list[int]:
+        async with room:
+            return [token for one in await written(engine, context, what) for token in one.segment.token_ids]
+
+    wanted = [
+        params(sampling=SamplingParams(0.8, 0.95, 0, seed), max_segments=0, max_tokens=25) for seed in range(1000)
+    ]
+    together = await asyncio.gather(*(answer(batched, what) for what in wanted))
+    for what, mine in zip(wanted, together, strict=True):
+        expected = await answer(alone, what)
+        if mine != expected:
+            distance = distance_from_boundary(alone, context, mine, expected, what.sampling)
+            assert distance < 1e-5, (what.sampling.seed, distance)
+
+
+def distance_from_boundary(
+    engine: TransformersEngine, context: Context, mine: list[int], expected: list[int], sampling: SamplingParams
+) -> float:
+    """By how much a probability must change for the first differing draw to give another token."""
+    same = next(index for index, (a, b) in enumerate(zip(mine, expected, strict=False)) if a != b)
+    tokens = [*context.pieces[0].token_ids, *expected[:same]]
+    logits = engine._lm.forward(tokens, engine._lm.new_kv()).logits
+    weights = filtered(logits, sampling)[0].double()
+    cumulative = weights.cumsum(0) / weights.sum()
+    to_draw = (cumulative - uniform(sampling.seed, "token", len(tokens))).abs().min()
+    descending = torch.softmax(logits[0].double() / sampling.temperature, -1).sort(descending=True).values
+    to_filter = (descending.cumsum(0) - sampling.top_p).abs().min()
+    return float(min(to_draw, to_filter))
