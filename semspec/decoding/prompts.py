@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from semspec.decoding.protocols import Drafter
-from semspec.decoding.steps import BACKEND_FAILURES, BackendUnavailable, or_backend_unavailable
-from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
+from semspec.decoding.steps import BackendUnavailable, or_backend_unavailable
+from semspec.errors import ContextTooLong
 from semspec.types import Message, ModelInfo, Piece
 
 THINK = "<think>"
@@ -34,9 +34,10 @@ async def prompts_of(
     if isinstance(prompt, str) or not renders_its_own(draft_info, target_info):
         return Prompts(target)
     try:
-        errors = [error for error in BACKEND_FAILURES if error is not ContextTooLong]
-        draft = await or_backend_unavailable("draft", _rendered(drafter, prompt), errors)
+        draft = await or_backend_unavailable("draft", drafter.encode(prompt))
     except BackendUnavailable as unavailable:
+        if isinstance(unavailable.__cause__, ContextTooLong):
+            raise unavailable.__cause__ from None
         return Prompts(target, fallback=str(unavailable))
     return Prompts(target, at_the_same_point(draft, target))
 
@@ -57,12 +58,3 @@ def at_the_same_point(draft: Piece, target: Piece) -> Piece:
     if text.endswith(THINK):
         return Piece(text.removesuffix(THINK), (), "")
     return Piece(draft.text + target.text[target.text.rindex(THINK) :], (), "")
-
-
-async def _rendered(drafter: Drafter, messages: Sequence[Message]) -> Piece:
-    try:
-        return await drafter.encode(messages)
-    except ContextTooLong:
-        raise
-    except InvalidRequest as error:  # the target's template accepts these messages: not the client's fault
-        raise Mismatch(error.message) from error
