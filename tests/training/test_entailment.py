@@ -264,7 +264,7 @@ def test_context_matters_only_when_asked_for(tmp_path: Path) -> None:
     name = save_tiny(tmp_path)
     groups = [group(*WORDS, question=" ".join([word] * 3)) for word in WORDS]
 
-    def clusters(with_context: bool) -> list[list[int]]:
+    def clusters(with_context: bool) -> list[list[int | None]]:
         config = EntailmentConfig(model=name, device="cpu", with_context=with_context)
         return EntailmentEquivalence.load(config).clusters(groups)
 
