@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.types import GenerationParams, Segment, Segmentation, SegmentEnd, Writer
+from semspec.types import GenerationParams, Piece, Segment, Segmentation, SegmentEnd, Writer
 
 ABBREVIATIONS = frozenset(
     (
@@ -194,6 +194,14 @@ class TokenSegmenter(Segmenter):
     def num_left(self) -> int:
         """Number of further tokens within the budget."""
         return self._budget - len(self.open_ids)
+
+    @property
+    def open_piece(self) -> Piece | None:
+        """The open segment as text with its ids; None if there is none."""
+        if not self.open_ids:
+            return None
+        text = self._tokenizer.text_of(self._context, self.open_ids)
+        return Piece(text, tuple(self.open_ids), self._tokenizer.info.tokenizer)
 
     def end_before(self, token: int) -> Segment | None:
         """Close the open segment if `token` shows that it ended before `token`, which is not added."""

@@ -20,7 +20,7 @@ from semspec.engine.speculative import (
     check_proposal,
     check_token_ids,
     draw_with_distribution,
-    num_embedded,
+    shared_part,
     verify_tokens,
 )
 from semspec.engine.tensor_parallel.split import ALONE, Split
@@ -267,16 +267,18 @@ class TransformersEngine:
         drafted = proposal.token_ids[: segmenter.num_left]
         start = perf_counter()
         with self._prefix(tokens, params.session) as prefix:
-            num_fed = num_embedded(drafted, self.tokenizer.num_embeddings)
-            rows = yield from self._feed_after(prefix, tokens, drafted[:num_fed])
-            distributions = proposal.distributions[: len(drafted)]
-            chosen = verify_tokens(rows, drafted, distributions, params.sampling, len(tokens))
+            num_shared, distributions = shared_part(self.tokenizer, proposal)
+            rows = yield from self._feed_after(prefix, tokens, drafted[:num_shared])
+            chosen = verify_tokens(rows, drafted, distributions[: len(drafted)], params.sampling, len(tokens))
             num_taken = next((index for index, token in enumerate(chosen) if not segmenter.take(token)), len(chosen))
             num_accepted = min(num_taken, len(chosen) - 1)
             prefix.crop(len(tokens) + num_accepted)
             prefix.remember_logits(len(prefix.tokens), rows[num_accepted])
             duration_ms = (perf_counter() - start) * 1e3
-            yield VerifiedTokens(tuple(segmenter.segments), tuple(segmenter.open_ids), num_accepted, duration_ms)
+            is_foreign = bool(drafted) and proposal.tokenizer != self._lm.info.tokenizer
+            open_piece = segmenter.open_piece if is_foreign else None
+            open_ids = tuple(segmenter.open_ids)
+            yield VerifiedTokens(tuple(segmenter.segments), open_ids, num_accepted, duration_ms, open_piece)
 
     def _score_choices_steps(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str

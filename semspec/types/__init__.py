@@ -40,6 +40,7 @@ from semspec.types.generation import (
     TokenLogprob,
     Writer,
     derive_seed,
+    shares_ordinary_tokens,
     uniform,
 )
 
@@ -81,5 +82,6 @@ __all__ = [
     "VerifierInfo",
     "Writer",
     "derive_seed",
+    "shares_ordinary_tokens",
     "uniform",
 ]

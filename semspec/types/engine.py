@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from semspec.types.generation import SamplingParams, Segment, Segmentation, TokenLogprob
+from semspec.types.generation import Piece, SamplingParams, Segment, Segmentation, TokenLogprob
 
 STATE_CONVENTION = "states-v1"
 """Pooled states `[num_layers + 1, hidden_size]`: the embeddings and the output of every block, the last one before the
@@ -84,7 +84,7 @@ class Proposal:
     token_ids: tuple[int, ...]
     distributions: tuple[Distribution, ...]
     tokenizer: str
-    """Fingerprint of the tokenizer the ids belong to; the target must have the same."""
+    """Fingerprint of the tokenizer the ids belong to; the target must have the same ordinary tokens."""
     duration_ms: float
 
 
@@ -99,6 +99,8 @@ class VerifiedTokens:
     num_accepted: int
     """Number of proposed tokens kept."""
     duration_ms: float
+    open_piece: Piece | None = None
+    """The incomplete segment as text with its ids, if the proposal was of another tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ class ModelInfo:
     fingerprint: str
     """Digest of weights and configuration."""
     tokenizer: str
-    """Fingerprint of the tokenizer."""
+    """Fingerprint of the tokenizer; see `shares_ordinary_tokens`."""
     num_layers: int
     hidden_size: int
     max_context_tokens: int
