@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.types import GenerationParams, Piece, Segment, Segmentation, SegmentEnd, Writer
+from semspec.types import Context, GenerationParams, Piece, Segment, Segmentation, SegmentEnd, Writer
 
 ABBREVIATIONS = frozenset(
     (
@@ -140,6 +140,17 @@ def ends_before(
     if not (_may_end(rule, tokenizer.token_text(tokens[-1])) or _may_end(rule, text)):
         return False
     return rule.ends_before(tokenizer.text_of(context, tokens), text)
+
+
+def ended_by_look_ahead(context: Context, segmentation: Segmentation) -> bool:
+    """Whether the last segment of `context` was complete only because of the token drawn after it, which it lacks.
+
+    The next segment begins with such a token, whoever writes it: see `semspec.engine.logits.draw_first_tokens`.
+    """
+    last, rule = context.pieces[-1], RULES[segmentation]
+    if not isinstance(last, Segment) or last.end is not SegmentEnd.BOUNDARY:
+        return False
+    return not rule.ends_inside(last.text) and rule.ends_before(last.text, " ")
 
 
 def _may_end(rule: Rule, token_text: str) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semspec.engine.logits import draw_token, filtered, pick, renormalised
+from semspec.engine.logits import after_end, draw_first_tokens, draw_token, filtered, pick, renormalised
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.types import Distribution, Proposal, SamplingParams, shares_ordinary_tokens, uniform
@@ -134,17 +134,23 @@ def verify_tokens(
     distributions: Sequence[Distribution],
     sampling: SamplingParams,
     position: int,
+    ended: ModelTokenizer | None = None,
 ) -> list[int]:
     """The accepted tokens of `drafted` plus one recovered or bonus token, with the distribution of the target.
 
     `logits`: `[num_fed + 1, vocab_size]`, row i predicts the token at `position` + i. `num_fed` and `distributions` are
     `shared_part` of the proposal: the first drafted token that was not fed is rejected. The drafter must use another
-    random stream than `sampling.seed`: given that a token was rejected, its draw is no longer uniform.
+    random stream than `sampling.seed`: given that a token was rejected, its draw is no longer uniform. `ended`: the
+    target's tokenizer if the first token follows a sentence that a look-ahead ended; see `draw_first_tokens`.
     """
+    if not drafted and ended:
+        return draw_first_tokens(ended, logits[-1:], sampling, [sampling.seed], position)
     if not drafted:
         return [draw_token(logits[-1], sampling, position)]
     num_fed = len(logits) - 1
     target = renormalised(logits[: num_fed + (num_fed < len(drafted))], sampling)
+    if ended:
+        target[0] = after_end(ended, logits[0], sampling)
     fed = torch.tensor(drafted[:num_fed], dtype=torch.long, device=target.device)
     target_probabilities = target[:num_fed].gather(1, fed[:, None])[:, 0].tolist()
     target_probabilities += [0.0] * (len(drafted) - num_fed)  # the first of them is rejected

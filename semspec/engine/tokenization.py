@@ -139,6 +139,10 @@ class ModelTokenizer:
             self._token_texts[token] = self.raw.decode([token])
         return self._token_texts[token]
 
+    def begins_with_space(self, token: int) -> bool:
+        """Whether the text that `token` adds begins with white space."""
+        return self.token_bytes(token).decode(errors="ignore")[:1].isspace()
+
     def question_ids(self, context: Sequence[int], question: str, prefill: str) -> list[int]:
         """`turn_after` for a context of these ids, without repeating an end of turn that the context ends with."""
         turn = turn_after(self.raw, question, prefill)

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from semspec.engine.causal_lm import CausalLM, EngineName
 from semspec.engine.kv_cache import Prefix, PrefixCache
-from semspec.engine.logits import draw_token, scores_of, states_of, token_logprob
+from semspec.engine.logits import draw_first_tokens, draw_token, scores_of, states_of, token_logprob
 from semspec.engine.scheduler import Scheduler, Steps, within_memory
-from semspec.engine.segmentation import TokenSegmenter
+from semspec.engine.segmentation import TokenSegmenter, ended_by_look_ahead
 from semspec.engine.speculative import (
     check_proposal,
     check_token_ids,
@@ -182,22 +182,34 @@ class TransformersEngine:
         start = perf_counter()
         with self._prefix(tokens, params.session) as prefix:
             yield from self._prefill(prefix, tokens)
+            first = self._first_token(prefix, params) if ended_by_look_ahead(context, params.segmentation) else None
             while not segmenter.is_done:
-                generated = yield from self._write_segment(prefix, segmenter, params)
+                generated = yield from self._write_segment(prefix, segmenter, params, first)
+                first = None
                 now = perf_counter()
                 yield replace(generated, duration_ms=(now - start) * 1e3)
                 start = now
 
+    def _first_token(self, prefix: Prefix, params: GenerationParams) -> int:
+        """The first token of a call after a sentence that a look-ahead ended."""
+        position = len(prefix.tokens)
+        logits, sampling = prefix.logits[position][None], params.sampling
+        return draw_first_tokens(self.tokenizer, logits, sampling, [sampling.seed], position)[0]
+
     def _write_segment(
-        self, prefix: Prefix, segmenter: TokenSegmenter, params: GenerationParams
+        self, prefix: Prefix, segmenter: TokenSegmenter, params: GenerationParams, first: int | None
     ) -> Generator[None, None, GeneratedSegment]:
-        """Generate the next segment after `prefix`. Every token of it is fed, so states and KV cache are complete."""
+        """Generate the next segment after `prefix`, beginning with the token `first`, if given.
+
+        Every token of it is fed, so states and KV cache are complete.
+        """
         logprobs: list[TokenLogprob] = []
         total: Tensor | None = None
         segment: Segment | None = None
         while segment is None:
             logits = prefix.logits[len(prefix.tokens)]
-            token = draw_token(logits, params.sampling, len(prefix.tokens))
+            token = draw_token(logits, params.sampling, len(prefix.tokens)) if first is None else first
+            first = None
             if segment := segmenter.end_before(token):
                 break
             if params.num_logprobs is not None:
@@ -269,7 +281,9 @@ class TransformersEngine:
         with self._prefix(tokens, params.session) as prefix:
             num_shared, distributions = shared_part(self.tokenizer, proposal)
             rows = yield from self._feed_after(prefix, tokens, drafted[:num_shared])
-            chosen = verify_tokens(rows, drafted, distributions[: len(drafted)], params.sampling, len(tokens))
+            is_first = not open_ids and ended_by_look_ahead(context, params.segmentation)
+            ended = self.tokenizer if is_first else None
+            chosen = verify_tokens(rows, drafted, distributions[: len(drafted)], params.sampling, len(tokens), ended)
             num_taken = next((index for index, token in enumerate(chosen) if not segmenter.take(token)), len(chosen))
             num_accepted = min(num_taken, len(chosen) - 1)
             prefix.crop(len(tokens) + num_accepted)
