@@ -14,7 +14,7 @@ from semspec.errors import Mismatch, SemspecError, Unavailable
 from semspec.gateway.metrics import Metrics
 from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.store import Store
-from semspec.types import STATE_CONVENTION, ModelInfo, Segmentation, VerifierInfo, Writer
+from semspec.types import STATE_CONVENTION, ModelInfo, Segmentation, VerifierInfo, Writer, shares_ordinary_tokens
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -54,11 +54,12 @@ class Served:
     def unsupported_reason(self, strategy: str) -> str | None:
         """Why this pair does not support the strategy, with the remedy, in one line; None if it does."""
         needs = STRATEGIES[strategy]
-        if needs.needs_one_vocabulary and self.draft.tokenizer != self.target.tokenizer:
+        draft, target = self.draft.tokenizer, self.target.tokenizer
+        if needs.needs_one_vocabulary and not shares_ordinary_tokens(draft, target):
             return (
-                f"the strategy {strategy!r} proposes tokens to the target, so both models need one tokenizer, but the "
-                f"draft has {self.draft.tokenizer} and the target {self.target.tokenizer}: choose a strategy that "
-                "transfers text, such as 'semantic', or serve a pair with one vocabulary"
+                f"the strategy {strategy!r} proposes tokens to the target, so both models need the same ordinary "
+                f"tokens (special tokens may differ), but the draft has {draft} and the target {target}: choose a "
+                "strategy that transfers text, such as 'semantic', or serve a pair with one vocabulary"
             )
         if needs.needs_earlier_turns and not self.target.can_be_asked:
             return (

@@ -80,7 +80,8 @@ class Target(Drafter, Protocol):
 
         The tokens kept have the distribution of the target under `params`. The budgets in `params` count from the end
         of `context`. With an empty proposal, the target generates one token.
-        Raises: Mismatch when the drafter has another vocabulary; ContextTooLong, Unavailable, DeadlineExceeded,
+        Tokens of the draft that the target lacks, such as other special tokens, are rejected.
+        Raises: Mismatch when the drafter has other ordinary tokens; ContextTooLong, Unavailable, DeadlineExceeded,
         Overloaded.
         """
         ...

@@ -42,7 +42,7 @@ class Strategy:
     probes: str | None = None
     """Name of the verifier's probes to use; "": the default probes; None: the strategy does not call the verifier."""
     needs_one_vocabulary: bool = False
-    """Whether the target verifies draft tokens, so that both models must share a vocabulary."""
+    """Whether the target verifies draft tokens, so that both models must share their ordinary tokens."""
     needs_earlier_turns: bool = False
     """Whether it has the target score each step in a new turn, so that the chat template must keep earlier turns."""
     tells_logprobs: bool = True

@@ -5,7 +5,7 @@ rejection and adds one recovered or bonus token; a segment is recorded once it i
 """
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from semspec.decoding import semantic
@@ -23,7 +23,7 @@ from semspec.decoding.steps import (
     waited,
 )
 from semspec.decoding.strategy import Option, Strategy
-from semspec.types import Proposal, Segment, SegmentRecord, StageTimes, VerifiedTokens
+from semspec.types import Context, Piece, Proposal, Segment, SegmentRecord, StageTimes, VerifiedTokens, derive_seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +46,11 @@ async def rounds(
     generation, or a single segment, has the same tokens. Raises: BackendUnavailable, and what the target raises.
     """
     open_ids: tuple[int, ...] = ()
+    open_piece: Piece | None = None
     tally = _Tally()
     while progress.finish_reason is None:
         clock = Stopwatch()
-        proposal = await _propose(progress, open_ids, backends.drafter)
+        proposal = await _propose(progress, open_ids, open_piece, backends.drafter)
         tally = tally.proposed(proposal, clock.lap_ms())
         params = progress.params("target", max_segments)
         verified = await of_drafted(backends.target.verify(progress.context, open_ids, proposal, params))
@@ -59,7 +60,7 @@ async def rounds(
             progress, tally = progress.after(segment), _Tally()
         if max_segments and verified.segments:
             return
-        open_ids = verified.open_ids
+        open_ids, open_piece = verified.open_ids, verified.open_piece
 
 
 def with_draft(backends: Backends) -> Rewrite:
@@ -71,16 +72,24 @@ def with_draft(backends: Backends) -> Rewrite:
     return rewrite
 
 
-async def _propose(progress: Progress, open_ids: Sequence[int], drafter: Drafter) -> Proposal:
+async def _propose(progress: Progress, open_ids: Sequence[int], open_piece: Piece | None, drafter: Drafter) -> Proposal:
     """The draft's next tokens; none when only the target's token fits the budget. Raises: BackendUnavailable.
 
+    A draft with another tokenizer reads the incomplete segment as `open_piece`, since its ids may be unknown to it.
+
     Proposals use another random stream than drafted segments. The rejection of a segment depends on its draws, while
-    verification assumes that a proposal's draws are independent of it.
+    verification assumes that a proposal's draws are independent of it. For the same reason each round has its own: a
+    draft that reads the target's special tokens as no text would else repeat the draws of a rejected proposal.
     """
     num_tokens = min(progress.generation.token_gamma, progress.tokens_left - len(open_ids) - 1)
     if num_tokens <= 0:
         return NOTHING
     context, params = progress.draft_context, progress.params("propose", max_segments=0)
+    num_written = progress.generation.max_tokens - progress.tokens_left + len(open_ids)
+    seed = derive_seed(params.sampling.seed, "round", num_written)
+    params = replace(params, sampling=replace(params.sampling, seed=seed))
+    if open_piece is not None:
+        context, open_ids = Context((*context.pieces, open_piece)), ()
     proposal = await or_backend_unavailable("draft", drafter.propose(context, open_ids, params, num_tokens))
     if not proposal.token_ids:
         raise BackendUnavailable("the draft proposed nothing")

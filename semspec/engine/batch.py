@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from semspec.engine.causal_lm import CausalLM
-from semspec.engine.logits import draw_tokens, surprisal
+from semspec.engine.logits import draw_first_tokens, draw_tokens, surprisal
 from semspec.engine.segmentation import end_after, ends_before
 from semspec.types import SamplingParams, Segmentation, SegmentEnd
 
@@ -42,15 +42,24 @@ class ContextBatch:
         self._logits = lm.forward(self._context, self._kv).logits[-1]
 
     def sample(
-        self, sampling: SamplingParams, seeds: Sequence[int], segmentation: Segmentation, max_tokens: int
+        self,
+        sampling: SamplingParams,
+        seeds: Sequence[int],
+        segmentation: Segmentation,
+        max_tokens: int,
+        is_after_end: bool = False,
     ) -> list[Sampled]:
         """One next segment per seed, in the order of `seeds`; the same tokens that the engine generates with that
-        seed."""
+        seed. `is_after_end`: the context is `ended_by_look_ahead`."""
         rows: list[list[int]] = [[] for _ in seeds]
         ends: dict[int, SegmentEnd] = {}
         live, kv, logits = list(range(len(seeds))), self._repeated(len(seeds)), self._logits.expand(len(seeds), -1)
         for position in range(len(self._context), len(self._context) + max_tokens):
-            tokens = draw_tokens(logits, sampling, [seeds[row] for row in live], position)
+            own_seeds = [seeds[row] for row in live]
+            if is_after_end and position == len(self._context):
+                tokens = draw_first_tokens(self._lm.tokenizer, logits, sampling, own_seeds, position)
+            else:
+                tokens = draw_tokens(logits, sampling, own_seeds, position)
             for row, token in zip(live, tokens, strict=True):
                 if ends_before(self._lm.tokenizer, segmentation, self._context, rows[row], token):
                     ends[row] = SegmentEnd.BOUNDARY

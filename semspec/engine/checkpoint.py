@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 from jinja2 import TemplateSyntaxError
@@ -96,9 +97,17 @@ def eos_ids(generation_config: GenerationConfig | None, tokenizer: PreTrainedTok
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Digest of the vocabulary, added tokens included; equal fingerprints mean interchangeable token ids."""
-    vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=True)
-    return _short(hashlib.sha256(vocabulary.encode()))
+    """`ORDINARY.ADDED`: digests of the ordinary and of the added tokens, each with their ids.
+
+    Equal fingerprints mean interchangeable token ids; see `semspec.types.shares_ordinary_tokens` for equal first parts.
+    """
+    added = tokenizer.get_added_vocab()
+    ordinary = {token: id for token, id in tokenizer.get_vocab().items() if token not in added}
+    return f"{_vocabulary_digest(ordinary)}.{_vocabulary_digest(added)}"
+
+
+def _vocabulary_digest(vocabulary: Mapping[str, int]) -> str:
+    return _short(hashlib.sha256(json.dumps(sorted(vocabulary.items()), ensure_ascii=True).encode()))
 
 
 def chat_template_digest(tokenizer: PreTrainedTokenizerBase) -> str:

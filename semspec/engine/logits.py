@@ -50,6 +50,40 @@ def draw_each(logits: Tensor, samplings: Sequence[SamplingParams], positions: Se
     return drawn
 
 
+def draw_first_tokens(
+    tokenizer: ModelTokenizer, logits: Tensor, sampling: SamplingParams, seeds: Sequence[int], position: int
+) -> list[int]:
+    """`draw_tokens` after a sentence that a token drawn to look ahead ended: each token begins with white space.
+
+    The model and the random stream that wrote the sentence draw the token of the look-ahead again. Those of another
+    may draw a token that continues the sentence (3. and 5); it is then drawn again, among the tokens that begin with
+    white space. So the token has the model's distribution, given that the sentence has ended.
+    """
+    tokens = draw_tokens(logits, sampling, seeds, position)
+    for row, token in enumerate(tokens):
+        if not tokenizer.begins_with_space(token):
+            weights = after_end(tokenizer, logits[row], sampling)
+            tokens[row] = pick(weights[None], [uniform(seeds[row], "token after an end", position)])[0]
+    return tokens
+
+
+def after_end(tokenizer: ModelTokenizer, logits: Tensor, sampling: SamplingParams) -> Tensor:
+    """Probabilities `[vocab_size]` of the first token after an ended sentence, from `logits` `[vocab_size]`.
+
+    Those of `renormalised`, restricted to tokens that begin with white space; if the filters leave none, 1 for the most
+    probable of all that do.
+    """
+    kept = renormalised(logits[None], sampling)[0]
+    allowed = [token for token in kept.nonzero()[:, 0].tolist() if tokenizer.begins_with_space(token)]
+    if not allowed:
+        descending = logits.argsort(descending=True).tolist()
+        allowed = [next(filter(tokenizer.begins_with_space, descending), descending[0])]
+        kept = torch.ones_like(kept)
+    restricted = torch.zeros_like(kept)
+    restricted[allowed] = kept[allowed]
+    return restricted / restricted.sum()
+
+
 def pick(weights: Tensor, draws: Sequence[float]) -> list[int]:
     """One token per row of `weights` `[num_rows, vocab_size]`, each with probability proportional to its weight.
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.types import GenerationParams, Segment, Segmentation, SegmentEnd, Writer
+from semspec.types import Context, GenerationParams, Piece, Segment, Segmentation, SegmentEnd, Writer
 
 ABBREVIATIONS = frozenset(
     (
@@ -142,6 +142,17 @@ def ends_before(
     return rule.ends_before(tokenizer.text_of(context, tokens), text)
 
 
+def ended_by_look_ahead(context: Context, segmentation: Segmentation) -> bool:
+    """Whether the last segment of `context` was complete only because of the token drawn after it, which it lacks.
+
+    The next segment begins with such a token, whoever writes it: see `semspec.engine.logits.draw_first_tokens`.
+    """
+    last, rule = context.pieces[-1], RULES[segmentation]
+    if not isinstance(last, Segment) or last.end is not SegmentEnd.BOUNDARY:
+        return False
+    return not rule.ends_inside(last.text) and rule.ends_before(last.text, " ")
+
+
 def _may_end(rule: Rule, token_text: str) -> bool:
     return not rule.marks.isdisjoint(token_text)
 
@@ -194,6 +205,14 @@ class TokenSegmenter(Segmenter):
     def num_left(self) -> int:
         """Number of further tokens within the budget."""
         return self._budget - len(self.open_ids)
+
+    @property
+    def open_piece(self) -> Piece | None:
+        """The open segment as text with its ids; None if there is none."""
+        if not self.open_ids:
+            return None
+        text = self._tokenizer.text_of(self._context, self.open_ids)
+        return Piece(text, tuple(self.open_ids), self._tokenizer.info.tokenizer)
 
     def end_before(self, token: int) -> Segment | None:
         """Close the open segment if `token` shows that it ended before `token`, which is not added."""

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semspec.engine.logits import draw_token, filtered, pick, renormalised
+from semspec.engine.logits import after_end, draw_first_tokens, draw_token, filtered, pick, renormalised
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InvalidRequest, Mismatch
-from semspec.types import Distribution, Proposal, SamplingParams, uniform
+from semspec.types import Distribution, Proposal, SamplingParams, shares_ordinary_tokens, uniform
 
 TOTAL_TOLERANCE = 1e-3
 """Maximum deviation from 1 of the sum of a distribution's rounded probabilities."""
@@ -24,9 +24,9 @@ def check_proposal(tokenizer: ModelTokenizer, proposal: Proposal) -> None:
 
     Sizes are checked when the message is decoded; values are checked here, as a distribution may cover the vocabulary.
     """
-    if proposal.token_ids and proposal.tokenizer != tokenizer.info.tokenizer:
+    if proposal.token_ids and not shares_ordinary_tokens(proposal.tokenizer, tokenizer.info.tokenizer):
         raise Mismatch(
-            "draft and target have different tokenizers, so tokens cannot be verified one by one; "
+            "draft and target have different ordinary tokens, so tokens cannot be verified one by one; "
             "choose a strategy that verifies segments, such as semantic",
             "proposal.tokenizer",
         )
@@ -67,6 +67,27 @@ def num_embedded(drafted: Sequence[int], num_embeddings: int) -> int:
     probability 0 for the target.
     """
     return next((index for index, token in enumerate(drafted) if token >= num_embeddings), len(drafted))
+
+
+def shared_part(tokenizer: ModelTokenizer, proposal: Proposal) -> tuple[int, tuple[Distribution, ...]]:
+    """Number of drafted tokens before the first that the target lacks, and the distributions without such tokens.
+
+    Between tokenizers that share only their ordinary tokens, all other ids of the draft are rejected with probability
+    1. Their mass is left out of the distributions, so that it is not subtracted from other tokens of the target that
+    have the same ids: with q' = q on shared tokens and 0 elsewhere, a rejection has probability 1 - sum(min(p, q')),
+    and the recovered token the distribution norm(max(0, p - q')), so that the output keeps the distribution p.
+    """
+    if proposal.tokenizer == tokenizer.info.tokenizer:
+        return num_embedded(proposal.token_ids, tokenizer.num_embeddings), proposal.distributions
+    num_shared = tokenizer.num_ordinary(proposal.token_ids)
+    return num_shared, tuple(_ordinary_part(tokenizer, distribution) for distribution in proposal.distributions)
+
+
+def _ordinary_part(tokenizer: ModelTokenizer, distribution: Distribution) -> Distribution:
+    token_ids = np.frombuffer(distribution.token_ids, "<u4")
+    values = np.frombuffer(distribution.probabilities, "<f4")
+    kept = (token_ids < tokenizer.num_ordinary_ids) & ~np.isin(token_ids, list(tokenizer.added_ids))
+    return Distribution(token_ids[kept].tobytes(), values[kept].tobytes())
 
 
 def draw_with_distribution(logits: Tensor, sampling: SamplingParams, position: int) -> tuple[int, Distribution]:
@@ -113,17 +134,23 @@ def verify_tokens(
     distributions: Sequence[Distribution],
     sampling: SamplingParams,
     position: int,
+    ended: ModelTokenizer | None = None,
 ) -> list[int]:
     """The accepted tokens of `drafted` plus one recovered or bonus token, with the distribution of the target.
 
-    `logits`: `[num_fed + 1, vocab_size]`, row i predicts the token at `position` + i; `num_fed` is `num_embedded` of
-    `drafted`. The drafter must use another random stream than `sampling.seed`: given that a token was rejected, its
-    draw is no longer uniform.
+    `logits`: `[num_fed + 1, vocab_size]`, row i predicts the token at `position` + i. `num_fed` and `distributions` are
+    `shared_part` of the proposal: the first drafted token that was not fed is rejected. The drafter must use another
+    random stream than `sampling.seed`: given that a token was rejected, its draw is no longer uniform. `ended`: the
+    target's tokenizer if the first token follows a sentence that a look-ahead ended; see `draw_first_tokens`.
     """
+    if not drafted and ended:
+        return draw_first_tokens(ended, logits[-1:], sampling, [sampling.seed], position)
     if not drafted:
         return [draw_token(logits[-1], sampling, position)]
     num_fed = len(logits) - 1
     target = renormalised(logits[: num_fed + (num_fed < len(drafted))], sampling)
+    if ended:
+        target[0] = after_end(ended, logits[0], sampling)
     fed = torch.tensor(drafted[:num_fed], dtype=torch.long, device=target.device)
     target_probabilities = target[:num_fed].gather(1, fed[:, None])[:, 0].tolist()
     target_probabilities += [0.0] * (len(drafted) - num_fed)  # the first of them is rejected

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
-from semspec.types import Context, Message, ModelInfo, Piece, Segment, SegmentEnd, Token
+from semspec.types import Context, Message, ModelInfo, Piece, Segment, SegmentEnd, Token, shares_ordinary_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase  # slow import, deferred until health checks are answered
@@ -30,6 +30,22 @@ class ModelTokenizer:
     def token_bytes(self) -> "TokenBytes":
         """The UTF-8 bytes each token adds to a text."""
         return TokenBytes(self.raw)
+
+    @cached_property
+    def added_ids(self) -> frozenset[int]:
+        """The ids of added tokens, such as special tokens; the other ids of the vocabulary are ordinary."""
+        return frozenset(self.raw.get_added_vocab().values())
+
+    @cached_property
+    def num_ordinary_ids(self) -> int:
+        """Exclusive upper limit of the ordinary ids; some ids below may be of added tokens."""
+        ids: set[int] = set(self.raw.get_vocab().values())
+        return 1 + max(ids - self.added_ids, default=-1)
+
+    def num_ordinary(self, token_ids: Sequence[int]) -> int:
+        """Number of `token_ids` before the first that is not ordinary: an added token, or padding of the vocabulary."""
+        limit, added = self.num_ordinary_ids, self.added_ids
+        return next((i for i, id in enumerate(token_ids) if id >= limit or id in added), len(token_ids))
 
     @cached_property
     def end_of_turn(self) -> int:
@@ -66,7 +82,7 @@ class ModelTokenizer:
         return ids
 
     def read_ids(self, piece: Piece, is_first: bool) -> Sequence[int]:
-        """Token ids of a piece: its own ids if they are of this tokenizer, else its text tokenized.
+        """Token ids of a piece: its own ids if they are tokens of this tokenizer as well, else its text tokenized.
 
         Raises: InvalidRequest when an id has no embedding; on a GPU the forward pass would crash the process.
         """
@@ -76,11 +92,16 @@ class ModelTokenizer:
                     f"a token id is outside the vocabulary of {self.num_embeddings} tokens", "token_ids"
                 )
             return piece.token_ids
+        if shares_ordinary_tokens(piece.tokenizer, self.info.tokenizer) and self._are_ordinary(piece.token_ids):
+            return piece.token_ids
         if isinstance(piece, Segment) and piece.end is SegmentEnd.EOS:
             return [*self.ids_of(piece.text), self.end_of_turn]
         bos = self.raw.bos_token
         wants_specials = is_first and not (bos and piece.text.startswith(bos))
         return self.ids_of(piece.text, wants_specials)
+
+    def _are_ordinary(self, token_ids: Sequence[int]) -> bool:
+        return self.num_ordinary(token_ids) == len(token_ids)
 
     def context_ids(self, context: Context) -> list[int]:
         """Token ids of a whole context. Raises: InvalidRequest when it is empty."""
@@ -117,6 +138,10 @@ class ModelTokenizer:
         if token not in self._token_texts:
             self._token_texts[token] = self.raw.decode([token])
         return self._token_texts[token]
+
+    def begins_with_space(self, token: int) -> bool:
+        """Whether the text that `token` adds begins with white space."""
+        return self.token_bytes(token).decode(errors="ignore")[:1].isspace()
 
     def question_ids(self, context: Sequence[int], question: str, prefill: str) -> list[int]:
         """`turn_after` for a context of these ids, without repeating an end of turn that the context ends with."""

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from semspec.engine.causal_lm import CausalLM, EngineName
-from semspec.engine.logits import draw_token, scores_of, states_of, token_logprob
+from semspec.engine.logits import draw_first_tokens, draw_token, scores_of, states_of, token_logprob
 from semspec.engine.prefix_cache import Prefix, PrefixCache
 from semspec.engine.scheduler import Scheduler
-from semspec.engine.segmentation import TokenSegmenter
+from semspec.engine.segmentation import TokenSegmenter, ended_by_look_ahead
 from semspec.engine.speculative import (
     check_proposal,
     check_token_ids,
     draw_with_distribution,
-    num_embedded,
+    shared_part,
     verify_tokens,
 )
 from semspec.engine.steps import Feed, Output, Steps, fed
@@ -164,7 +164,7 @@ class TransformersEngine:
         segmenter = TokenSegmenter(self.tokenizer, self._writer, params, tokens)
         start = perf_counter()
         with self._prefix(tokens, params.session) as prefix:
-            token = yield from self._first_token(prefix, tokens, params)
+            token = yield from self._first_token(prefix, context, tokens, params)
             while not segmenter.is_done:
                 generated, token = yield from self._write_segment(prefix, token, segmenter, params)
                 now = perf_counter()
@@ -172,13 +172,16 @@ class TransformersEngine:
                 start = now
 
     def _first_token(
-        self, prefix: Prefix, tokens: Sequence[int], params: GenerationParams
+        self, prefix: Prefix, context: Context, tokens: Sequence[int], params: GenerationParams
     ) -> Generator[Feed, Output | None, int]:
-        """The token drawn after `tokens`."""
-        if len(prefix.tokens) == len(tokens):
-            return draw_token(prefix.logits[len(tokens)], params.sampling, len(tokens))
-        output = yield from fed(Feed(prefix, tokens[len(prefix.tokens) :], sampling=params.sampling))
-        return output.token
+        """The token drawn after `tokens`, those of `context`."""
+        sampling = params.sampling
+        if rest := tokens[len(prefix.tokens) :]:
+            yield from fed(Feed(prefix, rest))
+        logits = prefix.logits[len(tokens)]
+        if ended_by_look_ahead(context, params.segmentation):
+            return draw_first_tokens(self.tokenizer, logits[None], sampling, [sampling.seed], len(tokens))[0]
+        return draw_token(logits, sampling, len(tokens))
 
     def _write_segment(
         self, prefix: Prefix, token: int, segmenter: TokenSegmenter, params: GenerationParams
@@ -254,16 +257,20 @@ class TransformersEngine:
         drafted = proposal.token_ids[: segmenter.num_left]
         start = perf_counter()
         with self._prefix(tokens, params.session) as prefix:
-            num_fed = num_embedded(drafted, self.tokenizer.num_embeddings)
-            rows, _ = yield from self._rows_after(prefix, tokens, drafted[:num_fed])
-            distributions = proposal.distributions[: len(drafted)]
-            chosen = verify_tokens(rows, drafted, distributions, params.sampling, len(tokens))
+            num_shared, distributions = shared_part(self.tokenizer, proposal)
+            rows, _ = yield from self._rows_after(prefix, tokens, drafted[:num_shared])
+            is_first = not open_ids and ended_by_look_ahead(context, params.segmentation)
+            ended = self.tokenizer if is_first else None
+            chosen = verify_tokens(rows, drafted, distributions[: len(drafted)], params.sampling, len(tokens), ended)
             num_taken = next((index for index, token in enumerate(chosen) if not segmenter.take(token)), len(chosen))
             num_accepted = min(num_taken, len(chosen) - 1)
             prefix.crop(len(tokens) + num_accepted)
             prefix.remember_logits(len(prefix.tokens), rows[num_accepted])
             duration_ms = (perf_counter() - start) * 1e3
-            yield VerifiedTokens(tuple(segmenter.segments), tuple(segmenter.open_ids), num_accepted, duration_ms)
+            is_foreign = bool(drafted) and proposal.tokenizer != self._lm.info.tokenizer
+            open_piece = segmenter.open_piece if is_foreign else None
+            open_ids = tuple(segmenter.open_ids)
+            yield VerifiedTokens(tuple(segmenter.segments), open_ids, num_accepted, duration_ms, open_piece)
 
     def _score_choices_steps(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str

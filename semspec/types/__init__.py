@@ -41,6 +41,7 @@ from semspec.types.generation import (
     TokenLogprob,
     Writer,
     derive_seed,
+    shares_ordinary_tokens,
     uniform,
 )
 
@@ -83,5 +84,6 @@ __all__ = [
     "VerifierInfo",
     "Writer",
     "derive_seed",
+    "shares_ordinary_tokens",
     "uniform",
 ]

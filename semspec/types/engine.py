@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from semspec.types.generation import SamplingParams, Segment, Segmentation, TokenLogprob
+from semspec.types.generation import Piece, SamplingParams, Segment, Segmentation, TokenLogprob
 
 FINGERPRINT = "sha256-full"
 """Prefix of models' fingerprints: a SHA-256 over the configuration and every byte of the weights."""
@@ -86,7 +86,7 @@ class Proposal:
     token_ids: tuple[int, ...]
     distributions: tuple[Distribution, ...]
     tokenizer: str
-    """Fingerprint of the tokenizer the ids belong to; the target must have the same."""
+    """Fingerprint of the tokenizer the ids belong to; the target must have the same ordinary tokens."""
     duration_ms: float
 
 
@@ -101,6 +101,8 @@ class VerifiedTokens:
     num_accepted: int
     """Number of proposed tokens kept."""
     duration_ms: float
+    open_piece: Piece | None = None
+    """The incomplete segment as text with its ids, if the proposal was of another tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ class ModelInfo:
     fingerprint: str
     """Digest of weights and configuration, `FINGERPRINT:` and 16 hexadecimal digits."""
     tokenizer: str
-    """Fingerprint of the tokenizer."""
+    """Fingerprint of the tokenizer; see `shares_ordinary_tokens`."""
     num_layers: int
     hidden_size: int
     max_context_tokens: int

@@ -41,12 +41,24 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text with its writer's token ids. A model with the same tokenizer uses the ids, any other tokenizes the text."""
+    """Text with its writer's token ids.
+
+    A model with the same tokenizer uses the ids. So does one with the same ordinary tokens, if all ids are ordinary.
+    Any other tokenizes the text.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     tokenizer: str
     """Fingerprint of the tokenizer the ids belong to."""
+
+
+def shares_ordinary_tokens(tokenizer: str, other: str) -> bool:
+    """Whether tokenizers with these fingerprints have the same ordinary tokens with the same ids.
+
+    A fingerprint is `ORDINARY.ADDED`: added tokens, such as special tokens, may differ.
+    """
+    return tokenizer.partition(".")[0] == other.partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)

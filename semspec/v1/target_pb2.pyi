@@ -244,6 +244,7 @@ class VerifyResponse(_message.Message):
     OPEN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     NUM_ACCEPTED_FIELD_NUMBER: _builtins.int
     DURATION_MS_FIELD_NUMBER: _builtins.int
+    OPEN_FIELD_NUMBER: _builtins.int
     num_accepted: _builtins.int
     """number of proposed tokens kept"""
     duration_ms: _builtins.float
@@ -256,6 +257,10 @@ class VerifyResponse(_message.Message):
     def open_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of the incomplete segment"""
 
+    @_builtins.property
+    def open(self) -> _types_pb2.Piece:
+        """the incomplete segment, WRITER_USER; unset unless the proposal is of another tokenizer"""
+
     def __init__(
         self,
         *,
@@ -263,10 +268,11 @@ class VerifyResponse(_message.Message):
         open_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         num_accepted: _builtins.int = ...,
         duration_ms: _builtins.float = ...,
+        open: _types_pb2.Piece | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["open", b"open"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ms", b"duration_ms", "num_accepted", b"num_accepted", "open_token_ids", b"open_token_ids", "segments", b"segments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ms", b"duration_ms", "num_accepted", b"num_accepted", "open", b"open", "open_token_ids", b"open_token_ids", "segments", b"segments"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -113,7 +113,7 @@ class Piece(_message.Message):
     text: _builtins.str
     """Without end-of-sequence. If a token budget splits the last character, only `token_ids` contains it."""
     tokenizer: _builtins.str
-    """its fingerprint; a model with another tokenizer tokenizes `text` itself"""
+    """its fingerprint; a model with other tokens tokenizes `text` itself"""
     writer: Global___Writer.ValueType
     end: Global___SegmentEnd.ValueType
     """unspecified for WRITER_USER, required otherwise"""
@@ -518,7 +518,7 @@ class ProposeRequest(_message.Message):
 
     @_builtins.property
     def open_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """of the incomplete segment after it, in the target's tokenizer"""
+        """of the incomplete segment after it; with another tokenizer it is a piece of `context`"""
 
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
@@ -550,7 +550,7 @@ class Proposal(_message.Message):
     TOKENIZER_FIELD_NUMBER: _builtins.int
     DURATION_MS_FIELD_NUMBER: _builtins.int
     tokenizer: _builtins.str
-    """fingerprint of the drafter's tokenizer"""
+    """fingerprint of the drafter's tokenizer; the ordinary tokens must be the target's"""
     duration_ms: _builtins.float
     """the engine's time"""
     @_builtins.property
@@ -643,7 +643,7 @@ class ModelInfo(_message.Message):
     fingerprint: _builtins.str
     """digest of weights and configuration"""
     tokenizer: _builtins.str
-    """fingerprint of the tokenizer"""
+    """fingerprint of the tokenizer: "ORDINARY.ADDED"; added tokens include special ones"""
     num_layers: _builtins.int
     """number of blocks; states have one row more"""
     hidden_size: _builtins.int

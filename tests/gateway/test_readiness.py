@@ -8,7 +8,7 @@ import pytest
 from semspec.decoding import STRATEGIES
 from semspec.errors import Mismatch, Unavailable
 from semspec.gateway.readiness import Served, describe, mismatch
-from semspec.types import Segmentation
+from semspec.types import Segmentation, Writer
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import GatewayFactory, eventually, make_readiness, make_settings
 
@@ -144,6 +144,17 @@ OBSTACLES: dict[str, tuple[Callable[[Served], Served], list[str]]] = {
     ),
 }  # fmt: skip
 """Per strategy: a pair that cannot do it, and words of the reason."""
+
+
+async def test_special_tokens_may_differ_for_strategies_that_propose_tokens() -> None:
+    fakes = Fakes.make()
+    draft, target = (
+        replace(one.model_info, tokenizer=f"ordinary.{one.writer}") for one in (fakes.drafter, fakes.target)
+    )
+    served = Served(draft, target, fakes.verifier.verifier_info)
+    assert served.unsupported_reason("token-level") is served.unsupported_reason("semantic+token-level") is None
+    other = replace(served, draft=replace(draft, tokenizer=f"other.{Writer.TARGET}"))
+    assert "special tokens may differ" in str(other.unsupported_reason("token-level"))
 
 
 def change(fakes: Fakes, changed: Served) -> Fakes:

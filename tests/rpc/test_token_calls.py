@@ -288,7 +288,7 @@ async def test_refusals_of_the_engine_arrive_as_raised(checkpoints: dict[str, Pa
     async with loaded(checkpoints) as (draft, target), served(draft, target) as (drafter, remote):
         context = Context((await remote.encode(PROMPT),))
         params = GenerationParams(SamplingParams())
-        with pytest.raises(Mismatch, match="different tokenizers"):
+        with pytest.raises(Mismatch, match="different ordinary tokens"):
             await remote.verify(context, (), Proposal((5,), (one,), "another", 0.0), params)
         tokenizer = (await remote.info()).tokenizer
         with pytest.raises(InvalidRequest) as refusal:

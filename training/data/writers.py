@@ -9,7 +9,7 @@ from typing import Protocol
 
 from semspec.engine.batch import ContextBatch
 from semspec.engine.causal_lm import CausalLM
-from semspec.engine.segmentation import first_segment
+from semspec.engine.segmentation import ended_by_look_ahead, first_segment
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InvalidRequest, Unavailable
 from semspec.remote.client import Completion, CompletionClient, Server, connect
@@ -42,10 +42,12 @@ class EngineWriter:
 
     def generate(self, context: Context, seeds: Sequence[int]) -> list[Segment]:
         batch, recipe, lm = self._model.at(context), self._recipe, self._model.lm
+        is_after_end = ended_by_look_ahead(context, recipe.segmentation)
         segments: list[Segment] = []
         for start in range(0, len(seeds), self._model.rows_at_once):
             part = seeds[start : start + self._model.rows_at_once]
-            for written in batch.sample(recipe.sampling, part, recipe.segmentation, recipe.max_segment_tokens):
+            limit = recipe.max_segment_tokens
+            for written in batch.sample(recipe.sampling, part, recipe.segmentation, limit, is_after_end):
                 text = batch.text_of(written.token_ids)
                 segments.append(Segment(text, tuple(written.token_ids), lm.info.tokenizer, self._writer, written.end))
         return segments

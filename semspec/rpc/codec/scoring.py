@@ -8,6 +8,7 @@ from semspec.rpc.codec.common import (
     check_filled,
     context_from_wire,
     invalid,
+    piece_from_wire,
     probability,
     put_piece,
     put_states,
@@ -124,6 +125,8 @@ def verify_response_to_wire(verified: VerifiedTokens) -> target_pb2.VerifyRespon
     )
     for segment in verified.segments:
         put_piece(message.segments.add(), segment)
+    if verified.open_piece is not None:
+        put_piece(message.open, verified.open_piece)
     return message
 
 
@@ -132,7 +135,9 @@ def verify_response_from_wire(message: target_pb2.VerifyResponse, num_proposed: 
     if message.num_accepted > num_proposed:
         raise invalid("num_accepted", f"{message.num_accepted} of {num_proposed} proposed tokens")
     segments = tuple(segment_from_wire(piece, f"segments[{i}]") for i, piece in enumerate(message.segments))
-    return VerifiedTokens(segments, tuple(message.open_token_ids), message.num_accepted, message.duration_ms)
+    open_piece = piece_from_wire(message.open, "open") if message.HasField("open") else None
+    open_ids = tuple(message.open_token_ids)
+    return VerifiedTokens(segments, open_ids, message.num_accepted, message.duration_ms, open_piece)
 
 
 def ask_request_to_wire(

@@ -1,0 +1,211 @@
+"""Token-level speculation between tokenizers that differ in their added tokens and their padding, as R1's and QwQ's."""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scipy.stats import chisquare
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from semspec.decoding import Backends, Generation, decode
+from semspec.engine import speculative
+from semspec.engine.checkpoint import tokenizer_fingerprint
+from semspec.engine.logits import renormalised
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.types import (
+    Context,
+    Piece,
+    SamplingParams,
+    Segment,
+    SegmentEnd,
+    SegmentRecord,
+    Writer,
+    shares_ordinary_tokens,
+)
+from tests.checkpoints import random_probes
+from tests.decoding.test_three_ways import assert_same, behind_sockets, trace
+from tests.engine.speculation import certainly
+from tests.engine.test_equivalence import PROMPT, params, prompt
+
+NUM_SEEDS = 200
+HOT = SamplingParams(1.5, 1.0, 4)
+NUM_ORDINARY = 310
+OFTEN = (193, 134, 199)
+"""Tokens that the model often writes."""
+START, END, DONE = 310, 311, 312
+"""Added tokens of the target, <|im_start|>, <|im_end|> and </done>; the draft has others with the first two ids."""
+
+Engines = tuple[TransformersEngine, TransformersEngine]
+
+
+DRAFTS, TARGETS = ("<|User|>",), ("<|im_start|>", "<|im_end|>")
+"""Special tokens of the two."""
+
+
+def with_added(source: Path, *special: str) -> PreTrainedTokenizerFast:
+    """The tokenizer of `source` with more special tokens, and `</done>`, which has text."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(special)})
+    tokenizer.add_tokens(["</done>"])
+    return tokenizer
+
+
+def save(source: Path, special: tuple[str, ...], likely: Mapping[int, int], size: int, folder: Path) -> Path:
+    """The model of `source` with special tokens and a vocabulary padded to `size`. A key of `likely` is a little more
+    likely than its value."""
+    model = AutoModelForCausalLM.from_pretrained(source)
+    model.resize_token_embeddings(size, mean_resizing=False)
+    head = model.lm_head.weight.data
+    head[NUM_ORDINARY:] = 0
+    for token, like in likely.items():
+        head[token] = 1.02 * head[like]
+    model.generation_config.eos_token_id = [1, END] if special is TARGETS else [1]
+    model.save_pretrained(folder)
+    with_added(source, *special).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+async def engines(checkpoints: dict[str, Path], tmp_path: Path) -> AsyncIterator[Engines]:
+    """Draft and target of the same weights, but for the tokens that are not ordinary, which both often write."""
+    first, second, third = OFTEN
+    of_draft = {START: second, 311: third, 315: first}
+    folders = (
+        save(checkpoints["qwen2"], DRAFTS, of_draft, 320, tmp_path / "draft"),
+        save(checkpoints["qwen2"], TARGETS, {START: first, END: second, DONE: third}, 340, tmp_path / "target"),
+    )
+    draft, target = (
+        TransformersEngine.load(str(folder), writer=writer, device="cpu")
+        for folder, writer in zip(folders, (Writer.DRAFT, Writer.TARGET), strict=True)
+    )
+    yield draft, target
+    await draft.aclose()
+    await target.aclose()
+
+
+async def backends_of(engines: Engines, folder: Path) -> Backends:
+    return Backends(*engines, await random_probes(*engines, folder))
+
+
+def test_fingerprints_tell_ordinary_and_added_tokens_apart(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    source = checkpoints["qwen2"]
+    plain = PreTrainedTokenizerFast.from_pretrained(source)
+    pair = [tokenizer_fingerprint(with_added(source, *special)) for special in (DRAFTS, TARGETS)]
+    draft, target, own = *pair, tokenizer_fingerprint(plain)
+    assert len({draft, target, own}) == 3
+    assert shares_ordinary_tokens(draft, target) and shares_ordinary_tokens(own, target)
+    plain.save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    text = file.read_text()
+    assert text.count('" Tom"') == 1
+    file.write_text(text.replace('" Tom"', '" Tim"'))
+    changed = tokenizer_fingerprint(PreTrainedTokenizerFast.from_pretrained(tmp_path))
+    assert not shares_ordinary_tokens(changed, own) and not shares_ordinary_tokens("", own)
+
+
+def test_pieces_are_read_by_ids_where_all_are_ordinary_and_else_by_text(engines: Engines) -> None:
+    draft, target = (engine.tokenizer for engine in engines)
+    ordinary = (NUM_ORDINARY - 1, 5, 5, 7)
+    assert draft.read_ids(Piece("other text", ordinary, target.info.tokenizer), is_first=False) == ordinary
+    assert draft.read_ids(Piece("</done>", (DONE,), target.info.tokenizer), is_first=False) == [311]
+    assert draft.read_ids(Piece("</done>", (335,), target.info.tokenizer), is_first=False) == [311], "padding"
+    ended = Segment("7", (*target.ids_of("7"), END), target.info.tokenizer, Writer.TARGET, SegmentEnd.EOS)
+    assert draft.read_ids(ended, is_first=False) == [*draft.ids_of("7"), draft.end_of_turn]
+
+
+def table(target: TransformersEngine, context: Context) -> dict[tuple[int, ...], float]:
+    """Probability of the first two tokens that the target writes alone; of one, where that ends the turn."""
+
+    def following(*tokens: int) -> Tensor:
+        ids = [*target.tokenizer.context_ids(context), *tokens]
+        return renormalised(target.lm.forward(ids, target.lm.new_kv()).logits, HOT)[0].double()
+
+    probabilities: dict[tuple[int, ...], float] = {}
+    first = following()
+    for one in first.nonzero()[:, 0].tolist():
+        if one in target.tokenizer.eos_ids:
+            probabilities[(one,)] = float(first[one])
+            continue
+        second = following(one)
+        probabilities |= {(one, two): float(first[one] * second[two]) for two in second.nonzero()[:, 0].tolist()}
+    return probabilities
+
+
+async def p_value(backends: Backends, token_gamma: int) -> float:
+    """Chi-square of the first two of three tokens, at fixed seeds; 0 for tokens that the target never writes."""
+    target = backends.target
+    assert isinstance(target, TransformersEngine)
+    context = await prompt(target)
+    counts: Counter[tuple[int, ...]] = Counter()
+    for seed in range(NUM_SEEDS):
+        generation = Generation(
+            context, replace(HOT, seed=seed), 3, "token-level", token_gamma=token_gamma, session="s"
+        )
+        records = [one async for one in decode(generation, backends) if isinstance(one, SegmentRecord)]
+        counts[tuple(token for record in records for token in record.segment.token_ids)[:2]] += 1
+    expected = table(target, context)
+    if not counts.keys() <= expected.keys():
+        return 0.0
+    assert {START, END, DONE} <= {token for tokens in counts for token in tokens}
+    total = sum(expected.values())
+    return float(
+        chisquare([counts[one] for one in expected], [NUM_SEEDS * p / total for p in expected.values()]).pvalue
+    )
+
+
+@pytest.mark.parametrize("token_gamma", [1, 3])
+async def test_output_keeps_the_targets_distribution(engines: Engines, tmp_path: Path, token_gamma: int) -> None:
+    assert await p_value(await backends_of(engines, tmp_path), token_gamma) > 0.001
+
+
+async def test_subtracting_what_the_target_lacks_would_be_noticed(
+    engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculative, "_ordinary_part", lambda tokenizer, distribution: distribution)
+    assert await p_value(await backends_of(engines, tmp_path), 1) < 0.001
+
+
+@pytest.mark.parametrize("token_gamma", [1, 4])
+async def test_greedy_rounds_equal_the_target_alone_and_shared_tokens_are_accepted(
+    engines: Engines, tmp_path: Path, token_gamma: int
+) -> None:
+    backends = await backends_of(engines, tmp_path)
+    written: list[int] = []
+    num_accepted = 0
+    for question in (PROMPT, "Day 1: Tom sells 6 pens.", "How many pens does Tom have now?", "25 - 6 = 19.\n\n"):
+        context = Context((await engines[1].encode(question),))
+        greedy = Generation(context, SamplingParams(0), 40, "token-level", token_gamma=token_gamma)
+        records = await trace(greedy, backends)
+        alone = await trace(replace(greedy, strategy="target"), backends)
+        assert [record.segment for record in records] == [record.segment for record in alone]
+        written += [token for record in records for token in record.segment.token_ids]
+        num_accepted += sum(record.num_accepted_tokens for record in records)
+    assert num_accepted > 0 and not {START, DONE}.isdisjoint(written)
+
+
+async def test_tokens_that_only_the_draft_has_are_rejected(engines: Engines) -> None:
+    draft, target = engines
+    context = await prompt(target)
+    nothing = replace(certainly(draft, ()), distributions=())
+    alone = await target.verify(context, (), nothing, params())
+    for token in (START, 311, 315):
+        verified = await target.verify(context, (), certainly(draft, (token, 5)), params())
+        assert verified.num_accepted == 0
+        assert (verified.segments, verified.open_ids) == (alone.segments, alone.open_ids)
+        assert verified.open_piece == Piece(
+            target.tokenizer.text_of([], alone.open_ids), alone.open_ids, (await target.info()).tokenizer
+        )
+
+
+async def test_same_trace_over_grpc(engines: Engines, tmp_path: Path) -> None:
+    backends = await backends_of(engines, tmp_path)
+    context = await prompt(engines[1])
+    async with behind_sockets(*engines, backends.verifier) as remote:
+        for seed, strategy in enumerate(("token-level", "semantic+token-level", "semantic") * 2):
+            generation = Generation(context, replace(HOT, seed=seed, top_k=8), 60, strategy, session="s")
+            local = await trace(generation, backends)
+            assert_same(local, await trace(generation, remote))
+            assert not any(record.fallback for record in local)
