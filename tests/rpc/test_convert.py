@@ -151,7 +151,7 @@ def test_handshakes_survive_the_wire() -> None:
     model = ModelInfo("m", "f", "t", 24, 512, 4096, "states-v1", (Segmentation.SENTENCE,), "0.1", can_be_asked=True)
     segmentations = (Segmentation.PARAGRAPH, Segmentation.SENTENCE)
     alternatives = ("last-hidden", "surprisal")
-    verifier = VerifierInfo("d", "t", "states-v1", segmentations, "p1", "p2", "0.1", alternatives, POINTS)
+    verifier = VerifierInfo("d", "t", "states-v1", segmentations, "p1", "p2", "0.1", alternatives, POINTS, "dt", "tt")
     assert handshake.model_info_from_wire(handshake.model_info_to_wire(model)) == model
     assert handshake.verifier_info_from_wire(handshake.verifier_info_to_wire(verifier)) == verifier
 
