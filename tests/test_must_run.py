@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
