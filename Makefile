@@ -28,11 +28,11 @@ serve: setup
 
 ## make test         the quick tests, in two processes (ARGS="-k decoding")
 test: setup
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p tests.must_run --must-run tests -m "not slow" -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 ## make test-slow    all other tests, one after another: faults, clients, the playground, pipelines (ARGS="tests/chaos")
 test-slow: setup
-	@$(BIN)/python -m pytest -m slow $(ARGS)
+	@$(BIN)/python -m pytest -p tests.must_run --must-run tests -m slow $(ARGS)
 
 ## make test-api     thousands of made-up requests against /openapi.json; bench/results/schemathesis.md
 test-api: setup
@@ -48,11 +48,11 @@ soak: setup
 
 ## make test-compose the images built, docker-compose.yml brought up, containers killed (wants a Docker engine)
 test-compose: setup
-	@$(BIN)/python -m pytest tests/compose tests/compose/live.py $(ARGS)
+	@$(BIN)/python -m pytest tests/compose -p tests.must_run --must-run tests/compose/live.py -o "python_files=test_*.py live.py" $(ARGS)
 
 ## make test-manifests  every Kubernetes overlay: schemas, cross-references, policies (wants kubectl)
 test-manifests: setup
-	@$(BIN)/python -m pytest tests/manifests $(ARGS)
+	@$(BIN)/python -m pytest tests/manifests -p tests.must_run --must-run tests/manifests/test_builds.py $(ARGS)
 
 ## make lint         ruff, mypy --strict, import rules, freshness of the generated stubs
 lint: setup

@@ -274,14 +274,19 @@ def mismatch(served: Served, settings: GatewaySettings) -> str | None:
     for role, convention in conventions.items():
         if convention != STATE_CONVENTION:
             return f"the {role} service uses {convention!r}, this gateway {STATE_CONVENTION!r}: upgrade the older one"
-    for role, info, expected, address in (
-        ("draft", draft, verifier.draft_model, settings.draft_address),
-        ("target", target, verifier.target_model, settings.target_address),
+    for role, info, expected, tokenizer, address in (
+        ("draft", draft, verifier.draft_model, verifier.draft_tokenizer, settings.draft_address),
+        ("target", target, verifier.target_model, verifier.target_tokenizer, settings.target_address),
     ):
         if info.fingerprint != expected:
             return (
                 f"the verifier's {role} probe was trained on model {expected}, but the {role} service at {address} "
                 f"serves {info.fingerprint} ({info.model}): start the verifier with that model's probe"
+            )
+        if tokenizer and info.tokenizer != tokenizer:
+            return (
+                f"the verifier's {role} probe was trained with the tokenizer {tokenizer}, but the {role} service at "
+                f"{address} has {info.tokenizer}: put the model's own tokenizer files back"
             )
     if not served.segmentations("semantic"):
         return "draft, target and verifier have no segmentation in common: use probes trained for one the engines have"

@@ -93,6 +93,8 @@ class ProbeVerifier:
             build=__version__,
             alternatives=tuple(self._alternatives),
             operating_points=self._operating_points,
+            draft_tokenizer=draft.card.tokenizer,
+            target_tokenizer=target.card.tokenizer,
         )
 
     async def judge(

@@ -180,3 +180,6 @@ class VerifierInfo:
     """Names of other probes for the same pair, such as `last-hidden`."""
     operating_points: tuple[OperatingPoint, ...] = ()
     """By rising threshold; empty if the probes' report has none."""
+    draft_tokenizer: str = ""
+    """Fingerprint of the tokenizer that the draft had when its probe was trained; empty: not checked."""
+    target_tokenizer: str = ""

@@ -48,6 +48,8 @@ class VerifierInfo(_message.Message):
     TARGET_PROBE_FIELD_NUMBER: _builtins.int
     ALTERNATIVES_FIELD_NUMBER: _builtins.int
     OPERATING_POINTS_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKENIZER_FIELD_NUMBER: _builtins.int
+    TARGET_TOKENIZER_FIELD_NUMBER: _builtins.int
     draft_model: _builtins.str
     """fingerprint of the draft the probe belongs to"""
     target_model: _builtins.str
@@ -60,6 +62,10 @@ class VerifierInfo(_message.Message):
     """digest of the draft probe's weights"""
     target_probe: _builtins.str
     """digest of the target probe's weights"""
+    draft_tokenizer: _builtins.str
+    """fingerprint of the tokenizer of the draft the probe belongs to"""
+    target_tokenizer: _builtins.str
+    """fingerprint of the tokenizer of the target the probe belongs to"""
     @_builtins.property
     def segmentations(self) -> _containers.RepeatedScalarFieldContainer[_types_pb2.Segmentation.ValueType]:
         """those the probes were trained on"""
@@ -84,10 +90,12 @@ class VerifierInfo(_message.Message):
         target_probe: _builtins.str = ...,
         alternatives: _abc.Iterable[_builtins.str] | None = ...,
         operating_points: _abc.Iterable[Global___OperatingPoint] | None = ...,
+        draft_tokenizer: _builtins.str = ...,
+        target_tokenizer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alternatives", b"alternatives", "build", b"build", "draft_model", b"draft_model", "draft_probe", b"draft_probe", "operating_points", b"operating_points", "segmentations", b"segmentations", "state_convention", b"state_convention", "target_model", b"target_model", "target_probe", b"target_probe"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alternatives", b"alternatives", "build", b"build", "draft_model", b"draft_model", "draft_probe", b"draft_probe", "draft_tokenizer", b"draft_tokenizer", "operating_points", b"operating_points", "segmentations", b"segmentations", "state_convention", b"state_convention", "target_model", b"target_model", "target_probe", b"target_probe", "target_tokenizer", b"target_tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,7 +11,7 @@ from semspec.bench.configuration import parse
 from semspec.bench.runners.in_process import InProcessRunner, open_in_process
 from semspec.bench.runners.protocol import Ask, Outcome
 from semspec.bench.tasks import Question, load_task
-from semspec.engine.checkpoint import model_fingerprint
+from semspec.engine.checkpoint import load_tokenizer, model_fingerprint, tokenizer_fingerprint
 from semspec.stack import BUNDLED_PAIR
 
 MEBIBYTE = 1 << 20
@@ -31,6 +31,7 @@ def test_pair_is_at_most_16_mebibytes() -> None:
 def test_probes_belong_to_the_models_beside_them(role: str) -> None:
     card = json.loads((BUNDLED_PAIR / "probes" / f"{role}.json").read_text())
     assert card["fingerprint"] == model_fingerprint(str(BUNDLED_PAIR / role), None)
+    assert card["tokenizer"] == tokenizer_fingerprint(load_tokenizer(str(BUNDLED_PAIR / role)))
     metrics = card["metrics"]
     assert metrics["num_contexts"] >= 2000 and metrics["right_means"] == "truth"
     assert metrics["auroc"] >= 0.985 and metrics["wrong_accepted_at_95_right"] <= 0.03

@@ -27,6 +27,10 @@ def test_matching_services_fit() -> None:
         (lambda s: replace(s, draft=replace(s.draft, fingerprint="x")), ["draft probe", "127.0.0.1:50051", "serves x"]),
         (lambda s: replace(s, target=replace(s.target, fingerprint="x")), ["target probe", "start the verifier"]),
         (lambda s: replace(s, draft=replace(s.draft, state_convention="states-v0")), ["draft", "states-v0", "upgrade"]),
+        (
+            lambda s: replace(s, verifier=replace(s.verifier, target_tokenizer="another")),
+            ["target", "tokenizer", "another", "characters", "tokenizer files back"],
+        ),
         (lambda s: replace(s, verifier=replace(s.verifier, state_convention="?")), ["verifier", "upgrade"]),
         (lambda s: replace(s, verifier=replace(s.verifier, segmentations=())), ["segmentation", "probes"]),
     ],

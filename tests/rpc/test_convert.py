@@ -153,7 +153,7 @@ def test_handshakes_survive_the_wire() -> None:
     )
     segmentations = (Segmentation.PARAGRAPH, Segmentation.SENTENCE)
     alternatives = ("last-hidden", "surprisal")
-    verifier = VerifierInfo("d", "t", "states-v1", segmentations, "p1", "p2", "0.1", alternatives, POINTS)
+    verifier = VerifierInfo("d", "t", "states-v1", segmentations, "p1", "p2", "0.1", alternatives, POINTS, "dt", "tt")
     assert handshake.model_info_from_wire(handshake.model_info_to_wire(model)) == model
     assert handshake.verifier_info_from_wire(handshake.verifier_info_to_wire(verifier)) == verifier
 

@@ -62,6 +62,8 @@ def verifier_info_to_wire(info: VerifierInfo) -> verifier_pb2.VerifierInfo:
         target_probe=info.target_probe,
         alternatives=info.alternatives,
         operating_points=[_point_to_wire(point) for point in info.operating_points],
+        draft_tokenizer=info.draft_tokenizer,
+        target_tokenizer=info.target_tokenizer,
     )
 
 
@@ -79,6 +81,8 @@ def verifier_info_from_wire(message: verifier_pb2.VerifierInfo) -> VerifierInfo:
         operating_points=tuple(
             _point_from_wire(point, f"operating_points[{i}]") for i, point in enumerate(message.operating_points)
         ),
+        draft_tokenizer=message.draft_tokenizer,
+        target_tokenizer=message.target_tokenizer,
     )
 
 
