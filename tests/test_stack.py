@@ -121,6 +121,14 @@ async def test_stack_listens_on_every_kind_of_host(host: str, reached: str) -> N
             assert (await http.get(stack.base_url)).status_code == 200
 
 
+@pytest.mark.parametrize("text", ["{", "", "[]", "7"])
+async def test_malformed_serving_file_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "serving.json").write_text(text)
+    stack = Stack(replace(config(), serving=None, target_probe=tmp_path / "target.safetensors"))
+    with pytest.raises(StackError, match=r"serving\.json.*; train the probes again, or delete it$"):
+        await stack.__aenter__()
+
+
 async def test_private_redis_answers_on_a_socket_of_its_own(temporary_folder: Path) -> None:
     async with Stack(config()) as stack:
         path = stack.addresses["redis"].removeprefix("unix://")

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from semspec.stack.child import StackError
+
 ROLES = ("draft", "target", "verifier")
 Command = tuple[str, ...]
 
@@ -78,9 +80,17 @@ class StackConfig:
         return {f"SEMSPEC_GATEWAY_DEFAULT_{name.upper()}": str(value) for name, value in values.items()}
 
     def read_serving(self) -> Mapping[str, object]:
-        """The contents of `serving.json` next to the target's probe; empty if there is none."""
+        """The contents of `serving.json` next to the target's probe; empty if there is none.
+
+        Raises: StackError when it is no JSON object.
+        """
         path = Path(self.target_probe).parent / "serving.json"
         if not path.is_file():
             return {}
-        values: dict[str, object] = json.loads(path.read_text())
+        try:
+            values = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise StackError(f"cannot read {path}: {error}; train the probes again, or delete it") from error
+        if not isinstance(values, dict):
+            raise StackError(f"{path} holds no JSON object; train the probes again, or delete it")
         return values

@@ -61,7 +61,7 @@ def test_lines_for_people_name_level_check_and_remedy(capsys: pytest.CaptureFixt
 
 def test_probe_of_another_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     failure = only_failure(doctor(capsys, "--draft-model", str(BUNDLED_PAIR / "target")))
-    assert failure.name == "draft probe" and "of draft (66044c7a58aeda75), but " in failure.message
+    assert failure.name == "draft probe" and "of draft (sha256-full:0610b5459721b669), but " in failure.message
 
 
 def test_unreadable_probe_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ async def test_request_that_waits_for_the_first_with_its_key_is_refused(gateway:
 
     async def never(prompt: str | Sequence[Message]) -> Piece:
         begun.set()
-        return await asyncio.get_running_loop().create_future()
+        return await asyncio.Future[Piece]()
 
     gateway.fakes.target.encode = never  # type: ignore[method-assign]
     headers = {"idempotency-key": "one"}
@@ -102,7 +102,7 @@ async def test_request_whose_tokens_are_not_there_is_refused(gateway: Gateway) -
 
     async def never(text: str) -> list[Token]:
         begun.set()
-        return await asyncio.get_running_loop().create_future()
+        return await asyncio.Future[list[Token]]()
 
     gateway.fakes.target.tokenize = never  # type: ignore[method-assign]
     running = asyncio.create_task(gateway.http.post("/tokenize", json={"inputs": "x"}))

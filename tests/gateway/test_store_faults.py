@@ -52,7 +52,7 @@ async def test_redis_that_refuses_is_named(
     words: str,
 ) -> None:
     async with Redis.from_url(mortal_redis.url) as client:
-        await client.execute_command(*setup)
+        await client.execute_command(*setup)  # type: ignore[no-untyped-call]
     gateway = await start_gateway(redis_url=mortal_redis.url)
     ready = await gateway.http.get("/ready")
     assert ready.status_code == 200 and ready.json()["detail"].startswith("ready, without Redis: ")
@@ -107,7 +107,7 @@ async def test_field_that_cannot_be_read_is_named(
     gateway: Gateway, redis: Redis, field: str, value: bytes, route: str
 ) -> None:
     id = await finished(gateway)
-    await redis.hset(f"semspec:{{{id}}}:meta", field, value)  # type: ignore[arg-type]  # bytes as well
+    await redis.hset(f"semspec:{{{id}}}:meta", field, value)
     await assert_named(gateway, id, route)
 
 

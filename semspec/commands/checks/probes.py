@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from semspec.commands.checks import Check, fail, ok, warn
 from semspec.commands.checks.models import find_folder
 from semspec.errors import Mismatch
-from semspec.stack import StackConfig
+from semspec.stack import StackConfig, StackError
 
 if TYPE_CHECKING:
     from semspec.probes.probe import Artifact
@@ -55,10 +55,10 @@ def _curve(target: "Artifact") -> Check:
 
 
 def _serving(config: StackConfig) -> Check:
-    path = Path(config.target_probe).parent / "serving.json"
     try:
         values = config.read_serving()
-        words = ", ".join(f"{name} {value}" for name, value in values.items())
-    except (OSError, ValueError, AttributeError) as error:
-        return fail("serving", f"{path} is not readable: {error}", "correct the file or remove it")
+    except StackError as error:
+        message, _, remedy = str(error).rpartition("; ")
+        return fail("serving", message, remedy)
+    words = ", ".join(f"{name} {value}" for name, value in values.items())
     return ok("serving", words or "no serving.json beside the target's probe: the gateway's own defaults")
