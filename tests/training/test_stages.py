@@ -188,7 +188,7 @@ def test_context_with_no_known_meaning_of_the_target_is_left_out() -> None:
 
 
 def test_cut_segments_and_ends_of_turn_reach_the_clusters(made: Pipeline) -> None:
-    ends, num_mixed = Counter[str](), 0
+    ends, num_mixed, num_labelled = Counter[str](), 0, 0
     for number in made.samples.folder.numbers():
         samples, clusters = (
             read_rows(stage.folder.file(number, ".parquet")) for stage in (made.samples, made.clusters)
@@ -199,9 +199,12 @@ def test_cut_segments_and_ends_of_turn_reach_the_clusters(made: Pipeline) -> Non
             ends[row["end"]] += 1
             found[row["context"], cluster["cluster"]].add(row["end"])
         num_mixed += sum(len(own) > 1 for own in found.values())
+        whole = [row for row in samples if row["end"] != "length"]
+        known = {row["context"] for row in whole if row["writer"] == "target"}
+        num_labelled += sum(row["context"] in known for row in whole)
     assert num_mixed == 0 and ends.keys() == {"boundary", "eos", "length"}
     assert made.clusters.counted()["num_cut"] == ends["length"]
-    assert len(made.labels) == sum(ends.values()) - ends["length"]
+    assert len(made.labels) == num_labelled
 
 
 def test_one_meaning_everywhere_is_refused(models: tuple[Path, Path], made: Pipeline, tmp_path: Path) -> None:
