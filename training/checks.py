@@ -9,7 +9,7 @@ from semspec.engine.tokenization import EARLIER_TURN, ModelTokenizer
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import PROBE_FORMAT, card_format
 from semspec.training.config import PipelineConfig
-from semspec.training.data.contexts import prompt
+from semspec.training.data.contexts import prompts
 from semspec.training.data.questions import Question
 from semspec.types import Writer
 
@@ -41,8 +41,9 @@ def check_models(
         _check_round_trip(name, tokenizer, [question.text for question in questions[:NUM_QUESTIONS]])
         if config.prompt.chat and tokenizer.raw.chat_template is not None:
             _check_turns(name, tokenizer)
-    if config.prompt.chat:
-        _check_prompt(config, tokenizers[Writer.TARGET], questions[0])
+        has_own = tokenizer.raw.chat_template is not None
+        if config.prompt.chat and (has_own or writer is Writer.TARGET):  # a draft without one reads the target's
+            _check_prompt(config, f"the {writer}", tokenizer, questions[0])
 
 
 def _check_round_trip(name: str, tokenizer: ModelTokenizer, texts: Sequence[str]) -> None:
@@ -87,12 +88,12 @@ def _check_turns(name: str, tokenizer: ModelTokenizer) -> None:
 REMEDY = "correct the template, or set prompt.chat: false"
 
 
-def _check_prompt(config: PipelineConfig, target: ModelTokenizer, question: Question) -> None:
-    if target.raw.chat_template is None:
-        raise Mismatch("the target has no chat template; set prompt.chat: false, or take a model that has one")
+def _check_prompt(config: PipelineConfig, name: str, tokenizer: ModelTokenizer, question: Question) -> None:
+    if tokenizer.raw.chat_template is None:
+        raise Mismatch(f"{name} has no chat template; set prompt.chat: false, or take a model that has one")
     try:
-        rendered = prompt(question, config.prompt, target).text
+        rendered = prompts(question, config.prompt, tokenizer, tokenizer).target.text
     except InvalidRequest as error:
-        raise Mismatch(f"the target cannot render a question: {error.message}; {REMEDY}") from error
+        raise Mismatch(f"{name} cannot render a question: {error.message}; {REMEDY}") from error
     if question.text.strip() not in rendered:
-        raise Mismatch(f"the target's chat template drops or changes the user's turn; {REMEDY}")
+        raise Mismatch(f"{name}'s chat template drops or changes the user's turn; {REMEDY}")
