@@ -24,8 +24,6 @@ def runs(chunks: Sequence[Chunk[BufferKV]]) -> list[list[Chunk[BufferKV]]]:
     """`chunks` in an order in which each run has one kernel: single tokens of neighbouring slots, or one longer chunk.
 
     All have capacity for their tokens."""
-    if len(chunks) == 1:
-        return [list(chunks)]
     found: list[list[Chunk[BufferKV]]] = []
     longest = 0
     for chunk in sorted(chunks, key=_place):
@@ -57,9 +55,9 @@ class Attention:
         self._layout, self._num_heads = layout, num_heads
         self._num_kv_heads, self._head_dim = layout.num_kv_heads, layout.head_dim
 
-    def attend(self, ordered: Sequence[Sequence[Chunk[BufferKV]]]) -> Attend:
+    def of_many(self, ordered: Sequence[Sequence[Chunk[BufferKV]]]) -> Attend:
         """Attention for tokens in the order of `ordered`, a result of `runs`."""
-        parts = [self._of_neighbours(run) if len(run) > 1 else self._of_one(run[0]) for run in ordered]
+        parts = [self._of_neighbours(run) if len(run) > 1 else self.of_one(run[0]) for run in ordered]
         if len(parts) == 1:
             return parts[0]
         lengths = [sum(len(chunk.tokens) for chunk in run) for run in ordered]
@@ -105,7 +103,7 @@ class Attention:
 
         return attend
 
-    def _of_one(self, chunk: Chunk[BufferKV]) -> Attend:
+    def of_one(self, chunk: Chunk[BufferKV]) -> Attend:
         """Causal attention of the new tokens of one sequence."""
         start, end = chunk.kv.num_tokens, chunk.end
         past_and_own = chunk.kv.stretch(0, end).flatten(0, 1).unbind()

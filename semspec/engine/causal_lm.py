@@ -91,7 +91,6 @@ class CausalLM:
         """An empty KV cache for a new sequence, for use with `forward`."""
         return self._decoder.new_kv() if self._decoder else DynamicKV()
 
-    @torch.inference_mode()
     def forward(self, tokens: Sequence[int], kv: KV, num_rows: int = 1, want_states: bool = False) -> Forward:
         """Feed `tokens` after those in `kv`, a result of `new_kv`. Returns logits of the last `num_rows` positions."""
         return self.forward_step([Chunk(tokens, kv, num_rows, want_states)])[0]
@@ -100,11 +99,18 @@ class CausalLM:
     def forward_step(self, chunks: Sequence[Chunk[KV]]) -> list[Forward]:
         """Feed the tokens of all `chunks`, each of another sequence, and return the result of each.
 
-        `Decoder` computes them in one pass, transformers one after another.
+        `Decoder` computes them in one pass, transformers one after another. If that fails, `Decoder` leaves all
+        sequences as they were, transformers leave them empty.
         """
         if self._decoder and _are_buffered(chunks):
             return [Forward(*outputs) for outputs in self._decoder.forward(chunks)]
-        return [self._forward_alone(chunk) for chunk in chunks]
+        try:
+            return [self._forward_alone(chunk) for chunk in chunks]
+        except Exception:
+            for chunk in chunks:
+                if isinstance(chunk.kv, DynamicKV):
+                    chunk.kv.clear()  # some are fed, one in part of its layers
+            raise
 
     def _forward_alone(self, chunk: Chunk[KV]) -> Forward:
         if not isinstance(chunk.kv, DynamicKV):

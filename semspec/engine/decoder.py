@@ -127,59 +127,62 @@ class Decoder:
         `[num_rows, vocab_size]`, and its states `[num_layers + 1, num_tokens, hidden_size]`, empty unless wanted."""
         for chunk in chunks:
             chunk.kv.reserve(chunk.end)
-        return self._graphed_forward(chunks) or self._eager_forward(chunks)
+        if self._graphs and (graphed := self._graphed_forward(self._graphs, chunks)):
+            return graphed
+        return [self._forward_one(chunks[0])] if len(chunks) == 1 else self._forward_many(chunks)
 
-    def _graphed_forward(self, chunks: Sequence[Chunk[BufferKV]]) -> list[Outputs] | None:
+    def _graphed_forward(self, graphs: GraphedSteps, chunks: Sequence[Chunk[BufferKV]]) -> list[Outputs] | None:
         """One token of each sequence by a CUDA graph; None where there is none."""
-        if self._graphs is None or any(len(chunk.tokens) > 1 for chunk in chunks):
+        if any(len(chunk.tokens) > 1 for chunk in chunks):
             return None
         tokens, want_states = [chunk.tokens[0] for chunk in chunks], any(chunk.want_states for chunk in chunks)
-        outputs = self._graphs.forward(tokens, [chunk.kv for chunk in chunks], want_states)
+        outputs = graphs.forward(tokens, [chunk.kv for chunk in chunks], want_states)
         if outputs is None:
             return None
         logits, states = outputs
         spans = [slice(index, index + 1) for index in range(len(chunks))]
         return [(logits[span], states[:, span] if want_states else states) for span in spans]
 
-    def _eager_forward(self, chunks: Sequence[Chunk[BufferKV]]) -> list[Outputs]:
+    def _forward_one(self, chunk: Chunk[BufferKV]) -> Outputs:
+        """`_forward_many` for one sequence, without what several need: a third less time for a small draft."""
+        kv, start, end = chunk.kv, chunk.kv.num_tokens, chunk.end
+        self._prepare_rotations(end, kv.capacity)
+        attend = self._attention.of_one(chunk)
+        states = self._through_blocks(self._embedded(chunk.tokens), self._cos[start:end], self._sin[start:end], attend)
+        kv.num_tokens = end  # last, so that a failed forward pass leaves the sequence unchanged
+        nothing = states[-1].new_empty(0)
+        logits = self._logits(states[-1][-chunk.num_rows :]) if chunk.num_rows else nothing
+        return logits, torch.stack(states) if chunk.want_states else nothing
+
+    def _forward_many(self, chunks: Sequence[Chunk[BufferKV]]) -> list[Outputs]:
         ordered = runs(chunks)
         arranged = [chunk for run in ordered for chunk in run]
+        self._prepare_rotations(max(chunk.end for chunk in chunks), max(chunk.kv.capacity for chunk in chunks))
+        numbers = [number for chunk in arranged for number in range(chunk.kv.num_tokens, chunk.end)]
+        positions = torch.tensor(numbers, device=self.layout.device)
         hidden = self._embedded([token for chunk in arranged for token in chunk.tokens])
-        cos, sin = self._rotation_of(arranged)
-        states = self._through_blocks(hidden, cos, sin, self._attention.attend(ordered))
+        attend = self._attention.of_many(ordered)
+        states = self._through_blocks(hidden, self._cos[positions], self._sin[positions], attend)
         outputs = self._outputs_of(arranged, states)
-        for chunk in chunks:  # last, so that a failed forward pass leaves all sequences unchanged
+        for chunk in chunks:
             chunk.kv.num_tokens = chunk.end
         return [outputs[id(chunk)] for chunk in chunks]
 
     def _outputs_of(self, arranged: Sequence[Chunk[BufferKV]], states: list[Tensor]) -> dict[int, Outputs]:
         """What each chunk wants, by the chunk's identity."""
-        lengths, num_rows = [len(chunk.tokens) for chunk in arranged], [chunk.num_rows for chunk in arranged]
-        ends = accumulate(lengths)
-        wanted = [row for end, number in zip(ends, num_rows, strict=True) for row in range(end - number, end)]
-        hidden = states[-1]
-        if len(wanted) < len(hidden):
-            hidden = hidden[wanted] if len(arranged) > 1 else hidden[len(hidden) - len(wanted) :]
-        logits = self._logits(hidden) if wanted else hidden.new_empty(0, len(self._head))
-        nothing = hidden.new_empty(0)
-        pooled: Sequence[Tensor] = [nothing] * len(arranged)
-        if any(chunk.want_states for chunk in arranged):
-            pooled = torch.stack(states).split(lengths, 1)
-        return {
-            id(chunk): (rows, own if chunk.want_states else nothing)
-            for chunk, rows, own in zip(arranged, logits.split(num_rows), pooled, strict=True)
-        }
-
-    def _rotation_of(self, chunks: Sequence[Chunk[BufferKV]]) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the chunks' positions."""
-        if len(self._cos) < max(chunk.end for chunk in chunks):
-            self._cos, self._sin = self._rotations(max(chunk.kv.capacity for chunk in chunks))
-        if len(chunks) == 1:
-            [chunk] = chunks
-            return self._cos[chunk.kv.num_tokens : chunk.end], self._sin[chunk.kv.num_tokens : chunk.end]
-        positions = [position for chunk in chunks for position in range(chunk.kv.num_tokens, chunk.end)]
-        index = torch.tensor(positions, device=self.layout.device)
-        return self._cos[index], self._sin[index]
+        logits = nothing = states[-1].new_empty(0)
+        ends = list(accumulate(len(chunk.tokens) for chunk in arranged))
+        rows = [row for chunk, end in zip(arranged, ends, strict=True) for row in range(end - chunk.num_rows, end)]
+        if rows:
+            is_end = rows[0] == ends[-1] - len(rows)  # a view then
+            logits = self._logits(states[-1][rows[0] :] if is_end else states[-1][rows])
+        stacked = torch.stack(states) if any(chunk.want_states for chunk in arranged) else nothing
+        outputs, first = {}, 0
+        for chunk, end in zip(arranged, ends, strict=True):
+            own = stacked[:, end - len(chunk.tokens) : end] if chunk.want_states else nothing
+            outputs[id(chunk)] = logits[first : first + chunk.num_rows], own
+            first += chunk.num_rows
+        return outputs
 
     def static_step(self, buffer: Tensor) -> Step:
         """The forward pass of one token of each slot of `buffer`, with the same shapes at all positions, for capture
@@ -201,6 +204,10 @@ class Decoder:
         if len(tokens) == 1:  # a view avoids copying an index to the device
             return self._embedding.narrow(0, tokens[0], 1)
         return F.embedding(torch.tensor(tokens, device=self.layout.device), self._embedding)
+
+    def _prepare_rotations(self, num_positions: int, capacity: int) -> None:
+        if len(self._cos) < num_positions:
+            self._cos, self._sin = self._rotations(capacity)
 
     def _rotations(self, num_positions: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines `[num_positions, 1, head_dim]`; the sines of the first half are negated."""

@@ -168,6 +168,7 @@ class Slabs:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
+        self.nothing = torch.empty(layout.shape(0), dtype=layout.dtype, device=layout.device)
         self._by_capacity: dict[int, list[Slab]] = {}
 
     def take(self, capacity: int) -> tuple[Slab, int]:
@@ -198,7 +199,7 @@ class BufferKV:
         """Number of leading tokens also in that graph's buffer."""
         self._slabs = slabs
         self.slab: Slab | None = None
-        self.slot = 0
+        self.slot, self._buffer = 0, slabs.nothing
 
     def __del__(self) -> None:
         self._release()
@@ -240,22 +241,15 @@ class BufferKV:
         if num_tokens <= self.capacity:
             return
         slab, slot = self._slabs.take(self._slabs.layout.capacity(num_tokens))
-        if self.num_tokens:
-            _stretch(slab, slot, 0, self.num_tokens).copy_(self.stretch(0, self.num_tokens))
+        slab.tensor.narrow(2, slot, 1).narrow(4, 0, self.num_tokens).copy_(self.stretch(0, self.num_tokens))
         self._release()
-        self.slab, self.slot = slab, slot
+        self.slab, self.slot, self._buffer = slab, slot, slab.tensor.narrow(2, slot, 1)
 
     def stretch(self, start: int, end: int) -> Tensor:
         """A writable view of tokens `start` to `end`; shape: see `Layout.shape`."""
-        if self.slab is None:
-            return torch.empty(self._slabs.layout.shape(0))
-        return _stretch(self.slab, self.slot, start, end)
+        return self._buffer.narrow(4, start, end - start)
 
     def _release(self) -> None:
         if self.slab is not None:
             self._slabs.give(self.slab, self.slot)
-        self.slab = None
-
-
-def _stretch(slab: Slab, slot: int, start: int, end: int) -> Tensor:
-    return slab.tensor.narrow(2, slot, 1).narrow(4, start, end - start)
+        self.slab, self._buffer = None, self._slabs.nothing

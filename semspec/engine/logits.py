@@ -2,7 +2,6 @@
 pooled states, surprisal statistics and log-probabilities."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import isfinite
 
 import torch
@@ -34,12 +33,12 @@ def draw_tokens(logits: Tensor, sampling: SamplingParams, seeds: Sequence[int], 
 def draw_each(logits: Tensor, samplings: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
     """The token that `draw_token` draws from each row, with `samplings[i]` at `positions[i]`; `logits`: `[num_rows,
     vocab_size]`. Rows with equal parameters are drawn together."""
-    groups: dict[SamplingParams, list[int]] = {}
+    groups: dict[tuple[float, float, int], list[int]] = {}
     for row, sampling in enumerate(samplings):
-        groups.setdefault(replace(sampling, seed=0), []).append(row)
+        groups.setdefault((sampling.temperature, sampling.top_p, sampling.top_k), []).append(row)
     drawn = [0] * len(samplings)
-    for sampling, rows in groups.items():
-        own = logits if len(groups) == 1 else logits[rows]
+    for rows in groups.values():
+        own, sampling = logits if len(groups) == 1 else logits[rows], samplings[rows[0]]
         if sampling.temperature == 0:
             tokens = own.argmax(-1).tolist()
         else:

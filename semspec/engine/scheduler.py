@@ -27,15 +27,17 @@ class Scheduler:
         computed again when there is memory. The oldest call runs in any case, so that all calls end.
         """
         shares = equal_shares([feed.num_left for feed in feeds], self._step_tokens)
+        growths = [feed.prefix.kv.growth_bytes(feed.end) for feed in feeds]
+        if not any(growths):
+            return list(zip(feeds, shares, strict=True))
         num_bytes = sum(feed.prefix.kv.nbytes for feed in feeds)
         planned: list[tuple[Feed, int]] = []
         for index, (feed, share) in enumerate(zip(feeds, shares, strict=True)):
-            growth = feed.prefix.kv.growth_bytes(feed.end)
+            growth = feed.prefix.kv.growth_bytes(feed.end)  # more than before, if it was evicted for an older call
             if growth and not self._fits(num_bytes + growth):
                 num_bytes -= self._evict(feeds[index + 1 :], num_bytes + growth)
                 if index and not self._fits(num_bytes + growth):
                     continue
-                growth = feed.prefix.kv.growth_bytes(feed.end)
             num_bytes += growth
             planned.append((feed, share))
         return planned

@@ -61,20 +61,27 @@ class Feed:
     def chunk(self, num_tokens: int) -> Chunk[KV]:
         """The next `num_tokens` tokens."""
         kv = self.prefix.kv
+        if num_tokens == len(self.tokens) and kv.num_tokens == len(self.prefix.tokens):
+            return Chunk(self.tokens, kv, self.num_rows, bool(self.segments))
         again = self.prefix.tokens[kv.num_tokens : kv.num_tokens + num_tokens]
         new = self.tokens[self._num_fed : self._num_fed + num_tokens - len(again)]
         num_rows = self._num_fed + len(new) - max(self._num_fed, len(self.tokens) - self.num_rows)
         return Chunk([*again, *new], kv, max(0, num_rows), bool(self.segments and new))
 
-    def take(self, forward: Forward, num_tokens: int) -> None:
-        """Note the result of feeding `chunk(num_tokens)`."""
-        num_new = self.end - self.num_left - len(self.prefix.tokens)  # those fed beyond what was there before
-        start, self._num_fed = self._num_fed, self._num_fed + num_new
-        self.prefix.tokens += self.tokens[start : self._num_fed]
-        if len(forward.logits):
-            self._rows.append(forward.logits)
-        if self.segments and num_new:
-            self._pool(forward.states[:, num_tokens - num_new :], start)
+    def take(self, forward: Forward) -> bool:
+        """Note the result of feeding a `chunk`; whether all is fed."""
+        prefix, start = self.prefix, self._num_fed
+        num_new = prefix.kv.num_tokens - len(prefix.tokens)
+        if num_new > 0:
+            self._num_fed += num_new
+            prefix.tokens += self.tokens[start : self._num_fed]
+            if len(forward.logits):
+                self._rows.append(forward.logits)
+            if num_new == 1 and self.segments == (1,):
+                self._totals = [forward.states[:, -1].float()]
+            elif self.segments:
+                self._pool(forward.states[:, -num_new:], start)
+        return self._num_fed == len(self.tokens)
 
     def _pool(self, states: Tensor, start: int) -> None:
         """Add the states of the tokens from number `start` on to their segments' sums."""
@@ -88,11 +95,17 @@ class Feed:
                 self._totals[index] = total if before is None else before + total
             first += length
 
+    @property
+    def last_row(self) -> Tensor:
+        """Logits after the last token, `[vocab_size]`."""
+        return self._rows[-1][-1]
+
     def output(self, token: int) -> Output:
         """The result, once all tokens are fed."""
         rows = self._rows[0] if len(self._rows) == 1 else torch.cat(self._rows)
         totals = zip(self._totals, self.segments, strict=True)
-        return Output(rows, [total / length for total, length in totals if total is not None], token)
+        means = [total / length if length > 1 else total for total, length in totals if total is not None]
+        return Output(rows, means, token)
 
 
 Steps = Generator[Feed | T, Output | None, None]
@@ -109,10 +122,8 @@ def fed(feed: Feed) -> Generator[Feed, Output | None, Output]:
 
 def run_step(lm: CausalLM, plan: Sequence[tuple[Feed, int]]) -> list[tuple[Feed, Output]]:
     """Feed so many tokens of each of `plan` in one forward pass. Returns the outputs of those that are complete."""
-    chunks = [feed.chunk(num_tokens) for feed, num_tokens in plan]
-    for (feed, num_tokens), forward in zip(plan, lm.forward_step(chunks), strict=True):
-        feed.take(forward, num_tokens)
-    complete = [feed for feed, _ in plan if not feed.num_left]
+    forwards = lm.forward_step([feed.chunk(num_tokens) for feed, num_tokens in plan])
+    complete = [feed for (feed, _), forward in zip(plan, forwards, strict=True) if feed.take(forward)]
     tokens = _drawn([feed for feed in complete if feed.sampling])
     outputs = [(feed, feed.output(tokens.get(id(feed), -1))) for feed in complete]
     for feed, output in outputs:
@@ -124,7 +135,7 @@ def _drawn(feeds: Sequence[Feed]) -> dict[int, int]:
     """The next token of each feed, by the feed's identity."""
     if not feeds:
         return {}
-    rows = torch.stack([feed._rows[-1][-1] for feed in feeds])
+    rows = feeds[0].last_row[None] if len(feeds) == 1 else torch.stack([feed.last_row for feed in feeds])
     samplings = [feed.sampling for feed in feeds if feed.sampling]
     positions = [len(feed.prefix.tokens) for feed in feeds]
     return dict(zip(map(id, feeds), draw_each(rows, samplings, positions), strict=True))

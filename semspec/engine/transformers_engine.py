@@ -198,7 +198,7 @@ class TransformersEngine:
             own = (1,) if params.want_states else ()
             output = yield from fed(Feed(prefix, [token], segments=own, sampling=params.sampling))
             for states in output.pooled:
-                total = states if total is None else total.add_(states)
+                total = states if total is None else total + states
             segment = segmenter.append(token)
             token = output.token
             segment = segment or segmenter.end_before(token)

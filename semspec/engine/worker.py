@@ -166,11 +166,13 @@ class Worker:
                 self._fail(plan[0][0], error)
                 return
             _log.warning("a step of %d calls failed, its calls run alone: %s", len(plan), error)
+            is_memory_short = isinstance(error, torch.OutOfMemoryError)
         else:
             self._answer(outputs)
             return
         # Outside the except block: the error, and with it the frames that hold the step's tensors, is released.
-        self._free_memory()
+        if is_memory_short:
+            self._free_memory()
         for part in plan:
             self._compute([part])
 

@@ -11,6 +11,7 @@ from semspec.engine import speculative
 from semspec.engine.causal_lm import Forward
 from semspec.engine.kv_cache import KV, Chunk
 from semspec.engine.prefix_cache import Prefix
+from semspec.engine.steps import Steps
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import Context, Distribution, GenerationParams, Proposal, Segment, SegmentEnd, derive_seed, uniform
 from tests.engine.test_equivalence import written
@@ -69,9 +70,13 @@ def certainly(engine: TransformersEngine, token_ids: tuple[int, ...]) -> Proposa
     return Proposal(token_ids, distributions, engine.tokenizer.info.tokenizer, 0.0)
 
 
+def a_turn() -> Steps[bool]:
+    yield True
+
+
 async def only_prefix(engine: TransformersEngine) -> Prefix:
     """What the cache holds once the call that has just answered has given its prefix back."""
-    await engine._result(turn for turn in (True,))
+    await engine._result(a_turn())
     [(prefix, _)] = engine._cache._entries.values()
     return prefix
 

@@ -1,13 +1,14 @@
 """Calls that share steps get what they get alone, whatever is evicted, split or cancelled between the steps."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from semspec.engine.causal_lm import EngineName, Forward
 from semspec.engine.kv_cache import KV, Chunk
@@ -15,10 +16,23 @@ from semspec.engine.logits import filtered
 from semspec.engine.scheduler import Scheduler
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InternalError
-from semspec.types import Context, GenerationParams, SamplingParams, Segment, SegmentScore, Writer, uniform
+from semspec.types import (
+    Context,
+    GeneratedSegment,
+    GenerationParams,
+    Proposal,
+    SamplingParams,
+    Segment,
+    SegmentScore,
+    VerifiedTokens,
+    Writer,
+    uniform,
+)
 from tests.engine.test_equivalence import HOT, assert_same, params, prompt, tensor, written
 
 NUM_STREAMS = 32
+
+AllKinds = tuple[list[GeneratedSegment], list[SegmentScore], Proposal, VerifiedTokens]
 
 
 @pytest.fixture
@@ -97,7 +111,7 @@ async def test_calls_of_all_kinds_in_one_step_get_what_they_get_alone(
     segments = [[one.segment for one in await written(alone, context, what)] for context in started]
     proposals = [await alone.propose(context, (), what, 5) for context in started]
 
-    async def all_kinds(engine: TransformersEngine, index: int) -> tuple[object, ...]:
+    async def all_kinds(engine: TransformersEngine, index: int) -> AllKinds:
         context, own = started[index], segments[index]
         return await asyncio.gather(
             written(engine, context, what),
@@ -110,21 +124,26 @@ async def test_calls_of_all_kinds_in_one_step_get_what_they_get_alone(
     together = await asyncio.gather(*(all_kinds(batched, index) for index in range(8)))
     assert any(1 in step and max(step) > 5 for step in steps), "tokens beside prompts"
     for index, mine in enumerate(together):
-        expected = await all_kinds(alone, index)
-        assert_equal_results(mine, expected)
+        assert_same_results(mine, await all_kinds(alone, index))
 
 
-def assert_equal_results(mine: tuple[object, ...], expected: tuple[object, ...]) -> None:
-    (streams, scores, proposal, verified), (other_streams, other_scores, *others) = mine, expected  # type: ignore[misc]
+def assert_same_results(mine: AllKinds, expected: AllKinds) -> None:
+    (streams, scores, proposal, verified), (other_streams, other_scores, other_proposal, other_verified) = (
+        mine,
+        expected,
+    )
     for one, other in zip(streams, other_streams, strict=True):
         assert one.segment == other.segment
         assert_same(tensor(one.states), tensor(other.states))
-        assert [token.logprob for token in one.logprobs] == pytest.approx(
-            [token.logprob for token in other.logprobs], rel=1e-3, abs=1e-4
-        )
+        assert logprobs(one) == pytest.approx(logprobs(other), rel=1e-3, abs=1e-4)
     assert_same_scores(scores, other_scores)
-    assert proposal.token_ids == others[0].token_ids
-    assert replace(verified, duration_ms=0) == replace(others[1], duration_ms=0)
+    assert proposal.token_ids == other_proposal.token_ids
+    assert replace(verified, duration_ms=0) == replace(other_verified, duration_ms=0)
+
+
+def logprobs(one: GeneratedSegment) -> list[float]:
+    assert one.logprobs is not None
+    return [token.logprob for token in one.logprobs]
 
 
 def assert_same_scores(scores: list[SegmentScore], others: list[SegmentScore]) -> None:
@@ -175,7 +194,7 @@ async def test_evicted_calls_are_computed_again_with_the_same_result(
     """Each call's second buffer, past 256 tokens, needs the memory of another call."""
     layout = alone._lm._decoder.layout  # type: ignore[union-attr]
     engine = load(checkpoints["qwen2"], cache_bytes=0, kv_bytes=num_buffers * layout.num_bytes(256) + 1)
-    texts = [f"Day {index}: Tom sells {index} pens. " * 18 for index in range(6)]
+    texts = [f"Day {index}: Tom sells {index} pens. " * 30 for index in range(6)]
     started = [Context((await engine.encode(text),)) for text in texts]
     lengths = [len(context.pieces[0].token_ids) for context in started]
     assert min(lengths) > 200 and max(lengths) < 256
@@ -247,6 +266,43 @@ async def test_call_that_cannot_be_computed_fails_alone(
     for index in (0, 1, 3, 4):
         expected = await written(alone, started[index], params())
         assert [one.segment for one in results[index]] == [one.segment for one in expected]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["fast", "transformers"])
+async def test_step_that_breaks_off_midway_feeds_nobody_twice(
+    checkpoint: Path, name: EngineName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, reference = load(checkpoint, name=name), load(checkpoint, cache_bytes=0)
+    started = await contexts(engine, 4)
+    norm, calls = engine._lm.model.model.norm, iter(range(1000))
+    logits, forward = engine._lm._decoder and engine._lm._decoder._logits, norm.forward
+
+    def breaking(whole: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        def computed(hidden: Tensor) -> Tensor:
+            if next(calls) in (1, 5, 13):
+                raise RuntimeError("no such kernel")
+            return whole(hidden)
+
+        return computed
+
+    if logits:
+        monkeypatch.setattr(engine._lm._decoder, "_logits", breaking(logits))
+    else:
+        monkeypatch.setattr(norm, "forward", breaking(forward))
+    what = params(max_segments=0, max_tokens=20, want_states=True)
+    together = await asyncio.gather(*(written(engine, context, what) for context in started), return_exceptions=True)
+    num_failed = 0
+    for context, mine in zip(started, together, strict=True):
+        if isinstance(mine, BaseException):
+            num_failed += 1
+            continue
+        expected = await written(reference, context, what)
+        assert [one.segment for one in mine] == [one.segment for one in expected]
+        for one, other in zip(mine, expected, strict=True):
+            assert_same(tensor(one.states), tensor(other.states))
+    assert num_failed < 3 and next(calls) > 14
+    await engine.aclose()
+    await reference.aclose()
 
 
 @pytest.mark.slow

@@ -154,7 +154,7 @@ def test_buffers_of_all_graphs_stay_within_their_bound(
     decoder = lm._decoder
     assert decoder is not None and decoder._graphs is not None
     assert list(decoder._graphs._buckets) == [(1, 256)]
-    assert [kv.num_tokens for kv in kvs] == [5, 4, 3, 3, 1, 1, 1, 1]
+    assert [kv.num_tokens for kv in kvs] == [5, 3, 2, 2, 1, 1, 1, 1]
 
 
 def test_failed_capture_is_said_once_and_decoding_goes_on(caplog: pytest.LogCaptureFixture) -> None:
