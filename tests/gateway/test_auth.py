@@ -167,13 +167,19 @@ async def test_other_owner_sees_no_generation(start_gateway: GatewayFactory) -> 
             assert own.status_code == 200
 
 
+async def writers(gateway: Gateway) -> set[bytes]:
+    """The keys of all writer leases."""
+    return {key async for key in gateway.app.state.store._client.scan_iter("semspec:{chatcmpl-*}:writer")}
+
+
 async def test_other_owner_cannot_cancel(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(api_keys=TWO_OWNERS)
     gateway.fakes.target.pause_at = 1
     body = {**BODY, "model": "semspec-demo:target"}
+    before = await writers(gateway)
     running = asyncio.create_task(gateway.http.post("/v1/chat/completions", json=body, headers=bearer(OURS)))
     await asyncio.wait_for(gateway.fakes.target.paused.wait(), 10)
-    [key] = [key async for key in gateway.app.state.store._client.scan_iter("semspec:{chatcmpl-*}:writer")]
+    [key] = await writers(gateway) - before
     id = key.decode().removeprefix("semspec:{").removesuffix("}:writer")
     refused = await gateway.http.post(f"/v1/generations/{id}/cancel", headers=bearer(THEIRS))
     assert refused.status_code == 404

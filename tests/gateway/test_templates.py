@@ -188,7 +188,7 @@ async def test_resumed_generation_keeps_the_drafts_prompt(start_gateway: Gateway
     [
         (Unavailable("gone"), "the draft does not answer"),
         (DeadlineExceeded("late"), "the draft took too long"),
-        (InvalidRequest("no system turns here"), "the draft does not fit the rest"),
+        (InvalidRequest("no system turns here"), "the draft refuses what it was sent"),
     ],
 )
 async def test_draft_that_cannot_render_leaves_the_answer_to_the_target(
