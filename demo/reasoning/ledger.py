@@ -1,0 +1,159 @@
+"""Solutions of ledger problems: a count that changes by days."""
+
+from semspec.demo.reasoning.meaning import CARE, Mistakes, Proposition
+from semspec.demo.reasoning.problems import Ledger, Operator, apply
+
+CHECKED = 0.12
+"""Share of results that an author checks, and of those that are said again."""
+CHECKED_HARD = 0.4
+"""Share of hard results that an author checks: those of a sum that crosses a ten."""
+
+
+class LedgerSolution:
+    """See `semspec.demo.reasoning.meaning.Solution`."""
+
+    def __init__(self, facts: Ledger) -> None:
+        self._facts = facts
+        self._goal_stated = self._done = self.is_over = False
+        self._value: int | None = None
+        self._day = 0
+        self._rest: tuple[Operator, int] | None = None
+        """A split change whose second part is missing."""
+        self._last: tuple[Operator, int, int, int] | None = None
+        """Operator, delta, before and after of the last change, until it is remarked on."""
+
+    def options(self, care: float = CARE) -> dict[Proposition, float]:
+        if self.is_over:
+            return {}
+        if self._value is None:
+            return self._beginnings()
+        options: dict[Proposition, float] = {}
+        if self._last is not None:
+            options = self._remarks(care)
+        share = 1.0 - sum(options.values())
+        return options | {step: share * weight for step, weight in self._moves().items()}
+
+    def allows(self, step: Proposition) -> bool:
+        """A change may be split at any amount, not only at the ten."""
+        if step.kind != "part":
+            return False
+        day, name, item, operator, delta, amount, before, after = step.values
+        stated = {option.values[:6] for option in self.options() if option.kind == "change"}
+        is_stated = (day, name, item, operator, delta, before) in stated and 0 < _int(amount) < _int(delta)
+        return is_stated and after == apply(_int(before), _operator(operator), _int(amount))
+
+    def mistakes(self, step: Proposition) -> Mistakes:
+        if step.kind not in ("change", "part", "rest"):
+            return Mistakes()
+        before, after = _int(step.values[-2]), _int(step.values[-1])
+        has_carry = before // 10 != after // 10
+        forgotten = after - 10 if after > before else after + 10
+        gross = [forgotten] if has_carry and step.kind == "change" else []
+        return Mistakes(_with_result(step, gross), _with_result(step, [after + 1, after - 1]))
+
+    def advance(self, step: Proposition) -> None:
+        values = step.values
+        match step.kind:
+            case "goal":
+                self._goal_stated = True
+            case "start":
+                self._value = _int(values[1])
+            case "skip":
+                self._day, self._last = _int(values[1]), None
+            case "change":
+                day, _, _, operator, delta, before, after = values
+                self._day, self._value = _int(day), _int(after)
+                self._last = (_operator(operator), _int(delta), _int(before), _int(after))
+            case "part":
+                day, _, _, operator, delta, amount, _, after = values
+                self._day, self._value = _int(day), _int(after)
+                self._rest, self._last = (_operator(operator), _int(delta) - _int(amount)), None
+            case "rest":
+                operator, amount, before, after = values
+                self._value, self._rest = _int(after), None
+                self._last = (_operator(operator), _int(amount), _int(before), _int(after))
+            case "fix":
+                self._value, self._last = _int(values[-1]), None
+            case "check" | "recap":
+                self._last = None
+            case "done":
+                self._done, self._last = True, None
+            case "answer":
+                self.is_over = True
+
+    def _beginnings(self) -> dict[Proposition, float]:
+        start = Proposition("start", (self._facts.item, self._facts.start))
+        if self._goal_stated:
+            return {start: 1.0}
+        return {start: 0.6, Proposition("goal", (self._facts.item, len(self._facts.events))): 0.4}
+
+    def _remarks(self, care: float) -> dict[Proposition, float]:
+        """Steps about the last change: a wrong result is corrected, a right one checked backwards or said again."""
+        assert self._last is not None and self._value is not None
+        operator, delta, before, after = self._last
+        right = apply(before, operator, delta)
+        if after != right:
+            return {Proposition("fix", (operator, before, delta, right)): care}
+        inverse: Operator = "-" if operator == "+" else "+"
+        is_hard = before // 10 != after // 10
+        return {
+            Proposition("check", (inverse, after, delta, before)): CHECKED_HARD if is_hard else CHECKED,
+            Proposition("recap", (self._day, self._facts.item, self._value)): CHECKED,
+        }
+
+    def _moves(self) -> dict[Proposition, float]:
+        """Steps that proceed: finish a split change, skip idle days, go to the next change, or conclude."""
+        assert self._value is not None
+        if self._done:
+            return {Proposition("answer", (self._value,)): 1.0}
+        if self._rest is not None:
+            operator, amount = self._rest
+            return {Proposition("rest", (operator, amount, self._value, apply(self._value, operator, amount))): 1.0}
+        num_idle = self._num_idle()
+        next_day = self._day + num_idle + 1
+        ahead = self._conclusions() if next_day > len(self._facts.events) else self._changes(next_day)
+        skips = {
+            Proposition("skip", (self._day + 1, self._day + num_days)): 0.35
+            for num_days in range(1, min(num_idle, 2) + 1)
+        }
+        share = 1.0 - sum(skips.values())
+        return skips | {step: share * weight for step, weight in ahead.items()}
+
+    def _num_idle(self) -> int:
+        num_idle = 0
+        for event in self._facts.events[self._day :]:
+            if event.operator is not None:
+                break
+            num_idle += 1
+        return num_idle
+
+    def _conclusions(self) -> dict[Proposition, float]:
+        assert self._value is not None
+        return {
+            Proposition("done", (len(self._facts.events),)): 0.4,
+            Proposition("answer", (self._value,)): 0.6,
+        }
+
+    def _changes(self, day: int) -> dict[Proposition, float]:
+        """The change of `day`, in one step or, where it crosses a ten, also in two."""
+        event, before = self._facts.events[day - 1], self._value
+        assert event.operator is not None and before is not None
+        subject = (day, self._facts.name, self._facts.item, event.operator, event.delta)
+        whole = Proposition("change", (*subject, before, apply(before, event.operator, event.delta)))
+        to_ten = (-before) % 10 if event.operator == "+" else before % 10
+        if not 0 < to_ten < event.delta:
+            return {whole: 1.0}
+        part = Proposition("part", (*subject, to_ten, before, apply(before, event.operator, to_ten)))
+        return {whole: 0.7, part: 0.3}
+
+
+def _with_result(step: Proposition, results: list[int]) -> tuple[Proposition, ...]:
+    return tuple(Proposition(step.kind, (*step.values[:-1], result)) for result in results if 0 <= result <= 99)
+
+
+def _int(value: int | str) -> int:
+    return int(value)
+
+
+def _operator(value: int | str) -> Operator:
+    return "+" if value == "+" else "-"

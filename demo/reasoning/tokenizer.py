@@ -1,0 +1,56 @@
+"""The pair's tokenizer: byte-level BPE with single digits, and with the end of a segment (`.\\n\\n`) as one token."""
+
+from collections.abc import Iterator
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from semspec.demo.reasoning.documents import grading_turns, write_document
+from semspec.demo.reasoning.problems import SPLITS
+from semspec.demo.reasoning.wording import DRAFT_AUTHOR, TARGET_AUTHOR, vocabulary_texts
+
+END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+VOCABULARY_SIZE = 1024
+WINDOW = 4096
+PIECE = r" ?\p{L}+| ?\p{N}|</?think>\n*| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n{% endif %}"
+)
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """A deterministic tokenizer, trained on texts of both authors."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECE), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY_SIZE,
+        special_tokens=[END_OF_TEXT, START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_texts(), trainer)
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=END_OF_TEXT,
+        model_max_length=WINDOW,
+        clean_up_tokenization_spaces=False,
+    )
+    wrapped.chat_template = CHAT_TEMPLATE
+    return wrapped
+
+
+def _texts() -> Iterator[str]:
+    for text in (*vocabulary_texts(), *grading_turns(), "user\n", "assistant\n<think>\n\n"):
+        yield from [text] * 50
+    for seed in SPLITS["train"][:2000]:
+        for author in (TARGET_AUTHOR, DRAFT_AUTHOR):
+            document = write_document(seed, author)
+            yield document.problem.question + document.solution

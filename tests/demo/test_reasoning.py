@@ -1,0 +1,105 @@
+"""The language in two domains: what is written can be read back, mistakes are wrong and keep their place, and the
+tokenizer has what the strategies need."""
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from semspec.decoding.spec_reason import DIGITS, PREFILL, QUESTION
+from semspec.demo.reasoning.documents import begin, is_valid, replay, valid_next, write_document, write_graded
+from semspec.demo.reasoning.meaning import Proposition, has_its_place, is_right_now
+from semspec.demo.reasoning.problems import SPLITS, make_problem
+from semspec.demo.reasoning.tokenizer import build_tokenizer
+from semspec.demo.reasoning.train_models import RECIPES
+from semspec.demo.reasoning.wording import DRAFT_AUTHOR, TARGET_AUTHOR, Author, read
+from semspec.engine.tokenization import option_ids, turn_after
+
+SEEDS = range(0, 60)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return build_tokenizer()
+
+
+@pytest.mark.parametrize("author", [TARGET_AUTHOR, DRAFT_AUTHOR])
+def test_every_step_written_is_read_back_and_has_its_place(author: Author) -> None:
+    for seed in SEEDS:
+        document = write_document(seed, author)
+        for meaning, text in zip(document.meanings, document.segments, strict=True):
+            assert read(text, document.problem.last) == meaning
+        assert replay(document.problem, document.meanings) is not None
+
+
+@pytest.mark.parametrize("domain", ["ledger", "boxes"])
+def test_steps_without_mistakes_lead_to_the_answer_and_mistakes_are_wrong(domain: str) -> None:
+    for seed in SEEDS:
+        problem = make_problem(seed)
+        if problem.domain != domain:
+            continue
+        solution = begin(problem)
+        while not solution.is_over:
+            options = solution.options()
+            assert sum(options.values()) == pytest.approx(1)
+            for option in options:
+                mistakes = solution.mistakes(option)
+                for wrong in (*mistakes.gross, *mistakes.near):
+                    assert has_its_place(solution, wrong) and not is_right_now(solution, wrong)
+            step = max(options, key=options.__getitem__)
+            solution.advance(step)
+        assert step == Proposition("answer", (problem.answer,))
+
+
+def test_a_wrong_result_may_be_corrected_next_and_a_right_one_not() -> None:
+    problem = make_problem(0)
+    history = [max(valid_next(problem, []), key=lambda step: step.kind == "start")]
+    change = next(step for step in valid_next(problem, history) if step.kind in ("change", "skip"))
+    while change.kind == "skip":
+        history.append(change)
+        change = next(step for step in valid_next(problem, history) if step.kind in ("change", "skip"))
+    wrong = Proposition("change", (*change.values[:-1], int(change.values[-1]) + 1))
+    after_wrong = {step.kind for step in valid_next(problem, [*history, wrong])}
+    after_right = {step.kind for step in valid_next(problem, [*history, change])}
+    assert "fix" in after_wrong and "check" not in after_wrong
+    assert "fix" not in after_right and "check" in after_right
+
+
+def test_unreadable_history_is_undecided() -> None:
+    problem = make_problem(3)
+    step = next(iter(valid_next(problem, [])))
+    assert is_valid(problem, [], step) is True
+    assert is_valid(problem, [read("gibberish", problem.last)], step) is None
+
+
+def test_nine_of_ten_answers_have_8_to_20_segments() -> None:
+    counts = [len(write_document(seed, TARGET_AUTHOR).segments) for seed in range(200)]
+    assert sum(8 <= count <= 20 for count in counts) >= 0.9 * len(counts)
+
+
+def test_grades_tell_right_steps_from_wrong_ones() -> None:
+    for seed in SEEDS:
+        graded = write_graded(seed, TARGET_AUTHOR)
+        *history, step = (read(text, graded.problem.last) for text in graded.segments)
+        assert is_valid(graded.problem, history, step) is (graded.grade > 4)
+
+
+def test_held_out_splits_share_no_question() -> None:
+    questions = [{make_problem(seed).question for seed in SPLITS[name][:3000]} for name in ("probe", "tune", "report")]
+    assert len(set.union(*questions)) == sum(map(len, questions))
+
+
+def test_end_of_a_segment_is_one_token_and_any_text_survives(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert len(tokenizer.encode(".\n\n")) == 1
+    for text in ("Größe ≠ 12\n\n\n <b>🙂", write_document(1, TARGET_AUTHOR).solution):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert len(tokenizer.encode("1234")) == 4
+
+
+def test_template_keeps_turns_and_steps_can_be_graded(tokenizer: PreTrainedTokenizerFast) -> None:
+    turns = [{"role": "user", "content": "A"}, {"role": "assistant", "content": "<think>\n\nB</think>\nC"}]
+    rendered = tokenizer.apply_chat_template([*turns, turns[0]], tokenize=False, add_generation_prompt=True)
+    assert "<think>\n\nB</think>\nC" in str(rendered)
+    assert turn_after(tokenizer, QUESTION, PREFILL) and len(set(option_ids(tokenizer, DIGITS))) == 10
+
+
+def test_head_sizes_are_those_of_every_engine() -> None:
+    assert {recipe.hidden_size / recipe.num_heads for recipe in RECIPES.values()} <= {32, 64, 80, 96, 112, 128}
