@@ -50,7 +50,7 @@ HTTPServer((HOST, int(os.environ["SEMSPEC_GATEWAY_PORT"])), Handler).serve_forev
 """
 
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
-DEAF_GATEWAY = GATEWAY.replace("import os", "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+DEAF_GATEWAY = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + GATEWAY
 BROKEN = "import sys; sys.exit('no model at /nowhere: name one with SEMSPEC_TARGET_MODEL')"
 
 SUPERVISOR = """
