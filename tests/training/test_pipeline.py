@@ -56,12 +56,12 @@ async def test_delivered_probes_serve_the_pair(run: Path, models: tuple[Path, Pa
     order = GenerationParams(SamplingParams(1.0, 1.0, seed=3), max_segment_tokens=12, want_states=True)
     [written] = [one async for one in draft.generate(context, order)]
     assert written.states is not None
-    [judgement] = await verifier.judge([written.states], await target.score(context, [written.segment]))
+    readings = await target.score(context, [written.segment])
+    [judgement] = await verifier.judge([written.states], readings)
     assert 0 < judgement.draft_probability <= 1 and 0 <= judgement.target_probability <= 1
     folder = run / "out" / "alternatives"
     whole = ProbeVerifier.load(run / "out" / "draft.safetensors", run / "out" / "target.safetensors", folder)
     assert (await whole.info()).alternatives == ("last-hidden", "surprisal")
-    readings = await target.score(context, [written.segment])
     judged = [await whole.judge([written.states], readings, name) for name in ("", "last-hidden", "surprisal")]
     assert judged[0] == [judgement] and len({one.target_probability for [one] in judged}) == 3
     cards = [json.loads((folder / name / "target.json").read_text()) for name in ("last-hidden", "surprisal")]
