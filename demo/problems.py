@@ -63,19 +63,21 @@ def make_problem(seed: int) -> Problem:
     sentences: list[str] = []
     num_days, value = rng.randint(3, 6), start
     while len(events) < num_days:
-        event = _draw_event(rng, value, num_days_left=num_days - len(events), events=events)
+        event = draw_event(rng, value, num_days - len(events), events, least_changes=2)
         if event is None:
             continue
         value = apply(value, event.operator, event.delta)
         events.append(event)
-        sentences.append(f"Day {len(events)}: {_tell(rng, name, item, event)}")
+        sentences.append(f"Day {len(events)}: {tell(rng, name, item, event)}")
     question = f"{name} has {item}: {start}. {' '.join(sentences)} How many {item} does {name} have now?"
     return Problem(question, name, item, start, tuple(events))
 
 
-def _draw_event(rng: random.Random, value: int, num_days_left: int, events: list[Event]) -> Event | None:
+def draw_event(
+    rng: random.Random, value: int, num_days_left: int, events: list[Event], least_changes: int
+) -> Event | None:
     """The next day's event, or None if the sampled one leaves the allowed range of counts."""
-    num_changes_missing = 2 - sum(1 for event in events if event.operator)
+    num_changes_missing = least_changes - sum(1 for event in events if event.operator)
     if rng.random() < 0.3 and num_days_left > num_changes_missing:
         return Event(None, 0)
     operator: Operator = "+" if rng.random() < 0.5 else "-"
@@ -83,7 +85,8 @@ def _draw_event(rng: random.Random, value: int, num_days_left: int, events: list
     return Event(operator, delta) if 10 <= apply(value, operator, delta) <= 99 else None
 
 
-def _tell(rng: random.Random, name: str, item: str, event: Event) -> str:
+def tell(rng: random.Random, name: str, item: str, event: Event) -> str:
+    """The sentence of a day."""
     if event.operator is None:
         return f"{name} {rng.choice(IDLE_VERBS)}."
     verb = rng.choice(GAIN_VERBS if event.operator == "+" else LOSE_VERBS)

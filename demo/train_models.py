@@ -9,10 +9,12 @@ import argparse
 import logging
 import math
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,6 +32,7 @@ log = logging.getLogger("semspec.demo.train_models")
 POOL_STEPS = 12
 """Documents are sampled for this many steps at a time and batched by length."""
 IGNORED = -100
+AuthorT = TypeVar("AuthorT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class Stage:
     """Share of training texts that are bare equations, in the first 60% of the stage."""
     matrix_learning_rate: float
     learning_rate: float
+    batch_size: int = 32
 
     @property
     def course(self) -> Course:
@@ -49,33 +53,33 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(Generic[AuthorT]):
     """The training recipe of one model of the pair."""
 
     name: str
-    author: Author
+    author: AuthorT
     hidden_size: int
     intermediate_size: int
     num_heads: int
-    batch_size: int
     first_seed: int
     """The first problem seed of the training split this model sees."""
     stages: tuple[Stage, ...]
+    window: int = 1024
 
 
-RECIPES = {
+RECIPES: dict[str, Recipe[Author]] = {
     "target": Recipe(
-        "target", TARGET_AUTHOR, 128, 352, 4, 32, 100_000,
+        "target", TARGET_AUTHOR, 128, 352, 4, 100_000,
         (Stage(6, 1800, 0.3, 0.01, 3e-3), Stage(24, 500, 0.1, 0.006, 2e-3)),
     ),
     "draft": Recipe(
-        "draft", DRAFT_AUTHOR, 80, 224, 4, 32, 5_000_000,
+        "draft", DRAFT_AUTHOR, 80, 224, 4, 5_000_000,
         (Stage(2, 1500, 0.3, 0.01, 3e-3),),
     ),
 }  # fmt: skip
 
 
-def build_model(recipe: Recipe, num_layers: int, tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
+def build_model(recipe: Recipe[AuthorT], num_layers: int, tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
     """A new Qwen2 model, initialised so that many layers train well."""
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -84,7 +88,7 @@ def build_model(recipe: Recipe, num_layers: int, tokenizer: PreTrainedTokenizerF
         num_hidden_layers=num_layers,
         num_attention_heads=recipe.num_heads,
         num_key_value_heads=recipe.num_heads,
-        max_position_embeddings=1024,
+        max_position_embeddings=recipe.window,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
@@ -121,17 +125,29 @@ class Batch:
     weights: Tensor
 
 
-class Texts:
+class Texts(ABC, Generic[AuthorT]):
     """Training batches, a pure function of the step, so that a resumed run gets the same ones."""
 
-    def __init__(self, recipe: Recipe, stage_index: int, tokenizer: PreTrainedTokenizerFast) -> None:
+    equals: str
+    """The token after which a bare equation's result stands, and the one that ends it."""
+    stop: str
+
+    def __init__(
+        self, recipe: Recipe[AuthorT], stage_index: int, tokenizer: PreTrainedTokenizerFast, heavy: Tensor
+    ) -> None:
+        """`heavy`: loss weight of each vocabulary entry, [vocab_size]."""
         self._recipe, self._stage = recipe, recipe.stages[stage_index]
         self._first_seed = recipe.first_seed + 1_000_000 * stage_index
-        self._tokenizer = tokenizer
-        held_out = (seed for split in ("probe", "tune", "report") for seed in SPLITS[split])
-        self._held_out = {make_problem(seed).question for seed in held_out}
-        self._heavy = _heavy_tokens(tokenizer)
-        self._equals, self._stop = tokenizer.convert_tokens_to_ids([" =", "."])
+        self._tokenizer, self._heavy = tokenizer, heavy
+        self._equals, self._stop = tokenizer.convert_tokens_to_ids([self.equals, self.stop])
+
+    @abstractmethod
+    def text(self, seed: int, rng: random.Random) -> tuple[list[int], list[int]]:
+        """Token ids and labels of the text of this seed, or of a later one where its question is held out."""
+
+    @abstractmethod
+    def equations(self, equations: list[str]) -> list[int]:
+        """Token ids of bare equations."""
 
     def batches(self, first_step: int) -> Iterator[Batch]:
         for pool in range(first_step // POOL_STEPS, 10**9):
@@ -140,11 +156,13 @@ class Texts:
 
     def _pool(self, pool: int) -> list[Batch]:
         rng = random.Random(f"{self._recipe.name} {self._stage.num_layers} {pool}")
-        size, is_early = self._recipe.batch_size, pool * POOL_STEPS < 0.6 * self._stage.num_steps
+        size, is_early = self._stage.batch_size, pool * POOL_STEPS < 0.6 * self._stage.num_steps
         share = self._stage.equation_share if is_early else 0.0
         first = self._first_seed + pool * size * POOL_STEPS
         texts = [
-            self._equations(rng) if rng.random() < share else self._solution(seed)
+            self._results(self.equations([equation(rng) for _ in range(18)]))
+            if rng.random() < share
+            else self.text(seed, rng)
             for seed in range(first, first + size * POOL_STEPS)
         ]
         texts.sort(key=lambda text: len(text[0]))
@@ -152,17 +170,8 @@ class Texts:
         rng.shuffle(batches)
         return [self._collate(batch) for batch in batches]
 
-    def _solution(self, seed: int) -> tuple[list[int], list[int]]:
-        document = write_document(seed, self._recipe.author)
-        if document.problem.question in self._held_out:
-            return self._solution(seed + 4_000_000)
-        prompt = self._tokenizer.encode(document.prompt)
-        solution = self._tokenizer.encode(document.solution)
-        return prompt + solution, [IGNORED] * len(prompt) + solution
-
-    def _equations(self, rng: random.Random) -> tuple[list[int], list[int]]:
-        text = "\n\n" + "\n\n".join(_equation(rng) for _ in range(18)) + END
-        ids = self._tokenizer.encode(text)
+    def _results(self, ids: list[int]) -> tuple[list[int], list[int]]:
+        """`ids`, and labels of the results of equations only."""
         labels, in_result = [], False
         for token in ids:
             in_result = token == self._equals or (in_result and token != self._stop)
@@ -176,7 +185,31 @@ class Texts:
         return Batch(ids, labels, self._heavy[labels.clamp(min=0)] * (labels != IGNORED))
 
 
-def _equation(rng: random.Random) -> str:
+class Solutions(Texts[Author]):
+    """Problems with their solutions."""
+
+    equals, stop = " =", "."
+
+    def __init__(self, recipe: Recipe[Author], stage_index: int, tokenizer: PreTrainedTokenizerFast) -> None:
+        super().__init__(recipe, stage_index, tokenizer, _heavy_tokens(tokenizer))
+        held_out = (seed for split in ("probe", "tune", "report") for seed in SPLITS[split])
+        self._held_out = {make_problem(seed).question for seed in held_out}
+
+    def text(self, seed: int, rng: random.Random) -> tuple[list[int], list[int]]:
+        document = write_document(seed, self._recipe.author)
+        if document.problem.question in self._held_out:
+            return self.text(seed + 4_000_000, rng)
+        prompt = self._tokenizer.encode(document.prompt)
+        solution = self._tokenizer.encode(document.solution)
+        return prompt + solution, [IGNORED] * len(prompt) + solution
+
+    def equations(self, equations: list[str]) -> list[int]:
+        ids: list[int] = self._tokenizer.encode("\n\n" + "\n\n".join(equations) + END)
+        return ids
+
+
+def equation(rng: random.Random) -> str:
+    """A sentence with one sum or difference of counts."""
     operator: Operator = rng.choice(("+", "-"))
     delta = rng.randint(1, 9)
     value = rng.randint(10, 99 - delta) if operator == "+" else rng.randint(10 + delta, 99)
@@ -206,7 +239,7 @@ def loss_of(model: Qwen2ForCausalLM, batch: Batch) -> Tensor:
     return (losses * weights).sum() / weights.sum()
 
 
-def train(recipe: Recipe, work: Path, output: Path) -> None:
+def train(recipe: Recipe[Author], work: Path, output: Path) -> None:
     """Train all stages of `recipe`, checkpoints under `work`, the finished model in `output`."""
     torch.manual_seed(recipe.first_seed)
     tokenizer = build_tokenizer()
@@ -218,7 +251,7 @@ def train(recipe: Recipe, work: Path, output: Path) -> None:
         model = deeper
         trainer = Trainer(model, stage.course, work / recipe.name / f"stage{index}", partial(loss_of, model))
         trainer.resume()
-        trainer.run(Texts(recipe, index, tokenizer).batches(trainer.step))
+        trainer.run(Solutions(recipe, index, tokenizer).batches(trainer.step))
     assert model is not None
     model.eval()
     log.info("%s pass@1 on 200 tune problems: %.3f", recipe.name, pass_at_1(model, tokenizer, SPLITS["tune"][:200]))

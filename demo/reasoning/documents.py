@@ -1,10 +1,9 @@
-"""Solved problems in an author's wording: the training text of the bundled pair."""
+"""Solved problems in an author's wording: the training text of a pair."""
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from semspec.decoding.spec_reason import PREFILL, QUESTION
 from semspec.demo.reasoning.boxes import BoxesSolution
 from semspec.demo.reasoning.ledger import LedgerSolution
 from semspec.demo.reasoning.meaning import CARE, Proposition, Solution, has_its_place, is_right_now
@@ -34,6 +33,12 @@ class Graded:
     problem: Problem
     segments: tuple[str, ...]
     grade: int
+
+    @property
+    def text(self) -> str:
+        """The solution so far, up to where the next segment would begin."""
+        end = "" if self.segments[-1].startswith("</think>") else DELIMITER
+        return DELIMITER.join(self.segments) + end
 
 
 def begin(problem: Problem) -> Solution:
@@ -97,11 +102,6 @@ def write_graded(seed: int, author: Author) -> Graded:
     grade = rng.choices((9, 8, 7), (6, 3, 1))[0] if is_right else rng.choices((0, 1, 2, 3), (1, 4, 4, 1))[0]
     segments = (*document.segments[:place], author.write(step, rng))
     return Graded(document.problem, segments, grade)
-
-
-def grading_turns() -> tuple[str, str]:
-    """The question that asks for a grade, and the beginning of its answer."""
-    return QUESTION, PREFILL
 
 
 def _slip(solution: Solution, right: Proposition, author: Author, rng: random.Random) -> Proposition | None:

@@ -18,8 +18,9 @@ from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 from semspec.decoding.spec_reason import DIGITS, PREFILL, QUESTION
 from semspec.decoding.spec_thinking import Rules
 from semspec.demo.client import boxed
+from semspec.demo.problems import SPLITS
 from semspec.demo.reasoning.documents import DELIMITER, write_graded
-from semspec.demo.reasoning.problems import SPLITS, Problem, make_problem
+from semspec.demo.reasoning.problems import Problem, make_problem
 from semspec.demo.reasoning.wording import DRAFT_AUTHOR
 from semspec.engine.checkpoint import load_tokenizer
 from semspec.engine.tokenization import option_ids, turn_after
@@ -66,11 +67,6 @@ def prompt_of(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> str:
     return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
 
 
-def pass_at_1(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, seeds: Sequence[int]) -> float:
-    """Share of problems answered correctly with one sample each, T 0.6, top_p 0.95."""
-    return mean(answer.is_right for answer in write(model, tokenizer, seeds, 0.6))
-
-
 @dataclass(frozen=True, slots=True)
 class Summary:
     """Answers of one model at one temperature."""
@@ -107,8 +103,7 @@ def grading_auroc(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, s
     grades, is_right = [], []
     for seed in seeds:
         graded = write_graded(seed, DRAFT_AUTHOR)
-        delimiter = "" if graded.segments[-1].startswith("</think>") else DELIMITER
-        text = prompt_of(tokenizer, graded.problem) + DELIMITER.join(graded.segments) + delimiter
+        text = prompt_of(tokenizer, graded.problem) + graded.text
         ids = torch.tensor([tokenizer.encode(text, add_special_tokens=False) + turn])
         shares = torch.softmax(model(ids).logits[0, -1, digits], -1)
         grades.append(float((shares * torch.arange(10)).sum()))

@@ -1,7 +1,8 @@
 """Solutions of ledger problems: a count that changes by days."""
 
+from semspec.demo.problems import Operator, apply
 from semspec.demo.reasoning.meaning import CARE, Mistakes, Proposition
-from semspec.demo.reasoning.problems import Ledger, Operator, apply
+from semspec.demo.reasoning.problems import Ledger
 
 CHECKED = 0.12
 """Share of results that an author checks, and of those that are said again."""

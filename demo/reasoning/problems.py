@@ -7,32 +7,12 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-Operator = Literal["+", "-"]
+from semspec.demo.problems import ITEMS, NAMES, Event, apply, draw_event, tell
+
 Domain = Literal["ledger", "boxes"]
 Action = Literal["swap", "on", "back", "turn", "more", "less"]
 
-NAMES = ("Tom", "Sara", "Max", "Lily", "Ben", "Nora", "Omar", "Ivy")
-ITEMS = ("apples", "pens", "coins", "books", "cards", "shells", "cups", "beads", "stamps", "marbles")
-GAIN_VERBS = ("buys", "finds", "gets")
-LOSE_VERBS = ("loses", "sells", "drops")
-IDLE_VERBS = ("sleeps", "walks", "reads", "naps")
 BOXES = ("a", "b", "c", "d")
-
-SPLITS = {
-    "train": range(0, 10_000_000),
-    "probe": range(10_000_000, 10_010_000),
-    "tune": range(10_010_000, 10_015_000),
-    "report": range(10_015_000, 10_020_000),
-}
-"""Problem seeds by purpose: `train` for models, `probe` for probes, `tune` for options, `report` for results."""
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """The event of one day: a change of the count, or none (`operator` is None)."""
-
-    operator: Operator | None
-    delta: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +78,6 @@ class Problem:
         return "ledger" if isinstance(self.facts, Ledger) else "boxes"
 
 
-def apply(value: int, operator: Operator | None, delta: int) -> int:
-    """The count after one change."""
-    if operator is None:
-        return value
-    return value + delta if operator == "+" else value - delta
-
-
 def moved(digits: tuple[int, ...], move: Move) -> tuple[int, ...]:
     """The digits after one move."""
     match move.action:
@@ -136,30 +109,13 @@ def _ledger(rng: random.Random) -> tuple[str, Ledger]:
     events: list[Event] = []
     num_days, value = rng.randint(6, 9), start
     while len(events) < num_days:
-        event = _draw_event(rng, value, num_days_left=num_days - len(events), events=events)
+        event = draw_event(rng, value, num_days - len(events), events, least_changes=3)
         if event is not None:
             value = apply(value, event.operator, event.delta)
             events.append(event)
-    told = " ".join(f"Day {day}: {_tell(rng, name, item, event)}" for day, event in enumerate(events, 1))
+    told = " ".join(f"Day {day}: {tell(rng, name, item, event)}" for day, event in enumerate(events, 1))
     question = f"{name} has {item}: {start}. {told} How many {item} does {name} have now?"
     return question, Ledger(name, item, start, tuple(events))
-
-
-def _draw_event(rng: random.Random, value: int, num_days_left: int, events: list[Event]) -> Event | None:
-    """The next day's event, or None if the sampled one leaves the allowed range of counts."""
-    num_changes_missing = 3 - sum(1 for event in events if event.operator)
-    if rng.random() < 0.3 and num_days_left > num_changes_missing:
-        return Event(None, 0)
-    operator: Operator = "+" if rng.random() < 0.5 else "-"
-    delta = rng.randint(2, 9)
-    return Event(operator, delta) if 10 <= apply(value, operator, delta) <= 99 else None
-
-
-def _tell(rng: random.Random, name: str, item: str, event: Event) -> str:
-    if event.operator is None:
-        return f"{name} {rng.choice(IDLE_VERBS)}."
-    verb = rng.choice(GAIN_VERBS if event.operator == "+" else LOSE_VERBS)
-    return f"{name} {verb} {event.delta} {item}."
 
 
 def _boxes(rng: random.Random) -> tuple[str, Boxes]:

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from semspec.demo.reasoning.documents import grading_turns, write_document
-from semspec.demo.reasoning.problems import SPLITS
+from semspec.decoding.spec_reason import PREFILL, QUESTION
+from semspec.demo.problems import SPLITS
+from semspec.demo.reasoning.documents import write_document
 from semspec.demo.reasoning.wording import DRAFT_AUTHOR, TARGET_AUTHOR, vocabulary_texts
 
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -48,7 +49,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _texts() -> Iterator[str]:
-    for text in (*vocabulary_texts(), *grading_turns(), "user\n", "assistant\n<think>\n\n"):
+    for text in (*vocabulary_texts(), QUESTION, PREFILL, "user\n", "assistant\n<think>\n\n"):
         yield from [text] * 50
     for seed in SPLITS["train"][:2000]:
         for author in (TARGET_AUTHOR, DRAFT_AUTHOR):

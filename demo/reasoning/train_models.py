@@ -1,4 +1,4 @@
-"""`make demo-models`: train the bundled draft and target from scratch. Resumable: run it again after any interruption.
+"""`make reasoning-models`: train the harder pair from scratch. Resumable: run it again after any interruption.
 
 What it took to learn this language on a CPU: digits are single tokens; equations alone first, mixed into the text;
 depth grown from a trained shallow model, whose inserted layers start as the identity; positions where a number or a
@@ -7,174 +7,72 @@ verb of change must stand weigh more; Muon for the matrices, AdamW for the rest.
 
 import argparse
 import logging
-import math
 import random
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import AttentionInterface, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from semspec.decoding.spec_reason import PREFILL, QUESTION
+from semspec.demo.problems import SPLITS
 from semspec.demo.reasoning.documents import DELIMITER, write_document, write_graded
-from semspec.demo.reasoning.problems import BOXES, SPLITS, Operator, apply, make_problem
+from semspec.demo.reasoning.problems import BOXES, make_problem
 from semspec.demo.reasoning.tokenizer import WINDOW, build_tokenizer
 from semspec.demo.reasoning.wording import DRAFT_AUTHOR, SLOTS, TARGET_AUTHOR, Author
-from semspec.demo.trainer import Course, Trainer
+from semspec.demo.train_models import (
+    IGNORED,
+    Recipe,
+    Stage,
+    Texts,
+    build_model,
+    grow,
+    loss_of,
+)
+from semspec.demo.trainer import Trainer
 from semspec.engine.tokenization import turn_after
 
 log = logging.getLogger("semspec.demo.reasoning.train_models")
 
-POOL_STEPS = 12
-"""Documents are sampled for this many steps at a time and batched by length."""
-IGNORED = -100
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """A training stage at one depth."""
-
-    num_layers: int
-    num_steps: int
-    equation_share: float
-    """Share of training texts that are bare equations, in the first 60% of the stage."""
-    matrix_learning_rate: float
-    learning_rate: float
-    batch_size: int = 32
-
-    @property
-    def course(self) -> Course:
-        return Course(self.num_steps, self.matrix_learning_rate, self.learning_rate)
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """The training recipe of one model of the pair."""
-
-    name: str
-    author: Author
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    first_seed: int
-    """The first problem seed of the training split this model sees."""
-    stages: tuple[Stage, ...]
-
-
-RECIPES = {
+RECIPES: dict[str, Recipe[Author]] = {
     "target": Recipe(
-        "target",
-        TARGET_AUTHOR,
-        128,
-        352,
-        4,
-        100_000,
+        "target", TARGET_AUTHOR, 128, 352, 4, 100_000,
         (
             Stage(6, 1500, 0.25, 0.01, 3e-3),
             Stage(24, 600, 0.0, 0.006, 2e-3, batch_size=16),
             Stage(24, 500, 0.0, 0.005, 1.5e-3, batch_size=16),
         ),
+        WINDOW,
     ),
     "draft": Recipe(
-        "draft",
-        DRAFT_AUTHOR,
-        96,
-        256,
-        3,
-        5_000_000,
+        "draft", DRAFT_AUTHOR, 96, 256, 3, 5_000_000,
         (Stage(2, 1500, 0.25, 0.01, 3e-3),),
+        WINDOW,
     ),
-}
+}  # fmt: skip
 GRADED_SHARE, TWO_TURN_SHARE = 0.15, 0.08
-"""Shares of training chats that end with a grade, and of those with two questions."""  # fmt: skip
+"""Shares of training chats that end with a grade, and of those with two questions."""
 
 
-def build_model(recipe: Recipe, num_layers: int, tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
-    """A new Qwen2 model, initialised so that many layers train well."""
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=recipe.hidden_size,
-        intermediate_size=recipe.intermediate_size,
-        num_hidden_layers=num_layers,
-        num_attention_heads=recipe.num_heads,
-        num_key_value_heads=recipe.num_heads,
-        max_position_embeddings=WINDOW,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model = Qwen2ForCausalLM(config)
-    for name, parameter in model.named_parameters():
-        if parameter.dim() == 2:
-            is_output = name.endswith(("o_proj.weight", "down_proj.weight"))
-            gain = 1 / math.sqrt(2 * num_layers) if is_output else 0.7
-            std = 0.02 if "embed" in name else gain / math.sqrt(parameter.shape[1])
-            torch.nn.init.normal_(parameter, 0, std)
-    return model
+class Chats(Texts[Author]):
+    """Chats of one or two questions, some of which end with the grade of a step."""
 
+    equals, stop = "Ġ=", ".ĊĊ"
 
-def grow(shallow: Qwen2ForCausalLM, deep: Qwen2ForCausalLM) -> None:
-    """Distribute the layers of `shallow` over `deep`; every inserted copy initially adds zero."""
-    deep.model.embed_tokens.load_state_dict(shallow.model.embed_tokens.state_dict())
-    deep.model.norm.load_state_dict(shallow.model.norm.state_dict())
-    factor = len(deep.model.layers) // len(shallow.model.layers)
-    for index, layer in enumerate(deep.model.layers):
-        layer.load_state_dict(shallow.model.layers[index // factor].state_dict())
-        if index % factor:
-            layer.self_attn.o_proj.weight.data.zero_()
-            layer.mlp.down_proj.weight.data.zero_()
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Texts, each `[batch, length]`."""
-
-    ids: Tensor
-    labels: Tensor
-    weights: Tensor
-
-
-class Texts:
-    """Training batches, a pure function of the step, so that a resumed run gets the same ones."""
-
-    def __init__(self, recipe: Recipe, stage_index: int, tokenizer: PreTrainedTokenizerFast) -> None:
-        self._recipe, self._stage = recipe, recipe.stages[stage_index]
-        self._first_seed = recipe.first_seed + 1_000_000 * stage_index
-        self._tokenizer = tokenizer
+    def __init__(self, recipe: Recipe[Author], stage_index: int, tokenizer: PreTrainedTokenizerFast) -> None:
+        super().__init__(recipe, stage_index, tokenizer, _heavy_tokens(tokenizer))
         held_out = (seed for split in ("probe", "tune", "report") for seed in SPLITS[split])
         self._held_out = {make_problem(seed).question for seed in held_out}
-        self._heavy = _heavy_tokens(tokenizer)
-        self._equals, self._stop = tokenizer.convert_tokens_to_ids(["Ġ=", ".ĊĊ"])
 
-    def batches(self, first_step: int) -> Iterator[Batch]:
-        for pool in range(first_step // POOL_STEPS, 10**9):
-            skip = first_step - pool * POOL_STEPS
-            yield from self._pool(pool)[max(skip, 0) :]
-
-    def _pool(self, pool: int) -> list[Batch]:
-        rng = random.Random(f"{self._recipe.name} {self._stage.num_layers} {pool}")
-        size, is_early = self._stage.batch_size, pool * POOL_STEPS < 0.6 * self._stage.num_steps
-        share = self._stage.equation_share if is_early else 0.0
-        first = self._first_seed + pool * size * POOL_STEPS
-        texts = [
-            self._equations(rng) if rng.random() < share else self._chat(seed, rng)
-            for seed in range(first, first + size * POOL_STEPS)
-        ]
-        texts.sort(key=lambda text: len(text[0]))
-        batches = [texts[i : i + size] for i in range(0, len(texts), size)]
-        rng.shuffle(batches)
-        return [self._collate(batch) for batch in batches]
-
-    def _chat(self, seed: int, rng: random.Random) -> tuple[list[int], list[int]]:
+    def text(self, seed: int, rng: random.Random) -> tuple[list[int], list[int]]:
         """A chat's token ids, and the labels of what the assistant writes."""
         if make_problem(seed).question in self._held_out:
-            return self._chat(seed + 4_000_000, rng)
+            return self.text(seed + 4_000_000, rng)
         draw = rng.random()
         if draw < GRADED_SHARE:
             return self._graded(seed)
@@ -196,8 +94,7 @@ class Texts:
         """The first steps of a solution, and the grade of the last one, which alone is learnt."""
         graded = write_graded(seed, self._recipe.author)
         ids = self._prompt([{"role": "user", "content": graded.problem.question}])
-        delimiter = "" if graded.segments[-1].startswith("</think>") else DELIMITER
-        ids += self._ids(DELIMITER.join(graded.segments) + delimiter) + turn_after(self._tokenizer, QUESTION, PREFILL)
+        ids += self._ids(graded.text) + turn_after(self._tokenizer, QUESTION, PREFILL)
         return [*ids, *self._ids(str(graded.grade))], [IGNORED] * len(ids) + self._ids(str(graded.grade))
 
     def _prompt(self, messages: list[dict[str, str]]) -> list[int]:
@@ -207,26 +104,8 @@ class Texts:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    def _equations(self, rng: random.Random) -> tuple[list[int], list[int]]:
-        ids = self._ids("".join(_equation(rng) + DELIMITER for _ in range(18)))
-        labels, in_result = [], False
-        for token in ids:
-            in_result = token == self._equals or (in_result and token != self._stop)
-            labels.append(token if in_result and token != self._equals else IGNORED)
-        return ids, labels
-
-    def _collate(self, batch: list[tuple[list[int], list[int]]]) -> Batch:
-        length = max(len(ids) for ids, _ in batch)
-        ids = torch.tensor([row + [0] * (length - len(row)) for row, _ in batch])
-        labels = torch.tensor([row + [IGNORED] * (length - len(row)) for _, row in batch])
-        return Batch(ids, labels, self._heavy[labels.clamp(min=0)] * (labels != IGNORED))
-
-
-def _equation(rng: random.Random) -> str:
-    operator: Operator = rng.choice(("+", "-"))
-    delta = rng.randint(1, 9)
-    value = rng.randint(10, 99 - delta) if operator == "+" else rng.randint(10 + delta, 99)
-    return f"the count is {value} {operator} {delta} = {apply(value, operator, delta)}."
+    def equations(self, equations: list[str]) -> list[int]:
+        return self._ids("".join(sentence + DELIMITER for sentence in equations))
 
 
 def _heavy_tokens(tokenizer: PreTrainedTokenizerFast) -> Tensor:
@@ -262,18 +141,7 @@ def attention(
 AttentionInterface.register("semspec_training", attention)
 
 
-def loss_of(model: Qwen2ForCausalLM, batch: Batch) -> Tensor:
-    """Weighted cross-entropy of the next token."""
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits = model(input_ids=batch.ids, use_cache=False).logits
-    losses = torch.nn.functional.cross_entropy(
-        logits[:, :-1].float().flatten(0, 1), batch.labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="none"
-    )
-    weights = batch.weights[:, 1:].flatten()
-    return (losses * weights).sum() / weights.sum()
-
-
-def train(recipe: Recipe, work: Path, output: Path) -> None:
+def train(recipe: Recipe[Author], work: Path, output: Path) -> None:
     """Train all stages of `recipe`, checkpoints under `work`, the finished model in `output`."""
     torch.manual_seed(recipe.first_seed)
     tokenizer = build_tokenizer()
@@ -286,7 +154,7 @@ def train(recipe: Recipe, work: Path, output: Path) -> None:
         trainer = Trainer(model, stage.course, work / recipe.name / f"stage{index}", partial(loss_of, model))
         trainer.resume()
         with compiled(model):
-            trainer.run(Texts(recipe, index, tokenizer).batches(trainer.step))
+            trainer.run(Chats(recipe, index, tokenizer).batches(trainer.step))
     assert model is not None
     model.to(torch.bfloat16).save_pretrained(output / recipe.name)
     tokenizer.save_pretrained(output / recipe.name)

@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from semspec.demo.problems import ITEMS, NAMES
 from semspec.demo.reasoning.meaning import Kind, Proposition
-from semspec.demo.reasoning.problems import BOXES, ITEMS, NAMES
+from semspec.demo.reasoning.problems import BOXES
 
 SLOTS: dict[str, tuple[str, ...]] = {
     # ledger

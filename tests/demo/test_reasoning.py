@@ -5,9 +5,10 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from semspec.decoding.spec_reason import DIGITS, PREFILL, QUESTION
+from semspec.demo.problems import SPLITS
 from semspec.demo.reasoning.documents import begin, is_valid, replay, valid_next, write_document, write_graded
 from semspec.demo.reasoning.meaning import Proposition, has_its_place, is_right_now
-from semspec.demo.reasoning.problems import SPLITS, make_problem
+from semspec.demo.reasoning.problems import make_problem
 from semspec.demo.reasoning.tokenizer import build_tokenizer
 from semspec.demo.reasoning.train_models import RECIPES
 from semspec.demo.reasoning.wording import DRAFT_AUTHOR, TARGET_AUTHOR, Author, read
