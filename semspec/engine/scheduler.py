@@ -60,7 +60,7 @@ class Scheduler:
 
 
 def equal_shares(sizes: Sequence[int], total: int) -> list[int]:
-    """Divide `total` so that nobody gets more than its size, and none less than another that gets its size.
+    """Divide `total`: no share exceeds its size, and none is less than another that equals its size.
 
     With `total` of at least the number of sizes, everyone gets at least one.
     """

@@ -224,7 +224,7 @@ async def test_prefix_of_another_session_equals_recomputed(
     steps = steps_of(batched)
     wanted = [params(sampling=replace(HOT, seed=seed), max_tokens=20, session=f"s{seed}") for seed in range(5)]
     together = await asyncio.gather(*(written(batched, context, what) for what in wanted))
-    assert max(map(max, steps)) == 1, "nobody fed the prompt again"
+    assert max(map(max, steps)) == 1, "the prompt is fed once"
     for what, mine in zip(wanted, together, strict=True):
         assert [one.segment for one in mine] == [one.segment for one in await written(alone, context, what)]
 

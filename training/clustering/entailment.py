@@ -70,7 +70,7 @@ class EntailmentEquivalence:
     """Equal cluster numbers mean entailment both ways; see `semspec.training.clustering.equivalence.Equivalence`.
 
     All texts of a group are read after the same end of the context. A text too long for that has no cluster: what was
-    cut off might make the difference, and a cluster of its own would say that nobody else means it.
+    cut off might make the difference, and a cluster of its own would state that no other text has its meaning.
 
     Texts that differ only in white space or final punctuation are equal without a forward pass; texts without a word
     form one cluster. Distinct texts are visited by descending frequency, ties by first appearance. With
