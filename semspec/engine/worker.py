@@ -63,9 +63,13 @@ class _Call(Generic[T]):
             self._send(error)
         return False
 
+    def close(self) -> None:
+        """Release what the call holds."""
+        self._steps.close()
+
     def end(self, error: BaseException | None) -> None:
         """End the call before its time."""
-        self._steps.close()
+        self.close()
         self._send(error)
 
     def _send(self, result: T | BaseException | None) -> None:
@@ -190,8 +194,9 @@ class Worker:
         if isinstance(error, torch.OutOfMemoryError):
             _log.error("out of memory, with %d bytes in the cache: %s", self._cache.num_bytes, error)
             error.with_traceback(None)  # its frames hold the step's tensors
-            call.end(Overloaded("the engine has no memory left for this call; retry later, or on another replica"))
+            call.close()  # returns its prefix to the cache, which is emptied before the caller may call again
             self._free_memory()
+            call.end(Overloaded("the engine has no memory left for this call; retry later, or on another replica"))
         else:
             call.end(error)
 
