@@ -111,14 +111,14 @@ class LedgerSolution:
             operator, amount = self._rest
             return {Proposition("rest", (operator, amount, self._value, apply(self._value, operator, amount))): 1.0}
         num_idle = self._num_idle()
-        next_day = self._day + num_idle + 1
-        ahead = self._conclusions() if next_day > len(self._facts.events) else self._changes(next_day)
-        skips = {
-            Proposition("skip", (self._day + 1, self._day + num_days)): 0.35
-            for num_days in range(1, min(num_idle, 2) + 1)
-        }
-        share = 1.0 - sum(skips.values())
-        return skips | {step: share * weight for step, weight in ahead.items()}
+        if num_idle:
+            return {
+                Proposition("skip", (self._day + 1, self._day + days)): 1 / min(num_idle, 2)
+                for days in (1, 2)[:num_idle]
+            }
+        if self._day == len(self._facts.events):
+            return self._conclusions()
+        return self._changes(self._day + 1)
 
     def _num_idle(self) -> int:
         num_idle = 0

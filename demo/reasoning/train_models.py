@@ -45,17 +45,17 @@ RECIPES: dict[str, Recipe[Author]] = {
         (
             Stage(6, 1500, 0.25, 0.01, 3e-3),
             Stage(24, 600, 0.0, 0.006, 2e-3, batch_size=16),
-            Stage(24, 500, 0.0, 0.005, 1.5e-3, batch_size=16),
+            Stage(24, 1000, 0.0, 0.006, 2e-3, batch_size=16),
         ),
         WINDOW,
     ),
     "draft": Recipe(
-        "draft", DRAFT_AUTHOR, 96, 256, 3, 5_000_000,
-        (Stage(2, 1500, 0.25, 0.01, 3e-3),),
+        "draft", DRAFT_AUTHOR, 128, 352, 4, 5_000_000,
+        (Stage(3, 2000, 0.25, 0.01, 3e-3),),
         WINDOW,
     ),
 }  # fmt: skip
-GRADED_SHARE, TWO_TURN_SHARE = 0.15, 0.08
+GRADED_SHARE, TWO_TURN_SHARE = 0.1, 0.08
 """Shares of training chats that end with a grade, and of those with two questions."""
 
 
@@ -112,11 +112,15 @@ def _heavy_tokens(tokenizer: PreTrainedTokenizerFast) -> Tensor:
     """Loss weight of each vocabulary entry, [vocab_size]. A heavy token stands only where no light one could."""
     weights = torch.ones(len(tokenizer))
     verbs = {f"Ġ{words.split()[0]}" for slot in ("gain", "lose") for words in SLOTS[slot]}
+    ways = {f"Ġ{word}" for slot in ("forth", "back") for words in SLOTS[slot] for word in words.split()}
+    ways -= {"Ġone", "Ġbox", "Ġthe", "Ġto", "Ġby", "Ġon"}
     for piece, index in tokenizer.get_vocab().items():
         if piece.strip("Ġ").isdigit() or piece in ("Ġ+", "Ġ-"):
             weights[index] = 4.0
         elif piece in verbs:
             weights[index] = 6.0
+        elif piece in ways:
+            weights[index] = 4.0
         elif piece.strip("Ġ") in BOXES:
             weights[index] = 2.0
     return weights

@@ -202,8 +202,8 @@ class Author:
         return rng.choices(templates, self._weights[str((step.kind, operator))])[0]
 
 
-TARGET_AUTHOR = Author(1, Habits(gross=0.25, near=0.03, near_hard=0.03, care=0.5))
-DRAFT_AUTHOR = Author(1, Habits(gross=0.04, near=0.15, near_hard=0.3, care=0.15), reverse=True)
+TARGET_AUTHOR = Author(1, Habits(gross=0.2, near=0.02, near_hard=0.02, care=0.6))
+DRAFT_AUTHOR = Author(1, Habits(gross=0.04, near=0.1, near_hard=0.2, care=0.2), reverse=True)
 
 
 def read(text: str, last: int) -> Proposition:
