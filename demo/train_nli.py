@@ -64,15 +64,15 @@ def build_nli_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def build_nli_model(tokenizer: PreTrainedTokenizerFast) -> DebertaV2ForSequenceClassification:
-    """A new model, initialised so that it trains fast."""
+def build_nli_model(tokenizer: PreTrainedTokenizerFast, window: int) -> DebertaV2ForSequenceClassification:
+    """A new model for pairs of `window` tokens, initialised so that it trains fast."""
     config = DebertaV2Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
         num_hidden_layers=4,
         num_attention_heads=4,
         intermediate_size=352,
-        max_position_embeddings=WINDOW,
+        max_position_embeddings=window,
         type_vocab_size=2,
         relative_attention=True,
         pos_att_type=["c2p", "p2c"],
@@ -206,7 +206,7 @@ def train(course: Course, work: Path, output: Path) -> None:
     """Train by `course`, checkpoints under `work`, the finished model in `output`."""
     torch.manual_seed(FIRST_SEED)
     tokenizer = build_nli_tokenizer()
-    learner = Learner(build_nli_model(tokenizer))
+    learner = Learner(build_nli_model(tokenizer, WINDOW))
     trainer = Trainer(learner, course, work, learner.loss)
     trainer.resume()
     examples = Examples(tokenizer, course)
