@@ -113,6 +113,9 @@ class SamplesConfig(Part):
     """The next segments sampled at each context."""
 
     num_samples: int = Field(20, ge=2, description="from each model (SemanticSpec: N = 20)")
+    num_test_samples: int | None = Field(
+        None, ge=2, description="from the target where questions are for the report only; unset: num_samples"
+    )
     temperature: float = Field(0.6, ge=0, le=2)
     top_p: float = Field(0.95, gt=0, le=1)
     top_k: int = Field(0, ge=0)

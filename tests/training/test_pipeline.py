@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from semspec.probes.verifier import ProbeVerifier
 from semspec.training.cli import main
 from semspec.training.config import PipelineConfig, load_config
 from semspec.training.data.labels import read_labels
+from semspec.training.files import read_rows
 from semspec.training.pipeline import Pipeline
 from semspec.types import Context, GenerationParams, Message, SamplingParams, Writer
 from tests.training import support
@@ -37,7 +39,8 @@ def write(config: PipelineConfig, path: Path) -> Path:
 def run(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `pair.yaml`, `work` and `out` of a run that has ended well."""
     folder = tmp_path_factory.mktemp("run")
-    config = write(support.config(*models, folder / "out"), folder / "pair.yaml")
+    samples = {"num_samples": 4, "num_test_samples": 6, "temperature": 1.0, "top_p": 1.0}
+    config = write(support.config(*models, folder / "out", samples=samples), folder / "pair.yaml")
     result = semspec_train(config, folder / "work", "run")
     assert result.returncode == 0, result.stderr
     return folder
@@ -115,6 +118,16 @@ def test_no_question_stands_on_two_sides(run: Path) -> None:
     labels = read_labels(run / "work" / "labels" / "00000.parquet")
     for question in np.unique(labels.question):
         assert len(set(labels.split[labels.question == question].tolist())) == 1
+
+
+def test_test_questions_have_more_samples_of_the_target_alone(run: Path) -> None:
+    work = run / "work"
+    splits = {row["id"]: row["split"] for path in (work / "questions").glob("*.parquet") for row in read_rows(path)}
+    rows = [row for path in (work / "samples").glob("*.parquet") for row in read_rows(path)]
+    sampled = Counter((row["context"], row["writer"]) for row in rows)
+    for (context, writer), count in sampled.items():
+        is_more = splits[context.rpartition("/")[0]] == "test" and writer == Writer.TARGET
+        assert count == (6 if is_more else 4)
 
 
 def test_status_check_and_estimate(run: Path, tmp_path: Path) -> None:

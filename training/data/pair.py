@@ -11,7 +11,7 @@ from torch import Tensor
 
 from semspec.engine.causal_lm import CausalLM
 from semspec.errors import InvalidRequest
-from semspec.training.config import ModelConfig, PipelineConfig, ServerSampler
+from semspec.training.config import ModelConfig, PipelineConfig, SamplesConfig, ServerSampler
 from semspec.training.data.contexts import ProbeContext
 from semspec.training.data.writers import CachedModel, EngineWriter, SegmentWriter, ServerWriter, WritingRecipe
 from semspec.training.files import Row
@@ -25,12 +25,11 @@ class Sampler:
         self,
         models: dict[Writer, CachedModel],
         writers: dict[Writer, SegmentWriter],
-        num_samples: int,
-        seed: int,
+        config: SamplesConfig,
         dtype: torch.dtype,
     ) -> None:
         self._models, self._writers = models, writers
-        self._num_samples, self._seed, self._dtype = num_samples, seed, dtype
+        self._config, self._dtype = config, dtype
 
     def sample(self, context: ProbeContext) -> tuple[list[Row], dict[str, Tensor]]:
         """Rows, the target's segments first, and tensors aligned with them:
@@ -48,8 +47,11 @@ class Sampler:
         return rows, {"target_states": states, "surprisal": surprisal, "draft_states": draft_states}
 
     def _written(self, context: ProbeContext, writer: Writer) -> list[Segment]:
-        base = derive_seed(self._seed, f"sample {writer} {context.question.id}", context.depth)
-        seeds = [derive_seed(base, "sample", index) for index in range(self._num_samples)]
+        base = derive_seed(self._config.seed, f"sample {writer} {context.question.id}", context.depth)
+        num_samples = self._config.num_samples
+        if writer is Writer.TARGET and context.question.split == "test":
+            num_samples = self._config.num_test_samples or num_samples
+        seeds = [derive_seed(base, "sample", index) for index in range(num_samples)]
         return self._writers[writer].generate(context.read_by(writer), seeds)
 
     def _ids(self, reader: Writer, segments: Sequence[Segment]) -> list[list[int]]:
@@ -125,7 +127,7 @@ class Pair:
     def sampler(self) -> Sampler:
         samples = self._config.samples
         dtype = states_dtype(samples.states_dtype, self.target.model.dtype)
-        return Sampler(self.models, self.writers, samples.num_samples, samples.seed, dtype)
+        return Sampler(self.models, self.writers, samples, dtype)
 
     def infos(self) -> dict[str, dict[str, Any]]:
         """Both models' infos, for the manifests and the probes' cards."""
