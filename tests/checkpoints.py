@@ -5,11 +5,11 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from semspec.demo.tokenizer import build_tokenizer
 from semspec.engine.protocol import Engine
 from semspec.probes.probe import FeatureSet, LayerSet, Probe, ProbeCard, num_features, save_probe
 from semspec.probes.verifier import ProbeVerifier
 from semspec.types import Segmentation
+from tests.words import build_tokenizer
 
 SIZES = {
     "hidden_size": 32,

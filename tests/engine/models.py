@@ -5,10 +5,10 @@ import copy
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from semspec.demo.tokenizer import build_tokenizer
 from semspec.engine.causal_lm import CausalLM, EngineName
 from semspec.types import ModelInfo
 from tests.checkpoints import SIZES
+from tests.words import build_tokenizer
 
 WINDOW = 600
 LLAMA3_ROPE = {

@@ -11,12 +11,12 @@ import pytest_asyncio
 from safetensors.torch import load_file, save_file
 
 from semspec.decoding import Backends
-from semspec.demo.tokenizer import build_tokenizer
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.stack import Stack, StackConfig
 from semspec.types import Writer
 from tests.checkpoints import random_probes
 from tests.stack.support import GENEROUS_S, Pair, Running, Victim
+from tests.words import build_tokenizer
 
 WINDOW_TOKENS = 20_000
 NO_TOKEN = 10**6

@@ -13,12 +13,12 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from semspec.demo.documents import DELIMITER, END, write_document
+from semspec.demo.documents import DELIMITER, write_document
 from semspec.demo.problems import SPLITS
-from semspec.demo.tokenizer import CHAT_TEMPLATE
 from semspec.demo.wording import TARGET_AUTHOR, vocabulary_texts
 from semspec.training.clustering.equivalence import Alternatives
 from semspec.training.config import PipelineConfig
+from tests.words import END, build_tokenizer
 
 
 class ByLength:
@@ -54,7 +54,7 @@ def save_bytes_llama(folder: Path) -> Path:
     )
     tokenizer.train_from_iterator([f"{text}\n\n" for text in vocabulary_texts()], trainer)
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, clean_up_tokenization_spaces=False)
-    wrapped.chat_template = CHAT_TEMPLATE
+    wrapped.chat_template = build_tokenizer().chat_template
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(wrapped),

@@ -30,7 +30,8 @@ def folders(models: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
 async def test_draft_samples_and_scores_after_its_own_prompt_as_when_served(
     folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    pair = Pair(support.config(*folders, tmp_path / "out"))
+    config = support.config(*folders, tmp_path / "out")
+    pair = Pair(config)
     start = prompts(QUESTION, PromptConfig(), pair.target.tokenizer, pair.draft.tokenizer)
     assert start.draft is not None and start.draft.text.startswith("Q: Tom")
     trace = mixed_trace(QUESTION, start, pair.writers, 1.0, seed=1, limit=3)
@@ -43,7 +44,7 @@ async def test_draft_samples_and_scores_after_its_own_prompt_as_when_served(
     info, messages = await engine.info(), [Message("user", QUESTION.text)]
     served = await prompts_of(messages, start.target, engine, info, pair.target.info)
     assert served == start
-    base = derive_seed(pair.sampler()._seed, "sample draft 7", 0)
+    base = derive_seed(config.samples.seed, "sample draft 7", 0)
     sampling = SamplingParams(1.0, 1.0, seed=derive_seed(base, "sample", 0))
     params = GenerationParams(sampling, max_segment_tokens=12, want_states=True)
     [written] = [one async for one in engine.generate(Context((start.draft,)), params)]
