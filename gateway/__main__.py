@@ -22,7 +22,7 @@ from semspec.observability import configure_logging, exported_traces
 from semspec.rpc.channel import ClientOptions
 from semspec.rpc.pool import PooledDrafter, PooledTarget, PooledVerifier, PoolOptions
 from semspec.rpc.tls import Certificates
-from semspec.settings import load_settings
+from semspec.settings import parse_command
 
 SERVER_HEADER_BYTES = 16 * 1024
 """Maximum size of an incomplete request head, in bytes."""
@@ -68,7 +68,7 @@ class _Server(uvicorn.Server):
 
 def main() -> None:
     """Serve until SIGINT or SIGTERM."""
-    settings = load_settings(GatewaySettings)
+    settings = parse_command(GatewaySettings, "python -m semspec.gateway")
     configure_logging(settings.log_level, settings.log_json)
     with exported_traces("semspec-gateway"):
         asyncio.run(_serve(settings))

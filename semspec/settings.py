@@ -1,10 +1,14 @@
 """Settings from environment variables: one class per deployable, built and checked in `__main__` before models load."""
 
+import argparse
 import os
 import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
@@ -87,6 +91,70 @@ class ModelSettings(ServiceSettings):
     max_context_tokens: int | None = Field(
         None, ge=2, description="cap on prompt and output together; unset: the model's context window"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An environment variable, as `--help` and docs/settings.md show it."""
+
+    variable: str
+    values: str
+    default: str | None
+    """None: it has no value unless it is set."""
+    is_required: bool
+    description: str
+
+    @property
+    def default_text(self) -> str:
+        """What it is where it is not set."""
+        return "required" if self.is_required else "unset" if self.default is None else self.default
+
+
+def described(settings_class: type[BaseSettings]) -> Iterator[Setting]:
+    """Every setting of a class, inherited ones first."""
+    schema = settings_class.model_json_schema()
+    for name, field in schema["properties"].items():
+        default = settings_class.model_fields[name].get_default()
+        if isinstance(default, SecretStr):  # a default is no secret
+            default = default.get_secret_value()
+        yield Setting(
+            _variable(settings_class, name),
+            _values(schema, field),
+            None if default is None else str(default).lower() if isinstance(default, bool) else str(default),
+            name in schema.get("required", ()),
+            field.get("description", ""),
+        )
+
+
+def _values(schema: dict[str, Any], field: dict[str, Any]) -> str:
+    """The values that a field of a JSON schema takes, in words."""
+    if "$ref" in field:
+        return _values(schema, schema["$defs"][field["$ref"].rpartition("/")[2]])
+    if "anyOf" in field:
+        return " or ".join(_values(schema, one) for one in field["anyOf"] if one.get("type") != "null")
+    if "enum" in field:
+        return ", ".join(map(str, field["enum"]))
+    kinds = {"string": "text", "boolean": "true, false"}
+    kind = "file or folder" if "path" in field.get("format", "") else kinds.get(field["type"], field["type"])
+    bounds = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+    limits = [f"{words} {field[name]:.12g}" for name, words in bounds.items() if name in field]
+    return ", ".join([kind, *limits])
+
+
+def parse_command(settings_class: type[S], prog: str) -> S:
+    """Settings of a process that has no arguments but `--help`, which lists the variables. See `load_settings`."""
+    lines = []
+    for one in described(settings_class):
+        values = "" if one.values in one.description else f" ({one.values})"
+        lines += [f"{one.variable} [{one.default_text}]", *textwrap.wrap(one.description + values, 100)]
+    listed = "\n".join(line if line.startswith("SEMSPEC_") else f"    {line}" for line in lines)
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=f"Settings are environment variables, in brackets their defaults:\n\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.parse_args()
+    return load_settings(settings_class)
 
 
 def load_settings(settings_class: type[S]) -> S:

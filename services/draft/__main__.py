@@ -7,13 +7,13 @@ from semspec.observability import configure_logging, exported_traces
 from semspec.rpc.server import run
 from semspec.rpc.servicers import draft_service
 from semspec.services.draft.settings import DraftSettings
-from semspec.settings import load_settings
+from semspec.settings import parse_command
 from semspec.types import Writer
 
 
 def main() -> None:
     """Serve until SIGTERM or SIGINT."""
-    settings = load_settings(DraftSettings)
+    settings = parse_command(DraftSettings, "python -m semspec.services.draft")
     configure_logging(settings.log_level, settings.log_json)
     with exported_traces("semspec-draft"):
         run(draft_service(partial(load_engine, settings, Writer.DRAFT)), settings)

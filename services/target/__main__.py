@@ -8,13 +8,13 @@ from semspec.remote.writer import load_remote_writer
 from semspec.rpc.server import run
 from semspec.rpc.servicers import target_service
 from semspec.services.target.settings import TargetSettings
-from semspec.settings import load_settings
+from semspec.settings import parse_command
 from semspec.types import Writer
 
 
 def main() -> None:
     """Serve until SIGTERM or SIGINT."""
-    settings = load_settings(TargetSettings)
+    settings = parse_command(TargetSettings, "python -m semspec.services.target")
     configure_logging(settings.log_level, settings.log_json)
     with exported_traces("semspec-target"):
         run(target_service(partial(load, settings)), settings)

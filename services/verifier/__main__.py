@@ -8,12 +8,12 @@ from semspec.observability import configure_logging, exported_traces
 from semspec.rpc.server import run
 from semspec.rpc.servicers import verifier_service
 from semspec.services.verifier.settings import VerifierSettings
-from semspec.settings import load_settings
+from semspec.settings import parse_command
 
 
 def main() -> None:
     """Serve until SIGTERM or SIGINT."""
-    settings = load_settings(VerifierSettings)
+    settings = parse_command(VerifierSettings, "python -m semspec.services.verifier")
     configure_logging(settings.log_level, settings.log_json)
     with exported_traces("semspec-verifier"):
         run(verifier_service(partial(load_probes, settings)), settings)

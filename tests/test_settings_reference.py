@@ -1,0 +1,52 @@
+"""Settings are described where users look: `--help` of each process, and docs/settings.md."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic_settings import BaseSettings
+
+from semspec.gateway.settings import GatewaySettings
+from semspec.services.draft.settings import DraftSettings
+from semspec.services.target.settings import TargetSettings
+from semspec.services.verifier.settings import VerifierSettings
+from semspec.settings import described, parse_command
+
+CLASSES: list[type[BaseSettings]] = [GatewaySettings, DraftSettings, TargetSettings, VerifierSettings]
+
+
+def test_page_is_fresh() -> None:
+    result = subprocess.run([sys.executable, "scripts/settings-reference", "--check"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("settings_class", CLASSES)
+def test_help_names_every_variable(
+    settings_class: type[BaseSettings], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["service", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        parse_command(settings_class, "python -m service")
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    listed = list(described(settings_class))
+    assert len(listed) == len(settings_class.model_fields)
+    assert all(f"{one.variable} [{one.default_text}]" in shown and one.description for one in listed)
+
+
+def test_argument_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["service", "--port", "80"])
+    with pytest.raises(SystemExit) as ended:
+        parse_command(GatewaySettings, "python -m service")
+    assert ended.value.code == 2 and "--port" in capsys.readouterr().err
+
+
+def test_required_and_secret_settings_are_described() -> None:
+    by_name = {one.variable: one for one in described(TargetSettings)}
+    assert by_name["SEMSPEC_TARGET_MODEL"].default_text == "required"
+    assert by_name["SEMSPEC_TARGET_WRITER_TOKEN"].default_text == "unset"
+    assert by_name["SEMSPEC_TARGET_PORT"].values == "integer, at least 0, at most 65535"
+    redis = next(one for one in described(GatewaySettings) if one.variable.endswith("REDIS_URL"))
+    assert redis.default == "redis://127.0.0.1:6379/0"
+    assert Path("docs/settings.md").read_text().count("SEMSPEC_GATEWAY_") >= len(GatewaySettings.model_fields)
