@@ -162,7 +162,6 @@ class ChoiceRunner:
             committed = await lease.commit(turns, choice.request.num_turns)
         await journal.finish("finished", finish_reason=reason.value, usage=json.dumps(usage([output])))
         output.degraded = journal.degraded or not committed
-        log_texts(self._settings.log_prompts, choice.id, choice.prompt, output.text)
         return ended
 
     def _count_end(self, choice: ChoiceRequest, output: ChoiceOutput, journal: Journal, status: str) -> None:
@@ -170,6 +169,7 @@ class ChoiceRunner:
             status = "cancelled"
         self._metrics.in_flight.dec()
         self._metrics.generation(choice.generation.strategy, status, output.latency_s)
+        log_end(choice, output, status, self._settings.log_prompts)
         if journal.degraded or output.degraded:
             self._metrics.degraded()
 
@@ -227,14 +227,27 @@ class TargetRetry:
         return True
 
 
-def log_texts(wanted: bool, generation_id: str, prompt: str, answer: str) -> None:
-    """Log prompt and answer at the end of a generation, if `wanted` (`SEMSPEC_GATEWAY_LOG_PROMPTS`).
+def log_end(choice: ChoiceRequest, output: ChoiceOutput, status: str, with_texts: bool) -> None:
+    """Log how a generation ended, in one line.
 
-    Nothing else logs texts. `prompt` is the rendered prompt that the target received.
+    `with_texts` (`SEMSPEC_GATEWAY_LOG_PROMPTS`) adds the prompt that the target received, and the answer so far;
+    nothing else logs texts.
     """
-    if wanted:
-        fields = {"generation": generation_id, "prompt": prompt, "answer": answer}
-        _log.info("generation ended", extra=fields)
+    numbers = statistics(output.records)
+    fields = {
+        "generation": choice.id,
+        "owner": choice.request.owner or None,
+        "strategy": choice.generation.strategy,
+        "status": status,
+        "num_segments": numbers.num_segments,
+        "num_tokens": numbers.num_tokens,
+        "acceptance_rate": numbers.acceptance_rate and round(numbers.acceptance_rate, 3),
+        "duration_ms": round(output.latency_s * 1e3),
+        "fallback": numbers.fallback,
+    }
+    if with_texts:
+        fields |= {"prompt": choice.prompt, "answer": output.text}
+    _log.info("generation ended", extra=known(fields))
 
 
 def _request_attributes(generation: Generation) -> dict[str, str | int]:
