@@ -27,6 +27,8 @@ from semspec.training.report.drawing import (
 
 NEAR = 0.12
 """Maximum loss of pass@1 of a configuration in the detail view."""
+LINE = 0.035
+"""Height of a name beside the axes, as a fraction of their height."""
 _COLOURS = {
     "target": BLACK, "draft": GREY, "semantic": BLUE, "auto": BLUE, "semantic+token-level": SKY, "token-level": GREEN,
     "spec-reason": ORANGE, "spec-thinking": PURPLE, "last-hidden": RED,
@@ -53,10 +55,13 @@ def styles(rows: Sequence[Row]) -> Iterator[Style]:
 
 
 def pareto(run: Run) -> Figure:
-    """pass@1 against speed-up: all configurations, and a detail view of those near the baseline's pass@1."""
+    """pass@1 against speed-up: all configurations, and a detail view of those near the baseline's pass@1.
+
+    Each configuration has its name beside one of the views.
+    """
     base = run.rows[0].pass_at_1.value
     near = [row for row in run.rows if row.pass_at_1.value >= base - NEAR]
-    figure, axes = panels(2 if len(near) < len(run.rows) else 1, (9.0, 5.0 + 0.05 * len(run.rows)))
+    figure, axes = panels(2 if len(near) < len(run.rows) else 1, (13.0, 5.0 + 0.1 * len(run.rows)))
     for panel, rows in zip(reversed(axes), (near, run.rows), strict=False):
         for line in thresholds_of(rows):
             panel.plot([r.speedup.value for r in line], [r.pass_at_1.value for r in line], color=BLUE, linewidth=0.8)
@@ -66,12 +71,25 @@ def pareto(run: Run) -> Figure:
         panel.axhline(base, color=GREY, linewidth=0.8, linestyle="--")
         panel.axvline(1, color=GREY, linewidth=0.8, linestyle="--")
         panel.set_xlabel("speed-up over the target alone")
+        _name(panel, near if rows is near else [row for row in rows if row not in near])
     axes[0].set_ylabel("pass@1")
     if len(axes) > 1:
         axes[0].set_title("all")
         axes[1].set_title(f"near the target's pass@1, within {NEAR:g}")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
+
+
+def _name(axes: Axes, rows: Sequence[Row]) -> None:
+    """Write the rows' names in a column beside the axes, each with a line to its point."""
+    low, high = axes.get_ylim()
+    top = 1.0
+    for row in sorted(rows, key=lambda row: (-row.pass_at_1.value, -row.speedup.value)):
+        place = min(top, (row.pass_at_1.value - low) / (high - low))
+        top = place - LINE
+        axes.annotate(
+            row.label, (row.speedup.value, row.pass_at_1.value), (1.03, place), textcoords="axes fraction",
+            va="center", fontsize=8, arrowprops={"arrowstyle": "-", "color": GREY, "linewidth": 0.4},
+        )  # fmt: skip
 
 
 def thresholds_of(rows: Sequence[Row]) -> list[list[Row]]:

@@ -4,9 +4,11 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
+from matplotlib.text import Text as Label
 
 from semspec.bench.report import ablations, figures, paper, rounds, tables
 from semspec.bench.report.page import write_report
@@ -186,10 +188,15 @@ def test_thresholds_of_one_strategy_make_one_line(runs: list[Run]) -> None:
     assert [[row.configuration.knobs["threshold"] for row in line] for line in lines] == [[0.05, 0.3, 0.5]]
 
 
-def test_every_configuration_in_the_picture_has_a_look_and_a_name_of_its_own(runs: list[Run]) -> None:
+def test_every_configuration_in_the_picture_has_a_look_and_a_name_that_no_other_covers(runs: list[Run]) -> None:
     assert len(set(figures.styles(runs[0].rows))) == len(runs[0].rows)
-    [legend] = figures.pareto(runs[0]).legends
-    assert [text.get_text() for text in legend.get_texts()] == [row.label for row in runs[0].rows]
+    figure = figures.pareto(runs[0])
+    figure.canvas.draw()
+    names = [text for axes in figure.axes for text in axes.texts]
+    assert sorted(text.get_text() for text in names) == sorted(row.label for row in runs[0].rows)
+    for axes in figure.axes:
+        boxes = [Label.get_window_extent(text) for text in axes.texts]
+        assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
 def test_mean_round_is_the_mean_of_the_judged_segments(runs: list[Run]) -> None:
