@@ -24,7 +24,9 @@ def load_probes(settings: VerifierSettings) -> Verifier:
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))  # must be set before torch is imported
     from semspec.probes.verifier import ProbeVerifier  # slow import, deferred until health checks are answered
 
-    return ProbeVerifier.load(settings.draft_probe, settings.target_probe, settings.alternatives, settings.device)
+    return ProbeVerifier.load(
+        settings.draft_probe, settings.target_probe, settings.alternatives, settings.device, settings.precision
+    )
 
 
 if __name__ == "__main__":
