@@ -1,20 +1,22 @@
 """A probe's standardisation and first linear layer on states: computed in the verifier, or in an engine that was given
 it, so that a segment's result is 256 numbers instead of all its states."""
 
+import asyncio
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from threading import Lock
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import Artifact, layer_indices
-from semspec.types import STATE_CONVENTION, ProjectionSpec, States
+from semspec.types import STATE_CONVENTION, ModelInfo, ProjectionSpec, States
 
 BLOCK = 5120
 """Number of inputs that are multiplied at a time: 64 segments' and the weights' stay in a core's cache."""
@@ -95,15 +97,18 @@ class ServedProbe:
         probe, card = artifact.probe, artifact.card
         rows = () if card.features == "surprisal" else layer_indices(card.layers, card.shape[0])
         num_states = len(rows) * card.shape[1]
-        weight = probe.network[0].weight / probe.scale
+        first: nn.Linear = probe.network[0]  # type: ignore[assignment]
+        weight = first.weight / probe.scale
         self.projection: Projection | None = None
         if rows:
             of_states = probe.mean[:num_states], weight[:, :num_states].contiguous()
             self.projection = projection_of(card.fingerprint, rows, card.shape, *of_states, device, precision)
-        self._mean, self._weight = probe.mean[num_states:].to(device), weight[:, num_states:].to(device)
-        self._bias, self._rest = probe.network[0].bias.to(device), probe.network[1:].to(device)
+        rest = slice(num_states, None)  # cloned, since a view would keep the whole in memory
+        self._mean, self._weight = probe.mean[rest].clone().to(device), weight[:, rest].clone().to(device)
+        self._bias = first.bias.to(device)
+        self._rest = nn.Sequential(*list(probe.network)[1:]).to(device)
         del probe.network[0], probe.mean, probe.scale
-        self._calibrated = probe.to(device).calibrated
+        self._calibrated: Callable[[Tensor], Tensor] = probe.to(device).calibrated
 
     def check(self, role: str, states: Sequence[States]) -> None:
         """Raises: Mismatch when the states, or the projections of states, are not those of the probe."""
@@ -131,7 +136,8 @@ class ServedProbe:
             hidden = hidden + self.projection.of_any(states).to(hidden.device)
         if self._weight.shape[1]:
             hidden = hidden + (surprisal.to(hidden.device) - self._mean) @ self._weight.T
-        probabilities: list[float] = self._calibrated(self._rest(hidden)[..., 0]).tolist()
+        logit: Tensor = self._rest(hidden)[..., 0]
+        probabilities: list[float] = self._calibrated(logit).tolist()
         return probabilities
 
 
@@ -156,6 +162,8 @@ def read_projection(spec: ProjectionSpec, data: bytearray, device: str) -> Proje
     Raises: InvalidRequest when the data is not that of `spec`, or holds what is no number.
     """
     num_inputs = len(spec.rows) * spec.shape[1]
+    if len(data) != spec.num_bytes:
+        raise InvalidRequest(f"data: {len(data)} bytes, but the projection takes {spec.num_bytes}", "data")
     if (digest := _digest(spec, [data])) != spec.digest:
         raise InvalidRequest(
             f"digest: the projection has the digest {digest}, not {spec.digest}; send it again", "digest"
@@ -164,6 +172,67 @@ def read_projection(spec: ProjectionSpec, data: bytearray, device: str) -> Proje
     if not bool(mean.isfinite().all()) or not bool(weight.isfinite().all()):
         raise InvalidRequest("data: holds a value that is not a number", "data")
     return Projection(spec, mean, weight.view(spec.width, num_inputs), device)
+
+
+class Projections:
+    """The projections that an engine keeps, by digest; beyond `max_bytes`, the least recently used are dropped."""
+
+    def __init__(self, info: ModelInfo, device: str, max_bytes: int) -> None:
+        """`info`: of the engine's model."""
+        self._model, self._shape = info.fingerprint, (info.num_layers + 1, info.hidden_size)
+        self._device, self._max_bytes = device, max_bytes
+        self._kept: dict[str, Projection] = {}
+        self._lock = Lock()
+
+    async def keep(self, spec: ProjectionSpec, data: AsyncIterable[bytes]) -> None:
+        """See `Engine.project`."""
+        if spec.model != self._model:
+            raise Mismatch(
+                f"the projection {spec.digest} is of states of {spec.model}, this engine serves {self._model}; "
+                "give it to an engine of its model"
+            )
+        if spec.shape != self._shape or spec.rows[-1] >= self._shape[0]:
+            raise Mismatch(
+                f"the projection {spec.digest} is of rows up to {spec.rows[-1]} of states of shape {spec.shape}, this "
+                f"engine's have {self._shape}; train the probe again"
+            )
+        if spec.num_bytes > self._max_bytes:
+            raise Mismatch(
+                f"the projection {spec.digest} takes {spec.num_bytes} bytes, this engine keeps {self._max_bytes}; "
+                "raise SEMSPEC_*_PROJECTION_BYTES"
+            )
+        if self._of(spec.digest) is None:
+            received = bytearray()
+            async for part in data:
+                received += part
+                if len(received) > spec.num_bytes:
+                    break
+            self._add(await asyncio.to_thread(read_projection, spec, received, self._device))
+
+    def states_of(self, pooled: Sequence[Tensor], digest: str) -> list[States]:
+        """States, or what the projection `digest` makes of them if it is kept, of each of `pooled`: fp32
+        `[num_layers + 1, hidden_size]` on the engine's device."""
+        projection = self._of(digest) if digest else None
+        if projection is None or not pooled:
+            return [self._states(one, "") for one in pooled]
+        return [self._states(row[None], digest) for row in projection.of_pooled(torch.stack(list(pooled)))]
+
+    def _states(self, values: Tensor, digest: str) -> States:
+        array = values.cpu().numpy()
+        return States(array.astype("<f4", copy=False).tobytes(), array.shape, self._model, digest)
+
+    def _of(self, digest: str) -> Projection | None:
+        with self._lock:
+            projection = self._kept.pop(digest, None)
+            if projection is not None:
+                self._kept[digest] = projection  # the last one is the most recently used
+            return projection
+
+    def _add(self, projection: Projection) -> None:
+        with self._lock:
+            self._kept[projection.spec.digest] = projection
+            while sum(one.nbytes for one in self._kept.values()) > self._max_bytes:
+                del self._kept[next(iter(self._kept))]
 
 
 def _numbers(projected: Sequence[States]) -> Tensor:

@@ -29,12 +29,12 @@ class GenerationParams:
     max_segment_tokens: int = 512
     """Token limit of one segment; a segment without boundary ends there."""
     want_states: bool = False
-    projection: str = ""
-    """Digest of the projection to apply to the states. An engine that does not have it returns the states."""
     num_logprobs: int | None = None
     """Number of alternatives to return per token; 0: only logprobs of the generated tokens; None: no logprobs."""
     session: str = ""
     """Hint for prefix caching and routing; does not affect results."""
+    projection: str = ""
+    """Digest of the projection to apply to the states. An engine that does not have it returns the states."""
 
 
 @dataclass(frozen=True, slots=True)

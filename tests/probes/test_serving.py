@@ -12,7 +12,7 @@ import torch
 
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import LayerSet, assemble, load_probe
-from semspec.probes.projection import ServedProbe, read_projection
+from semspec.probes.projection import Precision, ServedProbe, read_projection
 from semspec.probes.verifier import ProbePair, ProbeVerifier
 from semspec.types import SURPRISAL_FEATURES, States
 from tests.probes.test_probe import SHAPE, alternatives, card, load_with, reading, save, states, verifier
@@ -97,7 +97,8 @@ def test_projection_of_raw_states_equals_the_probe(tmp_path: Path, layers: Layer
     values, surprisal = torch.randn(5, *SHAPE), torch.rand(5, len(SURPRISAL_FEATURES))
     expected = probe(assemble("states+surprisal", layers, values, surprisal)).tolist()
     raw = [States(one.numpy().tobytes(), SHAPE, "target-fingerprint") for one in values]
-    for precision, tolerance in (("float32", 1e-5), ("bfloat16", 1e-2)):
+    precisions: list[tuple[Precision, float]] = [("float32", 1e-5), ("bfloat16", 1e-2)]
+    for precision, tolerance in precisions:
         artifact = load_probe(path)
         artifact.probe.load_state_dict(probe.state_dict())
         served = ServedProbe(artifact, "cpu", precision)
