@@ -8,11 +8,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from google.protobuf.message import DecodeError
 from grpc import aio
 
 from semspec.decoding.protocols import Verifier
 from semspec.engine.protocol import Engine
-from semspec.errors import Unavailable
+from semspec.errors import InvalidRequest, Unavailable
 from semspec.rpc.calls import Context
 from semspec.rpc.codec import generation, handshake, scoring
 from semspec.v1 import (
@@ -32,6 +33,7 @@ TARGET = "semspec.v1.Target"
 VERIFIER = "semspec.v1.Verifier"
 
 B = TypeVar("B")
+M = TypeVar("M")
 
 
 class ServedVerifier(Verifier, Protocol):
@@ -116,15 +118,25 @@ class WritingServicer:
         self, requests: AsyncIterator[types_pb2.ProjectionPart], context: Context
     ) -> types_pb2.ProjectResponse:
         """Keep a projection."""
-        first = await anext(requests, types_pb2.ProjectionPart())
+        parts = _parsed(requests)
+        first = await anext(parts, types_pb2.ProjectionPart())
 
         async def data() -> AsyncGenerator[bytes, None]:
             yield first.data
-            async for part in requests:
+            async for part in parts:
                 yield part.data
 
         await self._engine.get().project(handshake.projection_from_wire(first), data())
         return types_pb2.ProjectResponse()
+
+
+async def _parsed(requests: AsyncIterator[M]) -> AsyncGenerator[M, None]:
+    """The messages of a stream. Raises: InvalidRequest for bytes that are none; gRPC refuses those of a single one."""
+    try:
+        async for request in requests:
+            yield request
+    except DecodeError as error:
+        raise InvalidRequest(f"cannot be read as a message of the contract: {error}") from error
 
 
 class DraftServicer(WritingServicer, draft_pb2_grpc.DraftServicer):
