@@ -191,7 +191,7 @@ class _Draft:
 
     def begin(self, progress: Progress, gamma: int) -> None:
         """Start drafting after `progress`, which assumes acceptance; the loop cancels it after a rejection."""
-        self._task = asyncio.create_task(self._write(progress, gamma))
+        self._task = asyncio.create_task(self._write(progress, gamma, is_ahead=True))
 
     async def segments(self, progress: Progress, gamma: int) -> list[GeneratedSegment]:
         """The segments drafted after `progress`: those drafted ahead if there are any, else `gamma` new ones."""
@@ -209,8 +209,9 @@ class _Draft:
             if not task.cancelled():
                 task.exception()  # retrieved and ignored: failed draft-ahead is repeated if needed
 
-    async def _write(self, progress: Progress, gamma: int) -> list[GeneratedSegment]:
-        params = replace(progress.params("draft", gamma, want_states=True), projection=self._projection)
+    async def _write(self, progress: Progress, gamma: int, is_ahead: bool = False) -> list[GeneratedSegment]:
+        params = progress.params("draft", gamma, want_states=True)
+        params = replace(params, projection=self._projection, is_ahead=is_ahead)
         return await write_all(self._drafter, progress.draft_context, params)
 
 

@@ -18,7 +18,6 @@ Properties of every engine:
 Planned additions are optional fields and keyword-only arguments with defaults, so that no call of today changes:
 
 - n samples that share a prefix: `GenerationParams.num_samples`, and the sample's number in `GeneratedSegment`.
-- Priorities: `GenerationParams.priority`; a keyword-only `priority` of `score` and `score_choices`.
 - Grammars: `GenerationParams.grammar`, applied to the logits before the draw in `generate`, `propose` and `verify`.
 - Token tries: `Proposal.parents`, the parent of each proposed token; empty for a chain, as today.
 - The last token's state: a field of `GenerationParams` and a keyword-only argument of `score` request it; optional

@@ -102,7 +102,7 @@ class TransformersEngine:
         return self.tokenizer.tokenize(text)
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
-        async for generated in self._worker.stream(self._generate_steps(context, params)):
+        async for generated in self._worker.stream(self._generate_steps(context, params), params.is_ahead):
             yield generated
 
     async def score(

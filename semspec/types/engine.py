@@ -35,6 +35,8 @@ class GenerationParams:
     """Hint for prefix caching and routing; does not affect results."""
     projection: str = ""
     """Digest of the projection to apply to the states. An engine that does not have it returns the states."""
+    is_ahead: bool = False
+    """Nobody waits for the segments yet: the call starts after others, and yields memory to them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -428,6 +428,7 @@ class WriteRequest(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     NUM_LOGPROBS_FIELD_NUMBER: _builtins.int
     PROJECTION_FIELD_NUMBER: _builtins.int
+    IS_AHEAD_FIELD_NUMBER: _builtins.int
     segmentation: Global___Segmentation.ValueType
     max_segments: _builtins.int
     """0: until end-of-sequence or `max_tokens`"""
@@ -443,6 +444,8 @@ class WriteRequest(_message.Message):
     """alternatives to return per token; unset: no logprobs"""
     projection: _builtins.str
     """digest of the projection to apply to the states; an engine without it returns states"""
+    is_ahead: _builtins.bool
+    """nobody waits for it yet: it starts after other calls, and yields memory to them"""
     @_builtins.property
     def context(self) -> _containers.RepeatedCompositeFieldContainer[Global___Piece]:
         """the whole context, prompt first"""
@@ -462,10 +465,11 @@ class WriteRequest(_message.Message):
         session: _builtins.str = ...,
         num_logprobs: _builtins.int | None = ...,
         projection: _builtins.str = ...,
+        is_ahead: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "num_logprobs", b"num_logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "context", b"context", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "num_logprobs", b"num_logprobs", "projection", b"projection", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "want_states", b"want_states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "context", b"context", "is_ahead", b"is_ahead", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "num_logprobs", b"num_logprobs", "projection", b"projection", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "want_states", b"want_states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
