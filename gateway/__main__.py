@@ -83,9 +83,9 @@ async def _serve(settings: GatewaySettings) -> None:
 
 def _connect(settings: GatewaySettings, connections: AsyncExitStack) -> Backends:
     options = _pool_options(settings)
-    drafter = PooledDrafter(settings.draft_address, options)
-    target = PooledTarget(settings.target_address, options)
     verifier = PooledVerifier(settings.verifier_address, options)
+    drafter = PooledDrafter(settings.draft_address, options, verifier=verifier)
+    target = PooledTarget(settings.target_address, options, verifier=verifier)
     for backend in (drafter, target, verifier):
         connections.push_async_callback(backend.aclose)
     return Backends(drafter, target, verifier)

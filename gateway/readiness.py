@@ -43,12 +43,13 @@ class Served:
         return tuple(strategy for strategy in STRATEGIES if self.unsupported_reason(strategy) is None)
 
     def pinned(self, backends: Backends) -> Backends:
-        """Backends restricted to these models, so that a generation never continues with another model."""
+        """Backends restricted to these models and probes, so that a generation never continues with others."""
         drafter, target = backends.drafter, backends.target
         return replace(
             backends,
             drafter=drafter.of(self.draft) if isinstance(drafter, Replicated) else drafter,
             target=target.of(self.target) if isinstance(target, Replicated) else target,
+            projections=self.verifier.projections,
         )
 
     def unsupported_reason(self, strategy: str) -> str | None:

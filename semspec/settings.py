@@ -88,6 +88,11 @@ class ModelSettings(ServiceSettings):
         description="keys and values of running calls and of the prefix cache together, in bytes; beyond it, calls "
         "wait, or are evicted and computed again",
     )
+    projection_bytes: int = Field(
+        1 << 30,
+        ge=0,
+        description="probes' first layers kept, to send 256 numbers a segment instead of its states, in bytes",
+    )
     max_context_tokens: int | None = Field(
         None, ge=2, description="cap on prompt and output together; unset: the model's context window"
     )

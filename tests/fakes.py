@@ -2,9 +2,10 @@
 
 import asyncio
 import struct
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
+from semspec.probes.projection import Projection
 from semspec.types import (
     STATE_CONVENTION,
     SURPRISAL_FEATURES,
@@ -17,6 +18,7 @@ from semspec.types import (
     Message,
     ModelInfo,
     Piece,
+    ProjectionSpec,
     Proposal,
     Segment,
     Segmentation,
@@ -87,7 +89,9 @@ class FakeModel:
             self.num_cancelled += 1
             raise
 
-    async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
+    async def score(
+        self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
+    ) -> list[SegmentScore]:
         await self._work()
         scores = []
         for segment in segments:
@@ -143,6 +147,9 @@ class FakeModel:
         chosen = int(len(options) * uniform(sum(context.pieces[-1].text.encode()), self.fingerprint, _length(context)))
         others = 0.2 / (len(options) - 1)
         return ChoiceScores(tuple(0.8 if i == chosen else others for i in range(len(options))), options[chosen], 1.0)
+
+    async def project(self, spec: ProjectionSpec, data: AsyncIterable[bytes]) -> None:
+        raise Mismatch("a fake keeps no projections")
 
     async def aclose(self) -> None:
         """Nothing to free."""
@@ -212,6 +219,9 @@ class FakeVerifier:
             Judgement(_value(draft, place), _value(score.states, place))
             for draft, score in zip(draft_states, scores, strict=True)
         ]
+
+    def projection(self, digest: str) -> Projection:
+        raise InvalidRequest("a fake has no probes", "digest")
 
 
 def _length(context: Context) -> int:

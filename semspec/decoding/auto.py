@@ -29,7 +29,7 @@ async def rounds(progress: Progress, backends: Backends) -> AsyncGenerator[Step,
     """
     costs = Costs() if backends.costs is None else backends.costs
     previous: Forecast | None = None
-    async with aclosing(Speculation(backends, by_probes(backends.verifier), by_target(backends.target))) as speculation:
+    async with aclosing(Speculation(backends, by_probes(backends), by_target(backends.target))) as speculation:
         while progress.finish_reason is None:
             forecast = costs.forecast(progress.generation.gamma)
             if forecast.gamma:

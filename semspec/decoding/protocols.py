@@ -14,6 +14,7 @@ from semspec.types import (
     Message,
     ModelInfo,
     Piece,
+    ProbeProjections,
     Proposal,
     Segment,
     SegmentScore,
@@ -65,8 +66,12 @@ class Target(Drafter, Protocol):
         """The tokens of a text with their character offsets, without special tokens. Raises: Unavailable."""
         ...
 
-    async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
+    async def score(
+        self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
+    ) -> list[SegmentScore]:
         """Run one forward pass over `segments`, which follow `context` in this order; return one score per segment.
+
+        `projection`: as `GenerationParams.projection`.
 
         Raises: ContextTooLong, Unavailable, DeadlineExceeded, Overloaded.
         """
@@ -127,3 +132,5 @@ class Backends:
     verifier: Verifier
     costs: Costs | None = None
     """Cost estimates that `auto` reads and updates; shared by generations."""
+    projections: tuple[ProbeProjections, ...] = ()
+    """What the engines are to apply to states for the verifier's probes; none: states are sent as they are."""

@@ -7,11 +7,11 @@ rejection; the target writes the rejected segment, and drafting restarts after i
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated
 
-from semspec.decoding.protocols import Backends, Drafter, Verifier
+from semspec.decoding.protocols import Backends, Drafter
 from semspec.decoding.steps import (
     Progress,
     Rewrite,
@@ -52,17 +52,24 @@ class Options:
     """Draft the next segments while the target scores; a rejection cancels them. Affects speed, never the output."""
 
 
-Judge = Callable[[int, Sequence[GeneratedSegment], Sequence[SegmentScore]], Awaitable[list[Judgement]]]
-"""(index of the first segment, drafted segments, their scores) -> one judgement per segment."""
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """How segments are judged, and the digests of the projections to apply to the states for it."""
+
+    judge: Callable[[int, Sequence[GeneratedSegment], Sequence[SegmentScore]], Awaitable[list[Judgement]]]
+    """(index of the first segment, drafted segments, their scores) -> one judgement per segment."""
+    draft_projection: str = ""
+    target_projection: str = ""
 
 
-def by_probes(verifier: Verifier, probes: str = "") -> Judge:
+def by_probes(backends: Backends, probes: str = "") -> Judge:
     """Judge by semantic probabilities of the verifier, from the default probes or those named `probes`."""
 
     async def judge(index: int, drafted: Sequence[GeneratedSegment], scores: Sequence[SegmentScore]) -> list[Judgement]:
-        return await verifier.judge([_states(generated) for generated in drafted], scores, probes)
+        return await backends.verifier.judge([_states(generated) for generated in drafted], scores, probes)
 
-    return judge
+    own = next((one for one in backends.projections if one.probes == probes), None)
+    return Judge(judge) if own is None else Judge(judge, own.draft, own.target)
 
 
 def at_random(seed: int) -> Judge:
@@ -72,7 +79,7 @@ def at_random(seed: int) -> Judge:
         positions = range(index, index + len(drafted))
         return [Judgement(uniform(seed, "random q", i), uniform(seed, "random p", i)) for i in positions]
 
-    return judge
+    return Judge(judge)
 
 
 def accepts(judgement: Judgement, acceptance: Acceptance, draw: float) -> bool:
@@ -118,7 +125,7 @@ class Speculation:
 
     def __init__(self, backends: Backends, judge: Judge, rewrite: Rewrite) -> None:
         self._target, self._judge, self._rewrite = backends.target, judge, rewrite
-        self._draft = _Draft(backends.drafter)
+        self._draft = _Draft(backends.drafter, judge.draft_projection)
 
     async def draft(self, progress: Progress, gamma: int) -> Batch:
         """Draft `gamma` segments after `progress`, or take the segments drafted ahead, whose number may differ.
@@ -142,10 +149,11 @@ class Speculation:
         Raises: BackendUnavailable, and what the target raises.
         """
         clock = Stopwatch()
-        scores = await of_drafted(self._target.score(progress.context, batch.segments, progress.generation.session))
+        session, projection = progress.generation.session, self._judge.target_projection
+        scores = await of_drafted(self._target.score(progress.context, batch.segments, session, projection))
         read_ms = clock.lap_ms()
         judgements = await or_backend_unavailable(
-            "verifier", self._judge(len(progress.segments), batch.generated, scores)
+            "verifier", self._judge.judge(len(progress.segments), batch.generated, scores)
         )
         times = total(
             batch.times,
@@ -173,8 +181,8 @@ class Speculation:
 class _Draft:
     """Drafts segments, optionally ahead of the request for them."""
 
-    def __init__(self, drafter: Drafter) -> None:
-        self._drafter = drafter
+    def __init__(self, drafter: Drafter, projection: str) -> None:
+        self._drafter, self._projection = drafter, projection
         self._task: asyncio.Task[list[GeneratedSegment]] | None = None
 
     @property
@@ -183,7 +191,7 @@ class _Draft:
 
     def begin(self, progress: Progress, gamma: int) -> None:
         """Start drafting after `progress`, which assumes acceptance; the loop cancels it after a rejection."""
-        self._task = asyncio.create_task(self._write(progress, gamma))
+        self._task = asyncio.create_task(self._write(progress, gamma, is_ahead=True))
 
     async def segments(self, progress: Progress, gamma: int) -> list[GeneratedSegment]:
         """The segments drafted after `progress`: those drafted ahead if there are any, else `gamma` new ones."""
@@ -201,8 +209,9 @@ class _Draft:
             if not task.cancelled():
                 task.exception()  # retrieved and ignored: failed draft-ahead is repeated if needed
 
-    async def _write(self, progress: Progress, gamma: int) -> list[GeneratedSegment]:
+    async def _write(self, progress: Progress, gamma: int, is_ahead: bool = False) -> list[GeneratedSegment]:
         params = progress.params("draft", gamma, want_states=True)
+        params = replace(params, projection=self._projection, is_ahead=is_ahead)
         return await write_all(self._drafter, progress.draft_context, params)
 
 
@@ -222,7 +231,7 @@ def _states(generated: GeneratedSegment) -> States:
 
 
 def _by_probes(progress: Progress, backends: Backends, probes: str = "") -> AsyncGenerator[Step, None]:
-    return rounds(progress, backends, by_probes(backends.verifier, probes), by_target(backends.target))
+    return rounds(progress, backends, by_probes(backends, probes), by_target(backends.target))
 
 
 def _at_random(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:

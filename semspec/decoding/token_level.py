@@ -125,7 +125,7 @@ class _Tally:
 
 def _with_semantic(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
     """As `semantic`, with rewrites by token-level speculation."""
-    return semantic.rounds(progress, backends, semantic.by_probes(backends.verifier), with_draft(backends))
+    return semantic.rounds(progress, backends, semantic.by_probes(backends), with_draft(backends))
 
 
 STRATEGY = Strategy(rounds, needs_one_vocabulary=True, tells_logprobs=False)

@@ -147,25 +147,17 @@ def surprisal(logits: Tensor, token_ids: Tensor) -> Tensor:
     )
 
 
-def states_of(pooled: Tensor, model: str) -> States:
-    """`States` from pooled states, fp32 `[num_layers + 1, hidden_size]`; `model`: fingerprint of the model."""
-    array = pooled.cpu().numpy()
-    return States(array.astype("<f4", copy=False).tobytes(), array.shape, model)
-
-
-def scores_of(
-    segments: Sequence[list[int]], logits: Tensor, pooled: Sequence[Tensor], model: str
-) -> list[SegmentScore]:
+def scores_of(segments: Sequence[list[int]], logits: Tensor, pooled: Sequence[States]) -> list[SegmentScore]:
     """One score per segment, each segment a list of token ids. The caller sets `duration_ms`.
 
     `logits`: `[num_tokens + 1, vocab_size]`, row i predicts token i of the concatenated segments; `pooled`: each
-    segment's states, fp32 `[num_layers + 1, hidden_size]`.
+    segment's states.
     """
     scores, start = [], 0
     for ids, states in zip(segments, pooled, strict=True):
         span = slice(start, start + len(ids))
         features = surprisal(logits[span], torch.tensor(ids, device=logits.device))
-        scores.append(SegmentScore(states_of(states, model), tuple(features.tolist()), len(ids), duration_ms=0.0))
+        scores.append(SegmentScore(states, tuple(features.tolist()), len(ids), duration_ms=0.0))
         start = span.stop
     return scores
 

@@ -18,18 +18,18 @@ Properties of every engine:
 Planned additions are optional fields and keyword-only arguments with defaults, so that no call of today changes:
 
 - n samples that share a prefix: `GenerationParams.num_samples`, and the sample's number in `GeneratedSegment`.
-- Priorities: `GenerationParams.priority`; a keyword-only `priority` of `score` and `score_choices`.
 - Grammars: `GenerationParams.grammar`, applied to the logits before the draw in `generate`, `propose` and `verify`.
 - Token tries: `Proposal.parents`, the parent of each proposed token; empty for a chain, as today.
-- The last token's state, and projected states: fields of `GenerationParams` and keyword-only arguments of `score`
-  request them; optional fields of `GeneratedSegment` and `SegmentScore` return them, beside the pooled states.
+- The last token's state: a field of `GenerationParams` and a keyword-only argument of `score` request it; optional
+  fields of `GeneratedSegment` and `SegmentScore` return it, beside the pooled states.
 """
 
+from collections.abc import AsyncIterable
 from typing import TYPE_CHECKING, Protocol
 
 from semspec.decoding.protocols import Target
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.types import Writer
+from semspec.types import ProjectionSpec, Writer
 
 if TYPE_CHECKING:
     from semspec.settings import ModelSettings  # needs pydantic, which is optional for users of an engine alone
@@ -37,6 +37,16 @@ if TYPE_CHECKING:
 
 class Engine(Target, Protocol):
     """A model that generates and scores. Draft and target run the same engine with different weights."""
+
+    async def project(self, spec: ProjectionSpec, data: AsyncIterable[bytes]) -> None:
+        """Keep a probe's first layer, for calls that name it; `data`: parts of what `Projection.serialised` yields.
+
+        `semspec.probes.projection.Projections` does both, here and where states are returned. It drops what was not
+        used for long, as a restart does: a call that names an unknown projection returns the states.
+        Raises: Mismatch when it is of another model's states, or there is no memory for it; InvalidRequest when `data`
+        is not what `spec` names.
+        """
+        ...
 
     async def aclose(self) -> None:
         """Cancel running calls and free the model. Later calls raise Unavailable."""
@@ -63,6 +73,7 @@ def load_engine(settings: "ModelSettings", writer: Writer) -> LocalEngine:
         threads=settings.threads,
         cache_bytes=settings.cache_bytes,
         kv_bytes=settings.kv_bytes,
+        projection_bytes=settings.projection_bytes,
         max_context_tokens=settings.max_context_tokens,
         engine=settings.engine,
     )

@@ -1,6 +1,6 @@
 """Our engine: any Hugging Face causal LM on CPU or GPU, one step for all calls. Other engines are compared to it."""
 
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from itertools import accumulate
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from semspec.engine.causal_lm import CausalLM, EngineName
-from semspec.engine.logits import draw_first_tokens, draw_token, scores_of, states_of, token_logprob
+from semspec.engine.logits import draw_first_tokens, draw_token, scores_of, token_logprob
 from semspec.engine.prefix_cache import Prefix, PrefixCache
 from semspec.engine.scheduler import Scheduler
 from semspec.engine.segmentation import TokenSegmenter, ended_by_look_ahead
@@ -26,6 +26,7 @@ from semspec.engine.steps import Feed, Output, Steps, fed
 from semspec.engine.tokenization import ModelTokenizer, option_ids, parameter_of
 from semspec.engine.worker import Worker
 from semspec.errors import InvalidRequest
+from semspec.probes.projection import Projections
 from semspec.types import (
     ChoiceScores,
     Context,
@@ -35,6 +36,7 @@ from semspec.types import (
     Message,
     ModelInfo,
     Piece,
+    ProjectionSpec,
     Proposal,
     Segment,
     SegmentScore,
@@ -45,21 +47,21 @@ from semspec.types import (
 )
 
 T = TypeVar("T")
-
-
 KV_BYTES = 4 << 30
 """Default bound on keys and values in memory."""
 
 
 class TransformersEngine:
-    """Generates and scores segments, proposes and verifies tokens, scores choices. See
-    `semspec.engine.protocol.Engine`."""
+    """See `semspec.engine.protocol.Engine`."""
 
-    def __init__(self, lm: CausalLM, writer: Writer, cache_bytes: int, kv_bytes: int = KV_BYTES) -> None:
+    def __init__(
+        self, lm: CausalLM, writer: Writer, cache_bytes: int, kv_bytes: int = KV_BYTES, projection_bytes: int = 1 << 30
+    ) -> None:
         """`cache_bytes`: keys and values kept between calls; `kv_bytes`: those and the running calls' together."""
         self._lm, self._writer = lm, writer
         self.tokenizer: ModelTokenizer = lm.tokenizer
         self._cache = PrefixCache(cache_bytes, lm.new_kv)
+        self._projections = Projections(lm.info, str(lm.device), projection_bytes)
         self._worker = Worker(f"engine-{writer}", lm, self._cache, Scheduler(self._cache, kv_bytes))
 
     @classmethod
@@ -74,13 +76,14 @@ class TransformersEngine:
         threads: int = 1,
         cache_bytes: int = 1 << 30,
         kv_bytes: int = KV_BYTES,
+        projection_bytes: int = 1 << 30,
         max_context_tokens: int | None = None,
         engine: EngineName = "auto",
     ) -> "TransformersEngine":
         """Load a model and start its thread. Raises: Mismatch when the model cannot be served."""
         torch.set_num_threads(threads)
         lm = CausalLM.load(model, revision, device, dtype, max_context_tokens, engine)
-        return cls(lm, writer, cache_bytes, kv_bytes)
+        return cls(lm, writer, cache_bytes, kv_bytes, projection_bytes)
 
     @property
     def lm(self) -> CausalLM:
@@ -99,11 +102,16 @@ class TransformersEngine:
         return self.tokenizer.tokenize(text)
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
-        async for generated in self._worker.stream(self._generate_steps(context, params)):
+        async for generated in self._worker.stream(self._generate_steps(context, params), params.is_ahead):
             yield generated
 
-    async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
-        return await self._result(self._score_steps(context, segments, session))
+    async def score(
+        self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
+    ) -> list[SegmentScore]:
+        return await self._result(self._score_steps(context, segments, session, projection))
+
+    async def project(self, spec: ProjectionSpec, data: AsyncIterable[bytes]) -> None:
+        await self._projections.keep(spec, data)
 
     async def propose(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
@@ -186,8 +194,7 @@ class TransformersEngine:
     def _write_segment(
         self, prefix: Prefix, token: int, segmenter: TokenSegmenter, params: GenerationParams
     ) -> Generator[Feed, Output | None, tuple[GeneratedSegment, int]]:
-        """Generate the next segment after `prefix`, from its first `token` on; also returns the token after it. Every
-        token of the segment is fed, so states and KV cache are complete."""
+        """The next segment after `prefix`, from its first `token` on, all of its tokens fed; and the token after it."""
         logprobs: list[TokenLogprob] = []
         total: Tensor | None = None
         segment = segmenter.end_before(token)
@@ -197,16 +204,19 @@ class TransformersEngine:
                 logprobs.append(token_logprob(self.tokenizer, logits, token, params.num_logprobs))
             own = (1,) if params.want_states else ()
             output = yield from fed(Feed(prefix, [token], segments=own, sampling=params.sampling))
-            for states in output.pooled:
-                total = states if total is None else total + states
+            for one in output.pooled:
+                total = one if total is None else total + one
             segment = segmenter.append(token)
             token = output.token
             segment = segment or segmenter.end_before(token)
-        pooled = None if total is None else states_of(total / len(segment.token_ids), self._lm.info.fingerprint)
+        pooled = [] if total is None else [total / len(segment.token_ids)]
+        states = next(iter(self._projections.states_of(pooled, params.projection)), None)
         told = None if params.num_logprobs is None else tuple(logprobs)
-        return GeneratedSegment(segment, pooled, 0.0, told), token
+        return GeneratedSegment(segment, states, 0.0, told), token
 
-    def _score_steps(self, context: Context, segments: Sequence[Segment], session: str) -> Steps[list[SegmentScore]]:
+    def _score_steps(
+        self, context: Context, segments: Sequence[Segment], session: str, projection: str
+    ) -> Steps[list[SegmentScore]]:
         tokens = self.tokenizer.context_ids(context)
         ids = [list(self.tokenizer.read_ids(segment, is_first=False)) for segment in segments]
         if not ids or not all(ids):
@@ -216,7 +226,7 @@ class TransformersEngine:
         start = perf_counter()
         with self._prefix(tokens, session) as prefix:
             rows, pooled = yield from self._rows_after(prefix, tokens, all_ids, [len(one) for one in ids])
-            scores = scores_of(ids, rows, pooled, self._lm.info.fingerprint)
+            scores = scores_of(ids, rows, self._projections.states_of(pooled, projection))
             duration_ms = (perf_counter() - start) * 1e3
             yield [replace(score, duration_ms=duration_ms) for score in scores]
 

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import suppress
+from operator import attrgetter
 from time import monotonic
 from typing import Generic, TypeVar
 
@@ -23,6 +24,9 @@ T = TypeVar("T")
 MAX_CALLS = 256
 """Maximum number of calls under way, waiting ones included."""
 
+AHEAD_S = 1.0
+"""How long a call that is ahead of need comes after others; by then someone may wait for it."""
+
 REUNION_S = 0.001
 """How long callers that were answered together have to call again before a step runs without them."""
 
@@ -32,12 +36,18 @@ _log = logging.getLogger(__name__)
 class _Call(Generic[T]):
     """A running call, and the queue of its results for the event loop."""
 
-    def __init__(self, steps: Steps[T]) -> None:
+    def __init__(self, steps: Steps[T], is_ahead: bool) -> None:
         self._steps = steps
+        self._ahead_until = monotonic() + AHEAD_S if is_ahead else 0.0
         self._feed: Feed | None = None
         self.is_cancelled = False
         self.results: asyncio.Queue[T | BaseException | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether it comes after other calls."""
+        return self._ahead_until > monotonic()
 
     @property
     def feed(self) -> Feed:
@@ -94,14 +104,17 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    async def stream(self, steps: Steps[T]) -> AsyncGenerator[T, None]:
-        """Run `steps` on the worker's thread and yield its results. Closing this generator closes `steps` there, after
-        the current step. Raises: Unavailable when closed, Overloaded when there are too many calls."""
+    async def stream(self, steps: Steps[T], is_ahead: bool = False) -> AsyncGenerator[T, None]:
+        """Run `steps` on the worker's thread and yield its results; `is_ahead`: see `GenerationParams`. Closing this
+        generator closes `steps` there, after the current step.
+
+        Raises: Unavailable when closed, Overloaded when there are too many calls.
+        """
         if self._is_closed:
             raise Unavailable("the engine is shut down; retry on another replica")
         if self._num_calls >= MAX_CALLS:
             raise Overloaded(f"{MAX_CALLS} calls are under way; retry later")
-        call = _Call(steps)
+        call = _Call(steps, is_ahead)
         self._num_calls += 1
         self._arrivals.put(call)  # type: ignore[arg-type]
         try:
@@ -157,9 +170,11 @@ class Worker:
             self._running.remove(call)
             call.end(None)
         while self._waiting and self._scheduler.has_room([call.feed for call in self._running]):
-            call = self._waiting.popleft()
+            call = min(self._waiting, key=attrgetter("is_ahead"))  # the first of the equal ones
+            self._waiting.remove(call)
             if call.advance():
                 self._running.append(call)
+        self._running.sort(key=attrgetter("is_ahead"))  # the last ones yield their memory first
 
     def _compute(self, plan: list[tuple[Feed, int]]) -> None:
         """One step. If it fails, its feeds run one at a time, so that only those fail that cannot be computed."""

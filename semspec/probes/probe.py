@@ -132,7 +132,11 @@ class Probe(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Semantic probability `[num_samples]` in [0, 1] of features `[num_samples, num_inputs]`."""
-        probability = torch.sigmoid(self.logit(features))
+        return self.calibrated(self.logit(features))
+
+    def calibrated(self, logit: Tensor) -> Tensor:
+        """Semantic probability in [0, 1] of the network's outputs."""
+        probability = torch.sigmoid(logit)
         if self.calibration_inputs is None or self.calibration_outputs is None:
             return probability
         return interpolate(probability, self.calibration_inputs, self.calibration_outputs)

@@ -1,20 +1,32 @@
 """The verifier: a default pair of probes for the states of two models, and named alternative pairs."""
 
 import math
+from asyncio import wrap_future
+from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from semspec import __version__
 from semspec.errors import InvalidRequest, Mismatch
-from semspec.probes.probe import LEAST_PROBABILITY, Artifact, ProbeCard, assemble, load_probe, tensor_of
-from semspec.types import Judgement, OperatingPoint, SegmentScore, States, VerifierInfo
+from semspec.probes.probe import LEAST_PROBABILITY, Artifact, ProbeCard, load_probe
+from semspec.probes.projection import MAX_MAGNITUDE, Precision, Projection, ServedProbe
+from semspec.types import (
+    Judgement,
+    OperatingPoint,
+    ProbeProjections,
+    SegmentScore,
+    States,
+    VerifierInfo,
+)
 
-MAX_MAGNITUDE = 1e9
-"""Maximum absolute value of states and surprisal: far above those of any model, and far below what overflows."""
+MAX_BATCH = 64
+"""Number of segments from which on a batch takes no further call."""
 
 
 class ProbePair:
@@ -23,7 +35,9 @@ class ProbePair:
     Draft probabilities are at least `LEAST_PROBABILITY`: the draft generated the segment, and p/q must stay bounded.
     """
 
-    def __init__(self, draft: Artifact, target: Artifact, device: str = "cpu") -> None:
+    def __init__(
+        self, draft: Artifact, target: Artifact, device: str = "cpu", precision: Precision = "float32"
+    ) -> None:
         """`device`: a torch device or "auto". Raises: Mismatch when the two do not belong together."""
         if draft.card.features != "states":
             raise Mismatch(
@@ -32,31 +46,62 @@ class ProbePair:
             )
         if draft.card.segmentations != target.card.segmentations:
             raise Mismatch("the two probes were trained on different segmentations; train them together")
-        self.draft, self.target = draft, target
-        self._device = _device(device)
-        for artifact in (draft, target):
-            artifact.probe.to(self._device)
+        device = _device(device)
+        self.draft, self.target = ServedProbe(draft, device, precision), ServedProbe(target, device, precision)
 
     @classmethod
-    def load(cls, draft_probe: Path, target_probe: Path, device: str = "cpu") -> "ProbePair":
+    def load(
+        cls, draft_probe: Path, target_probe: Path, device: str = "cpu", precision: Precision = "float32"
+    ) -> "ProbePair":
         """Load two artifacts. Raises: Mismatch, with a remedy, when they cannot serve together."""
-        return cls(load_probe(draft_probe), load_probe(target_probe), device)
+        return cls(load_probe(draft_probe), load_probe(target_probe), device, precision)
 
-    def judge(self, draft_states: Sequence[States], scores: Sequence[SegmentScore]) -> list[Judgement]:
-        """One judgement per segment.
+    def check(self, draft_states: Sequence[States], scores: Sequence[SegmentScore]) -> None:
+        """Raises: Mismatch when the states are not of the probes' models."""
+        self.draft.check("draft", draft_states)
+        self.target.check("target", [score.states for score in scores])
 
-        Raises: Mismatch when the states come from other models; InvalidRequest when a value is no number or too large.
-        """
-        draft_features = _features(self.draft.card, "draft", draft_states, None)
+    @torch.inference_mode()
+    def judge(self, draft_states: Sequence[States], scores: Sequence[SegmentScore]) -> list[Judgement | InvalidRequest]:
+        """One judgement per segment, or the error of one with a value that is no number or too large."""
         surprisal = torch.tensor([score.surprisal for score in scores])
-        _check_values(surprisal, "readings[{}].surprisal")
-        target_features = _features(self.target.card, "target", [score.states for score in scores], surprisal)
-        with torch.inference_mode():
-            draft_probabilities = (
-                self.draft.probe(draft_features.to(self._device)).clamp_min(LEAST_PROBABILITY).tolist()
-            )
-            target_probabilities = self.target.probe(target_features.to(self._device)).tolist()
-        return [Judgement(q, p) for q, p in zip(draft_probabilities, target_probabilities, strict=True)]
+        is_valid = (surprisal.abs() <= MAX_MAGNITUDE).all(1).tolist()
+        draft = self.draft.probabilities(draft_states, surprisal)
+        target = self.target.probabilities([score.states for score in scores], surprisal)
+        return [_judgement(*numbers) for numbers in zip(draft, target, is_valid, strict=True)]
+
+
+def _judgement(
+    draft_probability: float, target_probability: float, has_valid_surprisal: bool
+) -> Judgement | InvalidRequest:
+    if math.isnan(draft_probability):
+        field = "draft_states[{}].pooled"
+    elif not has_valid_surprisal:
+        field = "readings[{}].surprisal"
+    elif math.isnan(target_probability):
+        field = "readings[{}].states.pooled"
+    else:
+        return Judgement(max(draft_probability, LEAST_PROBABILITY), target_probability)
+    return InvalidRequest(f"{field}: holds a value that is not a number or above {MAX_MAGNITUDE:g}", field)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    """A call of `judge` that waits for its batch."""
+
+    pair: ProbePair
+    draft_states: Sequence[States]
+    scores: Sequence[SegmentScore]
+    result: Future[list[Judgement]] = field(default_factory=Future)
+
+    def finish(self, judgements: Sequence[Judgement | InvalidRequest]) -> None:
+        for index, error in enumerate(judgements):
+            if isinstance(error, InvalidRequest):
+                self.result.set_exception(
+                    InvalidRequest(error.message.format(index), str(error.parameter).format(index))
+                )
+                return
+        self.result.set_result([one for one in judgements if isinstance(one, Judgement)])
 
 
 class ProbeVerifier:
@@ -66,20 +111,27 @@ class ProbeVerifier:
         """Raises: Mismatch when an alternative has other models or segmentations than `own`, or the card of the target
         probe of `own` is malformed."""
         self._own, self._alternatives = own, dict(alternatives or {})
+        self._waiting: deque[_Call] = deque()
+        self._thread = ThreadPoolExecutor(1, "probes")
         self._operating_points = operating_points(own.target.card)
         for name, pair in self._alternatives.items():
             _check_alternative(name, pair, own)
 
     @classmethod
     def load(
-        cls, draft_probe: Path, target_probe: Path, alternatives: Path | None = None, device: str = "cpu"
+        cls,
+        draft_probe: Path,
+        target_probe: Path,
+        alternatives: Path | None = None,
+        device: str = "cpu",
+        precision: Precision = "float32",
     ) -> "ProbeVerifier":
         """Load the default probes and, if a folder is given, those in `alternatives`/NAME/{draft,target}.safetensors.
 
         Raises: Mismatch, with a remedy, when they cannot serve.
         """
-        own = ProbePair.load(draft_probe, target_probe, device)
-        return cls(own, _load_alternatives(alternatives, device) if alternatives else None)
+        own = ProbePair.load(draft_probe, target_probe, device, precision)
+        return cls(own, _load_alternatives(alternatives, device, precision) if alternatives else None)
 
     async def info(self) -> VerifierInfo:
         draft, target = self._own.draft, self._own.target
@@ -95,6 +147,7 @@ class ProbeVerifier:
             operating_points=self._operating_points,
             draft_tokenizer=draft.card.tokenizer,
             target_tokenizer=target.card.tokenizer,
+            projections=tuple(_projections(name, pair) for name, pair in {"": self._own, **self._alternatives}.items()),
         )
 
     async def judge(
@@ -105,7 +158,41 @@ class ProbeVerifier:
                 f"{len(draft_states)} draft states and {len(scores)} scores; send one of each per segment",
                 "draft_states",
             )
-        return self._pair(probes).judge(draft_states, scores)
+        pair = self._pair(probes)
+        pair.check(draft_states, scores)
+        call = _Call(pair, draft_states, scores)
+        self._waiting.append(call)
+        self._thread.submit(self._judge_waiting)
+        return await wrap_future(call.result)
+
+    def projection(self, digest: str) -> Projection:
+        """A probe's projection, for an engine to compute. Raises: InvalidRequest when no probe has that digest."""
+        for pair in (self._own, *self._alternatives.values()):
+            for probe in (pair.draft, pair.target):
+                if probe.projection is not None and probe.projection.spec.digest == digest:
+                    return probe.projection
+        raise InvalidRequest(
+            f"no probe has the projection {digest!r}; ask for one of VerifierInfo.projections", "digest"
+        )
+
+    def _judge_waiting(self) -> None:
+        """Judge the calls that wait, of any sessions, as one batch; those that came meanwhile are the next one's."""
+        calls: list[_Call] = []
+        while self._waiting and sum(len(call.scores) for call in calls) < MAX_BATCH:
+            call = self._waiting.popleft()
+            if call.result.set_running_or_notify_cancel():
+                calls.append(call)
+        for pair in dict.fromkeys(call.pair for call in calls):
+            group = [call for call in calls if call.pair is pair]
+            try:
+                draft_states = list(chain.from_iterable(call.draft_states for call in group))
+                judgements = iter(pair.judge(draft_states, [score for call in group for score in call.scores]))
+                for call in group:
+                    call.finish([next(judgements) for _ in call.scores])
+            except Exception as error:
+                for call in group:
+                    if not call.result.done():
+                        call.result.set_exception(error)
 
     def _pair(self, probes: str) -> ProbePair:
         if not probes:
@@ -120,6 +207,11 @@ class ProbeVerifier:
         return self._alternatives[probes]
 
 
+def _projections(name: str, pair: ProbePair) -> ProbeProjections:
+    draft, target = (probe.projection.spec.digest if probe.projection else "" for probe in (pair.draft, pair.target))
+    return ProbeProjections(name, draft, target)
+
+
 def _device(name: str) -> str:
     """Raises: Mismatch when there is no such device."""
     has_gpu = torch.cuda.is_available()
@@ -128,17 +220,17 @@ def _device(name: str) -> str:
     return name if name != "auto" else "cuda" if has_gpu else "cpu"
 
 
-def _load_alternatives(folder: Path, device: str) -> dict[str, ProbePair]:
+def _load_alternatives(folder: Path, device: str, precision: Precision) -> dict[str, ProbePair]:
     """Alternative pairs by name. Hidden folders are ignored: a mounted volume may contain some."""
     paths = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not paths:
         raise Mismatch(f"{folder} holds no folder of probes; unset SEMSPEC_VERIFIER_ALTERNATIVES or put some there")
-    return {path.name: _load_alternative(path, device) for path in paths}
+    return {path.name: _load_alternative(path, device, precision) for path in paths}
 
 
-def _load_alternative(folder: Path, device: str) -> ProbePair:
+def _load_alternative(folder: Path, device: str, precision: Precision) -> ProbePair:
     try:
-        return ProbePair.load(folder / "draft.safetensors", folder / "target.safetensors", device)
+        return ProbePair.load(folder / "draft.safetensors", folder / "target.safetensors", device, precision)
     except Mismatch as error:
         raise Mismatch(f"alternative probes {folder.name!r}: {error.message}") from error
 
@@ -156,28 +248,6 @@ def _check_alternative(name: str, pair: ProbePair, own: ProbePair) -> None:
             )
     if pair.target.card.segmentations != own.target.card.segmentations:
         raise Mismatch(f"alternative probes {name!r} were trained on other segmentations than the pair's own; {remedy}")
-
-
-def _features(card: ProbeCard, role: str, states: Sequence[States], surprisal: Tensor | None) -> Tensor:
-    for state in states:
-        if state.model != card.fingerprint:
-            raise Mismatch(
-                f"the {role} probe was trained on {card.model} ({card.fingerprint}), the states are of {state.model}; "
-                "serve that model or train a probe for this one"
-            )
-        if state.shape != card.shape:
-            raise Mismatch(f"{role} states have shape {state.shape}, the probe wants {card.shape}")
-    values = tensor_of([state.data for state in states], card.shape)
-    _check_values(values, "draft_states[{}].pooled" if role == "draft" else "readings[{}].states.pooled")
-    return assemble(card.features, card.layers, values, surprisal)
-
-
-def _check_values(values: Tensor, field: str) -> None:
-    """`values`: `[num_segments, ...]`. Raises: InvalidRequest for NaN, infinity, and what is above `MAX_MAGNITUDE`."""
-    is_valid = (values.abs() <= MAX_MAGNITUDE).flatten(1).all(1).tolist()
-    if not all(is_valid):
-        field = field.format(is_valid.index(False))
-        raise InvalidRequest(f"{field}: holds a value that is not a number or above {MAX_MAGNITUDE:g}", field)
 
 
 def operating_points(card: ProbeCard) -> tuple[OperatingPoint, ...]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from semspec.types import (
     Message,
     ModelInfo,
     Piece,
+    ProjectionSpec,
     Proposal,
     Segment,
     Segmentation,
@@ -56,7 +57,7 @@ class RemoteWriter:
         start = perf_counter()
         async with aclosing(self._segments(context, params)) as segments:
             async for segment in segments:
-                states = await self._states(context, segment, params.session) if params.want_states else None
+                states = await self._states(context, segment, params) if params.want_states else None
                 context = context.extended(segment)
                 now = perf_counter()
                 yield GeneratedSegment(segment, states, (now - start) * 1e3)
@@ -82,8 +83,8 @@ class RemoteWriter:
                 break
         raise Unavailable("the server that writes for this model broke off without an end; retry")
 
-    async def _states(self, context: Context, segment: Segment, session: str) -> States:
-        [score] = await self._engine.score(context, [segment], session)
+    async def _states(self, context: Context, segment: Segment, params: GenerationParams) -> States:
+        [score] = await self._engine.score(context, [segment], params.session, params.projection)
         return score.states
 
     async def info(self) -> ModelInfo:
@@ -95,8 +96,13 @@ class RemoteWriter:
     async def tokenize(self, text: str) -> list[Token]:
         return await self._engine.tokenize(text)
 
-    async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
-        return await self._engine.score(context, segments, session)
+    async def score(
+        self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
+    ) -> list[SegmentScore]:
+        return await self._engine.score(context, segments, session, projection)
+
+    async def project(self, spec: ProjectionSpec, data: AsyncIterable[bytes]) -> None:
+        await self._engine.project(spec, data)
 
     async def propose(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int

@@ -130,6 +130,9 @@ class ErrorInterceptor(aio.ServerInterceptor):
         if handler.response_streaming:
             streaming = cast(Streaming[Any, Any], handler.unary_stream)
             return grpc.unary_stream_rpc_method_handler(_guarded_stream(streaming, origin), *codecs)
+        if handler.request_streaming:
+            parts = cast(Unary[Any, Any], handler.stream_unary)
+            return grpc.stream_unary_rpc_method_handler(_guarded(parts, origin), *codecs)
         unary = cast(Unary[Any, Any], handler.unary_unary)
         return grpc.unary_unary_rpc_method_handler(_guarded(unary, origin), *codecs)
 

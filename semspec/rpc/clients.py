@@ -138,6 +138,11 @@ class RemoteDrafter(_Remote):
         with _checked_response():
             return generation.proposal_from_wire(response)
 
+    async def project(self, parts: AsyncIterator[types_pb2.ProjectionPart]) -> None:
+        """Have the engine keep the projection that `RemoteVerifier.projection` yields. See `Engine.project`."""
+        with client_span(self._stub.Project, None) as opened, _rpc_errors():
+            await self._stub.Project(parts, timeout=self._options.call_timeout_s, metadata=self._metadata(opened))
+
     async def _next(self, responses: AsyncIterator[R]) -> R | None:
         timeout_s = self._options.idle_timeout_s
         try:
@@ -166,10 +171,12 @@ class RemoteTarget(RemoteDrafter):
         with _checked_response():
             return generation.tokenize_response_from_wire(response)
 
-    async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
+    async def score(
+        self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
+    ) -> list[SegmentScore]:
         """See `Target.score`."""
         with _encodable_request():
-            request = scoring.read_request_to_wire(context, segments, session)
+            request = scoring.read_request_to_wire(context, segments, session, projection)
         response = await self._call(self._target.Read, request)
         with _checked_response():
             return _one_each(scoring.read_response_from_wire(response), segments)
@@ -217,6 +224,17 @@ class RemoteVerifier(_Remote):
         response = await self._call(self._stub.Judge, request)
         with _checked_response():
             return _one_each(scoring.judge_response_from_wire(response), draft_states)
+
+    async def projection(self, digest: str) -> AsyncGenerator[types_pb2.ProjectionPart, None]:
+        """The parts of a projection, for `RemoteDrafter.project`. Raises: InvalidRequest when there is none."""
+        request = verifier_pb2.ProjectionRequest(digest=digest)
+        with client_span(self._stub.Projection, request) as opened, _rpc_errors():
+            call = self._stub.Projection(request, timeout=self._options.call_timeout_s, metadata=self._metadata(opened))
+            try:
+                async for part in call:
+                    yield part
+            finally:
+                call.cancel()
 
 
 def from_rpc_error(error: aio.AioRpcError) -> SemspecError:

@@ -3,16 +3,17 @@
 Servicers raise; the interceptor sets the status codes.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from google.protobuf.message import DecodeError
 from grpc import aio
 
 from semspec.decoding.protocols import Verifier
 from semspec.engine.protocol import Engine
-from semspec.errors import Unavailable
+from semspec.errors import InvalidRequest, Unavailable
 from semspec.rpc.calls import Context
 from semspec.rpc.codec import generation, handshake, scoring
 from semspec.v1 import (
@@ -24,11 +25,23 @@ from semspec.v1 import (
     verifier_pb2_grpc,
 )
 
+if TYPE_CHECKING:
+    from semspec.probes.projection import Projection  # imports torch, which a client's process has not
+
 DRAFT = "semspec.v1.Draft"
 TARGET = "semspec.v1.Target"
 VERIFIER = "semspec.v1.Verifier"
 
 B = TypeVar("B")
+M = TypeVar("M")
+
+
+class ServedVerifier(Verifier, Protocol):
+    """A verifier that knows its probes."""
+
+    def projection(self, digest: str) -> "Projection":
+        """The part of a probe that an engine may compute. Raises: InvalidRequest when there is none."""
+        ...
 
 
 class Backend(Generic[B]):
@@ -63,7 +76,7 @@ class Service(Generic[B]):
 
 
 class WritingServicer:
-    """The methods that draft and target share: `Info`, `Encode`, `Write`, `WriteAll` and `Propose`."""
+    """The methods that draft and target share: `Info`, `Encode`, `Write`, `WriteAll`, `Propose` and `Project`."""
 
     def __init__(self, engine: Backend[Engine]) -> None:
         self._engine = engine
@@ -101,6 +114,30 @@ class WritingServicer:
         prefix, open_ids, params, num_tokens = generation.propose_request_from_wire(request)
         return generation.proposal_to_wire(await self._engine.get().propose(prefix, open_ids, params, num_tokens))
 
+    async def Project(
+        self, requests: AsyncIterator[types_pb2.ProjectionPart], context: Context
+    ) -> types_pb2.ProjectResponse:
+        """Keep a projection."""
+        parts = _parsed(requests)
+        first = await anext(parts, types_pb2.ProjectionPart())
+
+        async def data() -> AsyncGenerator[bytes, None]:
+            yield first.data
+            async for part in parts:
+                yield part.data
+
+        await self._engine.get().project(handshake.projection_from_wire(first), data())
+        return types_pb2.ProjectResponse()
+
+
+async def _parsed(requests: AsyncIterator[M]) -> AsyncGenerator[M, None]:
+    """The messages of a stream. Raises: InvalidRequest for bytes that are none; gRPC refuses those of a single one."""
+    try:
+        async for request in requests:
+            yield request
+    except DecodeError as error:
+        raise InvalidRequest(f"cannot be read as a message of the contract: {error}") from error
+
 
 class DraftServicer(WritingServicer, draft_pb2_grpc.DraftServicer):
     """`semspec.v1.Draft` over an engine."""
@@ -116,8 +153,7 @@ class TargetServicer(WritingServicer, target_pb2_grpc.TargetServicer):
 
     async def Read(self, request: target_pb2.ReadRequest, context: Context) -> target_pb2.ReadResponse:
         """Score segments that follow a context, in one forward pass."""
-        prefix, segments, session = scoring.read_request_from_wire(request)
-        return scoring.read_response_to_wire(await self._engine.get().score(prefix, segments, session))
+        return scoring.read_response_to_wire(await self._engine.get().score(*scoring.read_request_from_wire(request)))
 
     async def Verify(self, request: target_pb2.VerifyRequest, context: Context) -> target_pb2.VerifyResponse:
         """Exact speculative sampling of proposed tokens."""
@@ -134,7 +170,7 @@ class TargetServicer(WritingServicer, target_pb2_grpc.TargetServicer):
 class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
     """`semspec.v1.Verifier` over pairs of probes."""
 
-    def __init__(self, verifier: Backend[Verifier]) -> None:
+    def __init__(self, verifier: Backend[ServedVerifier]) -> None:
         self._verifier = verifier
 
     async def Info(self, request: verifier_pb2.VerifierInfoRequest, context: Context) -> verifier_pb2.VerifierInfo:
@@ -145,6 +181,14 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         """The semantic probability of each segment under both models."""
         draft_states, scores, probes = scoring.judge_request_from_wire(request)
         return scoring.judge_response_to_wire(await self._verifier.get().judge(draft_states, scores, probes))
+
+    async def Projection(
+        self, request: verifier_pb2.ProjectionRequest, context: Context
+    ) -> AsyncGenerator[types_pb2.ProjectionPart, None]:
+        """The part of a probe that an engine may compute."""
+        projection = self._verifier.get().projection(request.digest)
+        for part in handshake.projection_to_wire(projection.spec, projection.serialised()):
+            yield part
 
 
 def draft_service(load: Callable[[], Engine]) -> Service[Engine]:
@@ -157,7 +201,7 @@ def target_service(load: Callable[[], Engine]) -> Service[Engine]:
     return Service(TARGET, load, _register_target, _close_engine)
 
 
-def verifier_service(load: Callable[[], Verifier]) -> Service[Verifier]:
+def verifier_service(load: Callable[[], ServedVerifier]) -> Service[ServedVerifier]:
     """`semspec.v1.Verifier`, serving the probes that `load` returns."""
     return Service(VERIFIER, load, _register_verifier)
 
@@ -170,7 +214,7 @@ def _register_target(engine: Backend[Engine], server: aio.Server) -> None:
     target_pb2_grpc.add_TargetServicer_to_server(TargetServicer(engine), server)
 
 
-def _register_verifier(verifier: Backend[Verifier], server: aio.Server) -> None:
+def _register_verifier(verifier: Backend[ServedVerifier], server: aio.Server) -> None:
     verifier_pb2_grpc.add_VerifierServicer_to_server(VerifierServicer(verifier), server)
 
 

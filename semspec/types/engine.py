@@ -33,6 +33,10 @@ class GenerationParams:
     """Number of alternatives to return per token; 0: only logprobs of the generated tokens; None: no logprobs."""
     session: str = ""
     """Hint for prefix caching and routing; does not affect results."""
+    projection: str = ""
+    """Digest of the projection to apply to the states. An engine that does not have it returns the states."""
+    is_ahead: bool = False
+    """Nobody waits for the segments yet: the call starts after others, and yields memory to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,29 @@ class States:
     shape: tuple[int, int]
     model: str
     """Fingerprint of the model that computed them."""
+    projection: str = ""
+    """Digest of the projection that was applied to them; the shape is then `[1, width]`. Empty: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectionSpec:
+    """A probe's standardisation and first linear layer on states, as an engine can apply it."""
+
+    digest: str
+    """Names it: a digest of all below and of its numbers."""
+    model: str
+    """Fingerprint of the model whose states it applies to."""
+    rows: tuple[int, ...]
+    """Rows of the states that it uses, ascending."""
+    shape: tuple[int, int]
+    """`(num_layers + 1, hidden_size)` of the states."""
+    width: int
+    """Numbers it yields for a segment."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its numbers: mean `[num_inputs]` and weight `[width, num_inputs]` in fp32."""
+        return 4 * len(self.rows) * self.shape[1] * (1 + self.width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,3 +210,16 @@ class VerifierInfo:
     draft_tokenizer: str = ""
     """Fingerprint of the tokenizer that the draft had when its probe was trained; empty: not checked."""
     target_tokenizer: str = ""
+    projections: tuple["ProbeProjections", ...] = ()
+    """What engines can compute for the probes, by the probes' name; those that use no states are not listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeProjections:
+    """Digests of the projections of a pair of probes."""
+
+    probes: str
+    """Name in `VerifierInfo.alternatives`; "" for the default probes."""
+    draft: str
+    target: str
+    """Empty if the target's probe uses no states."""

@@ -96,8 +96,11 @@ class ReadRequest(_message.Message):
     CONTEXT_FIELD_NUMBER: _builtins.int
     SEGMENTS_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
+    PROJECTION_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     """hint for cache affinity; may be empty"""
+    projection: _builtins.str
+    """digest of the projection to apply to the states; an engine without it returns states"""
     @_builtins.property
     def context(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Piece]:
         """the whole context, prompt first"""
@@ -112,10 +115,11 @@ class ReadRequest(_message.Message):
         context: _abc.Iterable[_types_pb2.Piece] | None = ...,
         segments: _abc.Iterable[_types_pb2.Piece] | None = ...,
         session: _builtins.str = ...,
+        projection: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "segments", b"segments", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "projection", b"projection", "segments", b"segments", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -71,6 +71,11 @@ class TargetStub:
                 request_serializer=semspec_dot_v1_dot_types__pb2.ProposeRequest.SerializeToString,
                 response_deserializer=semspec_dot_v1_dot_types__pb2.Proposal.FromString,
                 _registered_method=True)
+        self.Project = channel.stream_unary(
+                '/semspec.v1.Target/Project',
+                request_serializer=semspec_dot_v1_dot_types__pb2.ProjectionPart.SerializeToString,
+                response_deserializer=semspec_dot_v1_dot_types__pb2.ProjectResponse.FromString,
+                _registered_method=True)
         self.Verify = channel.unary_unary(
                 '/semspec.v1.Target/Verify',
                 request_serializer=semspec_dot_v1_dot_target__pb2.VerifyRequest.SerializeToString,
@@ -137,6 +142,13 @@ class TargetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Project(self, request_iterator, context):
+        """Keep a projection, for calls that name it. Refused for another model, or where none are kept.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Verify(self, request, context):
         """Exact speculative sampling of proposed tokens, in one forward pass.
         """
@@ -188,6 +200,11 @@ def add_TargetServicer_to_server(servicer, server):
                     servicer.Propose,
                     request_deserializer=semspec_dot_v1_dot_types__pb2.ProposeRequest.FromString,
                     response_serializer=semspec_dot_v1_dot_types__pb2.Proposal.SerializeToString,
+            ),
+            'Project': grpc.stream_unary_rpc_method_handler(
+                    servicer.Project,
+                    request_deserializer=semspec_dot_v1_dot_types__pb2.ProjectionPart.FromString,
+                    response_serializer=semspec_dot_v1_dot_types__pb2.ProjectResponse.SerializeToString,
             ),
             'Verify': grpc.unary_unary_rpc_method_handler(
                     servicer.Verify,
@@ -390,6 +407,33 @@ class Target:
             '/semspec.v1.Target/Propose',
             semspec_dot_v1_dot_types__pb2.ProposeRequest.SerializeToString,
             semspec_dot_v1_dot_types__pb2.Proposal.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Project(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/semspec.v1.Target/Project',
+            semspec_dot_v1_dot_types__pb2.ProjectionPart.SerializeToString,
+            semspec_dot_v1_dot_types__pb2.ProjectResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -50,6 +50,8 @@ class TargetStub:
     """All that `Write` would send, in one response: for callers that use a few segments together. It costs less than a stream."""
     Propose: _grpc.UnaryUnaryMultiCallable[_types_pb2.ProposeRequest, _types_pb2.Proposal]
     """Propose tokens with their distributions: a target may draft for a larger one."""
+    Project: _grpc.StreamUnaryMultiCallable[_types_pb2.ProjectionPart, _types_pb2.ProjectResponse]
+    """Keep a projection, for calls that name it. Refused for another model, or where none are kept."""
     Verify: _grpc.UnaryUnaryMultiCallable[_target_pb2.VerifyRequest, _target_pb2.VerifyResponse]
     """Exact speculative sampling of proposed tokens, in one forward pass."""
     Ask: _grpc.UnaryUnaryMultiCallable[_target_pb2.AskRequest, _target_pb2.AskResponse]
@@ -76,6 +78,8 @@ class TargetAsyncStub(TargetStub):
     """All that `Write` would send, in one response: for callers that use a few segments together. It costs less than a stream."""
     Propose: _aio.UnaryUnaryMultiCallable[_types_pb2.ProposeRequest, _types_pb2.Proposal]  # type: ignore[assignment]
     """Propose tokens with their distributions: a target may draft for a larger one."""
+    Project: _aio.StreamUnaryMultiCallable[_types_pb2.ProjectionPart, _types_pb2.ProjectResponse]  # type: ignore[assignment]
+    """Keep a projection, for calls that name it. Refused for another model, or where none are kept."""
     Verify: _aio.UnaryUnaryMultiCallable[_target_pb2.VerifyRequest, _target_pb2.VerifyResponse]  # type: ignore[assignment]
     """Exact speculative sampling of proposed tokens, in one forward pass."""
     Ask: _aio.UnaryUnaryMultiCallable[_target_pb2.AskRequest, _target_pb2.AskResponse]  # type: ignore[assignment]
@@ -141,6 +145,14 @@ class TargetServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_types_pb2.Proposal, _abc.Awaitable[_types_pb2.Proposal]]:
         """Propose tokens with their distributions: a target may draft for a larger one."""
+
+    @_abc_1.abstractmethod
+    def Project(
+        self,
+        request_iterator: _MaybeAsyncIterator[_types_pb2.ProjectionPart],
+        context: _ServicerContext,
+    ) -> _typing.Union[_types_pb2.ProjectResponse, _abc.Awaitable[_types_pb2.ProjectResponse]]:
+        """Keep a projection, for calls that name it. Refused for another model, or where none are kept."""
 
     @_abc_1.abstractmethod
     def Verify(

@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16semspec/v1/types.proto\x12\nsemspec.v1\"\x84\x01\n\x05Piece\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x11\n\ttokenizer\x18\x03 \x01(\t\x12\"\n\x06writer\x18\x04 \x01(\x0e\x32\x12.semspec.v1.Writer\x12#\n\x03\x65nd\x18\x05 \x01(\x0e\x32\x16.semspec.v1.SegmentEnd\"(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"[\n\rEncodeRequest\x12\x30\n\x0c\x63onversation\x18\x01 \x01(\x0b\x32\x18.semspec.v1.ConversationH\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x42\x08\n\x06prompt\"5\n\x0c\x43onversation\x12%\n\x08messages\x18\x01 \x03(\x0b\x32\x13.semspec.v1.Message\"3\n\x0e\x45ncodeResponse\x12!\n\x06prompt\x18\x01 \x01(\x0b\x32\x11.semspec.v1.Piece\"\x93\x01\n\x06Tensor\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12.\n\tdata_type\x18\x02 \x01(\x0e\x32\x1b.semspec.v1.Tensor.DataType\x12\r\n\x05shape\x18\x03 \x03(\r\"<\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x01\"O\n\x06States\x12\"\n\x06pooled\x18\x01 \x01(\x0b\x32\x12.semspec.v1.Tensor\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nconvention\x18\x03 \x01(\t\"K\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\"\xa2\x02\n\x0cWriteRequest\x12\"\n\x07\x63ontext\x18\x01 \x03(\x0b\x32\x11.semspec.v1.Piece\x12&\n\x08sampling\x18\x02 \x01(\x0b\x32\x14.semspec.v1.Sampling\x12.\n\x0csegmentation\x18\x03 \x01(\x0e\x32\x18.semspec.v1.Segmentation\x12\x14\n\x0cmax_segments\x18\x04 \x01(\r\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x1a\n\x12max_segment_tokens\x18\x06 \x01(\r\x12\x13\n\x0bwant_states\x18\x07 \x01(\x08\x12\x0f\n\x07session\x18\x08 \x01(\t\x12\x19\n\x0cnum_logprobs\x18\t \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_num_logprobs\"\x98\x01\n\rWriteResponse\x12\"\n\x07segment\x18\x01 \x01(\x0b\x32\x11.semspec.v1.Piece\x12\"\n\x06states\x18\x02 \x01(\x0b\x32\x12.semspec.v1.States\x12\x13\n\x0b\x64uration_ms\x18\x03 \x01(\x02\x12*\n\x08logprobs\x18\x04 \x03(\x0b\x32\x18.semspec.v1.TokenLogprob\"?\n\x10WriteAllResponse\x12+\n\x08segments\x18\x01 \x03(\x0b\x32\x19.semspec.v1.WriteResponse\"o\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\x12.\n\x0c\x61lternatives\x18\x04 \x03(\x0b\x32\x18.semspec.v1.TokenLogprob\"\x99\x01\n\x0eProposeRequest\x12\"\n\x07\x63ontext\x18\x01 \x03(\x0b\x32\x11.semspec.v1.Piece\x12\x16\n\x0eopen_token_ids\x18\x02 \x03(\r\x12&\n\x08sampling\x18\x03 \x01(\x0b\x32\x14.semspec.v1.Sampling\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x0f\n\x07session\x18\x05 \x01(\t\"v\n\x08Proposal\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12/\n\rdistributions\x18\x02 \x03(\x0b\x32\x18.semspec.v1.Distribution\x12\x11\n\ttokenizer\x18\x03 \x01(\t\x12\x13\n\x0b\x64uration_ms\x18\x04 \x01(\x02\"8\n\x0c\x44istribution\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x15\n\rprobabilities\x18\x02 \x01(\x0c\"\x12\n\x10ModelInfoRequest\"\xd4\x02\n\tModelInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x11\n\ttokenizer\x18\x03 \x01(\t\x12\x12\n\nnum_layers\x18\x04 \x01(\r\x12\x13\n\x0bhidden_size\x18\x05 \x01(\r\x12\x1a\n\x12max_context_tokens\x18\x06 \x01(\r\x12\x18\n\x10state_convention\x18\x07 \x01(\t\x12/\n\rsegmentations\x18\x08 \x03(\x0e\x32\x18.semspec.v1.Segmentation\x12\r\n\x05\x62uild\x18\t \x01(\t\x12\x14\n\x0c\x63\x61n_be_asked\x18\n \x01(\x08\x12\x16\n\x0etells_logprobs\x18\x0b \x01(\x08\x12\x13\n\x0b\x63\x61\x63he_bytes\x18\x0c \x01(\x04\x12\x17\n\x0fmax_cache_bytes\x18\r \x01(\x04\x12\x15\n\rchat_template\x18\x0e \x01(\t*c\n\x0cSegmentation\x12\x1c\n\x18SEGMENTATION_UNSPECIFIED\x10\x00\x12\x1a\n\x16SEGMENTATION_PARAGRAPH\x10\x01\x12\x19\n\x15SEGMENTATION_SENTENCE\x10\x02*p\n\nSegmentEnd\x12\x1b\n\x17SEGMENT_END_UNSPECIFIED\x10\x00\x12\x18\n\x14SEGMENT_END_BOUNDARY\x10\x01\x12\x13\n\x0fSEGMENT_END_EOS\x10\x02\x12\x16\n\x12SEGMENT_END_LENGTH\x10\x03*V\n\x06Writer\x12\x16\n\x12WRITER_UNSPECIFIED\x10\x00\x12\x0f\n\x0bWRITER_USER\x10\x01\x12\x10\n\x0cWRITER_DRAFT\x10\x02\x12\x11\n\rWRITER_TARGET\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16semspec/v1/types.proto\x12\nsemspec.v1\"\x84\x01\n\x05Piece\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x11\n\ttokenizer\x18\x03 \x01(\t\x12\"\n\x06writer\x18\x04 \x01(\x0e\x32\x12.semspec.v1.Writer\x12#\n\x03\x65nd\x18\x05 \x01(\x0e\x32\x16.semspec.v1.SegmentEnd\"(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"[\n\rEncodeRequest\x12\x30\n\x0c\x63onversation\x18\x01 \x01(\x0b\x32\x18.semspec.v1.ConversationH\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x42\x08\n\x06prompt\"5\n\x0c\x43onversation\x12%\n\x08messages\x18\x01 \x03(\x0b\x32\x13.semspec.v1.Message\"3\n\x0e\x45ncodeResponse\x12!\n\x06prompt\x18\x01 \x01(\x0b\x32\x11.semspec.v1.Piece\"\x93\x01\n\x06Tensor\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12.\n\tdata_type\x18\x02 \x01(\x0e\x32\x1b.semspec.v1.Tensor.DataType\x12\r\n\x05shape\x18\x03 \x03(\r\"<\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x01\"c\n\x06States\x12\"\n\x06pooled\x18\x01 \x01(\x0b\x32\x12.semspec.v1.Tensor\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nconvention\x18\x03 \x01(\t\x12\x12\n\nprojection\x18\x04 \x01(\t\"i\n\x0eProjectionPart\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04rows\x18\x03 \x03(\r\x12\r\n\x05shape\x18\x04 \x03(\r\x12\r\n\x05width\x18\x05 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\"\x11\n\x0fProjectResponse\"K\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\"\xc8\x02\n\x0cWriteRequest\x12\"\n\x07\x63ontext\x18\x01 \x03(\x0b\x32\x11.semspec.v1.Piece\x12&\n\x08sampling\x18\x02 \x01(\x0b\x32\x14.semspec.v1.Sampling\x12.\n\x0csegmentation\x18\x03 \x01(\x0e\x32\x18.semspec.v1.Segmentation\x12\x14\n\x0cmax_segments\x18\x04 \x01(\r\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x1a\n\x12max_segment_tokens\x18\x06 \x01(\r\x12\x13\n\x0bwant_states\x18\x07 \x01(\x08\x12\x0f\n\x07session\x18\x08 \x01(\t\x12\x19\n\x0cnum_logprobs\x18\t \x01(\rH\x00\x88\x01\x01\x12\x12\n\nprojection\x18\n \x01(\t\x12\x10\n\x08is_ahead\x18\x0b \x01(\x08\x42\x0f\n\r_num_logprobs\"\x98\x01\n\rWriteResponse\x12\"\n\x07segment\x18\x01 \x01(\x0b\x32\x11.semspec.v1.Piece\x12\"\n\x06states\x18\x02 \x01(\x0b\x32\x12.semspec.v1.States\x12\x13\n\x0b\x64uration_ms\x18\x03 \x01(\x02\x12*\n\x08logprobs\x18\x04 \x03(\x0b\x32\x18.semspec.v1.TokenLogprob\"?\n\x10WriteAllResponse\x12+\n\x08segments\x18\x01 \x03(\x0b\x32\x19.semspec.v1.WriteResponse\"o\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\x12.\n\x0c\x61lternatives\x18\x04 \x03(\x0b\x32\x18.semspec.v1.TokenLogprob\"\x99\x01\n\x0eProposeRequest\x12\"\n\x07\x63ontext\x18\x01 \x03(\x0b\x32\x11.semspec.v1.Piece\x12\x16\n\x0eopen_token_ids\x18\x02 \x03(\r\x12&\n\x08sampling\x18\x03 \x01(\x0b\x32\x14.semspec.v1.Sampling\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x0f\n\x07session\x18\x05 \x01(\t\"v\n\x08Proposal\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12/\n\rdistributions\x18\x02 \x03(\x0b\x32\x18.semspec.v1.Distribution\x12\x11\n\ttokenizer\x18\x03 \x01(\t\x12\x13\n\x0b\x64uration_ms\x18\x04 \x01(\x02\"8\n\x0c\x44istribution\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x15\n\rprobabilities\x18\x02 \x01(\x0c\"\x12\n\x10ModelInfoRequest\"\xd4\x02\n\tModelInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x11\n\ttokenizer\x18\x03 \x01(\t\x12\x12\n\nnum_layers\x18\x04 \x01(\r\x12\x13\n\x0bhidden_size\x18\x05 \x01(\r\x12\x1a\n\x12max_context_tokens\x18\x06 \x01(\r\x12\x18\n\x10state_convention\x18\x07 \x01(\t\x12/\n\rsegmentations\x18\x08 \x03(\x0e\x32\x18.semspec.v1.Segmentation\x12\r\n\x05\x62uild\x18\t \x01(\t\x12\x14\n\x0c\x63\x61n_be_asked\x18\n \x01(\x08\x12\x16\n\x0etells_logprobs\x18\x0b \x01(\x08\x12\x13\n\x0b\x63\x61\x63he_bytes\x18\x0c \x01(\x04\x12\x17\n\x0fmax_cache_bytes\x18\r \x01(\x04\x12\x15\n\rchat_template\x18\x0e \x01(\t*c\n\x0cSegmentation\x12\x1c\n\x18SEGMENTATION_UNSPECIFIED\x10\x00\x12\x1a\n\x16SEGMENTATION_PARAGRAPH\x10\x01\x12\x19\n\x15SEGMENTATION_SENTENCE\x10\x02*p\n\nSegmentEnd\x12\x1b\n\x17SEGMENT_END_UNSPECIFIED\x10\x00\x12\x18\n\x14SEGMENT_END_BOUNDARY\x10\x01\x12\x13\n\x0fSEGMENT_END_EOS\x10\x02\x12\x16\n\x12SEGMENT_END_LENGTH\x10\x03*V\n\x06Writer\x12\x16\n\x12WRITER_UNSPECIFIED\x10\x00\x12\x0f\n\x0bWRITER_USER\x10\x01\x12\x10\n\x0cWRITER_DRAFT\x10\x02\x12\x11\n\rWRITER_TARGET\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'semspec.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SEGMENTATION']._serialized_start=2047
-  _globals['_SEGMENTATION']._serialized_end=2146
-  _globals['_SEGMENTEND']._serialized_start=2148
-  _globals['_SEGMENTEND']._serialized_end=2260
-  _globals['_WRITER']._serialized_start=2262
-  _globals['_WRITER']._serialized_end=2348
+  _globals['_SEGMENTATION']._serialized_start=2231
+  _globals['_SEGMENTATION']._serialized_end=2330
+  _globals['_SEGMENTEND']._serialized_start=2332
+  _globals['_SEGMENTEND']._serialized_end=2444
+  _globals['_WRITER']._serialized_start=2446
+  _globals['_WRITER']._serialized_end=2532
   _globals['_PIECE']._serialized_start=39
   _globals['_PIECE']._serialized_end=171
   _globals['_MESSAGE']._serialized_start=173
@@ -52,25 +52,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TENSOR_DATATYPE']._serialized_start=504
   _globals['_TENSOR_DATATYPE']._serialized_end=564
   _globals['_STATES']._serialized_start=566
-  _globals['_STATES']._serialized_end=645
-  _globals['_SAMPLING']._serialized_start=647
-  _globals['_SAMPLING']._serialized_end=722
-  _globals['_WRITEREQUEST']._serialized_start=725
-  _globals['_WRITEREQUEST']._serialized_end=1015
-  _globals['_WRITERESPONSE']._serialized_start=1018
-  _globals['_WRITERESPONSE']._serialized_end=1170
-  _globals['_WRITEALLRESPONSE']._serialized_start=1172
-  _globals['_WRITEALLRESPONSE']._serialized_end=1235
-  _globals['_TOKENLOGPROB']._serialized_start=1237
-  _globals['_TOKENLOGPROB']._serialized_end=1348
-  _globals['_PROPOSEREQUEST']._serialized_start=1351
-  _globals['_PROPOSEREQUEST']._serialized_end=1504
-  _globals['_PROPOSAL']._serialized_start=1506
-  _globals['_PROPOSAL']._serialized_end=1624
-  _globals['_DISTRIBUTION']._serialized_start=1626
-  _globals['_DISTRIBUTION']._serialized_end=1682
-  _globals['_MODELINFOREQUEST']._serialized_start=1684
-  _globals['_MODELINFOREQUEST']._serialized_end=1702
-  _globals['_MODELINFO']._serialized_start=1705
-  _globals['_MODELINFO']._serialized_end=2045
+  _globals['_STATES']._serialized_end=665
+  _globals['_PROJECTIONPART']._serialized_start=667
+  _globals['_PROJECTIONPART']._serialized_end=772
+  _globals['_PROJECTRESPONSE']._serialized_start=774
+  _globals['_PROJECTRESPONSE']._serialized_end=791
+  _globals['_SAMPLING']._serialized_start=793
+  _globals['_SAMPLING']._serialized_end=868
+  _globals['_WRITEREQUEST']._serialized_start=871
+  _globals['_WRITEREQUEST']._serialized_end=1199
+  _globals['_WRITERESPONSE']._serialized_start=1202
+  _globals['_WRITERESPONSE']._serialized_end=1354
+  _globals['_WRITEALLRESPONSE']._serialized_start=1356
+  _globals['_WRITEALLRESPONSE']._serialized_end=1419
+  _globals['_TOKENLOGPROB']._serialized_start=1421
+  _globals['_TOKENLOGPROB']._serialized_end=1532
+  _globals['_PROPOSEREQUEST']._serialized_start=1535
+  _globals['_PROPOSEREQUEST']._serialized_end=1688
+  _globals['_PROPOSAL']._serialized_start=1690
+  _globals['_PROPOSAL']._serialized_end=1808
+  _globals['_DISTRIBUTION']._serialized_start=1810
+  _globals['_DISTRIBUTION']._serialized_end=1866
+  _globals['_MODELINFOREQUEST']._serialized_start=1868
+  _globals['_MODELINFOREQUEST']._serialized_end=1886
+  _globals['_MODELINFO']._serialized_start=1889
+  _globals['_MODELINFO']._serialized_end=2229
 # @@protoc_insertion_point(module_scope)

@@ -281,20 +281,23 @@ Global___Tensor: _TypeAlias = Tensor  # noqa: Y015
 
 @_typing.final
 class States(_message.Message):
-    """Pooled hidden states of one segment."""
+    """Pooled hidden states of one segment, or what a projection makes of them."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     POOLED_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     CONVENTION_FIELD_NUMBER: _builtins.int
+    PROJECTION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """fingerprint of the model that computed them"""
     convention: _builtins.str
     """"states-v1": the last block's output is taken before the final norm"""
+    projection: _builtins.str
+    """digest of the projection applied to them; empty: none"""
     @_builtins.property
     def pooled(self) -> Global___Tensor:
-        """[num_layers + 1, hidden_size], fp32 mean over the segment's own tokens"""
+        """[num_layers + 1, hidden_size], fp32 mean over the segment's own tokens; projected: [1, width]"""
 
     def __init__(
         self,
@@ -302,14 +305,78 @@ class States(_message.Message):
         pooled: Global___Tensor | None = ...,
         model: _builtins.str = ...,
         convention: _builtins.str = ...,
+        projection: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pooled", b"pooled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["convention", b"convention", "model", b"model", "pooled", b"pooled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["convention", b"convention", "model", b"model", "pooled", b"pooled", "projection", b"projection"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___States: _TypeAlias = States  # noqa: Y015
+
+@_typing.final
+class ProjectionPart(_message.Message):
+    """A probe's standardisation and first linear layer on states: weight * (states - mean). Sent in parts; the first has the
+    fields that say what it is, and the `data` of all are mean [num_rows * hidden_size] and weight [width, num_rows *
+    hidden_size], row-major in little-endian fp32.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    """names it: a digest of the fields and the data"""
+    model: _builtins.str
+    """fingerprint of the model whose states it applies to"""
+    width: _builtins.int
+    """numbers it yields for a segment"""
+    data: _builtins.bytes
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of the states, ascending: those it uses"""
+
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """[num_layers + 1, hidden_size] of the states"""
+
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+        model: _builtins.str = ...,
+        rows: _abc.Iterable[_builtins.int] | None = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        width: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "digest", b"digest", "model", b"model", "rows", b"rows", "shape", b"shape", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProjectionPart: _TypeAlias = ProjectionPart  # noqa: Y015
+
+@_typing.final
+class ProjectResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProjectResponse: _TypeAlias = ProjectResponse  # noqa: Y015
 
 @_typing.final
 class Sampling(_message.Message):
@@ -360,6 +427,8 @@ class WriteRequest(_message.Message):
     WANT_STATES_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     NUM_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROJECTION_FIELD_NUMBER: _builtins.int
+    IS_AHEAD_FIELD_NUMBER: _builtins.int
     segmentation: Global___Segmentation.ValueType
     max_segments: _builtins.int
     """0: until end-of-sequence or `max_tokens`"""
@@ -373,6 +442,10 @@ class WriteRequest(_message.Message):
     """hint for cache affinity; may be empty"""
     num_logprobs: _builtins.int
     """alternatives to return per token; unset: no logprobs"""
+    projection: _builtins.str
+    """digest of the projection to apply to the states; an engine without it returns states"""
+    is_ahead: _builtins.bool
+    """nobody waits for it yet: it starts after other calls, and yields memory to them"""
     @_builtins.property
     def context(self) -> _containers.RepeatedCompositeFieldContainer[Global___Piece]:
         """the whole context, prompt first"""
@@ -391,10 +464,12 @@ class WriteRequest(_message.Message):
         want_states: _builtins.bool = ...,
         session: _builtins.str = ...,
         num_logprobs: _builtins.int | None = ...,
+        projection: _builtins.str = ...,
+        is_ahead: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "num_logprobs", b"num_logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "context", b"context", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "num_logprobs", b"num_logprobs", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "want_states", b"want_states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "context", b"context", "is_ahead", b"is_ahead", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "num_logprobs", b"num_logprobs", "projection", b"projection", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "want_states", b"want_states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015

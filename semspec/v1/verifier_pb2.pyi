@@ -50,6 +50,7 @@ class VerifierInfo(_message.Message):
     OPERATING_POINTS_FIELD_NUMBER: _builtins.int
     DRAFT_TOKENIZER_FIELD_NUMBER: _builtins.int
     TARGET_TOKENIZER_FIELD_NUMBER: _builtins.int
+    PROJECTIONS_FIELD_NUMBER: _builtins.int
     draft_model: _builtins.str
     """fingerprint of the draft the probe belongs to"""
     target_model: _builtins.str
@@ -78,6 +79,10 @@ class VerifierInfo(_message.Message):
     def operating_points(self) -> _containers.RepeatedCompositeFieldContainer[Global___OperatingPoint]:
         """by rising threshold; empty if the probes' report has none"""
 
+    @_builtins.property
+    def projections(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProbeProjections]:
+        """what engines may compute for the probes"""
+
     def __init__(
         self,
         *,
@@ -92,14 +97,64 @@ class VerifierInfo(_message.Message):
         operating_points: _abc.Iterable[Global___OperatingPoint] | None = ...,
         draft_tokenizer: _builtins.str = ...,
         target_tokenizer: _builtins.str = ...,
+        projections: _abc.Iterable[Global___ProbeProjections] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alternatives", b"alternatives", "build", b"build", "draft_model", b"draft_model", "draft_probe", b"draft_probe", "draft_tokenizer", b"draft_tokenizer", "operating_points", b"operating_points", "segmentations", b"segmentations", "state_convention", b"state_convention", "target_model", b"target_model", "target_probe", b"target_probe", "target_tokenizer", b"target_tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alternatives", b"alternatives", "build", b"build", "draft_model", b"draft_model", "draft_probe", b"draft_probe", "draft_tokenizer", b"draft_tokenizer", "operating_points", b"operating_points", "projections", b"projections", "segmentations", b"segmentations", "state_convention", b"state_convention", "target_model", b"target_model", "target_probe", b"target_probe", "target_tokenizer", b"target_tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___VerifierInfo: _TypeAlias = VerifierInfo  # noqa: Y015
+
+@_typing.final
+class ProbeProjections(_message.Message):
+    """Digests of the projections of a pair of probes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROBES_FIELD_NUMBER: _builtins.int
+    DRAFT_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    probes: _builtins.str
+    """one of VerifierInfo.alternatives; empty: the default probes"""
+    draft: _builtins.str
+    target: _builtins.str
+    """empty if the target's probe uses no states"""
+    def __init__(
+        self,
+        *,
+        probes: _builtins.str = ...,
+        draft: _builtins.str = ...,
+        target: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "probes", b"probes", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProbeProjections: _TypeAlias = ProbeProjections  # noqa: Y015
+
+@_typing.final
+class ProjectionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    """one of VerifierInfo.projections"""
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProjectionRequest: _TypeAlias = ProjectionRequest  # noqa: Y015
 
 @_typing.final
 class OperatingPoint(_message.Message):

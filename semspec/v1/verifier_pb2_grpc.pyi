@@ -5,6 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from grpc import aio as _aio
+from semspec.v1 import types_pb2 as _types_pb2
 from semspec.v1 import verifier_pb2 as _verifier_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -37,6 +38,8 @@ class VerifierStub:
     """The models and states the probes were trained on."""
     Judge: _grpc.UnaryUnaryMultiCallable[_verifier_pb2.JudgeRequest, _verifier_pb2.JudgeResponse]
     """The semantic probability of each segment under both models."""
+    Projection: _grpc.UnaryStreamMultiCallable[_verifier_pb2.ProjectionRequest, _types_pb2.ProjectionPart]
+    """The part of a probe that an engine may compute: with it, a segment's states are `width` numbers."""
 
 @_typing.type_check_only
 class VerifierAsyncStub(VerifierStub):
@@ -47,6 +50,8 @@ class VerifierAsyncStub(VerifierStub):
     """The models and states the probes were trained on."""
     Judge: _aio.UnaryUnaryMultiCallable[_verifier_pb2.JudgeRequest, _verifier_pb2.JudgeResponse]  # type: ignore[assignment]
     """The semantic probability of each segment under both models."""
+    Projection: _aio.UnaryStreamMultiCallable[_verifier_pb2.ProjectionRequest, _types_pb2.ProjectionPart]  # type: ignore[assignment]
+    """The part of a probe that an engine may compute: with it, a segment's states are `width` numbers."""
 
 class VerifierServicer(metaclass=_abc_1.ABCMeta):
     """Two probes compute semantic probabilities from states. A pure function; the caller draws the random number."""
@@ -66,5 +71,13 @@ class VerifierServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_verifier_pb2.JudgeResponse, _abc.Awaitable[_verifier_pb2.JudgeResponse]]:
         """The semantic probability of each segment under both models."""
+
+    @_abc_1.abstractmethod
+    def Projection(
+        self,
+        request: _verifier_pb2.ProjectionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_types_pb2.ProjectionPart], _abc.AsyncIterator[_types_pb2.ProjectionPart]]:
+        """The part of a probe that an engine may compute: with it, a segment's states are `width` numbers."""
 
 def add_VerifierServicer_to_server(servicer: VerifierServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

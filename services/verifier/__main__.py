@@ -3,10 +3,9 @@
 import os
 from functools import partial
 
-from semspec.decoding.protocols import Verifier
 from semspec.observability import configure_logging, exported_traces
 from semspec.rpc.server import run
-from semspec.rpc.servicers import verifier_service
+from semspec.rpc.servicers import ServedVerifier, verifier_service
 from semspec.services.verifier.settings import VerifierSettings
 from semspec.settings import parse_command
 
@@ -19,12 +18,14 @@ def main() -> None:
         run(verifier_service(partial(load_probes, settings)), settings)
 
 
-def load_probes(settings: VerifierSettings) -> Verifier:
+def load_probes(settings: VerifierSettings) -> ServedVerifier:
     """Load the probes of the settings. Raises: Mismatch when they do not belong together."""
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))  # must be set before torch is imported
     from semspec.probes.verifier import ProbeVerifier  # slow import, deferred until health checks are answered
 
-    return ProbeVerifier.load(settings.draft_probe, settings.target_probe, settings.alternatives, settings.device)
+    return ProbeVerifier.load(
+        settings.draft_probe, settings.target_probe, settings.alternatives, settings.device, settings.precision
+    )
 
 
 if __name__ == "__main__":

@@ -177,3 +177,15 @@ def test_requirement_is_held_against_what_is_installed(requirement: str, level: 
 )
 def test_versions_are_compared_by_their_numbers(found: str, specifiers: str, expected: bool) -> None:
     assert satisfies(found, specifiers) is expected
+
+
+def test_memory_counts_the_keys_and_values_that_are_set(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, checks = doctor(capsys)
+    assert "keys and values up to 8.6 GB" in checks["memory"].message  # two services, 4 GiB each by default
+    monkeypatch.setenv("SEMSPEC_DRAFT_KV_BYTES", str(1 << 30))
+    monkeypatch.setenv("SEMSPEC_TARGET_KV_BYTES", str(512 << 40))
+    _, checks = doctor(capsys)
+    assert f"up to {((512 << 40) + (1 << 30)) / 1e9:.1f} GB" in checks["memory"].message
+    assert checks["memory"].level == "warn" and "SEMSPEC_TARGET_KV_BYTES" in checks["memory"].remedy

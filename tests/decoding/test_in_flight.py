@@ -29,7 +29,9 @@ SHOWING: tuple[str, ...] = (*BY_PROBES, "random", "auto", "spec-reason")
 class Pensive(FakeModel):
     """A target that never comes to an end of reading."""
 
-    async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
+    async def score(
+        self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
+    ) -> list[SegmentScore]:
         await asyncio.Event().wait()
         raise AssertionError
 

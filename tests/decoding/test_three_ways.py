@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,7 +15,7 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.rpc.channel import ClientOptions
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.rpc.server import ServiceServer
-from semspec.rpc.servicers import Service, draft_service, target_service, verifier_service
+from semspec.rpc.servicers import ServedVerifier, Service, draft_service, target_service, verifier_service
 from semspec.settings import ServiceSettings
 from semspec.types import (
     Acceptance,
@@ -55,14 +55,14 @@ async def behind_sockets(draft: Engine, target: Engine, verifier: Verifier) -> A
         clients = (
             RemoteDrafter(await serve(draft_service(lambda: draft)), options),
             RemoteTarget(await serve(target_service(lambda: target)), options),
-            RemoteVerifier(await serve(verifier_service(lambda: verifier)), options),
+            RemoteVerifier(await serve(verifier_service(lambda: cast(ServedVerifier, verifier))), options),
         )
         for client in clients:
             stack.push_async_callback(client.aclose)
         yield Backends(*clients)
 
 
-Players = tuple[Engine, Engine, Verifier]
+Players = tuple[Engine, Engine, ServedVerifier]
 
 
 @pytest.fixture(params=["fakes", "engines"])

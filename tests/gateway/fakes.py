@@ -108,7 +108,9 @@ class FakeModel:
     async def tokenize(self, text: str) -> list[Token]:
         return [Token(ord(character), character, i, i + 1) for i, character in enumerate(text)]
 
-    async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
+    async def score(
+        self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
+    ) -> list[SegmentScore]:
         self._answer()
         nothing = (0.0,) * (len(SURPRISAL_FEATURES) - 1)
         return [

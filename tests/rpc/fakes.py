@@ -2,12 +2,13 @@
 
 import asyncio
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from semspec.errors import InvalidRequest
+from semspec.errors import InvalidRequest, Mismatch
+from semspec.probes.projection import Projection
 from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import Service
 from semspec.settings import ServiceSettings
@@ -23,6 +24,7 @@ from semspec.types import (
     Message,
     ModelInfo,
     Piece,
+    ProjectionSpec,
     Proposal,
     SamplingParams,
     Segment,
@@ -90,7 +92,9 @@ class FakeEngine:
         self._fail()
         return [Token(ord(character), character, place, place + 1) for place, character in enumerate(text)]
 
-    async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
+    async def score(
+        self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
+    ) -> list[SegmentScore]:
         self._fail()
         await asyncio.sleep(self.step_s)
         return [SegmentScore(STATES, SURPRISAL, len(segment.token_ids), 2.5) for segment in segments]
@@ -124,6 +128,10 @@ class FakeEngine:
         await asyncio.sleep(self.step_s)
         return ChoiceScores((1 / len(options),) * len(options), f"{question}|{prefill}|{session}", 0.75)
 
+    async def project(self, spec: ProjectionSpec, data: AsyncIterable[bytes]) -> None:
+        self._fail()
+        raise Mismatch(f"{spec.digest}: {len(b''.join([part async for part in data]))} bytes of {spec.num_bytes}")
+
     async def aclose(self) -> None:
         self.freed = True
 
@@ -148,6 +156,9 @@ class FakeVerifier:
         if probes not in ("", "other"):
             raise InvalidRequest(f"no probes {probes!r}", "probes")
         return [Judgement(0.2 if probes else 0.1, 1 / (1 + score.num_tokens)) for score in scores]
+
+    def projection(self, digest: str) -> Projection:
+        raise InvalidRequest(f"no projection {digest!r}", "digest")
 
 
 def settings(**changes: object) -> ServiceSettings:

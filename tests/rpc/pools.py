@@ -84,11 +84,13 @@ class Counting(FakeEngine):
     def _fail(self) -> None:
         pass
 
-    async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
+    async def score(
+        self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
+    ) -> list[SegmentScore]:
         self.num_read += 1
         if self.error:
             raise self.error
-        return await super().score(context, segments, session)
+        return await super().score(context, segments, session, projection)
 
 
 class Newcomer(FakeModel):

@@ -99,10 +99,10 @@ def test_written_survives_the_wire(written: GeneratedSegment, data: st.DataObjec
     assert generation.written_from_wire(types_pb2.WriteResponse.FromString(sent)) == written
 
 
-@given(contexts, st.lists(segments, min_size=1), text)
-def test_read_request_survives_the_wire(context: Context, read: list[Segment], session: str) -> None:
-    sent = scoring.read_request_to_wire(context, read, session).SerializeToString()
-    assert scoring.read_request_from_wire(target_pb2.ReadRequest.FromString(sent)) == (context, read, session)
+@given(contexts, st.lists(segments, min_size=1), text, text)
+def test_read_request_survives_the_wire(context: Context, read: list[Segment], session: str, digest: str) -> None:
+    sent = scoring.read_request_to_wire(context, read, session, digest).SerializeToString()
+    assert scoring.read_request_from_wire(target_pb2.ReadRequest.FromString(sent)) == (context, read, session, digest)
 
 
 @given(st.lists(st.builds(SegmentScore, states, surprisals, uint32, st.just(2.5)), max_size=3))

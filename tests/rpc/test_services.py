@@ -201,9 +201,11 @@ async def test_request_id_reaches_the_engine() -> None:
     seen = []
 
     class Listening(FakeEngine):
-        async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
+        async def score(
+            self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
+        ) -> list[SegmentScore]:
             seen.append(request_id.get())
-            return await super().score(context, segments, session)
+            return await super().score(context, segments, session, projection)
 
     async with targeting(Listening()) as target:
         for identifier in ("request-8", "", "ungültig"):

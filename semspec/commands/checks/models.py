@@ -13,8 +13,8 @@ from semspec.stack import StackConfig
 
 FAST = ("Qwen2ForCausalLM", "LlamaForCausalLM")
 """Model classes that `semspec.engine.decoder` supports."""
-CACHE_BYTES = 1 << 30
-"""Default size of the prefix cache of each model service."""
+MODELS = ("DRAFT", "TARGET")
+"""The services with a model, as their settings name them."""
 CPU_BYTES, GPU_BYTES = 4, 2
 """Bytes per weight: fp32 on a CPU, bf16 on a GPU."""
 
@@ -33,7 +33,7 @@ def check_models(config: StackConfig) -> Iterator[Check]:
     ]
     yield from (each.check for each in findings)
     if all(each.num_weights for each in findings):
-        yield _memory(sum(each.num_weights for each in findings))
+        yield _memory(sum(each.num_weights for each in findings), sum(_kv_bytes(config, role) for role in MODELS))
 
 
 def look_at(role: str, model: str) -> Findings:
@@ -126,17 +126,25 @@ def _is_known(model_type: str) -> bool:
     return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
-def _memory(num_weights: int) -> Check:
+def _kv_bytes(config: StackConfig, role: str) -> int:
+    """Bound on keys and values of a model service; its default if the setting is none that the service accepts."""
+    from semspec.settings import ModelSettings  # needs pydantic, whose absence has its own check
+
+    given = config.given(f"SEMSPEC_{role}_KV_BYTES")
+    return int(given) if given.isdecimal() else int(ModelSettings.model_fields["kv_bytes"].default)
+
+
+def _memory(num_weights: int, kv_bytes: int) -> Check:
     place, free_bytes, weight_bytes = _free()
     needed = num_weights * weight_bytes
     if not free_bytes:
         return warn("memory", f"weights {_size(needed)}; what is free is unknown here", "see that they fit")
-    words = f"weights {_size(needed)}, caches up to {_size(2 * CACHE_BYTES)}, {_size(free_bytes)} free on the {place}"
+    words = f"weights {_size(needed)}, keys and values up to {_size(kv_bytes)}, {_size(free_bytes)} free on the {place}"
     if needed > free_bytes:
         return fail("memory", f"{words}: too little", "free some, or serve smaller models")
-    if needed + 2 * CACHE_BYTES > free_bytes:
-        remedy = "lower SEMSPEC_DRAFT_CACHE_BYTES and SEMSPEC_TARGET_CACHE_BYTES"
-        return warn("memory", f"{words}: too little for full caches", remedy)
+    if needed + kv_bytes > free_bytes:
+        remedy = "lower SEMSPEC_DRAFT_KV_BYTES and SEMSPEC_TARGET_KV_BYTES"
+        return warn("memory", f"{words}: too little for both", remedy)
     return ok("memory", words)
 
 

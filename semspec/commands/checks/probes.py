@@ -10,7 +10,7 @@ from semspec.errors import Mismatch
 from semspec.stack import StackConfig, StackError
 
 if TYPE_CHECKING:
-    from semspec.probes.probe import Artifact
+    from semspec.probes.projection import ServedProbe
 
 
 def check_probes(config: StackConfig) -> Iterator[Check]:
@@ -32,11 +32,11 @@ def check_probes(config: StackConfig) -> Iterator[Check]:
     yield _serving(config)
 
 
-def _fit(role: str, artifact: "Artifact", model: str) -> Check:
+def _fit(role: str, probe: "ServedProbe", model: str) -> Check:
     """Check that a probe was trained on the states of this model."""
     from semspec.engine.checkpoint import model_fingerprint
 
-    name, card, folder = f"{role} probe", artifact.card, find_folder(model)
+    name, card, folder = f"{role} probe", probe.card, find_folder(model)
     if folder is None or not (folder / "config.json").is_file():
         return warn(name, f"of {card.model} ({card.fingerprint}); the model is not there to compare", "see its check")
     fingerprint = model_fingerprint(str(folder), None)
@@ -46,7 +46,7 @@ def _fit(role: str, artifact: "Artifact", model: str) -> Check:
     return ok(name, f"of this model ({fingerprint}), {card.recipe} recipe, {card.features}")
 
 
-def _curve(target: "Artifact") -> Check:
+def _curve(target: "ServedProbe") -> Check:
     points = target.card.metrics.get("strictness") or []
     if not points:
         remedy = "`semspec train report` makes it; until then set acceptance by hand"

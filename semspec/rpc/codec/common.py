@@ -112,10 +112,11 @@ def put_states(message: types_pb2.States, states: States) -> None:
     put_tensor(message.pooled, states.data, states.shape)
     message.model = states.model
     message.convention = STATE_CONVENTION
+    message.projection = states.projection
 
 
 def states_from_wire(message: types_pb2.States, field: str) -> States:
-    """Pooled states `[num_layers + 1, hidden_size]`; the bytes are not copied or converted."""
+    """Pooled states `[num_layers + 1, hidden_size]`, or `[1, width]` if projected; the bytes are not converted."""
     if message.convention != STATE_CONVENTION:
         raise Mismatch(
             f"{field}.convention: must be {STATE_CONVENTION!r}, not {message.convention!r}", f"{field}.convention"
@@ -124,7 +125,7 @@ def states_from_wire(message: types_pb2.States, field: str) -> States:
     if len(shape) != 2:
         raise invalid(f"{field}.pooled.shape", f"must have two dimensions, not {len(shape)}")
     data = tensor_from_wire(message.pooled, f"{field}.pooled")
-    return States(data, shape, message.model)
+    return States(data, shape, message.model, message.projection)
 
 
 def put_tensor(message: types_pb2.Tensor, data: bytes, shape: Sequence[int]) -> None:

@@ -145,6 +145,8 @@ def write_request_to_wire(context: Context, params: GenerationParams) -> types_p
         want_states=params.want_states,
         num_logprobs=params.num_logprobs,
         session=params.session,
+        projection=params.projection,
+        is_ahead=params.is_ahead,
     )
     for piece in context.pieces:
         put_piece(message.context.add(), piece)
@@ -154,7 +156,13 @@ def write_request_to_wire(context: Context, params: GenerationParams) -> types_p
 def write_request_from_wire(message: types_pb2.WriteRequest) -> tuple[Context, GenerationParams]:
     """The context and the parameters of a `Write` call."""
     params = params_from_wire(message)
-    params = replace(params, want_states=message.want_states, num_logprobs=_num_logprobs(message))
+    params = replace(
+        params,
+        want_states=message.want_states,
+        num_logprobs=_num_logprobs(message),
+        projection=message.projection,
+        is_ahead=message.is_ahead,
+    )
     return context_from_wire(message.context), params
 
 

@@ -1,4 +1,6 @@
-"""Messages of `Info`: what a service serves."""
+"""Messages of `Info`, `Projection` and `Project`: what a service serves, and what engines compute for the verifier."""
+
+from collections.abc import Iterable, Iterator
 
 from semspec.rpc.codec.common import (
     SEGMENTATIONS_TO_WIRE,
@@ -6,8 +8,11 @@ from semspec.rpc.codec.common import (
     probability,
     segmentations_from_wire,
 )
-from semspec.types import ModelInfo, OperatingPoint, VerifierInfo
+from semspec.types import ModelInfo, OperatingPoint, ProbeProjections, ProjectionSpec, VerifierInfo
 from semspec.v1 import types_pb2, verifier_pb2
+
+PART_BYTES = 256 << 10
+"""Maximum data of a part of a projection."""
 
 
 def model_info_to_wire(info: ModelInfo) -> types_pb2.ModelInfo:
@@ -64,6 +69,10 @@ def verifier_info_to_wire(info: VerifierInfo) -> verifier_pb2.VerifierInfo:
         operating_points=[_point_to_wire(point) for point in info.operating_points],
         draft_tokenizer=info.draft_tokenizer,
         target_tokenizer=info.target_tokenizer,
+        projections=[
+            verifier_pb2.ProbeProjections(probes=one.probes, draft=one.draft, target=one.target)
+            for one in info.projections
+        ],
     )
 
 
@@ -83,7 +92,32 @@ def verifier_info_from_wire(message: verifier_pb2.VerifierInfo) -> VerifierInfo:
         ),
         draft_tokenizer=message.draft_tokenizer,
         target_tokenizer=message.target_tokenizer,
+        projections=tuple(ProbeProjections(one.probes, one.draft, one.target) for one in message.projections),
     )
+
+
+def projection_to_wire(spec: ProjectionSpec, data: Iterable[bytes]) -> Iterator[types_pb2.ProjectionPart]:
+    """A projection in parts of at most `PART_BYTES`."""
+    part = types_pb2.ProjectionPart(
+        digest=spec.digest, model=spec.model, rows=spec.rows, shape=spec.shape, width=spec.width
+    )
+    for chunk in data:
+        for start in range(0, len(chunk), PART_BYTES):
+            part.data = chunk[start : start + PART_BYTES]
+            yield part
+            part = types_pb2.ProjectionPart()
+
+
+def projection_from_wire(message: types_pb2.ProjectionPart) -> ProjectionSpec:
+    """What the first part of a projection says of it."""
+    rows, shape = tuple(message.rows), tuple(message.shape)
+    if len(shape) != 2 or 0 in shape:
+        raise invalid("shape", f"must have two dimensions, none of them 0, not {list(shape)}")
+    if not rows or list(rows) != sorted(set(rows)):
+        raise invalid("rows", "must be ascending, at least one")
+    if not message.width:
+        raise invalid("width", "must be at least 1")
+    return ProjectionSpec(message.digest, message.model, rows, shape, message.width)
 
 
 def _point_to_wire(point: OperatingPoint) -> verifier_pb2.OperatingPoint:

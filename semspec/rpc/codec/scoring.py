@@ -58,9 +58,11 @@ def reading_from_wire(message: target_pb2.Reading, field: str, duration_ms: floa
     return SegmentScore(states, surprisal, message.num_tokens, duration_ms)
 
 
-def read_request_to_wire(context: Context, segments: Sequence[Segment], session: str) -> target_pb2.ReadRequest:
+def read_request_to_wire(
+    context: Context, segments: Sequence[Segment], session: str, projection: str = ""
+) -> target_pb2.ReadRequest:
     """The request of a `Read` call."""
-    message = target_pb2.ReadRequest(session=session)
+    message = target_pb2.ReadRequest(session=session, projection=projection)
     for piece in context.pieces:
         put_piece(message.context.add(), piece)
     for segment in segments:
@@ -68,11 +70,11 @@ def read_request_to_wire(context: Context, segments: Sequence[Segment], session:
     return message
 
 
-def read_request_from_wire(message: target_pb2.ReadRequest) -> tuple[Context, list[Segment], str]:
-    """Context, segments (at least one) and session hint of a `Read` call."""
+def read_request_from_wire(message: target_pb2.ReadRequest) -> tuple[Context, list[Segment], str, str]:
+    """Context, segments (at least one), session hint and digest of the projection of a `Read` call."""
     check_filled(message.segments, "segments")
     segments = [segment_from_wire(piece, f"segments[{i}]") for i, piece in enumerate(message.segments)]
-    return context_from_wire(message.context), segments, message.session
+    return context_from_wire(message.context), segments, message.session, message.projection
 
 
 def read_response_to_wire(scores: Sequence[SegmentScore]) -> target_pb2.ReadResponse:

@@ -1,12 +1,14 @@
 """Drafter, target and verifier whose calls go to the best replica each."""
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from copy import copy
 from dataclasses import replace
 from typing import Generic, Self, TypeVar
 
-from semspec.errors import SemspecError
+from semspec.errors import Mismatch, SemspecError
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.rpc.pool.pool import ELSEWHERE, Pool
 from semspec.rpc.pool.replica import Client, PoolOptions, Replica, ServiceSpec
@@ -29,6 +31,16 @@ from semspec.types import (
     VerifiedTokens,
     VerifierInfo,
 )
+from semspec.v1 import types_pb2
+
+SUPPLY_S = 10.0
+"""Least time between two deliveries of a projection to a replica."""
+
+REFUSED_S = 600.0
+"""Further time before a projection is offered again to a replica that refused it: one that keeps none, or an older
+one."""
+
+_log = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=Client)
 W = TypeVar("W", bound=RemoteDrafter)
@@ -81,6 +93,25 @@ class _PooledWriter(PooledRole[W]):
     _model: object = None
     """Model that all calls of a view require; see `of`."""
 
+    def __init__(
+        self,
+        spec: ServiceSpec[W],
+        addresses: str,
+        options: PoolOptions,
+        lookup: Lookup,
+        verifier: "PooledVerifier | None",
+    ) -> None:
+        super().__init__(spec, addresses, options, lookup)
+        self._verifier = verifier
+        self._supplied: dict[tuple[RemoteDrafter, str], asyncio.Task[None]] = {}
+
+    async def aclose(self) -> None:
+        """Cancel running calls and disconnect. Later calls raise Unavailable."""
+        for task in (tasks := list(self._supplied.values())):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await super().aclose()
+
     def of(self, info: ModelInfo) -> Self:
         """A view of the same replicas whose calls use only those that serve this model."""
         view = copy(self)
@@ -115,6 +146,7 @@ class _PooledWriter(PooledRole[W]):
                                 generated = await anext(stream, None)
                             if generated is None:
                                 return
+                            self._note(replica.client, params.projection, generated.states)
                             kept.append(generated.segment)
                             model, tried = model or replica.model, {}
                             yield generated
@@ -130,27 +162,59 @@ class _PooledWriter(PooledRole[W]):
             lambda model: model.propose(context, open_ids, params, num_tokens), params.session, self._model
         )
 
+    def _note(self, client: RemoteDrafter, digest: str, states: States | None) -> None:
+        """Give the replica of `client` the projection that it was to apply to states, if it did not."""
+        if not digest or states is None or states.projection or self._verifier is None:
+            return
+        if (client, digest) not in self._supplied:
+            task = asyncio.create_task(self._supply(client, digest, self._verifier))
+            self._supplied[client, digest] = task
+
+    async def _supply(self, client: RemoteDrafter, digest: str, verifier: "PooledVerifier") -> None:
+        try:
+            async with aclosing(verifier.projection(digest)) as parts:
+                await client.project(_chained(await anext(parts), parts))
+            _log.info("gave the projection %s to a replica that lacked it", digest)
+        except SemspecError as error:
+            _log.warning("a replica sends whole states, since it cannot get a projection: %s", error.message)
+            if isinstance(error, Mismatch):
+                await asyncio.sleep(REFUSED_S)
+        await asyncio.sleep(SUPPLY_S)
+        del self._supplied[client, digest]
+
 
 class PooledDrafter(_PooledWriter[RemoteDrafter]):
     """A `Drafter` served by replicas of `semspec.v1.Draft`."""
 
-    def __init__(self, addresses: str, options: PoolOptions, lookup: Lookup = look_up) -> None:
-        super().__init__(DRAFTS, addresses, options, lookup)
+    def __init__(
+        self, addresses: str, options: PoolOptions, lookup: Lookup = look_up, verifier: "PooledVerifier | None" = None
+    ) -> None:
+        super().__init__(DRAFTS, addresses, options, lookup, verifier)
 
 
 class PooledTarget(_PooledWriter[RemoteTarget]):
     """A `Target` served by replicas of `semspec.v1.Target`."""
 
-    def __init__(self, addresses: str, options: PoolOptions, lookup: Lookup = look_up) -> None:
-        super().__init__(TARGETS, addresses, options, lookup)
+    def __init__(
+        self, addresses: str, options: PoolOptions, lookup: Lookup = look_up, verifier: "PooledVerifier | None" = None
+    ) -> None:
+        super().__init__(TARGETS, addresses, options, lookup, verifier)
 
     async def tokenize(self, text: str) -> list[Token]:
         """See `Target.tokenize`."""
         return await self._pool.call(lambda target: target.tokenize(text))
 
-    async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
+    async def score(
+        self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
+    ) -> list[SegmentScore]:
         """See `Target.score`."""
-        return await self._pool.call(lambda target: target.score(context, segments, session), session, self._model)
+
+        async def work(target: RemoteTarget) -> list[SegmentScore]:
+            scores = await target.score(context, segments, session, projection)
+            self._note(target, projection, scores[0].states)
+            return scores
+
+        return await self._pool.call(work, session, self._model)
 
     async def verify(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
@@ -184,6 +248,22 @@ class PooledVerifier(PooledRole[RemoteVerifier]):
     ) -> list[Judgement]:
         """See `Verifier.judge`."""
         return await self._pool.call(lambda verifier: verifier.judge(draft_states, scores, probes))
+
+    async def projection(self, digest: str) -> AsyncGenerator[types_pb2.ProjectionPart, None]:
+        """See `RemoteVerifier.projection`."""
+        replica = await self._pool.choose("", {})
+        with replica.counted():
+            async with aclosing(replica.client.projection(digest)) as parts:
+                async for part in parts:
+                    yield part
+
+
+async def _chained(
+    first: types_pb2.ProjectionPart, others: AsyncIterator[types_pb2.ProjectionPart]
+) -> AsyncGenerator[types_pb2.ProjectionPart, None]:
+    yield first  # awaited before the call that sends it: a failure of the verifier is its own error then
+    async for part in others:
+        yield part
 
 
 def _rest(params: GenerationParams, kept: Sequence[Segment]) -> GenerationParams | None:
