@@ -43,6 +43,7 @@ SLOW = (
     "rpc/test_token_calls.py",
     "security/test_secrets.py",
     "security/test_services.py",
+    "stack/test_hangs.py",
     "stack/test_losses.py",
     "stack/test_offline_writer.py",
     "stack/test_reattach.py",

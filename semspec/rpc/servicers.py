@@ -11,10 +11,11 @@ from typing import Generic, TypeVar
 from grpc import aio
 
 from semspec.decoding.protocols import Verifier
-from semspec.engine.protocol import Engine
+from semspec.engine.protocol import CountsSteps, Engine, StepCounter
 from semspec.errors import Unavailable
 from semspec.rpc.calls import Context
 from semspec.rpc.codec import generation, handshake, scoring
+from semspec.rpc.stalls import CallCounter
 from semspec.v1 import (
     draft_pb2_grpc,
     target_pb2,
@@ -36,6 +37,8 @@ class Backend(Generic[B]):
 
     def __init__(self) -> None:
         self._loaded: B | None = None
+        self.calls = CallCounter()
+        """The calls of a backend that counts no steps itself."""
 
     def provide(self, loaded: B) -> None:
         """Set the object that `get` returns."""
@@ -46,6 +49,12 @@ class Backend(Generic[B]):
         if self._loaded is None:
             raise Unavailable("the model is still loading")
         return self._loaded
+
+    @property
+    def steps(self) -> StepCounter:
+        """What shows that the loaded object hangs."""
+        own = self._loaded.steps if isinstance(self._loaded, CountsSteps) else None
+        return self.calls if own is None else own
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +153,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
     async def Judge(self, request: verifier_pb2.JudgeRequest, context: Context) -> verifier_pb2.JudgeResponse:
         """The semantic probability of each segment under both models."""
         draft_states, scores, probes = scoring.judge_request_from_wire(request)
-        return scoring.judge_response_to_wire(await self._verifier.get().judge(draft_states, scores, probes))
+        with self._verifier.calls.counted():
+            judgements = await self._verifier.get().judge(draft_states, scores, probes)
+        return scoring.judge_response_to_wire(judgements)
 
 
 def draft_service(load: Callable[[], Engine]) -> Service[Engine]:
