@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from semspec import __version__
+from semspec.engine.device import device_of
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import LEAST_PROBABILITY, Artifact, ProbeCard, assemble, load_probe, tensor_of
 from semspec.types import Judgement, OperatingPoint, SegmentScore, States, VerifierInfo
@@ -33,7 +34,7 @@ class ProbePair:
         if draft.card.segmentations != target.card.segmentations:
             raise Mismatch("the two probes were trained on different segmentations; train them together")
         self.draft, self.target = draft, target
-        self._device = _device(device)
+        self._device = device_of(device, "the probes")
         for artifact in (draft, target):
             artifact.probe.to(self._device)
 
@@ -118,14 +119,6 @@ class ProbeVerifier:
                 "probes",
             )
         return self._alternatives[probes]
-
-
-def _device(name: str) -> str:
-    """Raises: Mismatch when there is no such device."""
-    has_gpu = torch.cuda.is_available()
-    if name.startswith("cuda") and not has_gpu:
-        raise Mismatch(f"no device {name!r} for the probes: this machine has no GPU that torch can use; take 'cpu'")
-    return name if name != "auto" else "cuda" if has_gpu else "cpu"
 
 
 def _load_alternatives(folder: Path, device: str) -> dict[str, ProbePair]:
