@@ -15,7 +15,7 @@ from opentelemetry.context import Context as OtelContext
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from semspec.errors import InternalError, SemspecError, Unauthenticated, represent
+from semspec.errors import InternalError, InvalidRequest, SemspecError, Unauthenticated, represent
 from semspec.observability import Attributes, detached_span, request_id
 
 AUTHORIZATION = "authorization"
@@ -126,12 +126,34 @@ class ErrorInterceptor(aio.ServerInterceptor):
         metadata = _metadata(handler_call_details)
         identifier = metadata.get(REQUEST_ID, "")[:MAX_REQUEST_ID_LENGTH]
         origin = _Origin(handler_call_details.method, identifier, _propagator.extract(metadata))
-        codecs = handler.request_deserializer, handler.response_serializer
+        codecs = _decoding(handler.request_deserializer), handler.response_serializer
         if handler.response_streaming:
             streaming = cast(Streaming[Any, Any], handler.unary_stream)
             return grpc.unary_stream_rpc_method_handler(_guarded_stream(streaming, origin), *codecs)
         unary = cast(Unary[Any, Any], handler.unary_unary)
         return grpc.unary_unary_rpc_method_handler(_guarded(unary, origin), *codecs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Undecodable:
+    """Stands for a request whose bytes are no message of its type; gRPC itself would log a traceback for each."""
+
+    reason: str
+
+
+def _decoding(decode: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    def decoded(data: bytes) -> Any:
+        try:
+            return decode(data) if decode else data
+        except Exception as error:
+            return _Undecodable(" ".join(str(error).split()))
+
+    return decoded
+
+
+def _check_decoded(request: object) -> None:
+    if isinstance(request, _Undecodable):
+        raise InvalidRequest(f"the bytes are no message of this method: {request.reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +176,7 @@ class _Origin:
 def _guarded(behaviour: Unary[Q, R], origin: _Origin) -> Unary[Q, R]:
     async def call(request: Q, context: Context) -> R:
         try:
+            _check_decoded(request)
             with origin.serving(request):
                 return await behaviour(request, context)
         except Exception as error:
@@ -167,6 +190,7 @@ def _guarded_stream(behaviour: Streaming[Q, R], origin: _Origin) -> Callable[[Q,
     # cancellation is raised in `write` or in the generator, and both close the generator immediately.
     async def call(request: Q, context: Context) -> None:
         try:
+            _check_decoded(request)
             with origin.serving(request) as opened:
                 num_segments = 0
                 async with aclosing(behaviour(request, context)) as responses:
