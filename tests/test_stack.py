@@ -222,6 +222,12 @@ async def test_taken_port_is_refused() -> None:
             await Stack(taken).__aenter__()
 
 
+async def test_no_folder_for_temporary_files_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/no/such/folder")
+    with pytest.raises(StackError, match=r"/no/such/folder/.*; set TMPDIR to one that can be written"):
+        await Stack(config()).__aenter__()
+
+
 async def test_program_that_does_not_exist_is_reported() -> None:
     commands = {**config().commands, "draft": ("/no/such/program",)}
     with pytest.raises(StackError) as caught:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from semspec.commands.options import API_KEY, stack_config
 from semspec.commands.terminal import complain, say
+from semspec.keys import checked_key
 from semspec.stack import Stack, StackConfig, StackError
 from semspec.stack import run as run_until_signal
 from semspec.stack.restarts import keep_running
@@ -20,7 +21,9 @@ Day 3: Tom loses 7 pens. How many pens does Tom have now?"}}]
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        return run_until_signal(serve(replace(stack_config(arguments), api_key=os.environ.get(API_KEY))))
+        key = os.environ.get(API_KEY)
+        config = replace(stack_config(arguments), api_key=checked_key(key) if key else None)
+        return run_until_signal(serve(config))
     except StackError as error:
         complain(f"{error.log_tail}\nsemspec: {error}")
         return 1

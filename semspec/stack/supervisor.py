@@ -198,9 +198,12 @@ async def _run(main: Coroutine[Any, Any, int]) -> int:
 
 
 def _private_folder() -> Path:
-    """A folder with mode 700, with a path short enough for a Unix socket in it (108 bytes)."""
-    usual = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix="semspec-", dir=usual if len(usual) < 60 else "/tmp"))
+    """A folder with mode 700, with a path short enough for a Unix socket in it (108 bytes). Raises: StackError."""
+    try:
+        usual = tempfile.gettempdir()
+        return Path(tempfile.mkdtemp(prefix="semspec-", dir=usual if len(usual) < 60 else "/tmp"))
+    except OSError as error:
+        raise StackError(f"no folder for logs and sockets: {error}; set TMPDIR to one that can be written") from error
 
 
 def _free_port(host: str, wanted: int) -> int:
