@@ -47,6 +47,7 @@ SLOW = (
     "stack/test_losses.py",
     "stack/test_offline_writer.py",
     "stack/test_reattach.py",
+    "stack/test_surroundings.py",
     "stack/test_refusals.py",
     "test_cli.py",
     "test_demo_run.py",

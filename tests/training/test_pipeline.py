@@ -190,6 +190,16 @@ def test_file_deleted_as_advised_is_made_again(run: Path, tmp_path: Path) -> Non
     assert Pipeline(config, tmp_path / "work").damaged() == []
 
 
+def test_folder_that_cannot_be_written_ends_in_one_line(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as end:
+        main(["run", "--config", str(run / "pair.yaml"), "--work", str(tmp_path / "file" / "work")])
+    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("semspec train: ")]
+    assert end.value.code == 1 and str(tmp_path / "file") in line
+
+
 def test_check_names_settings_that_the_recipe_lacks(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "work", tmp_path / "work")
     recipe = tmp_path / "work" / "samples" / "recipe.json"
