@@ -41,6 +41,7 @@ SLOW = (
     "remote/test_target.py",
     "remote/test_writer.py",
     "rpc/test_token_calls.py",
+    "security/test_fuzz.py",
     "security/test_secrets.py",
     "security/test_services.py",
     "stack/test_hangs.py",

@@ -54,12 +54,14 @@ def path_of(method: Any) -> str:
     return f"/{method.containing_service.full_name}/{method.name}"
 
 
-async def status(address: str, method: Any, message: bytes, authorization: str = f"Bearer {TOKEN}") -> grpc.StatusCode:
+async def status(
+    address: str, method: Any, message: bytes, authorization: str = f"Bearer {TOKEN}", timeout_s: float = 60
+) -> grpc.StatusCode:
     """What a call with these bytes for a message ends with, or OK once a stream has begun."""
     async with aio.insecure_channel(address) as channel:
         make: Callable[[str], Any] = channel.unary_stream if method.server_streaming else channel.unary_unary
         metadata = (("authorization", authorization),) if authorization else ()
-        call = make(path_of(method))(message, timeout=60, metadata=metadata)
+        call = make(path_of(method))(message, timeout=timeout_s, metadata=metadata)
         try:
             await (anext(aiter(call), None) if method.server_streaming else call)
         except aio.AioRpcError as error:
