@@ -21,7 +21,7 @@ from tests.security.test_services import METHODS, addresses, path_of, sound_mess
 __all__ = ["addresses"]
 
 FUZZ_S = float(os.environ.get("SEMSPEC_FUZZ_S", "60"))
-CASES_A_ROUND = 300
+CASES_A_ROUND = 100
 GROWTH_BYTES = 96 << 20
 """Growth of memory after the first third that counts as a leak; a cache of keys and values fills meanwhile."""
 REFUSED = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE}
@@ -59,7 +59,7 @@ async def test_changed_bytes_are_answered_or_refused_and_nothing_grows(
             max_examples=CASES_A_ROUND,
             deadline=None,
             database=None,
-            phases=[Phase.generate, Phase.shrink],
+            phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )
         @given(st.sampled_from(METHODS), EDITS)
