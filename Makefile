@@ -8,7 +8,7 @@ export PYTHON TORCH_VARIANT
 
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-slow test-api test-chaos test-compose test-manifests soak lint audit proto bench bench-gpu \
+.PHONY: help setup demo serve test test-slow test-api fuzz test-chaos test-compose test-manifests soak lint audit proto bench bench-gpu \
 	bench-aiperf bench-overload demo-models reasoning-models demo-nli demo-probes train-demo clean
 
 help:
@@ -37,6 +37,10 @@ test-slow: setup
 ## make test-api     thousands of made-up requests against /openapi.json; bench/results/schemathesis.md
 test-api: setup
 	@$(BIN)/python -m tests.test_openapi.long bench/results/schemathesis.md
+
+## make fuzz         changed bytes of sound requests to the gRPC services, ten minutes; SEMSPEC_FUZZ_SEED=N begins at another seed
+fuzz: setup
+	@SEMSPEC_FUZZ_S=600 $(BIN)/python -m pytest -s -p tests.must_run --must-run tests/security/test_fuzz.py tests/security/test_fuzz.py $(ARGS)
 
 ## make test-chaos   processes killed and frozen, networks cut, rolling restarts under load; bench/results/chaos
 test-chaos: setup

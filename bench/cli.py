@@ -46,6 +46,10 @@ def main(arguments: Sequence[str]) -> None:
     except (RunnerError, StackError, SemspecError) as error:
         reporter.say(f"semspec bench: {error}; finished generations are kept, run the same command to resume")
         sys.exit(1)
+    except OSError as error:  # a full disk, a folder of another user
+        place = error.filename or "the disk"
+        reporter.say(f"semspec bench: {place}: {error.strerror or error}; run the same command to resume")
+        sys.exit(1)
     except KeyboardInterrupt:
         reporter.say("semspec bench: stopped; run the same command to resume")
         sys.exit(130)

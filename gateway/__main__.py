@@ -1,6 +1,7 @@
 """Entry point: `python -m semspec.gateway`."""
 
 import asyncio
+import logging
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -66,10 +67,19 @@ class _Server(uvicorn.Server):
         yield
 
 
+def mild(record: logging.LogRecord) -> bool:
+    """A filter: uvicorn logs as an error that a response is given up, as for a client that does not read it."""
+    if record.msg == "ASGI callable returned without completing response.":
+        record.levelno, record.levelname = logging.INFO, "INFO"
+        record.msg = "gave a response up; the connection is closed"
+    return record.levelno >= logging.getLogger().getEffectiveLevel()
+
+
 def main() -> None:
     """Serve until SIGINT or SIGTERM."""
     settings = parse_command(GatewaySettings, "python -m semspec.gateway")
     configure_logging(settings.log_level, settings.log_json)
+    logging.getLogger("uvicorn.error").addFilter(mild)
     with exported_traces("semspec-gateway"):
         asyncio.run(_serve(settings))
 

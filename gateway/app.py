@@ -12,7 +12,7 @@ from semspec.gateway.api import openai, operations, playground, resources, tgi
 from semspec.gateway.api.document import TAGS, DocumentedApp, operation_id
 from semspec.gateway.api.drain import Drain, UntilDrained
 from semspec.gateway.api.errors import install_handlers
-from semspec.gateway.api.middleware import Authenticated, BodyDeadline, BodyLimit, Observed
+from semspec.gateway.api.middleware import Authenticated, BodyDeadline, BodyLimit, Observed, Protocol
 from semspec.gateway.api.sse import FormatFactory, Responder
 from semspec.gateway.generation.admission import Admission, Limits
 from semspec.gateway.generation.attach import Attacher
@@ -96,6 +96,7 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
     app.add_middleware(UntilDrained, drain=drain)
     if keys is not None:
         app.add_middleware(Authenticated, keys=keys, metrics=metrics)
+    app.add_middleware(Protocol)
     app.add_middleware(Observed, metrics=metrics)
     return app
 

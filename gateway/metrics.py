@@ -26,6 +26,9 @@ class Replicas(Protocol):
     def num_replicas(self) -> int: ...
 
     @property
+    def num_hung(self) -> int: ...
+
+    @property
     def num_in_flight(self) -> int: ...
 
 
@@ -150,10 +153,11 @@ class _Services:
         gauge = partial(Gauge, namespace=_NAMESPACE, registry=registry, labelnames=("service",))
         self._up = gauge("service_up", "1 while a service answers as it should, else 0.")
         self._replicas = gauge("service_replicas", "Replicas of a service that can be called.")
+        self._hung = gauge("service_hung_replicas", "Replicas with work whose engine makes no step.")
         self._calls = gauge("service_calls_in_flight", "Calls under way at a service.")
         self._cache_bytes = gauge("service_cache_bytes", "Keys and values a service holds.")
         self._max_cache_bytes = gauge("service_max_cache_bytes", "Keys and values a service may hold.")
-        known = {SERVICES: [self._up], POOLED: [self._replicas, self._calls]}
+        known = {SERVICES: [self._up], POOLED: [self._replicas, self._hung, self._calls]}
         known[CACHING] = [self._cache_bytes, self._max_cache_bytes]
         for services, metrics in known.items():
             for service in services:
@@ -168,6 +172,7 @@ class _Services:
     def replicas(self, service: str, replicas: Replicas) -> None:
         """Read the gauges of one of `POOLED` from `replicas` at each scrape."""
         self._replicas.labels(service).set_function(lambda: replicas.num_replicas)
+        self._hung.labels(service).set_function(lambda: replicas.num_hung)
         self._calls.labels(service).set_function(lambda: replicas.num_in_flight)
 
     def cache(self, service: str, info: ModelInfo) -> None:

@@ -158,9 +158,14 @@ class Readiness:
         served = self.status.served
         return tuple(STRATEGIES) if served is None else served.strategies
 
-    def suspect(self) -> None:
-        """Repeat the handshake soon: a call failed or fell back."""
+    def suspect(self, missing: str | None = None) -> None:
+        """Repeat the handshake soon: a call failed, or a generation fell back because of what is `missing`.
+
+        Until then the status names it, so that no one who has seen the fallback reads that all is well.
+        """
         self._suspected.set()
+        if self.status.missing is None:
+            self.status = replace(self.status, missing=missing)
 
     def recover(self) -> None:
         """Repeat the handshake immediately: a call reached a service that was unavailable."""
@@ -179,7 +184,10 @@ class Readiness:
     async def check(self) -> None:
         """Perform one handshake."""
         self._suspected.clear()
-        before, self.status = self.status, await self._handshake()
+        before, status = self.status, await self._handshake()
+        if status.missing is None and self._suspected.is_set():  # its answers are older than the suspicion
+            status = replace(status, missing=self.status.missing)
+        self.status = status
         if describe(before) != describe(self.status):
             _log.info("readiness: %s", describe(self.status))
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import Field, SecretStr, ValidationInfo, create_model, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -186,6 +187,8 @@ class GatewaySettings(_StrategyDefaults):
     def _has_known_scheme(cls, redis_url: SecretStr) -> SecretStr:
         if not redis_url.get_secret_value().startswith(("redis://", "rediss://", "unix://")):
             raise ValueError("must begin with redis://, rediss:// or unix://")
+        for authority in parse_qs(urlsplit(redis_url.get_secret_value()).query).get("ssl_ca_certs", ()):
+            check_authority(Path(authority))
         return redis_url
 
     @field_validator("max_concurrent", "max_concurrent_per_key")

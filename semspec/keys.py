@@ -16,6 +16,9 @@ from semspec.errors import InvalidRequest
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """Pattern of a key's name, which is the name of its owner."""
 
+MAX_KEY_LENGTH = 4096
+"""A request's head has 16 KiB."""
+_KEY = re.compile(rf"[!-~]{{1,{MAX_KEY_LENGTH}}}")
 _ENTRY = re.compile(rf"({NAME.pattern}):([0-9A-Fa-f]{{64}})")
 _CHECK_S = 1.0
 
@@ -23,6 +26,16 @@ _CHECK_S = 1.0
 def new_key() -> str:
     """A key of 256 random bits."""
     return f"sk-{secrets.token_urlsafe(32)}"
+
+
+def checked_key(key: str) -> str:
+    """`key`, if it can be sent in a header as it is. Raises: InvalidRequest, without the key."""
+    if not _KEY.fullmatch(key):
+        raise InvalidRequest(
+            f"an API key is 1 to {MAX_KEY_LENGTH} letters, digits and signs of ASCII, without white space; check "
+            "SEMSPEC_API_KEY or --api-key"
+        )
+    return key
 
 
 def digest(key: bytes) -> bytes:

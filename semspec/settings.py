@@ -44,6 +44,13 @@ class ServiceSettings(BaseSettings):
         description="seconds from reporting NOT_SERVING to refusing new calls, so that clients choose other replicas",
     )
     grace_s: float = Field(25.0, ge=0, le=3600, description="seconds for running calls to end at shutdown")
+    stall_s: float = Field(
+        30.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds without a step, while there is work, after which the model is taken to hang; more than "
+        "the slowest step takes",
+    )
     max_message_bytes: int = Field(
         64 * MEBIBYTE, ge=4096, le=1 << 30, description="largest message to send or receive, in bytes"
     )

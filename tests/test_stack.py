@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -21,7 +22,7 @@ import pytest
 
 from semspec.commands.serve import serve
 from semspec.keys import entry
-from semspec.stack import Stack, StackConfig, StackError
+from semspec.stack import Stack, StackConfig, StackError, restarts
 
 SERVICE = """
 import os, sys, time
@@ -221,6 +222,12 @@ async def test_taken_port_is_refused() -> None:
             await Stack(taken).__aenter__()
 
 
+async def test_no_folder_for_temporary_files_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/no/such/folder")
+    with pytest.raises(StackError, match=r"/no/such/folder/.*; set TMPDIR to one that can be written"):
+        await Stack(config()).__aenter__()
+
+
 async def test_program_that_does_not_exist_is_reported() -> None:
     commands = {**config().commands, "draft": ("/no/such/program",)}
     with pytest.raises(StackError) as caught:
@@ -228,13 +235,46 @@ async def test_program_that_does_not_exist_is_reported() -> None:
     assert "cannot run /no/such/program" in caught.value.log_tail
 
 
-async def test_wait_returns_the_child_that_ended() -> None:
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.01)
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("name", ["redis", "draft", "gateway"])
+async def test_process_that_ends_is_started_again_at_its_address(name: str) -> None:
+    reports = list[str]()
+    async with Stack(config()) as stack, httpx.AsyncClient() as http:
+        addresses, before = dict(stack.addresses), stack.processes[name].pid
+        keeping = asyncio.create_task(restarts.keep_running(stack, reports.append))
+        stack.processes[name].kill()
+        async with asyncio.timeout(20):
+            while not reports or stack.processes[name].pid == before:
+                await asyncio.sleep(0.01)
+            while name == "gateway":
+                with suppress(httpx.TransportError):
+                    assert (await http.get(f"{stack.base_url}/ready")).status_code == 200
+                    break
+        environment = psutil.Process(stack.processes[name].pid).environ()
+        if name == "draft":
+            assert environment["SEMSPEC_DRAFT_PORT"] == "4711"
+        assert stack.addresses == addresses and not keeping.done()
+        assert [report.splitlines()[-1] for report in reports] == [
+            f"semspec: {name} ended with SIGKILL; it starts again in 0.01 s"
+        ]
+        keeping.cancel()
+        await asyncio.wait([keeping])
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_process_that_keeps_ending_is_given_up_with_the_end_of_its_log() -> None:
     async with Stack(config()) as stack:
-        stack.processes["draft"].process.kill()
-        child = await asyncio.wait_for(stack.wait(), 10)
-        assert child.name == "draft"
-        with pytest.raises(StackError, match="draft ended with SIGKILL"):
-            child.check_alive()
+        broken = replace(stack.processes["target"], command=(sys.executable, "-c", BROKEN))
+        stack.processes["target"] = broken
+        broken.kill()
+        with pytest.raises(StackError, match="target ended with status 1 as the last of 6 times in a row") as caught:
+            await asyncio.wait_for(restarts.keep_running(stack, lambda _: None), 60)
+    assert caught.value.log_tail == "no model at /nowhere: name one with SEMSPEC_TARGET_MODEL"
 
 
 def test_bundled_configuration_becomes_the_gateways_defaults(tmp_path: Path) -> None:

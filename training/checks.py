@@ -1,6 +1,5 @@
 """Checks that the models of a pair can do what a configuration asks for, before the first segment is written."""
 
-import json
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from semspec.probes.probe import PROBE_FORMAT, card_format
 from semspec.training.config import PipelineConfig
 from semspec.training.data.contexts import prompts
 from semspec.training.data.questions import Question
+from semspec.training.files import read_json
 from semspec.types import Writer
 
 NUM_QUESTIONS = 16
@@ -21,7 +21,7 @@ def check_output(folder: Path) -> None:
     """Raises: Mismatch when `folder` contains probes of another format, which a run would overwrite."""
     for weights in sorted(folder.rglob("*.safetensors")):
         card = weights.with_suffix(".json")
-        if card.exists() and (found := card_format(json.loads(card.read_text()))) != PROBE_FORMAT:
+        if card.exists() and (found := card_format(read_json(card))) != PROBE_FORMAT:
             raise Mismatch(
                 f"output: {folder} contains probes of format {found}, a run makes format {PROBE_FORMAT}; "
                 "name another folder, or move them"

@@ -40,6 +40,11 @@ def main(arguments: Sequence[str]) -> None:
     except SemspecError as error:
         reporter.say(f"semspec train: {error.message}")
         sys.exit(2 if isinstance(error, InvalidRequest | Mismatch) else 1)
+    except OSError as error:  # a folder of another user, a full disk under a library's temporary files
+        reporter.say(
+            f"semspec train: {error.filename or 'the disk'}: {error.strerror or error}; nothing is half-written"
+        )
+        sys.exit(1)
     except torch.OutOfMemoryError as error:
         reporter.say(
             f"semspec train: {str(error).splitlines()[0]} Lower samples.rows_at_once or equivalence.batch_size"

@@ -203,7 +203,7 @@ def load_config(path: Path) -> PipelineConfig:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}; give --config a YAML file") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     try:
         return PipelineConfig.model_validate(content)

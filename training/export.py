@@ -23,7 +23,7 @@ from semspec.training.data.stages import ClustersStage, ContextsStage, SamplesSt
 from semspec.training.evaluation.evaluate import Cost, Evidence, Predicted, Report, card_curve, evaluate
 from semspec.training.evaluation.plots import StatesPicture
 from semspec.training.evaluation.report import Example, example_rows, write_report
-from semspec.training.files import StageFolder, read_json, read_rows, write_json
+from semspec.training.files import AGAIN, StageFolder, read_json, write_json
 from semspec.training.progress import Reporter
 from semspec.training.trainer.probes import ALTERNATIVES, SERVED, Fitter, Variant, compared
 from semspec.training.trainer.states import FeatureSource, StateStore
@@ -164,7 +164,10 @@ class Export:
             test = [context for context in contexts if context.question.split == "test"]
             some = test[:: max(1, len(test) // NUM_TIMED_CONTEXTS)][:NUM_TIMED_CONTEXTS]
             write_json(path, asdict(measure(pair, some, self._config.segmentation, self._config.max_segment_tokens)))
-        return Cost(**read_json(path))
+        try:
+            return Cost(**read_json(path))
+        except TypeError as error:
+            raise Mismatch(f"{path} is damaged: it holds no costs; {AGAIN.format(path)}") from error
 
     def _facts(self) -> dict[str, str | int | float]:
         """Facts about the data's origin, for the report."""
@@ -211,7 +214,7 @@ class Export:
 
     def _texts(self, shard: int, row: int) -> tuple[str, str]:
         """A segment, and the end of the reasoning before it."""
-        segment = read_rows(self._samples.folder.file(shard, ".parquet"))[row]
+        segment = self._samples.folder.rows(shard)[row]
         [context] = [context for context in self._contexts.contexts(shard) if context.id == segment["context"]]
         return segment["text"], (context.reasoning or context.question.text)[-TAIL_CHARACTERS:]
 

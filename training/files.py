@@ -1,8 +1,9 @@
 """The files between the stages: Parquet rows and safetensors tensors, in shards, each file written atomically.
 
 A stage's folder contains `recipe.json` (its settings) and, for each shard, its files and `NNNNN.json`: the manifest,
-written last. A shard without a manifest does not exist; one whose files or inputs do not match its manifest is made
-again.
+written last. A shard without a manifest does not exist; one whose inputs, or whose files' sizes, do not match its
+manifest is made again. A file of the right size with other contents is refused, not replaced: rows whenever they are
+read, states before labels are made from them, all by `semspec train check`.
 """
 
 import errno
@@ -31,6 +32,9 @@ Row = dict[str, Any]
 DATA_FORMAT = 2
 """Format of a work folder. 2: segments cut by a budget have no cluster, ends of turns have their own, and labels leave
 the judged segment out. Folders without a format are of format 1."""
+
+AGAIN = "delete {} and run the same command again"
+_RECIPE = "restore it, or delete {} to make that stage again"
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -74,8 +78,16 @@ def write_json(path: Path, value: object) -> None:
         partial.write_text(json.dumps(value, indent=2) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text())
+def read_json(path: Path, remedy: str = "") -> Any:
+    """The object in a JSON file. Raises: Mismatch, with `remedy` (deleting it), when it holds none."""
+    try:
+        value = json.loads(path.read_text())
+        if isinstance(value, dict):
+            return value
+        reason = "no JSON object"
+    except (ValueError, RecursionError) as error:
+        reason = str(error)
+    raise Mismatch(f"{path} is damaged: {reason}; {remedy or AGAIN.format(path)}")
 
 
 def json_lines(path: Path, parameter: str) -> Iterator[tuple[str, Row]]:
@@ -158,7 +170,7 @@ class Manifest:
 def check_format(work: Path) -> None:
     """Raises: Mismatch when another version of the pipeline made `work`. Changes nothing."""
     for path in sorted(work.glob("*/recipe.json")):
-        if (found := read_json(path).get("format", 1)) != DATA_FORMAT:
+        if (found := read_json(path, _RECIPE.format(path.parent)).get("format", 1)) != DATA_FORMAT:
             raise Mismatch(
                 f"{work} has format {found!r}, this version makes format {DATA_FORMAT}; it is left as it is: run "
                 "`semspec train run` with another --work"
@@ -176,22 +188,29 @@ class StageFolder:
 
         Raises: Mismatch naming the settings that differ.
         """
-        path, wanted = self.path / "recipe.json", json.loads(json.dumps({"format": DATA_FORMAT, **recipe}))
+        path = self._recipe
         if not path.exists():
-            write_json(path, wanted)
-            return
-        found = flat(read_json(path), ".")
-        wanted = flat(wanted, ".")
-        differing = [
-            f"{name}: {found.get(name)!r} there, {wanted.get(name)!r} now"
-            for name in sorted(found.keys() | wanted.keys())
-            if found.get(name) != wanted.get(name)
-        ]
-        if differing:
+            write_json(path, {"format": DATA_FORMAT, **recipe})
+        elif differing := self.differing(recipe):
             raise Mismatch(
                 f"{self.path} was made with other settings ({'; '.join(differing)}); "
                 f"give another --work, or delete {self.path} to make it again"
             )
+
+    @property
+    def _recipe(self) -> Path:
+        return self.path / "recipe.json"
+
+    def differing(self, recipe: Mapping[str, Any]) -> list[str]:
+        """Settings that the folder was made with and that are not those of `recipe`. Raises: Mismatch when its recipe
+        is damaged."""
+        wanted = flat(json.loads(json.dumps({"format": DATA_FORMAT, **recipe})), ".")
+        found = flat(read_json(self._recipe, _RECIPE.format(self.path)), ".")
+        return [
+            f"{name}: {found.get(name)!r} there, {wanted.get(name)!r} now"
+            for name in sorted(found.keys() | wanted.keys())
+            if found.get(name) != wanted.get(name)
+        ]
 
     def file(self, number: int, suffix: str) -> Path:
         return self.path / f"{number:05d}{suffix}"
@@ -201,8 +220,28 @@ class StageFolder:
         return sorted(int(path.stem) for path in self.path.glob("[0-9]" * 5 + ".json"))
 
     def manifest(self, number: int) -> Manifest | None:
+        """What the shard contains; None if it is not finished. Raises: Mismatch when its manifest is damaged."""
         path = self.file(number, ".json")
-        return Manifest(**read_json(path)) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            return _manifest(read_json(path))
+        except (AttributeError, KeyError, TypeError) as error:
+            raise Mismatch(f"{path} is damaged: it is no manifest; {AGAIN.format(path)}") from error
+
+    def rows(self, number: int) -> list[Row]:
+        """The rows of a finished shard. Raises: InvalidRequest when it is missing, Mismatch when it is damaged."""
+        self.verify(number, (".parquet",))
+        return read_rows(self.file(number, ".parquet"))
+
+    def verify(self, number: int, suffixes: Sequence[str]) -> None:
+        """Compare files with the manifest. Raises: InvalidRequest when there is none, Mismatch when they differ."""
+        manifest = self.manifest(number)
+        if manifest is None:
+            raise InvalidRequest(f"shard {number:05d} of {self.path.name} is missing: run `semspec train run`")
+        for path in (self.file(number, suffix) for suffix in suffixes):
+            if _differs(path, manifest.files.get(path.name)):
+                raise Mismatch(f"{path} is damaged: it is not what its manifest says; {AGAIN.format(path)}")
 
     def is_done(self, number: int, inputs: str = "") -> bool:
         """Whether the shard is complete and made from these inputs."""
@@ -218,14 +257,13 @@ class StageFolder:
         write_json(self.file(number, ".json"), asdict(Manifest(files, inputs, dict(facts))))
 
     def damaged(self, number: int) -> list[str]:
-        """Files of the shard whose contents differ from its manifest; reads all files."""
-        manifest = self.manifest(number)
+        """Files of the shard whose contents differ from its manifest, or the manifest itself; reads all files."""
+        try:
+            manifest = self.manifest(number)
+        except Mismatch:
+            return [self.file(number, ".json").name]
         files = manifest.files if manifest else {}
-        return [
-            name
-            for name, file in files.items()
-            if _size(self.path / name) != file["num_bytes"] or file_digest(self.path / name) != file["sha256"]
-        ]
+        return [name for name, file in files.items() if _differs(self.path / name, file)]
 
     @property
     def digest(self) -> str:
@@ -241,6 +279,18 @@ def file_digest(path: Path) -> str:
 
 def digest_of(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _manifest(values: Row) -> Manifest:
+    """Raises: AttributeError, KeyError or TypeError when these are not the values of one."""
+    manifest = Manifest(**values)
+    {name: (file["sha256"], file["num_bytes"]) for name, file in manifest.files.items()}
+    manifest.facts.keys()
+    return manifest
+
+
+def _differs(path: Path, file: Mapping[str, Any] | None) -> bool:
+    return file is None or _size(path) != file["num_bytes"] or file_digest(path) != file["sha256"]
 
 
 def _size(path: Path) -> int:

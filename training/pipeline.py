@@ -2,96 +2,30 @@
 
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 
-import torch
-
 from semspec.errors import InvalidRequest, Unavailable
-from semspec.probes.probe import Probe, layer_indices, num_features
+from semspec.probes.probe import layer_indices
 from semspec.training.checks import check_models, check_output
 from semspec.training.clustering.entailment import EntailmentEquivalence
 from semspec.training.clustering.equivalence import Equivalence
 from semspec.training.config import EntailmentEquivalenceConfig, PipelineConfig
 from semspec.training.data.labels import Labels, gather_labels, label, read_labels, write_labels
-from semspec.training.data.pair import Pair, states_dtype
+from semspec.training.data.pair import Pair
 from semspec.training.data.questions import Question, gather, question_row, resolve
 from semspec.training.data.stages import ClustersStage, ContextsStage, Questions, SamplesStage, Stage
+from semspec.training.estimate import Estimate, fit_seconds, gigabytes, state_row_bytes, timed
 from semspec.training.export import Export
-from semspec.training.files import Row, StageFolder, check_format, read_rows, write_json, write_rows
-from semspec.training.progress import Reporter, duration
+from semspec.training.files import Row, StageFolder, check_format, write_json, write_rows
+from semspec.training.progress import Reporter
 from semspec.training.trainer.recipe import Role
 from semspec.types import Writer
 
-NUM_TIMED_STEPS = 3
 SHARDED = ("contexts", "samples", "clusters")
 WHOLE = ("labels", "probes", "report")
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """Estimated time and disk space of a whole run on one worker."""
-
-    num_questions: int
-    num_contexts: int
-    stage_s: dict[str, float]
-    states_bytes: int
-    free_bytes: int
-
-    def __str__(self) -> str:
-        lines = [f"{self.num_questions} questions, about {self.num_contexts} contexts"]
-        lines += [f"{name:<9} {duration(seconds)}" for name, seconds in self.stage_s.items()]
-        lines += [
-            f"{'together':<9} {duration(sum(self.stage_s.values()))} on one worker; --shard i/n divides the first three"
-        ]
-        lines += [f"{'disk':<9} {gigabytes(self.states_bytes)} for the states ({gigabytes(self.free_bytes)} free)"]
-        return "\n".join(lines)
-
-
-def state_row_bytes(pair: Pair, config: PipelineConfig) -> int:
-    """Size of the states of one context with N target-written and N draft-written segments, in bytes."""
-    dtype = states_dtype(config.samples.states_dtype, pair.target.model.dtype)
-    infos = {writer: model.lm.info for writer, model in pair.models.items()}
-    sizes = {writer: (info.num_layers + 1) * info.hidden_size for writer, info in infos.items()}
-    return config.samples.num_samples * dtype.itemsize * (2 * sizes[Writer.TARGET] + sizes[Writer.DRAFT])
-
-
-def fit_seconds(config: PipelineConfig, pair: Pair, num_rows: int) -> float:
-    """Estimated seconds per epoch of fitting the target's probe, from a few timed steps on its device."""
-    recipe, info = config.probes, pair.target.info
-    width = num_features(recipe.features, recipe.layers, (info.num_layers + 1, info.hidden_size))
-    if recipe.projection:
-        width = (info.num_layers + 1) * recipe.projection.width
-    device = "cuda" if torch.cuda.is_available() and recipe.device != "cpu" else "cpu"
-    probe, batch = Probe(width).to(device), torch.randn(recipe.batch_size, width, device=device)
-    optimizer = torch.optim.AdamW(probe.parameters())
-
-    def step() -> None:
-        probe(batch).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if device == "cuda":
-            torch.cuda.synchronize()
-
-    step()
-    start = time.perf_counter()
-    for _ in range(NUM_TIMED_STEPS):
-        step()
-    return (time.perf_counter() - start) / NUM_TIMED_STEPS * num_rows / recipe.batch_size
-
-
-def timed(work: Callable[[], object]) -> float:
-    """Duration of `work` in seconds."""
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-def gigabytes(num_bytes: float) -> str:
-    return f"{num_bytes / 1e9:.2f} GB"
 
 
 class Pipeline:
@@ -109,16 +43,18 @@ class Pipeline:
     def questions(self) -> Questions:
         """The questions, gathered once; later runs and other workers read the stored ones."""
         folder = StageFolder(self.work / "questions")
-        wanted = self.config.model_dump(mode="json", include={"questions", "evaluation_sets", "shares"})
-        folder.claim(wanted)
+        folder.claim(self._questions_recipe())
         if not folder.is_done(0):
             found, dropped = gather(self.config.questions, self.config.evaluation_sets, self.config.shares)
             write_rows(folder.file(0, ".parquet"), [question_row(question) for question in found])
             write_json(folder.path / "dropped.json", [asdict(one) for one in dropped])
             folder.commit(0, [".parquet"], num_questions=len(found), num_dropped=len(dropped))
             self.reporter.say(f"{len(found)} questions; {len(dropped)} dropped, listed in {folder.path}/dropped.json")
-        rows = read_rows(folder.file(0, ".parquet"))
+        rows = folder.rows(0)
         return Questions([Question(**row) for row in rows], self.config.shard_questions)
+
+    def _questions_recipe(self) -> Row:
+        return self.config.model_dump(mode="json", include={"questions", "evaluation_sets", "shares"})
 
     @cached_property
     def pair(self) -> Pair:
@@ -222,6 +158,7 @@ class Pipeline:
         folder, inputs = StageFolder(self.work / "labels"), self.clusters.folder.digest
         numbers = self._complete(self.clusters)
         if not folder.is_done(0, inputs):
+            self._verify(numbers)
             labels = gather_labels(map(self._labels_of, numbers), self.questions.all)
             write_labels(folder.file(0, ".parquet"), labels)
             folder.commit(0, [".parquet"], inputs, num_segments=len(labels))
@@ -231,15 +168,25 @@ class Pipeline:
                 f"cut by max_segment_tokens, {counted['num_too_long']} too long for the entailment model"
             )
 
+    def _verify(self, numbers: Sequence[int]) -> None:
+        """Read all that labels and probes are made from. Raises: Mismatch when a file is damaged."""
+        with self.reporter.bar("check", len(numbers), "shards") as advance:
+            for number in numbers:
+                self.samples.folder.verify(number, (".parquet", ".safetensors"))
+                self.clusters.folder.verify(number, (".parquet",))
+                advance(1)
+
     def _labels_of(self, number: int) -> Iterator[Row]:
-        rows, clusters = (read_rows(stage.folder.file(number, ".parquet")) for stage in (self.samples, self.clusters))
+        rows, clusters = (stage.folder.rows(number) for stage in (self.samples, self.clusters))
         ids = {self.questions.all[index].id: index for index in self.questions.numbers(number)}
         return label(rows, clusters, number, ids)
 
     @cached_property
     def labels(self) -> Labels:
         self._make_labels()
-        return read_labels(self.work / "labels" / "00000.parquet")
+        folder = StageFolder(self.work / "labels")
+        folder.verify(0, (".parquet",))
+        return read_labels(folder.file(0, ".parquet"))
 
     @cached_property
     def _export(self) -> Export:
@@ -277,14 +224,26 @@ class Pipeline:
         ]
 
     def damaged(self) -> list[str]:
-        """Files that differ from their manifests."""
+        """Files that differ from their manifests, and recipes that differ from the configuration."""
         folders = [StageFolder(self.work / name) for name in ("questions", *SHARDED, "labels")]
-        return [
+        differing = [
+            f"{self.work / name / 'recipe.json'}: {difference}"
+            for name, recipe in self._recipes().items()
+            for difference in StageFolder(self.work / name).differing(recipe)
+        ]
+        return differing + [
             f"{folder.path}/{name}"
             for folder in folders
             for number in folder.numbers()
             for name in folder.damaged(number)
         ]
+
+    def _recipes(self) -> dict[str, Row]:
+        """The recipes of the stages that have begun, without the questions, which may be damaged."""
+        bare = Pipeline(self.config, self.work)
+        bare.questions = Questions([], 1)
+        recipes = {name: bare._stage(name).recipe() for name in SHARDED} | {"questions": self._questions_recipe()}
+        return {name: recipe for name, recipe in recipes.items() if (self.work / name / "recipe.json").exists()}
 
     def _load_equivalence(self) -> Equivalence:
         config = self.config.equivalence

@@ -9,6 +9,7 @@ import httpx
 
 from semspec.bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
 from semspec.demo.client import ChatClient
+from semspec.keys import checked_key
 from semspec.stack import Stack, StackConfig
 
 API_KEY = "SEMSPEC_API_KEY"
@@ -91,7 +92,7 @@ def _refusal(error: httpx.HTTPStatusError) -> RunnerError:
 
 
 def _http(base_url: str, key: str | None) -> httpx.AsyncClient:
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    headers = {"authorization": f"Bearer {checked_key(key)}"} if key else {}
     return httpx.AsyncClient(
         base_url=base_url, headers=headers, timeout=httpx.Timeout(3600, connect=10), trust_env=False
     )

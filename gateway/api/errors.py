@@ -86,7 +86,7 @@ def install_handlers(app: FastAPI, metrics: Metrics) -> None:
     async def on_http_exception(request: Request, error: Exception) -> Response:
         http = error if isinstance(error, HTTPException) else HTTPException(500)
         metrics.refusal(_http_code(http.status_code))
-        return _http_response(http, request.url.path)
+        return http_error_response(http, request.url.path)
 
     async def on_client_gone(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_GONE_STATUS)
@@ -163,7 +163,8 @@ def _http_code(status: int) -> str:
     return _HTTP_CODES.get(status, HTTPStatus(status).phrase.lower().replace(" ", "_"))
 
 
-def _http_response(error: HTTPException, path: str) -> Response:
+def http_error_response(error: HTTPException, path: str) -> Response:
+    """The whole response to an error of HTTP itself, in the format of the API that `path` belongs to."""
     status, message = error.status_code, str(error.detail)
     if path in TGI_PATHS:
         return _response(_tgi_body(message, status), status, error.headers)

@@ -1,4 +1,5 @@
-"""ASGI middleware: request id, metrics, span and log line; unhandled errors; API keys; the body's size and deadline."""
+"""ASGI middleware: request id, metrics, span and log line; unhandled errors; HTTP's version and framing; API keys; the
+body's size and deadline."""
 
 import asyncio
 import logging
@@ -17,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semspec.errors import Unauthenticated, represent
-from semspec.gateway.api.errors import CLIENT_GONE_STATUS, error_response, internal_error
+from semspec.gateway.api.errors import CLIENT_GONE_STATUS, error_response, http_error_response, internal_error
 from semspec.gateway.metrics import Metrics
 from semspec.keys import Keys
 from semspec.observability import mark_failed, request_id, span
@@ -130,6 +131,32 @@ def _end_span(request_span: Span, method: str, route: str, status: int) -> None:
     request_span.set_attribute("http.response.status_code", status)
     if status >= 500:
         mark_failed(request_span, str(status))
+
+
+class Protocol:
+    """Refuses versions of HTTP that this server does not speak, and closes connections after a request that others may
+    have framed otherwise: one with both a length and a transfer coding (RFC 9112, 6.3)."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+
+        async def send_and_close(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["connection"] = "close"
+            await send(message)
+
+        if scope["http_version"].partition(".")[0] != "1":
+            error = HTTPException(505, "this server speaks HTTP/1.1")
+            await http_error_response(error, scope["path"])(scope, receive, send_and_close)
+            return
+        is_ambiguous = "content-length" in headers and "transfer-encoding" in headers
+        await self._app(scope, receive, send_and_close if is_ambiguous else send)
 
 
 class Authenticated:

@@ -138,7 +138,7 @@ class ChoiceRunner:
         if record.fallback is not None and output.fallback is None:
             _log.warning("fallback: the target generates alone", extra={"reason": record.fallback})
             self._metrics.fallback()
-            self._readiness.suspect()
+            self._readiness.suspect(record.fallback)
         await journal.append(record.index, SegmentTrace.of(record).model_dump_json())
         if not output.records:
             self._metrics.first_segment(choice.generation.strategy, output.latency_s)

@@ -1,6 +1,7 @@
 """Replies of Redis: bytes as text, what cannot be read, and what Redis refuses, each named with its remedy."""
 
 import logging
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -44,4 +45,6 @@ def failure(error: Exception, subject: str) -> str:
         return f"a key of {subject} in Redis has a wrong type: another program wrote it; delete it"
     if isinstance(error, ResponseError):
         return f"Redis refuses a call for {subject}: {error}"
+    if isinstance(error.__cause__ or error.__context__, ssl.SSLError):
+        return f"no TLS connection to Redis: {error}; fix its certificate, or ssl_ca_certs in SEMSPEC_GATEWAY_REDIS_URL"
     return "the store of traces and sessions (Redis) does not answer; try again later"

@@ -4,6 +4,8 @@ import argparse
 import os
 from pathlib import Path
 
+from semspec.errors import InvalidRequest
+from semspec.keys import checked_key
 from semspec.stack import StackConfig
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -75,5 +77,13 @@ def _gateway_options(parser: argparse.ArgumentParser, default: str | None) -> No
     usual = f"default {default}" if default else "default: none is asked"
     parser.add_argument("--url", default=default, help=f"a gateway that runs ({usual})")
     parser.add_argument(
-        "--api-key", metavar="KEY", default=os.environ.get(API_KEY), help=f"its key (default: ${API_KEY})"
+        "--api-key", type=api_key, metavar="KEY", default=os.environ.get(API_KEY), help=f"its key (default: ${API_KEY})"
     )
+
+
+def api_key(text: str) -> str | None:
+    """An API key; None for an empty one."""
+    try:
+        return checked_key(text) if text else None
+    except InvalidRequest as error:
+        raise argparse.ArgumentTypeError(error.message) from None

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 from semspec.commands.options import API_KEY, stack_config
 from semspec.commands.terminal import complain, say
+from semspec.keys import checked_key
 from semspec.stack import Stack, StackConfig, StackError
 from semspec.stack import run as run_until_signal
+from semspec.stack.restarts import keep_running
 
 CURL = """\
 curl -N {base_url}/v1/chat/completions -H 'authorization: Bearer {api_key}' -H 'content-type: application/json' -d '{{
@@ -19,14 +21,16 @@ Day 3: Tom loses 7 pens. How many pens does Tom have now?"}}]
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        return run_until_signal(serve(replace(stack_config(arguments), api_key=os.environ.get(API_KEY))))
+        key = os.environ.get(API_KEY)
+        config = replace(stack_config(arguments), api_key=checked_key(key) if key else None)
+        return run_until_signal(serve(config))
     except StackError as error:
         complain(f"{error.log_tail}\nsemspec: {error}")
         return 1
 
 
 async def serve(config: StackConfig) -> int:
-    """Run the stack until a signal or until the gateway ends; report other processes that end."""
+    """Run the stack until a signal. Processes that end are started again. Raises: StackError when one keeps ending."""
     say("starting redis, draft, target, verifier and gateway ...")
     async with Stack(config) as stack:
         page = f"{stack.base_url}/#key={stack.api_key}"  # a URL fragment is not sent to the server
@@ -34,8 +38,4 @@ async def serve(config: StackConfig) -> int:
         for name, address in (stack.addresses | pages).items():
             say(f"{name:>10}  {address}")
         say(f"\n{CURL.format(base_url=stack.base_url, api_key=stack.api_key)}\n\nCtrl-C stops it.")
-        while True:
-            child = await stack.wait()
-            complain(f"semspec: {child.name} has ended\n{child.log_tail()}")
-            if child.name == "gateway":
-                return 1
+        await keep_running(stack, complain)

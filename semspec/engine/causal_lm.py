@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, Pr
 
 from semspec.engine.checkpoint import eos_ids, load_tokenizer, model_info
 from semspec.engine.decoder import Decoder, unsupported_reason
+from semspec.engine.device import device_of
 from semspec.engine.kv_cache import KV, BufferKV, Chunk, DynamicKV
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import Mismatch
@@ -67,8 +68,7 @@ class CausalLM:
         """
         if Path(name).is_absolute() and not Path(name).is_dir():
             raise Mismatch(f"there is no folder {name}; give a checkpoint's folder or a hub id")
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = device_of(device, f"the model {name!r}")
         if dtype == "auto":
             dtype = "float32" if device == "cpu" else "bfloat16"
         try:

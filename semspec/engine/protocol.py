@@ -25,7 +25,7 @@ Planned additions are optional fields and keyword-only arguments with defaults, 
 """
 
 from collections.abc import AsyncIterable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from semspec.decoding.protocols import Target
 from semspec.engine.tokenization import ModelTokenizer
@@ -50,6 +50,28 @@ class Engine(Target, Protocol):
 
     async def aclose(self) -> None:
         """Cancel running calls and free the model. Later calls raise Unavailable."""
+        ...
+
+
+class StepCounter(Protocol):
+    """Read on the event loop, whichever thread makes the steps."""
+
+    @property
+    def num_steps(self) -> int: ...
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is work, which makes a step sooner or later."""
+        ...
+
+
+@runtime_checkable
+class CountsSteps(Protocol):
+    """A backend whose hanging is found by its steps: it is busy, and makes none (`semspec.rpc.stalls`)."""
+
+    @property
+    def steps(self) -> StepCounter | None:
+        """None: they are not known."""
         ...
 
 

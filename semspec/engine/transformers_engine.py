@@ -89,6 +89,11 @@ class TransformersEngine:
     def lm(self) -> CausalLM:
         return self._lm
 
+    @property
+    def steps(self) -> Worker:
+        """Counts the steps; see `semspec.rpc.stalls`."""
+        return self._worker
+
     async def info(self) -> ModelInfo:
         cache = self._cache
         return replace(self._lm.info, cache_bytes=cache.num_bytes, max_cache_bytes=cache.max_bytes)

@@ -100,9 +100,17 @@ class Worker:
         self._num_calls = 0
         self._num_ended = 0
         """Number of calls that ended with the last step."""
+        self.num_steps = 0
+        """Steps made, failed ones included: while there is work and this stands still, the model hangs."""
+        self._is_idle = False
         self._is_closed = self._is_ending = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the thread computes, or has calls to compute."""
+        return not (self._is_idle and self._arrivals.empty())
 
     async def stream(self, steps: Steps[T], is_ahead: bool = False) -> AsyncGenerator[T, None]:
         """Run `steps` on the worker's thread and yield its results; `is_ahead`: see `GenerationParams`. Closing this
@@ -138,6 +146,7 @@ class Worker:
             self._start()
             if self._running:
                 self._compute(self._scheduler.plan([call.feed for call in self._running]))
+            self.num_steps += 1
         for call in [*self._running, *self._waiting]:
             call.end(Unavailable("the engine is shut down; retry on another replica"))
 
@@ -152,7 +161,10 @@ class Worker:
     def _gather(self) -> None:
         """Wait for a call, and a moment for as many as the last step answered: their callers may call again, and then
         share steps as before."""
-        self._accept(self._arrivals.get())
+        self._is_idle = True
+        call = self._arrivals.get()
+        self._is_idle = False
+        self._accept(call)
         until = monotonic() + REUNION_S
         while len(self._waiting) < self._num_ended and not self._is_ending and (left_s := until - monotonic()) > 0:
             with suppress(queue.Empty):
@@ -194,6 +206,7 @@ class Worker:
             self._free_memory()
         for part in plan:
             self._compute([part])
+            self.num_steps += 1
 
     def _answer(self, outputs: list[tuple[Feed, Output]]) -> None:
         by_feed = {id(feed): output for feed, output in outputs}

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from semspec import __version__
+from semspec.engine.device import device_of
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import LEAST_PROBABILITY, Artifact, ProbeCard, load_probe
 from semspec.probes.projection import MAX_MAGNITUDE, Precision, Projection, ServedProbe
@@ -46,7 +47,7 @@ class ProbePair:
             )
         if draft.card.segmentations != target.card.segmentations:
             raise Mismatch("the two probes were trained on different segmentations; train them together")
-        device = _device(device)
+        device = device_of(device, "the probes")
         self.draft, self.target = ServedProbe(draft, device, precision), ServedProbe(target, device, precision)
 
     @classmethod
@@ -210,14 +211,6 @@ class ProbeVerifier:
 def _projections(name: str, pair: ProbePair) -> ProbeProjections:
     draft, target = (probe.projection.spec.digest if probe.projection else "" for probe in (pair.draft, pair.target))
     return ProbeProjections(name, draft, target)
-
-
-def _device(name: str) -> str:
-    """Raises: Mismatch when there is no such device."""
-    has_gpu = torch.cuda.is_available()
-    if name.startswith("cuda") and not has_gpu:
-        raise Mismatch(f"no device {name!r} for the probes: this machine has no GPU that torch can use; take 'cpu'")
-    return name if name != "auto" else "cuda" if has_gpu else "cpu"
 
 
 def _load_alternatives(folder: Path, device: str, precision: Precision) -> dict[str, ProbePair]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
-from semspec.engine.protocol import Engine, load_engine
+from semspec.engine.protocol import CountsSteps, Engine, StepCounter, load_engine
 from semspec.engine.segmentation import TextSegmenter
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import DeadlineExceeded, InvalidRequest, Mismatch, Overloaded, Unavailable
@@ -50,6 +50,11 @@ class RemoteWriter:
 
     def __init__(self, engine: Engine, tokenizer: ModelTokenizer, client: CompletionClient, writer: Writer) -> None:
         self._engine, self._tokenizer, self._client, self._writer = engine, tokenizer, client, writer
+
+    @property
+    def steps(self) -> StepCounter | None:
+        """Those of the local engine; the server has a timeout of its own."""
+        return self._engine.steps if isinstance(self._engine, CountsSteps) else None
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         if params.num_logprobs is not None:

@@ -4,7 +4,7 @@ the server's mapping of errors to gRPC statuses."""
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Never, TypeAlias, TypeVar, cast
@@ -15,7 +15,7 @@ from opentelemetry.context import Context as OtelContext
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from semspec.errors import InternalError, SemspecError, Unauthenticated, represent
+from semspec.errors import InternalError, InvalidRequest, SemspecError, Unauthenticated, represent
 from semspec.observability import Attributes, detached_span, request_id
 
 AUTHORIZATION = "authorization"
@@ -126,15 +126,51 @@ class ErrorInterceptor(aio.ServerInterceptor):
         metadata = _metadata(handler_call_details)
         identifier = metadata.get(REQUEST_ID, "")[:MAX_REQUEST_ID_LENGTH]
         origin = _Origin(handler_call_details.method, identifier, _propagator.extract(metadata))
-        codecs = handler.request_deserializer, handler.response_serializer
+        codecs = _decoding(handler.request_deserializer), handler.response_serializer
         if handler.response_streaming:
             streaming = cast(Streaming[Any, Any], handler.unary_stream)
             return grpc.unary_stream_rpc_method_handler(_guarded_stream(streaming, origin), *codecs)
         if handler.request_streaming:
-            parts = cast(Unary[Any, Any], handler.stream_unary)
+            parts = _of_decoded(cast(Unary[Any, Any], handler.stream_unary))
             return grpc.stream_unary_rpc_method_handler(_guarded(parts, origin), *codecs)
         unary = cast(Unary[Any, Any], handler.unary_unary)
         return grpc.unary_unary_rpc_method_handler(_guarded(unary, origin), *codecs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Undecodable:
+    """Stands for a request whose bytes are no message of its type; gRPC itself would log a traceback for each."""
+
+    reason: str
+
+
+def _decoding(decode: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    def decoded(data: bytes) -> Any:
+        try:
+            return decode(data) if decode else data
+        except Exception as error:
+            return _Undecodable(" ".join(str(error).split()))
+
+    return decoded
+
+
+def _check_decoded(request: object) -> None:
+    if isinstance(request, _Undecodable):
+        raise InvalidRequest(f"the bytes are no message of this method: {request.reason}")
+
+
+def _of_decoded(behaviour: Unary[AsyncIterator[Q], R]) -> Unary[AsyncIterator[Q], R]:
+    """`behaviour` over a stream of requests, of which each is checked."""
+
+    async def checked(requests: AsyncIterator[Q]) -> AsyncIterator[Q]:
+        async for request in requests:
+            _check_decoded(request)
+            yield request
+
+    async def call(requests: AsyncIterator[Q], context: Context) -> R:
+        return await behaviour(checked(requests), context)
+
+    return call
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +193,7 @@ class _Origin:
 def _guarded(behaviour: Unary[Q, R], origin: _Origin) -> Unary[Q, R]:
     async def call(request: Q, context: Context) -> R:
         try:
+            _check_decoded(request)
             with origin.serving(request):
                 return await behaviour(request, context)
         except Exception as error:
@@ -170,6 +207,7 @@ def _guarded_stream(behaviour: Streaming[Q, R], origin: _Origin) -> Callable[[Q,
     # cancellation is raised in `write` or in the generator, and both close the generator immediately.
     async def call(request: Q, context: Context) -> None:
         try:
+            _check_decoded(request)
             with origin.serving(request) as opened:
                 num_segments = 0
                 async with aclosing(behaviour(request, context)) as responses:

@@ -19,6 +19,7 @@ from semspec.errors import SemspecError, Unavailable
 from semspec.observability import configure_logging
 from semspec.rpc.calls import ErrorInterceptor, TokenInterceptor
 from semspec.rpc.servicers import Backend, Service
+from semspec.rpc.stalls import StallWatch
 from semspec.rpc.tls import server_credentials
 from semspec.settings import ServiceSettings
 
@@ -32,6 +33,8 @@ _TRIM_BYTES = 256 << 20
 _MMAP_BYTES = 32 << 20  # the maximum that glibc accepts
 
 B = TypeVar("B")
+WHOLE_PROCESS = ""
+"""Name in health checks, NOT_SERVING only while the backend hangs."""
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 logger = logging.getLogger(__name__)
@@ -45,6 +48,8 @@ class ServiceServer(Generic[B]):
         self._service, self._settings = service, settings
         self._backend: Backend[B] = Backend()
         self._health = health.HealthServicer()
+        self._stalls: StallWatch | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._server = aio.server(interceptors=_interceptors(settings), options=_server_options(settings))
         service.register(self._backend, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -77,11 +82,15 @@ class ServiceServer(Generic[B]):
     async def load(self) -> None:
         """Load the backend, then report SERVING. Raises: what the service's `load` raises."""
         self._backend.provide(await asyncio.to_thread(self._service.load))
+        self._stalls = StallWatch(self._backend.steps, self._settings.stall_s)
+        self._watching = asyncio.create_task(self._stalls.run(self._report_stall))
         await self._report(SERVING)
 
     async def stop(self) -> None:
         """Report NOT_SERVING, wait `settle_s` for clients to notice, drain calls for at most `grace_s`, free the
-        model."""
+        model, unless it hangs."""
+        if self._watching:
+            self._watching.cancel()
         await self._report(NOT_SERVING)
         await asyncio.sleep(self._settings.settle_s)
         await self._server.stop(self._settings.grace_s)
@@ -92,8 +101,20 @@ class ServiceServer(Generic[B]):
         await self._server.stop(None)
 
     async def _close(self) -> None:
-        if self._service.close:
+        if self._service.close and not (self._stalls and self._stalls.is_stalled):
             await self._service.close(self._backend.get())
+
+    async def _report_stall(self, is_stalled: bool) -> None:
+        """Health of the service, by which gateways choose, and of the process, by which Kubernetes restarts it."""
+        if is_stalled:
+            logger.error(
+                "%s hangs: no step for %g s with work to do; restart it", self._service.name, self._settings.stall_s
+            )
+        else:
+            logger.warning("%s makes steps again", self._service.name)
+        status = NOT_SERVING if is_stalled else SERVING
+        await self._report(status)
+        await self._health.set(WHOLE_PROCESS, status)
 
     async def _report(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         await self._health.set(self._service.name, status)

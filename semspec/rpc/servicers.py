@@ -8,14 +8,14 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from google.protobuf.message import DecodeError
 from grpc import aio
 
 from semspec.decoding.protocols import Verifier
-from semspec.engine.protocol import Engine
-from semspec.errors import InvalidRequest, Unavailable
+from semspec.engine.protocol import CountsSteps, Engine, StepCounter
+from semspec.errors import Unavailable
 from semspec.rpc.calls import Context
 from semspec.rpc.codec import generation, handshake, scoring
+from semspec.rpc.stalls import CallCounter
 from semspec.v1 import (
     draft_pb2_grpc,
     target_pb2,
@@ -33,7 +33,6 @@ TARGET = "semspec.v1.Target"
 VERIFIER = "semspec.v1.Verifier"
 
 B = TypeVar("B")
-M = TypeVar("M")
 
 
 class ServedVerifier(Verifier, Protocol):
@@ -49,6 +48,8 @@ class Backend(Generic[B]):
 
     def __init__(self) -> None:
         self._loaded: B | None = None
+        self.calls = CallCounter()
+        """The calls of a backend that counts no steps itself."""
 
     def provide(self, loaded: B) -> None:
         """Set the object that `get` returns."""
@@ -59,6 +60,12 @@ class Backend(Generic[B]):
         if self._loaded is None:
             raise Unavailable("the model is still loading")
         return self._loaded
+
+    @property
+    def steps(self) -> StepCounter:
+        """What shows that the loaded object hangs."""
+        own = self._loaded.steps if isinstance(self._loaded, CountsSteps) else None
+        return self.calls if own is None else own
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,25 +125,15 @@ class WritingServicer:
         self, requests: AsyncIterator[types_pb2.ProjectionPart], context: Context
     ) -> types_pb2.ProjectResponse:
         """Keep a projection."""
-        parts = _parsed(requests)
-        first = await anext(parts, types_pb2.ProjectionPart())
+        first = await anext(requests, types_pb2.ProjectionPart())
 
         async def data() -> AsyncGenerator[bytes, None]:
             yield first.data
-            async for part in parts:
+            async for part in requests:
                 yield part.data
 
         await self._engine.get().project(handshake.projection_from_wire(first), data())
         return types_pb2.ProjectResponse()
-
-
-async def _parsed(requests: AsyncIterator[M]) -> AsyncGenerator[M, None]:
-    """The messages of a stream. Raises: InvalidRequest for bytes that are none; gRPC refuses those of a single one."""
-    try:
-        async for request in requests:
-            yield request
-    except DecodeError as error:
-        raise InvalidRequest(f"cannot be read as a message of the contract: {error}") from error
 
 
 class DraftServicer(WritingServicer, draft_pb2_grpc.DraftServicer):
@@ -180,7 +177,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
     async def Judge(self, request: verifier_pb2.JudgeRequest, context: Context) -> verifier_pb2.JudgeResponse:
         """The semantic probability of each segment under both models."""
         draft_states, scores, probes = scoring.judge_request_from_wire(request)
-        return scoring.judge_response_to_wire(await self._verifier.get().judge(draft_states, scores, probes))
+        with self._verifier.calls.counted():
+            judgements = await self._verifier.get().judge(draft_states, scores, probes)
+        return scoring.judge_response_to_wire(judgements)
 
     async def Projection(
         self, request: verifier_pb2.ProjectionRequest, context: Context

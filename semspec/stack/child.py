@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from semspec.stack import parent_death
@@ -29,6 +29,9 @@ class Child:
     name: str
     process: asyncio.subprocess.Process
     log: Path
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(repr=False)
+    """Added to this process's environment."""
 
     @classmethod
     async def start(cls, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> "Child":
@@ -43,7 +46,7 @@ class Child:
                 stderr=output,
                 start_new_session=True,  # Ctrl-C reaches only the supervisor, which stops its children in order
             )
-        return cls(name, process, log)
+        return cls(name, process, log, tuple(command), environment)
 
     @property
     def pid(self) -> int:
@@ -56,7 +59,7 @@ class Child:
     def check_alive(self) -> None:
         """Raises: StackError when the process has ended."""
         if not self.is_alive:
-            raise StackError(f"{self.name} ended with {self._status()}", self.log_tail())
+            raise StackError(f"{self.name} ended with {self.status}", self.log_tail())
 
     def log_tail(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()
@@ -80,6 +83,8 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(number)
 
-    def _status(self) -> str:
+    @property
+    def status(self) -> str:
+        """How the process ended: `status 1`, or the signal's name."""
         code = self.process.returncode or 0
         return f"status {code}" if code >= 0 else signal.Signals(-code).name

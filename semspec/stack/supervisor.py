@@ -75,17 +75,12 @@ class Stack:
     ) -> None:
         await self._stop()
 
-    async def wait(self) -> Child:
-        """Wait for the next child process to end, and return it."""
-        waits = {
-            asyncio.create_task(child.process.wait()): child for child in self.processes.values() if child.is_alive
-        }
-        try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            return waits[done.pop()]
-        finally:
-            for task in waits:
-                task.cancel()
+    async def restart(self, name: str) -> None:
+        """Start a process that has ended again, at the same address."""
+        child, environment = self.processes[name], {}
+        if name in ROLES:
+            environment = {f"SEMSPEC_{name.upper()}_PORT": self.addresses[name].rpartition(":")[2]}
+        self.processes[name] = await Child.start(name, child.command, {**child.environment, **environment}, child.log)
 
     async def _start(self) -> None:
         await self._start_redis()
@@ -203,9 +198,12 @@ async def _run(main: Coroutine[Any, Any, int]) -> int:
 
 
 def _private_folder() -> Path:
-    """A folder with mode 700, with a path short enough for a Unix socket in it (108 bytes)."""
-    usual = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix="semspec-", dir=usual if len(usual) < 60 else "/tmp"))
+    """A folder with mode 700, with a path short enough for a Unix socket in it (108 bytes). Raises: StackError."""
+    try:
+        usual = tempfile.gettempdir()
+        return Path(tempfile.mkdtemp(prefix="semspec-", dir=usual if len(usual) < 60 else "/tmp"))
+    except OSError as error:
+        raise StackError(f"no folder for logs and sockets: {error}; set TMPDIR to one that can be written") from error
 
 
 def _free_port(host: str, wanted: int) -> int:

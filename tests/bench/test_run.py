@@ -143,3 +143,11 @@ def test_local_file_of_mathematics_is_asked_and_graded(tmp_path: Path, capsys: p
     assert [row.num_questions for row in load_run(folder).rows] == [2]
     assert (folder / "report" / "report.html").exists()
     assert "| in-process/target | " in capsys.readouterr().out
+
+
+def test_folder_that_cannot_be_written_ends_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as end:
+        main(["run", "--task", "demo", "--limit", "1", "--output", str(tmp_path / "file" / "run")])
+    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("semspec bench: ")]
+    assert end.value.code == 1 and str(tmp_path / "file") in line and "resume" in line

@@ -1,6 +1,7 @@
 """Calls that share steps get what they get alone, whatever is evicted, split or cancelled between the steps."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -303,6 +304,43 @@ async def test_step_that_breaks_off_midway_feeds_nobody_twice(
     assert num_failed < 3 and next(calls) > 14
     await engine.aclose()
     await reference.aclose()
+
+
+async def test_engine_is_busy_while_it_computes_and_idle_while_a_result_is_not_taken(
+    alone: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on = threading.Event()
+    may_go_on.set()
+    forward_step = alone.lm.forward_step
+
+    def waiting(chunks: Sequence[Chunk[KV]]) -> list[Forward]:
+        assert may_go_on.wait(60)
+        return forward_step(chunks)
+
+    monkeypatch.setattr(alone.lm, "forward_step", waiting)
+    [context] = await contexts(alone, 1)
+    async with aclosing(alone.generate(context, params(max_segments=2, max_tokens=20))) as stream:
+        await anext(stream)
+        await until_idle(alone)
+        may_go_on.clear()
+        scoring = asyncio.create_task(written(alone, context, params(max_tokens=20)))
+        while not alone.steps.is_busy:
+            await asyncio.sleep(0.001)
+        num_steps = alone.steps.num_steps
+        await asyncio.sleep(0.05)
+        assert (alone.steps.is_busy, alone.steps.num_steps) == (True, num_steps)
+        scoring.cancel()  # which does not free the thread
+        await asyncio.wait([scoring])
+        assert alone.steps.is_busy
+        may_go_on.set()
+        await until_idle(alone)
+        assert alone.steps.num_steps > num_steps
+
+
+async def until_idle(engine: TransformersEngine) -> None:
+    async with asyncio.timeout(60):
+        while engine.steps.is_busy:
+            await asyncio.sleep(0.001)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import secrets
 import socket
 from typing import Any
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 from semspec.errors import Unavailable
+from semspec.gateway.__main__ import mild
 from tests.gateway.support import API_KEY, Gateway, GatewayFactory, eventually
 from tests.gateway.test_resume import (
     MESSAGES,
@@ -29,7 +31,11 @@ def session() -> dict[str, str]:
     return {"session": f"session-{secrets.token_hex(8)}"}
 
 
-async def test_client_that_does_not_read_gives_up_its_room(start_gateway: GatewayFactory) -> None:
+async def test_client_that_does_not_read_gives_up_its_room(
+    start_gateway: GatewayFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    logging.getLogger("uvicorn.error").addFilter(mild)
     gateway = await start_gateway(send_timeout_s=0.5, max_concurrent=8)
     body = {**TARGET, "messages": MESSAGES, "n": 8, "stream": True, "logprobs": True, "top_logprobs": 20}
     content = json.dumps({**body, "semspec": {"trace": True}}).encode()
@@ -43,6 +49,8 @@ async def test_client_that_does_not_read_gives_up_its_room(start_gateway: Gatewa
         await eventually(lambda: gateway.fakes.target.prompts != [])
         await eventually(lambda: gateway.app.state.admission.num_running == 0)
         assert (await gateway.chat()).status_code == 200
+    await eventually(lambda: "gave a response up; the connection is closed" in caplog.messages)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_slow_reader_of_what_is_stored_stays_its_writer(start_gateway: GatewayFactory) -> None:

@@ -8,7 +8,7 @@ import pytest
 from semspec.decoding import STRATEGIES
 from semspec.errors import Mismatch, Unavailable
 from semspec.gateway.readiness import Served, describe, mismatch
-from semspec.types import Segmentation, Writer
+from semspec.types import ModelInfo, Segmentation, Writer
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import GatewayFactory, eventually, make_readiness, make_settings
 
@@ -119,6 +119,33 @@ async def test_loss_of_the_target_ends_readiness_and_its_return_restores_it(star
     gateway.fakes.target.lost = None
     await eventually(lambda: status.status.error is None)
     assert (await gateway.chat()).status_code == 200
+
+
+@pytest.mark.parametrize("role", ["drafter", "verifier"])
+async def test_who_has_seen_a_fallback_is_not_told_that_all_is_well(start_gateway: GatewayFactory, role: str) -> None:
+    gateway = await start_gateway(handshake_interval_s=1000, recheck_s=1000)
+    getattr(gateway.fakes, role).lost = Unavailable("gone")
+    fallback = (await gateway.chat()).json()["semspec"]["fallback"]
+    ready = await gateway.http.get("/ready")
+    assert (ready.status_code, ready.json()["detail"]) == (200, f"ready, with the target alone: {fallback}")
+
+
+async def test_handshake_from_before_a_fallback_does_not_end_the_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes = Fakes.make()
+    readiness = make_readiness(fakes)
+    await readiness.check()
+    answer = fakes.target.info
+
+    async def late() -> ModelInfo:
+        readiness.suspect("the draft does not answer")  # after its own answer
+        return await answer()
+
+    monkeypatch.setattr(fakes.target, "info", late)
+    await readiness.check()
+    assert readiness.status.missing == "the draft does not answer"
+    monkeypatch.setattr(fakes.target, "info", answer)
+    await readiness.check()
+    assert readiness.status.missing is None
 
 
 async def test_helper_that_comes_back_with_another_model_is_refused() -> None:

@@ -15,15 +15,17 @@ class Counts:
 
     num_replicas: int
     num_in_flight: int
+    num_hung: int
 
 
 def test_gauges_follow_the_pools() -> None:
-    metrics, counts = Metrics(), Counts(2, 5)
+    metrics, counts = Metrics(), Counts(2, 5, 1)
     metrics.of_services.replicas("target", counts)
     assert 'semspec_gateway_service_replicas{service="target"} 2.0' in metrics.exposition().decode()
     counts.num_replicas = 1
     exposed = metrics.exposition().decode()
     assert 'semspec_gateway_service_replicas{service="target"} 1.0' in exposed
+    assert 'semspec_gateway_service_hung_replicas{service="target"} 1.0' in exposed
     assert 'semspec_gateway_service_calls_in_flight{service="target"} 5.0' in exposed
 
 

@@ -261,5 +261,5 @@ def test_artifact_can_be_read_by_whoever_serves_it(tmp_path: Path) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
     draft, target = (save(tmp_path / f"{role}.safetensors", card(role)) for role in ("draft", "target"))
-    with pytest.raises(Mismatch, match="no GPU"):
+    with pytest.raises(Mismatch, match="no device 'cuda' for the probes"):
         ProbeVerifier.load(draft, target, device="cuda")

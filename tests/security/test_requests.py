@@ -1,12 +1,13 @@
 """Requests that want more than an answer: other people's files, hosts, keys in Redis, lines in the log."""
 
+import asyncio
 import hmac
 import logging
 import re
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +18,7 @@ from redis.asyncio import Redis
 from semspec.gateway.api import bodies as schemas
 from semspec.keys import Keys, entry, new_key
 from semspec.observability import JsonFormatter, KeyValueFormatter
-from tests.gateway.support import Gateway, GatewayFactory
+from tests.gateway.support import API_KEY, Gateway, GatewayFactory
 
 BODY = {"model": "semspec-demo", "messages": [{"role": "user", "content": "How many?"}]}
 TRAVERSALS = [
@@ -185,11 +186,32 @@ async def test_body_of_two_lengths_is_bounded(start_gateway: GatewayFactory) -> 
     """Chunks go before a length that was announced: it must not be what is believed."""
     gateway = await start_gateway(max_body_bytes=1024)
 
-    async def chunks() -> AsyncIterator[bytes]:
-        for _ in range(8):
-            yield b"[" * 1000
+    headers = ["host: x", f"authorization: Bearer {API_KEY}", "content-length: 2", "transfer-encoding: chunked"]
+    chunks = "".join(f"3e8\r\n{'[' * 1000}\r\n" for _ in range(8)) + "0\r\n\r\n"
+    answer = await spoken(gateway, "\r\n".join(["POST /v1/chat/completions HTTP/1.1", *headers, "", chunks]))
+    assert answer.startswith(b"HTTP/1.1 413")
 
-    headers = {"content-type": "application/json", "content-length": "2", "transfer-encoding": "chunked"}
-    request = gateway.http.build_request("POST", "/v1/chat/completions", content=chunks(), headers=headers)
-    assert (request.headers["content-length"], request.headers["transfer-encoding"]) == ("2", "chunked")
-    assert (await gateway.http.send(request)).status_code == 413
+
+async def spoken(gateway: Gateway, *requests: str) -> bytes:
+    """All that a connection answers to these requests, until the server closes it."""
+    url = httpx.URL(gateway.base_url)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write("".join(requests).encode())
+    try:
+        return await asyncio.wait_for(reader.read(), 30)
+    finally:
+        writer.close()
+
+
+async def test_connection_is_closed_after_a_request_of_two_lengths(gateway: Gateway) -> None:
+    """What follows may be the body to one reader and the next request to another (RFC 9112, 11.2)."""
+    lengths = "content-length: 5\r\ntransfer-encoding: chunked"
+    first = f"GET /health HTTP/1.1\r\nhost: x\r\n{lengths}\r\n\r\n0\r\n\r\n"
+    answer = await spoken(gateway, first, "GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert answer.count(b"HTTP/1.1 200") == 1 and b"connection: close" in answer.lower()
+
+
+@pytest.mark.parametrize("version", ["0.9", "2.0", "3.0"])
+async def test_other_versions_of_http_are_refused(gateway: Gateway, version: str) -> None:
+    answer = await spoken(gateway, f"GET /health HTTP/{version}\r\nhost: x\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 505") and b'"error"' in answer

@@ -30,6 +30,9 @@ async def test_target_goes_on_alone_without(running: Running, victim: Victim) ->
     assert chunks[-1]["semspec"]["fallback"].startswith(f"the {victim.role} ")
     assert chunks[-1]["semspec"]["degraded"] is False
 
+    _, line = await running.readiness()  # at once, however long the handshake takes that is under way
+    assert line.startswith("ready, with the target alone: ")
+
     following = await running.answer(**SHORT)
     assert following["usage"]["completion_tokens"] == SHORT["max_tokens"]
     assert following["semspec"]["fallback"].startswith(f"the {victim.role} ")

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from semspec.engine.transformers_engine import TransformersEngine
+from semspec.errors import Mismatch
 from semspec.probes.verifier import ProbeVerifier
 from semspec.training.cli import main
 from semspec.training.config import PipelineConfig, load_config
@@ -144,6 +146,79 @@ def test_status_check_and_estimate(run: Path, tmp_path: Path) -> None:
     states = sum(one.stat().st_size for one in (run / "work" / "samples").glob("*.safetensors"))
     assert 0.5 < estimate.states_bytes / states < 2
     assert set(estimate.stage_s) == {"contexts", "samples", "clusters", "fit"} and "GB" in str(estimate)
+
+
+def flipped(data: bytes) -> bytes:
+    """The same number of bytes, a bit in the middle changed."""
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("questions/00000.parquet", flipped),
+        ("contexts/00001.parquet", flipped),
+        ("samples/00001.parquet", flipped),
+        ("samples/00001.safetensors", flipped),
+        ("clusters/00001.parquet", flipped),
+        ("contexts/00001.json", lambda data: data[: len(data) // 2]),
+        ("samples/00001.json", lambda data: b"[]"),
+        ("clusters/00001.json", lambda data: b'{"files": 1, "inputs": ""}'),
+        ("samples/recipe.json", lambda data: data[: len(data) // 2]),
+        ("clusters/recipe.json", lambda data: b"\xff" + data),
+    ],
+)
+def test_damaged_file_is_named_by_run_and_check_and_not_overwritten(
+    run: Path, tmp_path: Path, name: str, spoil: Callable[[bytes], bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = tmp_path / "work"
+    shutil.copytree(run / "work", work, ignore=shutil.ignore_patterns("labels", "probes", "report"))
+    path = work / name
+    path.write_bytes(spoil(path.read_bytes()))
+    before = {one: one.read_bytes() for one in work.rglob("*") if one.is_file()}
+    for command, status in (("run", 2), ("check", 2 if path.name == "recipe.json" else 1)):
+        with pytest.raises(SystemExit) as end:
+            main([command, "--config", str(run / "pair.yaml"), "--work", str(work), "--threads", "1"])
+        told = capsys.readouterr()
+        lines = [line for line in (told.err + told.out).splitlines() if str(path) in line]
+        assert (end.value.code, len(lines)) == (status, 1), told
+        if status == 2:
+            assert lines[0].startswith(f"semspec train: {path} is damaged: ") and "delete" in lines[0]
+    after = {one: one.read_bytes() for one in work.rglob("*") if one.is_file()}
+    assert {one: after[one] for one in before} == before
+
+
+def test_file_deleted_as_advised_is_made_again(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run / "work", tmp_path / "work", ignore=shutil.ignore_patterns("labels", "probes", "report"))
+    path = tmp_path / "work" / "samples" / "00001.parquet"
+    whole = path.read_bytes()
+    path.write_bytes(flipped(whole))
+    config = load_config(run / "pair.yaml").model_copy(update={"output": tmp_path / "out"})
+    with pytest.raises(Mismatch, match="delete"):
+        Pipeline(config, tmp_path / "work").run()
+    path.unlink()
+    Pipeline(config, tmp_path / "work").make("samples")
+    assert path.read_bytes() == whole
+    assert Pipeline(config, tmp_path / "work").damaged() == []
+
+
+def test_folder_that_cannot_be_written_ends_in_one_line(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as end:
+        main(["run", "--config", str(run / "pair.yaml"), "--work", str(tmp_path / "file" / "work")])
+    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("semspec train: ")]
+    assert end.value.code == 1 and str(tmp_path / "file") in line
+
+
+def test_check_names_settings_that_the_recipe_lacks(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run / "work", tmp_path / "work")
+    recipe = tmp_path / "work" / "samples" / "recipe.json"
+    recipe.write_text(recipe.read_text().replace('"num_samples": 4', '"num_samples": 5'))
+    [line] = Pipeline(load_config(run / "pair.yaml"), tmp_path / "work").damaged()
+    assert line == f"{recipe}: samples.num_samples: 5 there, 4 now"
 
 
 @pytest.mark.parametrize(

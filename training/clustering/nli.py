@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from semspec.engine.checkpoint import load_tokenizer
+from semspec.engine.device import device_of
 from semspec.errors import Mismatch
 
 WINDOW_LIMIT = 512
@@ -117,9 +118,7 @@ class NliModel:
         name = config.model
         if Path(name).is_absolute() and not Path(name).is_dir():
             raise Mismatch(f"there is no folder {name}; give an NLI model's folder or hub id")
-        device = config.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = device_of(config.device, f"the NLI model {name!r}")
         dtype = config.dtype
         if dtype == "auto":
             dtype = "float32" if device == "cpu" else "bfloat16"

@@ -20,7 +20,7 @@ from semspec.training.data.contexts import (
 )
 from semspec.training.data.pair import Pair, stacked
 from semspec.training.data.questions import Question, question_row, resolve
-from semspec.training.files import Row, StageFolder, digest_of, read_rows, write_rows, write_tensors
+from semspec.training.files import Row, StageFolder, digest_of, write_rows, write_tensors
 from semspec.types import Context, SegmentEnd
 
 Advance = Callable[[int], None]
@@ -112,7 +112,7 @@ class ContextsStage:
 
     def contexts(self, number: int) -> list[ProbeContext]:
         """The contexts of a finished shard."""
-        rows = read_rows(self.folder.file(number, ".parquet"))
+        rows = self.folder.rows(number)
         return [context for row in rows for context in contexts_of(row, self._questions.all[row["question"]])]
 
     def num_contexts(self, number: int) -> int:
@@ -222,7 +222,7 @@ class ClustersStage:
     def _groups(self, number: int) -> tuple[list[Alternatives], list[list[SegmentEnd]]]:
         """The segments of each context, and how they end."""
         contexts = {context.id: context for context in self._contexts.contexts(number)}
-        rows = read_rows(self._samples.folder.file(number, ".parquet"))
+        rows = self._samples.folder.rows(number)
         groups, ends = [], []
         for name, group in groupby(rows, key=lambda row: row["context"]):
             context, own = contexts[name], list(group)

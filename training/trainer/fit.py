@@ -56,7 +56,7 @@ class Checkpoint:
                     names = list(file.keys())
                     return {name: file.get_tensor(name).clone() for name in names}, json.loads(metadata["facts"])
             log.warning("checkpoint %s belongs to another fit: restarting", self._path)
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
             log.warning("checkpoint %s cannot be read (%s): restarting", self._path, error)
         return None
 

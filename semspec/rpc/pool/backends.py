@@ -78,6 +78,11 @@ class PooledRole(Generic[C]):
         return self._pool.num_replicas
 
     @property
+    def num_hung(self) -> int:
+        """Number of replicas that have work and make no step."""
+        return self._pool.num_hung
+
+    @property
     def num_in_flight(self) -> int:
         """Calls in flight at all replicas."""
         return self._pool.num_in_flight

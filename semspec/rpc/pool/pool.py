@@ -110,6 +110,11 @@ class Pool(Generic[C]):
         return sum(replica.health is Health.SERVING for replica in self._usable())
 
     @property
+    def num_hung(self) -> int:
+        """Number of replicas that have work and make no step."""
+        return sum(replica.health is Health.HUNG for replica in self._members.values())
+
+    @property
     def num_in_flight(self) -> int:
         """Calls in flight."""
         return sum(replica.num_in_flight for group in (self._members, self._leaving) for replica in group.values())
@@ -146,7 +151,7 @@ class Pool(Generic[C]):
             candidates = self._candidates(tried, model)
         if candidates:
             return best(candidates, session)
-        raise list(tried.values())[-1] if tried else Unavailable(f"no replica at {self._addresses} answers")
+        raise list(tried.values())[-1] if tried else self._unavailable()
 
     async def aclose(self) -> None:
         """Cancel running calls and disconnect. Later calls raise Unavailable."""
@@ -155,11 +160,16 @@ class Pool(Generic[C]):
         await asyncio.wait([self._resolving])
         await asyncio.gather(*(replica.aclose() for replica in (*self._members.values(), *self._leaving.values())))
 
+    def _unavailable(self) -> Unavailable:
+        if self.num_hung:
+            return Unavailable(f"{self.num_hung} of the replicas at {self._addresses} hang, no other answers")
+        return Unavailable(f"no replica at {self._addresses} answers")
+
     def _candidates(self, tried: Container[Replica[C]], model: object) -> list[Replica[C]]:
         return [
             replica
             for replica in self._usable()
-            if replica not in tried and replica.health is not Health.UNREACHABLE and replica.may_serve(model)
+            if replica not in tried and not replica.is_fenced and replica.may_serve(model)
         ]
 
     def _usable(self) -> list[Replica[C]]:

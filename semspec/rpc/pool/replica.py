@@ -24,7 +24,9 @@ class Health(IntEnum):
     """Not checked yet, or a call failed since the last check."""
     NOT_SERVING = 2
     """Loading, draining, or refusing connections: calls fail immediately."""
-    UNREACHABLE = 3
+    HUNG = 3
+    """It has work and makes no step. It gets no calls, and waiting calls are cancelled."""
+    UNREACHABLE = 4
     """Health checks time out. It gets no calls, and waiting calls are cancelled."""
 
 
@@ -52,6 +54,7 @@ OVERLOAD_S = 1.0
 """Time for which other replicas are preferred after an Overloaded error."""
 
 _log = logging.getLogger(__name__)
+SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
 class Client(Protocol):
@@ -98,6 +101,11 @@ class Replica(Generic[C]):
     def is_overloaded(self) -> bool:
         return asyncio.get_running_loop().time() < self._overloaded_until
 
+    @property
+    def is_fenced(self) -> bool:
+        """Whether calls to it would not end."""
+        return self.health >= Health.HUNG
+
     def may_serve(self, model: object) -> bool:
         """Whether the replica serves `model` or was not checked yet; `model` None accepts any."""
         is_unchecked = self.model is None and self.health is Health.UNKNOWN
@@ -113,11 +121,11 @@ class Replica(Generic[C]):
             self.num_in_flight -= 1
 
     def while_reachable(self) -> "_WhileReachable":
-        """An async context manager that cancels its body when the replica becomes unreachable.
+        """An async context manager that cancels its body when the replica becomes unreachable or hangs.
 
-        Raises: Unavailable when the replica is unreachable.
+        Raises: Unavailable when the replica is unreachable or hangs.
         """
-        if self.health is Health.UNREACHABLE:
+        if self.is_fenced:
             raise self._unreachable()
         return _WhileReachable(self._waiting, self._unreachable)
 
@@ -152,8 +160,9 @@ class Replica(Generic[C]):
             try:
                 async with asyncio.timeout(self._options.health_timeout_s / NUM_CHECKS):
                     response = await stub.Check(health_pb2.HealthCheckRequest(service=self._spec.service))
-                    if response.status != health_pb2.HealthCheckResponse.SERVING:
-                        return Health.NOT_SERVING, None
+                    if response.status != SERVING:
+                        process = await stub.Check(health_pb2.HealthCheckRequest(service=""))
+                        return Health.NOT_SERVING if process.status == SERVING else Health.HUNG, None
                     return Health.SERVING, await self._spec.identify(self.client)
             except (aio.AioRpcError, aio.UsageError, SemspecError):
                 return Health.NOT_SERVING, None
@@ -163,13 +172,13 @@ class Replica(Generic[C]):
 
     def _update(self, health: Health, model: object) -> None:
         self.health = health
-        if health is not Health.UNREACHABLE:
+        if not self.is_fenced:
             self.model = model
         if (health is Health.SERVING) != self._was_serving:
             self._was_serving = not self._was_serving
             level = logging.INFO if self._was_serving else logging.WARNING
             _log.log(level, "%s at %s is %s", self._spec.service, self.address, health.name.lower())
-        while health is Health.UNREACHABLE and self._waiting:
+        while self.is_fenced and self._waiting:
             self._waiting.pop().reschedule(0)
 
     async def _reopen(self) -> None:
@@ -195,7 +204,8 @@ class Replica(Generic[C]):
             pass
 
     def _unreachable(self) -> Unavailable:
-        return Unavailable(f"{self.address} does not answer health checks")
+        reason = "hangs" if self.health is Health.HUNG else "does not answer health checks"
+        return Unavailable(f"{self.address} {reason}")
 
 
 class _WhileReachable:

@@ -1,0 +1,93 @@
+"""A backend that hangs is told from one that is busy or idle, and replicas that hang get no calls."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from semspec.errors import Unavailable
+from semspec.rpc.stalls import NUM_LOOKS, CallCounter, StallWatch
+from semspec.types import Context, Segment, SegmentScore
+from tests.rpc.fakes import CONTEXT, SEGMENT, FakeEngine
+from tests.rpc.fakes import settings as service_settings
+from tests.rpc.pools import GENEROUS_S, Counting, session_at, targets, until
+
+STALL_S = 0.2
+
+
+@dataclass
+class Steps:
+    num_steps: int = 0
+    is_busy: bool = False
+
+
+@dataclass
+class Hanging(FakeEngine):
+    """Never scores while `steps.is_busy`."""
+
+    steps: Steps = field(default_factory=Steps)
+
+    async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
+        while self.steps.is_busy:
+            await asyncio.sleep(0.01)
+        return await super().score(context, segments, session)
+
+
+async def test_call_to_a_hung_replica_goes_elsewhere_and_comes_back_with_its_next_step() -> None:
+    hanging, other = Hanging(steps=Steps(is_busy=True)), Counting()
+    async with targets(hanging, other, service=service_settings(stall_s=STALL_S)) as (target, (first, second)):
+        session = session_at(first, second)
+        async with asyncio.timeout(GENEROUS_S):
+            await target.score(CONTEXT, [SEGMENT], session)
+        assert (other.num_read, target.num_replicas, target.num_hung) == (1, 1, 1)
+        hanging.steps.is_busy = False  # which may be for want of calls
+        await asyncio.sleep(2 * STALL_S)
+        assert target.num_hung == 1
+        hanging.steps.num_steps += 1
+        await until(lambda: target.num_replicas == 2)
+        await target.score(CONTEXT, [SEGMENT], session)
+        assert other.num_read == 1
+
+
+async def test_hung_replica_without_another_is_unavailable_and_named() -> None:
+    async with targets(Hanging(steps=Steps(is_busy=True)), service=service_settings(stall_s=STALL_S)) as (target, _):
+        with pytest.raises(Unavailable, match=r"127.0.0.1:\d+ hangs"):
+            await target.score(CONTEXT, [SEGMENT], "s")
+        with pytest.raises(Unavailable, match=r"1 of the replicas at .* hang"):
+            await target.info()
+
+
+async def test_call_that_is_cancelled_is_no_step() -> None:
+    counter = CallCounter()
+
+    async def call(limit_s: float) -> None:
+        with counter.counted():
+            assert counter.is_busy
+            await asyncio.sleep(limit_s)
+
+    task = asyncio.create_task(call(GENEROUS_S))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert (counter.num_steps, counter.is_busy) == (0, False)
+    await call(0)
+    assert (counter.num_steps, counter.is_busy) == (1, False)
+
+
+async def test_time_during_which_the_process_is_suspended_does_not_count() -> None:
+    steps, reports = Steps(is_busy=True), list[bool]()
+
+    async def report(is_stalled: bool) -> None:
+        reports.append(is_stalled)
+
+    watch = StallWatch(steps, NUM_LOOKS * 0.05)
+    task = asyncio.create_task(watch.run(report))
+    await asyncio.sleep(0.06)
+    time.sleep(NUM_LOOKS * 0.1)  # neither looks nor steps, as after SIGSTOP
+    steps.num_steps += 1
+    await asyncio.sleep(0.06)
+    assert reports == []
+    await until(lambda: reports == [True])
+    task.cancel()

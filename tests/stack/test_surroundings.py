@@ -1,0 +1,31 @@
+"""The stack where the machine around it is odd."""
+
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from semspec.stack import Stack, StackConfig
+from tests.stack.support import GENEROUS_S, Running
+
+pytestmark = pytest.mark.asyncio(loop_scope="package")
+
+DEAD = "http://127.0.0.1:9"
+"""A proxy: nobody listens there."""
+
+
+async def test_answers_with_dead_proxies_no_home_and_an_odd_key(stack_config: StackConfig) -> None:
+    proxies = {name: DEAD for each in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY") for name in (each, each.lower())}
+    surroundings = {**proxies, "HOME": "/proc/nowhere", "XDG_CACHE_HOME": "/proc/nowhere", "LC_ALL": "C"}
+    key = "!\"#$%&'()*+,-./:;<=>?@[]^_`{|}~"
+    config = replace(
+        stack_config,
+        api_key=key,
+        environment={**stack_config.environment, **surroundings},
+    )
+    async with (
+        Stack(config) as stack,
+        httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=GENEROUS_S) as http,
+    ):
+        answer = await Running(stack, http).answer(seed=4, max_tokens=20)
+    assert answer["semspec"]["fallback"] is None and answer["semspec"]["degraded"] is False
