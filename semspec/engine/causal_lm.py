@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from semspec.engine.checkpoint import eos_ids, load_tokenizer, model_info
+from semspec.engine.checkpoint import check_folder, eos_ids, load_tokenizer, model_info
 from semspec.engine.decoder import Decoder, unsupported_reason
 from semspec.engine.kv_cache import KV, BufferKV, Chunk, DynamicKV
 from semspec.engine.tokenization import ModelTokenizer
@@ -65,8 +65,7 @@ class CausalLM:
 
         Raises: Mismatch when it cannot be served, with the remedy.
         """
-        if Path(name).is_absolute() and not Path(name).is_dir():
-            raise Mismatch(f"there is no folder {name}; give a checkpoint's folder or a hub id")
+        check_folder(name)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if dtype == "auto":
