@@ -36,7 +36,7 @@ CALL = "semspec.call"
 """Where a worker notes its `Call` in a request's `extra_args`, for the logits processor of the same process."""
 
 
-class SemspecScheduler(Scheduler):  # type: ignore[misc]
+class SemspecScheduler(Scheduler):
     """Has the rows computed that requests want, ends requests that are done, and sends results with the outputs."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -89,7 +89,7 @@ class SemspecScheduler(Scheduler):  # type: ignore[misc]
         return groups
 
 
-class SemspecWorker(Worker):  # type: ignore[misc]
+class SemspecWorker(Worker):
     """Has the model return all hidden states, and a `Recorder` see each forward pass."""
 
     _recorder: Recorder
@@ -139,7 +139,7 @@ class SemspecWorker(Worker):  # type: ignore[misc]
         return output
 
 
-class NamedDraws(LogitsProcessor):  # type: ignore[misc]
+class NamedDraws(LogitsProcessor):
     """Draws token t of a request with `uniform(seed, "token", t)`. All other logits become -inf, and vLLM is greedy."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
@@ -109,7 +110,7 @@ def engine_args(settings: "ModelSettings", model: Model) -> dict[str, Any]:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
 
-    _check_options(settings.vllm_options, [field.name for field in fields(AsyncEngineArgs)])
+    check_options(settings.vllm_options, [field.name for field in fields(AsyncEngineArgs)])
     is_cpu = bool(current_platform.is_cpu())
     dtype = settings.dtype if settings.dtype != "auto" else "float32" if is_cpu else "bfloat16"
     arguments: dict[str, Any] = {
@@ -138,10 +139,13 @@ def engine_args(settings: "ModelSettings", model: Model) -> dict[str, Any]:
         arguments["kv_cache_memory_bytes"] = settings.kv_bytes
     if is_cpu:
         arguments |= {"block_size": CPU_BLOCK_SIZE, "enforce_eager": True}
+    if settings.vllm_tensor_parallel_size * settings.vllm_pipeline_parallel_size == 1:
+        arguments["distributed_executor_backend"] = "uni"
     return arguments | settings.vllm_options
 
 
-def _check_options(options: dict[str, Any], known: list[str]) -> None:
+def check_options(options: Mapping[str, object], known: Sequence[str]) -> None:
+    """Raises: Mismatch for an option that is reserved, or that is none of `known`."""
     for name in options:
         if name in RESERVED:
             raise Mismatch(f"vllm_options: {name} cannot be set, since {RESERVED[name]}; leave it out")

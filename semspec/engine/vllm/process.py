@@ -60,6 +60,7 @@ class Output:
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=NUM_LINES)
         self._reader: threading.Thread | None = None
+        self._is_captured = False
 
     @contextmanager
     def captured(self) -> Iterator[None]:
@@ -74,6 +75,7 @@ class Output:
         for descriptor in (1, 2):
             os.dup2(writing, descriptor)
         os.close(writing)
+        self._is_captured = True
         try:
             yield
         finally:
@@ -82,12 +84,14 @@ class Output:
             for descriptor, before in zip((1, 2), kept, strict=True):
                 os.dup2(before, descriptor)
                 os.close(before)
+            self._is_captured = False
 
     def _read(self, descriptor: int) -> None:
         with open(descriptor, errors="replace") as lines:
             for line in lines:
                 self._lines.append(line.rstrip())
-                logger.debug("%s", line.rstrip())
+                if not self._is_captured:  # otherwise the log may come back here
+                    logger.debug("%s", line.rstrip())
 
     def reason(self) -> str | None:
         """The first error of the last lines, once all processes have ended; None if there is none."""
@@ -125,7 +129,7 @@ class Core:
             raise
         except Exception as error:
             reason = reason_in(str(error).splitlines()) or output.reason() or " ".join(str(error).split())[:300]
-            raise Mismatch(f"vLLM cannot load {model}: {reason}; {_remedy(reason)}") from error
+            raise Mismatch(f"vLLM cannot load {model}: {reason}; {remedy_for(reason)}") from error
         processes = [child for child in multiprocessing.active_children() if child not in before]
         return cls(llm, processes, output, ended)
 
@@ -153,7 +157,8 @@ class Core:
         await asyncio.get_running_loop().run_in_executor(None, self._llm.shutdown)
 
 
-def _remedy(reason: str) -> str:
+def remedy_for(reason: str) -> str:
+    """What to do about a reason that vLLM gives."""
     for part, remedy in REMEDIES.items():
         if part in reason:
             return remedy
