@@ -94,7 +94,10 @@ class ModelSettings(ServiceSettings):
         None, min_length=1, description="quantisation at the start, such as fp8, with vllm; unset: as in the checkpoint"
     )
     vllm_gpu_memory_utilization: float | None = Field(
-        None, gt=0, le=1, description="share of the memory for weights, keys and values, with vllm; unset: 0.9 of a GPU"
+        None,
+        gt=0,
+        le=1,
+        description="share of the memory for weights, keys and values, with vllm; unset: 0.9 of a GPU"
         ", and kv_bytes for keys and values on a CPU",
     )
     vllm_max_num_batched_tokens: int = Field(

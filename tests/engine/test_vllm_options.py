@@ -87,11 +87,15 @@ async def test_quantisation_is_part_of_the_fingerprint(engine: TransformersEngin
     ("line", "reason", "remedy"),
     [
         (
-            "(EngineCore pid=1) ERROR 01-01 00:00:00 [core.py:1] ValueError: No available memory for the KV cache blocks.",
+            "(EngineCore pid=1) ERROR 01-01 [core.py:1] ValueError: No available memory for the KV cache blocks.",
             "ValueError: No available memory for the KV cache blocks.",
             "set more kv_bytes",
         ),
-        ("torch.OutOfMemoryError: CUDA out of memory.", "torch.OutOfMemoryError: CUDA out of memory.", "or use more GPUs"),
+        (
+            "torch.OutOfMemoryError: CUDA out of memory.",
+            "torch.OutOfMemoryError: CUDA out of memory.",
+            "or use more GPUs",
+        ),
         ("RuntimeError: X does not return its hidden states in vLLM", "RuntimeError: X does not", "the engine to auto"),
     ],
 )

@@ -1,1 +1,1 @@
-"""The engine over vLLM, compared with ours on the bundled pair. Run by `make test-vllm`, in an environment with vLLM."""
+"""The engine over vLLM, compared with ours on the bundled pair: `make test-vllm`, in an environment with vLLM."""

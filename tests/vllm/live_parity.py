@@ -137,7 +137,10 @@ async def test_sentence_ended_by_another_writer_goes_on_as_ours_does(
     for seed, context in enumerate(started):
         what = params(seed, 1.2, segmentation=Segmentation.SENTENCE, max_segments=1)
         [first] = await written(ours, context, what)
-        context, again = context.extended(first.segment), replace(what, sampling=SamplingParams(1.2, 1.0, 0, 1000 + seed))
+        context, again = (
+            context.extended(first.segment),
+            replace(what, sampling=SamplingParams(1.2, 1.0, 0, 1000 + seed)),
+        )
         mine, expected = await written(theirs, context, again), await written(ours, context, again)
         assert_same_segments(ours, context, again, mine, expected)
 

@@ -86,13 +86,18 @@ async def test_service_that_is_killed_takes_its_core_with_it(served: Stack) -> N
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"VLLM_OPTIONS": '{"tensor_parallel": 2}'}, r"vLLM has no option tensor_parallel; did you mean tensor_parallel_"),
+        (
+            {"VLLM_OPTIONS": '{"tensor_parallel": 2}'},
+            r"vLLM has no option tensor_parallel; did you mean tensor_parallel_",
+        ),
         ({"VLLM_OPTIONS": '{"enable_lora": true}'}, r"enable_lora cannot be set, since adapters are not supported"),
         ({"VLLM_QUANTIZATION": "fp1"}, r"fp1.*vllm_quantization"),
         ({"DEVICE": "cuda"}, r"this vLLM is built for a CPU; set the device to auto"),
     ],
 )
-async def test_settings_that_vllm_cannot_follow_end_the_start_with_one_line(settings: dict[str, str], named: str) -> None:
+async def test_settings_that_vllm_cannot_follow_end_the_start_with_one_line(
+    settings: dict[str, str], named: str
+) -> None:
     code, lines = start(TARGET, settings)
     assert code == EXIT_ENGINE_ENDED
     assert [line for line in lines if "Traceback" in line] == []
@@ -117,6 +122,7 @@ def start(model: Path, settings: dict[str, str]) -> tuple[int, list[str]]:
     own = {"ENGINE": "vllm", "MODEL": str(model), "KV_BYTES": str(KV_BYTES), "PORT": "0"} | settings
     environment = os.environ | {f"SEMSPEC_TARGET_{name}": value for name, value in own.items()}
     command = [sys.executable, "-m", "semspec.services.target"]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False)
+    ended = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False
+    )
     return ended.returncode, ended.stderr.strip().splitlines()
-

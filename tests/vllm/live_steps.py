@@ -44,7 +44,9 @@ async def test_cancelled_requests_leave_the_others_as_they_are(theirs: VllmEngin
     for context, task in zip(started, kept, strict=True):
         expected = await written(ours, context, params(2))
         assert_same_segments(ours, context, params(2), await task, expected)
-    assert all(isinstance(one, asyncio.CancelledError) for one in await asyncio.gather(*cancelled, return_exceptions=True))
+    assert all(
+        isinstance(one, asyncio.CancelledError) for one in await asyncio.gather(*cancelled, return_exceptions=True)
+    )
     assert theirs._num_calls == 0
 
 

@@ -223,9 +223,7 @@ class VerifyCall(Call):
     def finish(self, means: Sequence[Tensor]) -> None:
         request, ended = self._request, self._tokenizer if self._request.is_after_end else None
         rows = torch.cat(self.rows)
-        chosen = verify_tokens(
-            rows, request.drafted, request.distributions, request.sampling, self._position, ended
-        )
+        chosen = verify_tokens(rows, request.drafted, request.distributions, request.sampling, self._position, ended)
         self.results = [chosen]
 
 

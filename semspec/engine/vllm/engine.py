@@ -65,7 +65,9 @@ def load_vllm(settings: "ModelSettings", writer: Writer, ended: Callable[[str], 
     prepare_environment(settings.threads)
     check_installed()
     model, tokenizer = load_model(settings, writer)
-    return VllmEngine(Core.start(model.name, lambda: _async_llm(engine_args(settings, model)), ended), tokenizer, writer)
+    return VllmEngine(
+        Core.start(model.name, lambda: _async_llm(engine_args(settings, model)), ended), tokenizer, writer
+    )
 
 
 def _async_llm(arguments: dict[str, Any]) -> Any:
@@ -192,7 +194,9 @@ class VllmEngine:
             raise Overloaded(f"{MAX_CALLS} calls are under way; retry later")
         self._num_calls += 1
         try:
-            async with aclosing(self._core.outputs(list(tokens), _parameters(request, max_tokens), uuid4().hex)) as outs:
+            async with aclosing(
+                self._core.outputs(list(tokens), _parameters(request, max_tokens), uuid4().hex)
+            ) as outs:
                 async for output in outs:
                     for wire in (output.kv_transfer_params or {}).get(KEY, ()):
                         yield result_from_wire(request.kind, wire)

@@ -162,8 +162,8 @@ def _check_device(settings: "ModelSettings", config: PretrainedConfig) -> None:
     if settings.device not in ("auto", "cpu" if is_cpu else "cuda"):
         built_for = "a CPU" if is_cpu else "GPUs"
         raise Mismatch(
-            f"device {settings.device}: this vLLM is built for {built_for}; set the device to auto, and choose GPUs with "
-            "CUDA_VISIBLE_DEVICES"
+            f"device {settings.device}: this vLLM is built for {built_for}; set the device to auto, and choose GPUs "
+            "with CUDA_VISIBLE_DEVICES"
         )
     text = config.get_text_config()
     head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads

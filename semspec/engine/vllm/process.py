@@ -111,7 +111,9 @@ def reason_in(lines: Sequence[str]) -> str | None:
 class Core:
     """A started vLLM, with its processes."""
 
-    def __init__(self, llm: Any, processes: Sequence[BaseProcess], output: Output, ended: Callable[[str], None]) -> None:
+    def __init__(
+        self, llm: Any, processes: Sequence[BaseProcess], output: Output, ended: Callable[[str], None]
+    ) -> None:
         self._llm, self._output, self._ended = llm, output, ended
         self._is_closed = False
         if processes:
