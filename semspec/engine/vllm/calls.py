@@ -10,7 +10,6 @@ from torch import Tensor
 from semspec.engine.logits import (
     draw_first_tokens,
     segment_surprisal,
-    states_of,
     token_logprob,
 )
 from semspec.engine.segmentation import TokenSegmenter
@@ -25,6 +24,7 @@ from semspec.types import (
     SamplingParams,
     Segment,
     SegmentScore,
+    States,
     TokenLogprob,
     Writer,
 )
@@ -152,7 +152,7 @@ class GenerateCall(Call):
     def finish(self, means: Sequence[Tensor]) -> None:
         fingerprint = self._tokenizer.info.fingerprint
         for index, (segment, logprobs) in enumerate(self._complete):
-            states = states_of(means[index], fingerprint) if means else None
+            states = _states_of(means[index], fingerprint) if means else None
             told = None if self._params.num_logprobs is None else tuple(logprobs)
             self.results.append(GeneratedSegment(segment, states, 0.0, told))
         self._complete = []
@@ -206,7 +206,7 @@ class ScoreCall(Call):
         scores = []
         for mean, rows in zip(means, statistics.split(list(self._lengths)), strict=True):
             features = tuple(segment_surprisal(rows).tolist())
-            scores.append(SegmentScore(states_of(mean, fingerprint), features, len(rows), 0.0))
+            scores.append(SegmentScore(_states_of(mean, fingerprint), features, len(rows), 0.0))
         self.results = [scores]
 
 
@@ -271,3 +271,9 @@ def first_row(request: Request, num_prompt: int) -> int | None:
             return num_prompt - 1
         case Propose():
             return None
+
+
+def _states_of(mean: Tensor, model: str) -> States:
+    """`mean`: fp32 `[num_layers + 1, hidden_size]` on the CPU; `model`: the fingerprint."""
+    rows, columns = mean.shape
+    return States(mean.numpy().astype("<f4", copy=False).tobytes(), (rows, columns), model)

@@ -88,6 +88,18 @@ class VllmEngine:
         self._core, self._writer = core, writer
         self.tokenizer = tokenizer
         self._num_calls = 0
+        self.num_steps = 0
+        """Steps that brought an output: while there is work and this stands still, vLLM hangs."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there are calls."""
+        return self._num_calls > 0
+
+    @property
+    def steps(self) -> "VllmEngine":
+        """Counts the steps."""
+        return self
 
     async def info(self) -> ModelInfo:
         return self.tokenizer.info
@@ -198,6 +210,7 @@ class VllmEngine:
                 self._core.outputs(list(tokens), _parameters(request, max_tokens), uuid4().hex)
             ) as outs:
                 async for output in outs:
+                    self.num_steps += 1
                     for wire in (output.kv_transfer_params or {}).get(KEY, ()):
                         yield result_from_wire(request.kind, wire)
         finally:

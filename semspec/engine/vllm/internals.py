@@ -72,7 +72,8 @@ class SemspecScheduler(Scheduler):
         return token_ids, is_stopped
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
-        """Outputs without results of requests that go on are left out: the service would only count their tokens."""
+        """Outputs without results of requests that go on are left out, but for one a step, by which the service sees
+        that there was a step."""
         self._outcomes = getattr(model_runner_output, KEY, {})
         groups: dict[int, Any] = super().update_from_output(scheduler_output, model_runner_output)
         for group in groups.values():
@@ -83,7 +84,7 @@ class SemspecScheduler(Scheduler):
                     output.kv_transfer_params = {KEY: outcome.results}
                 if outcome or output.finished:
                     kept.append(output)
-            group.outputs = kept
+            group.outputs = kept or group.outputs[:1]
         for request_id in [known for known in self._first_rows if known not in self.requests]:
             del self._first_rows[request_id]
         return groups
