@@ -118,7 +118,8 @@ async def test_proposals_and_their_verification_are_ours(
         assert (mine.token_ids, mine.tokenizer) == (expected.token_ids, expected.tokenizer)
         for one, other in zip(mine.distributions, expected.distributions, strict=True):
             assert one.token_ids == other.token_ids
-            np.testing.assert_allclose(*(np.frombuffer(d.probabilities, "<f4") for d in (one, other)), atol=1e-5)
+            told, wanted = (np.frombuffer(each.probabilities, "<f4") for each in (one, other))
+            np.testing.assert_allclose(told, wanted, atol=1e-5)
     for seed, (context, proposal) in enumerate(zip(started, proposals, strict=True)):
         what = params(seed, temperature)
         verified, expected_tokens = await asyncio.gather(

@@ -7,7 +7,7 @@ import pytest
 
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.engine.vllm.engine import VllmEngine
-from semspec.types import Context
+from semspec.types import Context, GeneratedSegment
 from tests.vllm.support import assert_same_scores, assert_same_segments, contexts, params, segments_of, written
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -54,7 +54,7 @@ async def test_slow_reader_gets_every_segment(theirs: VllmEngine, ours: Transfor
     """vLLM merges outputs that wait for their reader."""
     [context] = await contexts(ours, 1)
     expected = await written(ours, context, params(2))
-    mine = []
+    mine: list[GeneratedSegment] = []
     async with aclosing(theirs.generate(context, params(2))) as segments:
         async for one in segments:
             await asyncio.sleep(0.5 if not mine else 0)

@@ -40,7 +40,8 @@ NEAR = 1e-5
 async def vllm_engine(model: Path = TARGET, **settings: Any) -> AsyncIterator[tuple[VllmEngine, list[str]]]:
     """The engine, and why vLLM ended if it did by itself."""
     reasons: list[str] = []
-    own = ModelSettings(**({"model": str(model), "engine": "vllm", "kv_bytes": KV_BYTES, "threads": 2} | settings))
+    values: dict[str, Any] = {"model": str(model), "engine": "vllm", "kv_bytes": KV_BYTES, "threads": 2}
+    own = ModelSettings(**(values | settings))
     engine = await asyncio.to_thread(load_vllm, own, Writer.TARGET, reasons.append)
     try:
         yield engine, reasons

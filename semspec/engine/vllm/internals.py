@@ -185,9 +185,9 @@ class NamedDraws(LogitsProcessor):
         for row, token in drawn.items():
             self._rows[row][0].note(logits[row], token)
         if drawn:
-            rows, tokens = list(drawn), list(drawn.values())
-            logits[rows] = float("-inf")
-            logits[rows, tokens] = 0.0
+            changed, tokens = list(drawn), list(drawn.values())
+            logits[changed] = float("-inf")
+            logits[changed, tokens] = 0.0
         return logits
 
 
