@@ -32,6 +32,10 @@ CPU_HEAD_SIZES = frozenset({32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512})
 CPU_BLOCK_SIZE = 32
 """Tokens that the prefix cache shares or not: on a CPU the smallest, on a GPU vLLM's default."""
 
+ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""The model beside the scheduler. Named "uni", a CPU build replaces it by a process of its own, to bind threads to cores;
+here the environment says how many threads there are."""
+
 RESERVED = {
     "enable_lora": "adapters are not supported",
     "lora_modules": "adapters are not supported",
@@ -140,7 +144,7 @@ def engine_args(settings: "ModelSettings", model: Model) -> dict[str, Any]:
     if is_cpu:
         arguments |= {"block_size": CPU_BLOCK_SIZE, "enforce_eager": True}
     if settings.vllm_tensor_parallel_size * settings.vllm_pipeline_parallel_size == 1:
-        arguments["distributed_executor_backend"] = "uni"
+        arguments["distributed_executor_backend"] = ONE_PROCESS
     return arguments | settings.vllm_options
 
 
