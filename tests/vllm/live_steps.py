@@ -2,13 +2,22 @@
 
 import asyncio
 from contextlib import aclosing
+from itertools import accumulate
 
 import pytest
 
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.engine.vllm.engine import VllmEngine
 from semspec.types import Context, GeneratedSegment
-from tests.vllm.support import assert_same_scores, assert_same_segments, contexts, params, segments_of, written
+from tests.vllm.support import (
+    SMALL_TOKENS,
+    assert_same_scores,
+    assert_same_segments,
+    contexts,
+    params,
+    segments_of,
+    written,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -18,10 +27,15 @@ NUM_STREAMS = 16
 async def test_prompts_in_chunks_and_pre_empted_requests_are_written_as_ours(
     small: VllmEngine, ours: TransformersEngine
 ) -> None:
-    """Keys and values suffice for a part of the requests, so vLLM computes some of them again."""
-    started = await contexts(ours, NUM_STREAMS)
-    wanted = [params(seed, max_tokens=150) for seed in range(NUM_STREAMS)]
-    mine = await asyncio.gather(*map(written, [small] * NUM_STREAMS, started, wanted))
+    """The prompts fit and their answers do not, so vLLM drops keys and values of some and computes them again."""
+    prompts = await contexts(ours, NUM_STREAMS)
+    lengths = list(accumulate(len(one.pieces[0].token_ids) for one in prompts))
+    number = next((index for index, length in enumerate(lengths) if length > 0.8 * SMALL_TOKENS), NUM_STREAMS)
+    started = prompts[:number]
+    wanted = [params(seed, max_tokens=80) for seed in range(number)]
+    mine = await asyncio.gather(*map(written, [small] * number, started, wanted))
+    num_tokens = lengths[number - 1] + sum(len(one.segment.token_ids) for all_ in mine for one in all_)
+    assert num_tokens > SMALL_TOKENS
     for context, what, one in zip(started, wanted, mine, strict=True):
         assert_same_segments(ours, context, what, one, await written(ours, context, what))
 
