@@ -33,8 +33,8 @@ CPU_BLOCK_SIZE = 32
 """Tokens that the prefix cache shares or not: on a CPU the smallest, on a GPU vLLM's default."""
 
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""The model beside the scheduler. Named "uni", a CPU build replaces it by a process of its own, to bind threads to cores;
-here the environment says how many threads there are."""
+"""The model beside the scheduler. Named "uni", a CPU build replaces it by a process of its own, to bind threads to
+cores; here the environment says how many threads there are."""
 
 RESERVED = {
     "enable_lora": "adapters are not supported",
