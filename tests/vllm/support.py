@@ -55,7 +55,7 @@ def head_size(config: PretrainedConfig) -> int:
 async def vllm_engine(model: Path = TARGET, **settings: Any) -> AsyncIterator[tuple[VllmEngine, list[str]]]:
     """The engine, and why vLLM ended if it did by itself."""
     reasons: list[str] = []
-    values: dict[str, Any] = {"model": str(model), "engine": "vllm", "kv_bytes": KV_BYTES, "threads": 2}
+    values: dict[str, Any] = {"model": str(model), "engine": "vllm", "kv_bytes": KV_BYTES, "threads": 1}
     own = ModelSettings(**(values | settings))
     engine = await asyncio.to_thread(load_vllm, own, Writer.TARGET, reasons.append)
     try:
