@@ -40,7 +40,8 @@ async def answers(stack: Stack, number: int, **fields: Any) -> list[str]:
     async with httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=300, trust_env=False) as http:
         for index in range(number):
             question = make_problem(SPLITS["report"][index]).question
-            body = {"model": "semspec-demo", "messages": [{"role": "user", "content": question}], "seed": index} | fields
+            messages = [{"role": "user", "content": question}]
+            body = {"model": "semspec-demo", "messages": messages, "seed": index} | fields
             response = await http.post("/v1/chat/completions", json=body)
             assert response.status_code == 200, response.text
             texts.append(_text(response.json()))
