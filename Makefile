@@ -8,7 +8,7 @@ export PYTHON TORCH_VARIANT
 
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-slow test-api fuzz test-chaos test-compose test-manifests soak lint audit proto bench bench-gpu \
+.PHONY: help setup demo serve test test-slow test-api fuzz test-chaos test-compose test-manifests test-vllm soak lint audit proto bench bench-gpu \
 	bench-aiperf bench-overload demo-models reasoning-models demo-nli demo-probes train-demo clean
 
 help:
@@ -53,6 +53,11 @@ soak: setup
 ## make test-compose the images built, docker-compose.yml brought up, containers killed (wants a Docker engine)
 test-compose: setup
 	@$(BIN)/python -m pytest tests/compose -p tests.must_run --must-run tests/compose/live.py -o "python_files=test_*.py live.py" $(ARGS)
+
+## make test-vllm    the engine over vLLM's CPU build, in an environment of its own, .work/vllm (ARGS="-k parity")
+test-vllm:
+	@scripts/vllm-venv
+	@.work/vllm/bin/python -m pytest tests/vllm -W default -o "python_files=live_*.py" $(ARGS)
 
 ## make test-manifests  every Kubernetes overlay: schemas, cross-references, policies (wants kubectl)
 test-manifests: setup

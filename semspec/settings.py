@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
-from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, JsonValue, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from semspec.certificates import check_authority, check_pair
@@ -84,9 +84,10 @@ class ModelSettings(ServiceSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="float32, bfloat16, float16, or auto: float32 on a CPU, bfloat16 on a GPU"
     )
-    engine: Literal["auto", "transformers", "fast"] = Field(
+    engine: Literal["auto", "transformers", "fast", "vllm"] = Field(
         "auto",
-        description="transformers (any causal LM), fast (own decoder of Qwen2 and Llama), or auto: fast if supported",
+        description="transformers (any causal LM), fast (own decoder of Qwen2 and Llama), vllm (many users, several "
+        "GPUs, quantisation), or auto: fast if supported, else transformers",
     )
     cache_bytes: int = Field(1 << 30, ge=0, description="keys and values kept between calls (prefix cache), in bytes")
     kv_bytes: int = Field(
@@ -103,6 +104,34 @@ class ModelSettings(ServiceSettings):
     max_context_tokens: int | None = Field(
         None, ge=2, description="cap on prompt and output together; unset: the model's context window"
     )
+    vllm_tensor_parallel_size: int = Field(1, ge=1, le=1024, description="GPUs that share each layer, with vllm")
+    vllm_pipeline_parallel_size: int = Field(1, ge=1, le=1024, description="groups of layers on GPUs, with vllm")
+    vllm_quantization: str | None = Field(
+        None, min_length=1, description="quantisation at the start, such as fp8, with vllm; unset: as in the checkpoint"
+    )
+    vllm_gpu_memory_utilization: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="share of the memory for weights, keys and values, with vllm; unset: 0.9 of a GPU"
+        ", and kv_bytes for keys and values on a CPU",
+    )
+    vllm_max_num_batched_tokens: int = Field(
+        2048,
+        ge=32,
+        le=1 << 20,
+        description="tokens of a step, with vllm; (layers + 1) x tokens x hidden size is the memory of their states",
+    )
+    vllm_max_num_seqs: int = Field(64, ge=1, le=4096, description="requests of a step, with vllm")
+    vllm_options: dict[str, JsonValue] = Field(
+        {}, description="further fields of vLLM's AsyncEngineArgs as a JSON object"
+    )
+
+    @model_validator(mode="after")
+    def _vllm_has_its_settings(self) -> Self:
+        if self.engine != "vllm" and (names := [name for name in self.model_fields_set if name.startswith("vllm_")]):
+            raise ValueError(f"{', '.join(sorted(names))}: only for the engine vllm; set engine=vllm, or unset them")
+        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, TypeGuard
 
 import torch
@@ -10,7 +9,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from semspec.engine.checkpoint import eos_ids, load_tokenizer, model_info
+from semspec.engine.checkpoint import check_folder, eos_ids, load_tokenizer, model_info
 from semspec.engine.decoder import Decoder, unsupported_reason
 from semspec.engine.device import device_of
 from semspec.engine.kv_cache import KV, BufferKV, Chunk, DynamicKV
@@ -66,8 +65,7 @@ class CausalLM:
 
         Raises: Mismatch when it cannot be served, with the remedy.
         """
-        if Path(name).is_absolute() and not Path(name).is_dir():
-            raise Mismatch(f"there is no folder {name}; give a checkpoint's folder or a hub id")
+        check_folder(name)
         device = device_of(device, f"the model {name!r}")
         if dtype == "auto":
             dtype = "float32" if device == "cpu" else "bfloat16"

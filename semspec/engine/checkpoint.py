@@ -28,6 +28,12 @@ PROBE_TEXT = "How many?"
 """Every tokenizer turns this into tokens."""
 
 
+def check_folder(name: str) -> None:
+    """Raises: Mismatch when a model's name is the path of a folder that does not exist."""
+    if Path(name).is_absolute() and not Path(name).is_dir():
+        raise Mismatch(f"there is no folder {name}; give a checkpoint's folder or a hub id")
+
+
 def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
     """The tokenizer exactly as defined in tokenizer.json.
 

@@ -126,11 +126,24 @@ def surprisal(logits: Tensor, token_ids: Tensor) -> Tensor:
 
     `logits`: `[num_tokens, vocab_size]`, row i predicts token i; `token_ids`: `[num_tokens]`.
     """
+    return segment_surprisal(token_statistics(logits, token_ids))
+
+
+def token_statistics(logits: Tensor, token_ids: Tensor) -> Tensor:
+    """What `segment_surprisal` needs of each token, fp32 `[num_tokens, 4]`: log-probability, entropy, whether it is the
+    most probable, and margin. `logits` and `token_ids` as for `surprisal`."""
     log_probabilities = torch.log_softmax(logits.float(), -1)
     token_logprobs = log_probabilities.gather(-1, token_ids[:, None])[:, 0]
     probabilities = log_probabilities.exp()
     entropy = -(probabilities * log_probabilities).sum(-1)
     margin = token_logprobs.exp() - probabilities.square().sum(-1)
+    is_likeliest = (logits.argmax(-1) == token_ids).float()
+    return torch.stack([token_logprobs, entropy, is_likeliest, margin], -1)
+
+
+def segment_surprisal(statistics: Tensor) -> Tensor:
+    """`SURPRISAL_FEATURES` of a segment, `[num_features]`, from the `token_statistics` of its tokens."""
+    token_logprobs, entropy, is_likeliest, margin = statistics.unbind(-1)
     return torch.stack(
         [
             token_logprobs.mean(),
@@ -139,10 +152,10 @@ def surprisal(logits: Tensor, token_ids: Tensor) -> Tensor:
             token_logprobs.median(),
             entropy.mean(),
             entropy.max(),
-            (logits.argmax(-1) == token_ids).float().mean(),
+            is_likeliest.mean(),
             (token_logprobs < SURPRISING).float().mean(),
             margin.min(),
-            torch.tensor(float(len(token_ids)), device=logits.device),
+            torch.tensor(float(len(statistics)), device=statistics.device),
         ]
     )
 

@@ -84,6 +84,10 @@ class LocalEngine(Engine, Protocol):
 
 def load_engine(settings: "ModelSettings", writer: Writer) -> LocalEngine:
     """Load the model of `settings`. Raises: Mismatch when it cannot be served."""
+    if settings.engine == "vllm":
+        from semspec.engine.vllm.engine import load_vllm
+
+        return load_vllm(settings, writer)
     from semspec.engine.transformers_engine import TransformersEngine  # slow, deferred until health checks are answered
 
     return TransformersEngine.load(

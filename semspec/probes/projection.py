@@ -217,6 +217,13 @@ class Projections:
             return [self._states(one, "") for one in pooled]
         return [self._states(row[None], digest) for row in projection.of_pooled(torch.stack(list(pooled)))]
 
+    def applied(self, states: Sequence[States], digest: str) -> list[States]:
+        """`states`, or what the projection `digest` makes of each if it is kept."""
+        projection = self._of(digest) if digest else None
+        if projection is None or not states:
+            return list(states)
+        return [self._states(row[None], digest) for row in projection.of_states(states)]
+
     def _states(self, values: Tensor, digest: str) -> States:
         array = values.cpu().numpy()
         return States(array.astype("<f4", copy=False).tobytes(), array.shape, self._model, digest)

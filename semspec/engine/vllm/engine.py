@@ -1,0 +1,251 @@
+"""The engine of a service over vLLM: prompts, segments and errors are ours, forward passes and their batches vLLM's."""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from semspec.engine.segmentation import TokenSegmenter, ended_by_look_ahead
+from semspec.engine.speculative import check_proposal, check_token_ids, shared_part
+from semspec.engine.tokenization import ModelTokenizer, option_ids, parameter_of
+from semspec.engine.vllm.options import check_installed, engine_args, load_model, prepare_environment
+from semspec.engine.vllm.process import Core
+from semspec.engine.vllm.requests import (
+    KEY,
+    Choose,
+    Generate,
+    Propose,
+    Request,
+    Score,
+    Verify,
+    request_to_wire,
+    result_from_wire,
+)
+from semspec.engine.worker import MAX_CALLS
+from semspec.errors import InternalError, InvalidRequest, Overloaded
+from semspec.probes.projection import Projections
+from semspec.types import (
+    ChoiceScores,
+    Context,
+    GeneratedSegment,
+    GenerationParams,
+    Message,
+    ModelInfo,
+    Piece,
+    ProjectionSpec,
+    Proposal,
+    Segment,
+    SegmentScore,
+    States,
+    Token,
+    VerifiedTokens,
+    Writer,
+)
+
+if TYPE_CHECKING:
+    from semspec.settings import ModelSettings
+
+EXIT_ENGINE_ENDED = 1
+"""Exit code of a service whose vLLM ended."""
+
+logger = logging.getLogger(__name__)
+
+
+def end_service(reason: str) -> None:
+    """End this process, whose engine has ended: clients take other replicas, and the supervisor starts it again."""
+    logger.critical("cannot serve any longer: %s", reason)
+    logging.shutdown()
+    os._exit(EXIT_ENGINE_ENDED)
+
+
+def load_vllm(settings: "ModelSettings", writer: Writer, ended: Callable[[str], None] = end_service) -> "VllmEngine":
+    """Start vLLM's processes with the model of `settings`. `ended` is called with the reason, in a thread, when they
+    end by themselves. Raises: Mismatch when the model cannot be served."""
+    prepare_environment(settings.threads)
+    check_installed()
+    model, tokenizer = load_model(settings, writer)
+    core = Core.start(model.name, lambda: _async_llm(engine_args(settings, model)), ended)
+    return VllmEngine(core, tokenizer, writer, settings.projection_bytes)
+
+
+def _async_llm(arguments: dict[str, Any]) -> Any:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from semspec.engine.vllm.internals import keep_results
+
+    keep_results()
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+
+
+class VllmEngine:
+    """Generates and scores segments, proposes and verifies tokens, scores choices. See
+    `semspec.engine.protocol.Engine`."""
+
+    def __init__(self, core: Core, tokenizer: ModelTokenizer, writer: Writer, projection_bytes: int) -> None:
+        self._core, self._writer = core, writer
+        self.tokenizer = tokenizer
+        self._projections = Projections(tokenizer.info, "cpu", projection_bytes)
+        self._num_calls = 0
+        self.num_steps = 0
+        """Steps that brought an output: while there is work and this stands still, vLLM hangs."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there are calls."""
+        return self._num_calls > 0
+
+    @property
+    def steps(self) -> "VllmEngine":
+        """Counts the steps."""
+        return self
+
+    async def info(self) -> ModelInfo:
+        return self.tokenizer.info
+
+    async def encode(self, prompt: str | Sequence[Message]) -> Piece:
+        piece = self.tokenizer.encode(prompt)
+        self.tokenizer.check_room(len(piece.token_ids), parameter_of(prompt))
+        return piece
+
+    async def tokenize(self, text: str) -> list[Token]:
+        return self.tokenizer.tokenize(text)
+
+    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+        tokens = self.tokenizer.context_ids(context)
+        self.tokenizer.check_room(len(tokens), "context")
+        request = Generate(params, ended_by_look_ahead(context, params.segmentation))
+        num_tokens = min(params.max_tokens, self.tokenizer.info.max_context_tokens - len(tokens))
+        start = perf_counter()
+        async with aclosing(self._results(tokens, request, num_tokens + 1)) as results:
+            async for generated in results:
+                if generated.states is not None:
+                    [states] = await self._projected([generated.states], params.projection)
+                    generated = replace(generated, states=states)
+                now = perf_counter()
+                yield replace(generated, duration_ms=(now - start) * 1e3)
+                start = now
+
+    async def score(
+        self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
+    ) -> list[SegmentScore]:
+        tokens = self.tokenizer.context_ids(context)
+        ids = [list(self.tokenizer.read_ids(segment, is_first=False)) for segment in segments]
+        if not ids or not all(ids):
+            raise InvalidRequest("nothing to score; send segments that contain text", "segments")
+        tokens += [token for segment_ids in ids for token in segment_ids]
+        self.tokenizer.check_room(len(tokens), "segments")
+        start = perf_counter()
+        scores: list[SegmentScore] = await self._result(tokens, Score(tuple(map(len, ids))))
+        states = await self._projected([score.states for score in scores], projection)
+        duration_ms = (perf_counter() - start) * 1e3
+        return [replace(score, states=own, duration_ms=duration_ms) for score, own in zip(scores, states, strict=True)]
+
+    async def project(self, spec: ProjectionSpec, data: AsyncIterable[bytes]) -> None:
+        await self._projections.keep(spec, data)
+
+    async def propose(
+        self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
+    ) -> Proposal:
+        check_token_ids(self.tokenizer, open_ids, "open_token_ids")
+        tokens = [*self.tokenizer.context_ids(context), *open_ids]
+        self.tokenizer.check_room(len(tokens), "context")
+        num_tokens = min(num_tokens, self.tokenizer.info.max_context_tokens - len(tokens))
+        if num_tokens < 1:
+            return Proposal((), (), self.tokenizer.info.tokenizer, 0.0)
+        start = perf_counter()
+        proposal: Proposal = await self._result(tokens, Propose(params.sampling, num_tokens), num_tokens)
+        return replace(proposal, duration_ms=(perf_counter() - start) * 1e3)
+
+    async def verify(
+        self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
+    ) -> VerifiedTokens:
+        check_token_ids(self.tokenizer, open_ids, "open_token_ids")
+        check_proposal(self.tokenizer, proposal)
+        context_ids = self.tokenizer.context_ids(context)
+        tokens = [*context_ids, *open_ids]
+        self.tokenizer.check_room(len(tokens), "context")
+        segmenter = TokenSegmenter(self.tokenizer, self._writer, params, context_ids, open_ids)
+        if segmenter.num_left < 1:
+            raise InvalidRequest("open_token_ids: they already fill max_tokens", "open_token_ids")
+        drafted = proposal.token_ids[: segmenter.num_left]
+        start = perf_counter()
+        num_shared, distributions = shared_part(self.tokenizer, proposal)
+        fed = drafted[:num_shared]
+        is_first = not open_ids and ended_by_look_ahead(context, params.segmentation)
+        request = Verify(drafted, len(fed), distributions[: len(drafted)], params.sampling, is_first)
+        chosen: list[int] = await self._result([*tokens, *fed], request)
+        num_taken = next((index for index, token in enumerate(chosen) if not segmenter.take(token)), len(chosen))
+        is_foreign = bool(drafted) and proposal.tokenizer != self.tokenizer.info.tokenizer
+        return VerifiedTokens(
+            tuple(segmenter.segments),
+            tuple(segmenter.open_ids),
+            min(num_taken, len(chosen) - 1),
+            (perf_counter() - start) * 1e3,
+            segmenter.open_piece if is_foreign else None,
+        )
+
+    async def score_choices(
+        self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
+    ) -> ChoiceScores:
+        tokens = self.tokenizer.context_ids(context)
+        tokens += self.tokenizer.question_ids(tokens, question, prefill)
+        choice_ids = option_ids(self.tokenizer.raw, options)
+        self.tokenizer.check_room(len(tokens), "context")
+        start = perf_counter()
+        scores: ChoiceScores = await self._result(tokens, Choose(tuple(choice_ids)))
+        return replace(scores, duration_ms=(perf_counter() - start) * 1e3)
+
+    async def aclose(self) -> None:
+        await self._core.close()
+
+    async def _projected(self, states: Sequence[States], projection: str) -> list[States]:
+        """`states`, or what the projection makes of them if it is kept, computed off the event loop."""
+        if not projection:
+            return list(states)
+        return await asyncio.to_thread(self._projections.applied, states, projection)
+
+    async def _result(self, tokens: Sequence[int], request: Request, max_tokens: int = 1) -> Any:
+        async with aclosing(self._results(tokens, request, max_tokens)) as results:
+            async for result in results:
+                return result
+        raise InternalError("vLLM ended a request without a result; see the service's log")
+
+    async def _results(self, tokens: Sequence[int], request: Request, max_tokens: int) -> AsyncGenerator[Any, None]:
+        """The results of a request of these tokens. Closing this generator ends the request in vLLM.
+
+        Raises: Overloaded when there are too many calls, Unavailable when vLLM has ended.
+        """
+        if self._num_calls >= MAX_CALLS:
+            raise Overloaded(f"{MAX_CALLS} calls are under way; retry later")
+        self._num_calls += 1
+        try:
+            async with aclosing(
+                self._core.outputs(list(tokens), _parameters(request, max_tokens), uuid4().hex)
+            ) as outs:
+                async for output in outs:
+                    self.num_steps += 1
+                    for wire in (output.kv_transfer_params or {}).get(KEY, ()):
+                        yield result_from_wire(request.kind, wire)
+        finally:
+            self._num_calls -= 1
+
+
+def _parameters(request: Request, max_tokens: int) -> Any:
+    """vLLM's sampling parameters: greedy among what `NamedDraws` leaves."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=max_tokens,
+        ignore_eos=True,  # a segment's end is fed, for its states
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        extra_args=request_to_wire(request),
+    )

@@ -1,0 +1,221 @@
+"""Everything that depends on vLLM 0.32's inside: the three classes that `AsyncEngineArgs` names, and one patch.
+
+vLLM's processes load this module by name. Its private names, each of which has a test that names it when a version
+lacks it: `Scheduler._get_local_prefix_cache_hit`, `Scheduler._update_request_with_output`,
+`KVCacheManager.truncate_computed_blocks`, `GPUModelRunner.execute_model_state`, `.use_aux_hidden_state_outputs`,
+`.input_batch` and `.query_start_loc`, `RequestOutput.add`, and the fields of `SchedulerOutput` and `EngineCoreOutput`.
+"""
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.distributed.parallel_state import get_pp_group
+from vllm.outputs import RequestOutput
+from vllm.platforms import current_platform
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
+from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
+
+from semspec.engine.checkpoint import load_tokenizer
+from semspec.engine.logits import draw_each
+from semspec.engine.tokenization import ModelTokenizer
+from semspec.engine.vllm.calls import Call, first_row
+from semspec.engine.vllm.process import exit_with_parent
+from semspec.engine.vllm.recorder import Chunk, Outcome, Recorder
+from semspec.engine.vllm.requests import KEY, Model, model_from_wire, request_from_wire
+from semspec.types import SamplingParams
+
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_worker import CPUWorker as Worker
+else:
+    from vllm.v1.worker.gpu_worker import Worker
+
+CALL = "semspec.call"
+"""Where a worker notes its `Call` in a request's `extra_args`, for the logits processor of the same process."""
+
+
+class SemspecScheduler(Scheduler):
+    """Has the rows computed that requests want, ends requests that are done, and sends results with the outputs."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        exit_with_parent()
+        self._outcomes: dict[str, Outcome] = {}
+        """Of the step whose output is being processed."""
+        self._first_rows: dict[str, int | None] = {}
+
+    def _get_local_prefix_cache_hit(self, request: Any) -> tuple[Any, ...]:
+        blocks, num_tokens, *others = super()._get_local_prefix_cache_hit(request)
+        first = self._first_row(request)
+        if first is not None and num_tokens > first:
+            num_tokens = first // self.block_size * self.block_size
+            blocks = self.kv_cache_manager.truncate_computed_blocks(blocks, num_tokens)
+        return blocks, num_tokens, *others
+
+    def _first_row(self, request: Any) -> int | None:
+        if request.request_id not in self._first_rows:
+            params = request.sampling_params
+            own = request_from_wire(params.extra_args) if params else None
+            self._first_rows[request.request_id] = first_row(own, request.num_prompt_tokens) if own else None
+        return self._first_rows[request.request_id]
+
+    def _update_request_with_output(
+        self, request: Any, new_token_ids: list[int], is_stale: bool = False
+    ) -> tuple[list[int], bool]:
+        token_ids, is_stopped = super()._update_request_with_output(request, new_token_ids, is_stale)
+        outcome = self._outcomes.get(request.request_id)
+        if outcome and outcome.is_done and not is_stopped:
+            request.status = RequestStatus.FINISHED_STOPPED
+            is_stopped = True
+        return token_ids, is_stopped
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
+        """Outputs without results of requests that go on are left out, but for one a step, by which the service sees
+        that there was a step."""
+        self._outcomes = getattr(model_runner_output, KEY, {})
+        groups: dict[int, Any] = super().update_from_output(scheduler_output, model_runner_output)
+        for group in groups.values():
+            kept = []
+            for output in group.outputs:
+                outcome = self._outcomes.get(output.request_id)
+                if outcome and outcome.results:
+                    output.kv_transfer_params = {KEY: outcome.results}
+                if outcome or output.finished:
+                    kept.append(output)
+            group.outputs = kept or group.outputs[:1]
+        for request_id in [known for known in self._first_rows if known not in self.requests]:
+            del self._first_rows[request_id]
+        return groups
+
+
+class SemspecWorker(Worker):
+    """Has the model return all hidden states, and a `Recorder` see each forward pass."""
+
+    _recorder: Recorder
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Raises: RuntimeError when the architecture does not return its hidden states."""
+        super().load_model(*args, **kwargs)
+        model, wire = self.model_runner.get_model(), model_from_wire(self.vllm_config.additional_config)
+        if not hasattr(model, "set_aux_hidden_state_layers"):
+            raise RuntimeError(f"{type(model).__name__} does not return its hidden states in vLLM")
+        model.set_aux_hidden_state_layers(tuple(range(wire.info.num_layers + 1)))
+        self.model_runner.use_aux_hidden_state_outputs = get_pp_group().is_last_rank
+        self._recorder = Recorder(tokenizer_of(wire), wire.writer, self.device, model.compute_logits)
+
+    @torch.inference_mode()
+    def execute_model(self, scheduler_output: Any) -> Any:
+        """The forward pass of a step; on the last rank, what requests want of it is recorded."""
+        for request_id in scheduler_output.finished_req_ids:
+            self._recorder.drop(request_id)
+        for new in scheduler_output.scheduled_new_reqs:
+            params = new.sampling_params
+            if (request := request_from_wire(params.extra_args if params else None)) is not None:
+                params.extra_args[CALL] = self._recorder.start(new.req_id, new.prompt_token_ids, request)
+        output = super().execute_model(scheduler_output)
+        state = self.model_runner.execute_model_state
+        if state is not None and state.aux_hidden_states is not None and self._recorder.calls:
+            self._recorder.see(self._chunks(scheduler_output), state.aux_hidden_states, state.hidden_states)
+        return output
+
+    def _chunks(self, scheduler_output: Any) -> list[Chunk]:
+        """The requests of the pass in the order of its rows."""
+        runner, cached = self.model_runner, scheduler_output.scheduled_cached_reqs
+        first = {new.req_id: new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs}
+        first |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        num_tokens, starts = scheduler_output.num_scheduled_tokens, runner.query_start_loc.np
+        keys = runner.input_batch.req_ids
+        return [Chunk(key, int(starts[row]), first[key], num_tokens[key]) for row, key in enumerate(keys)]
+
+    @torch.inference_mode()
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """The tokens of a step; results of requests go with them."""
+        output = super().sample_tokens(grammar_output)
+        tokens = getattr(output, "sampled_token_ids", None)
+        if tokens and self._recorder.calls:
+            sampled = {key: own[-1] for key, own in zip(output.req_ids, tokens, strict=True) if own}
+            setattr(output, KEY, self._recorder.take(sampled))
+        return output
+
+
+class NamedDraws(LogitsProcessor):
+    """Draws token t of a request with `uniform(seed, "token", t)`. All other logits become -inf, and vLLM is greedy."""
+
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        self._rows: dict[int, tuple[Call, SamplingParams, list[int]]] = {}
+        """The call, its parameters and its sampled tokens, by the row in the batch."""
+
+    def is_argmax_invariant(self) -> bool:
+        """False: vLLM then calls `apply` for greedy requests, too."""
+        return False
+
+    def update_state(self, batch_update: Any) -> None:
+        """Follow the requests through the rows of the batch."""
+        if batch_update is None:
+            return
+        for row in batch_update.removed:
+            self._rows.pop(row, None)
+        for row, params, _, token_ids in batch_update.added:
+            self._rows.pop(row, None)
+            call: Call | None = ((params and params.extra_args) or {}).get(CALL)
+            if call and call.sampling:
+                self._rows[row] = call, call.sampling, token_ids
+        for one, other, direction in batch_update.moved:
+            moved, replaced = self._rows.pop(one, None), self._rows.pop(other, None)
+            if moved:
+                self._rows[other] = moved
+            if replaced and direction is MoveDirectionality.SWAP:
+                self._rows[one] = replaced
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """`logits`: `[num_requests, vocab_size]` of this step."""
+        drawn: dict[int, int] = {}
+        rest: list[tuple[int, SamplingParams, int]] = []
+        for row, (call, sampling, token_ids) in self._rows.items():
+            position = len(call.prompt) + len(token_ids)
+            if (token := call.draw(logits[row], position)) is not None:
+                drawn[row] = token
+            else:
+                rest.append((row, sampling, position))
+        if rest:
+            rows, samplings, positions = zip(*rest, strict=True)
+            drawn |= dict(zip(rows, draw_each(logits[list(rows)], samplings, positions), strict=True))
+        for row, token in drawn.items():
+            self._rows[row][0].note(logits[row], token)
+        if drawn:
+            changed, tokens = list(drawn), list(drawn.values())
+            logits[changed] = float("-inf")
+            logits[changed, tokens] = 0.0
+        return logits
+
+
+def tokenizer_of(model: Model) -> ModelTokenizer:
+    """The tokenizer of the model, in one of vLLM's processes."""
+    raw = load_tokenizer(model.name, model.revision)
+    return ModelTokenizer(raw, model.info, frozenset(model.eos_ids), model.num_embeddings)
+
+
+_patched = threading.Lock()
+
+
+def keep_results() -> None:
+    """Have vLLM keep the results of an output that it merges with a later one, for a reader that is slow.
+
+    `RequestOutput.add` replaces `kv_transfer_params` by the later output's.
+    """
+    with _patched:
+        add = RequestOutput.add
+        if getattr(add, KEY, False):
+            return
+
+        def add_with_results(self: Any, next_output: Any, aggregate: bool) -> None:
+            results = [*(self.kv_transfer_params or {}).get(KEY, ())]
+            add(self, next_output, aggregate)
+            if results:
+                results += (self.kv_transfer_params or {}).get(KEY, ())
+                self.kv_transfer_params = (self.kv_transfer_params or {}) | {KEY: results}
+
+        setattr(add_with_results, KEY, True)
+        RequestOutput.add = add_with_results

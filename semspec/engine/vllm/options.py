@@ -1,0 +1,186 @@
+"""The settings of the vLLM engine as vLLM's arguments, and what is refused before anything is loaded."""
+
+import hashlib
+import importlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoConfig, GenerationConfig, PretrainedConfig
+
+from semspec.engine.checkpoint import check_folder, eos_ids, load_tokenizer, model_info
+from semspec.engine.tokenization import ModelTokenizer
+from semspec.engine.vllm.requests import Model, model_to_wire
+from semspec.errors import Mismatch
+from semspec.types import ModelInfo, Writer
+
+if TYPE_CHECKING:
+    from semspec.settings import ModelSettings
+
+VLLM_VERSION = "0.32."
+"""The versions whose inside `internals` knows."""
+
+OTHER_ENGINE = "set the engine to auto"
+
+CPU_HEAD_SIZES = frozenset({32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512})
+"""Of the attention kernels of vLLM's CPU build."""
+
+CPU_BLOCK_SIZE = 32
+"""Tokens that the prefix cache shares or not: on a CPU the smallest, on a GPU vLLM's default."""
+
+ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""The model beside the scheduler. Named "uni", a CPU build replaces it by a process of its own, to bind threads to
+cores; here the environment says how many threads there are."""
+
+RESERVED = {
+    "enable_lora": "adapters are not supported",
+    "lora_modules": "adapters are not supported",
+    "speculative_config": "the gateway speculates",
+    "kv_transfer_config": "results of requests take its place",
+    "async_scheduling": "segments end with the tokens of a step, before the next step",
+} | dict.fromkeys(
+    ("model", "revision", "dtype", "tokenizer", "quantization", "max_model_len", "skip_tokenizer_init", "worker_cls",
+     "scheduler_cls", "logits_processors", "additional_config", "enable_prefix_caching"),
+    "it follows from other settings",
+)  # fmt: skip
+"""Fields of vLLM's `AsyncEngineArgs` that `vllm_options` may not set, and why."""
+
+
+def check_installed() -> None:
+    """Raises: Mismatch when there is no vLLM, or one of another version."""
+    try:
+        found = version("vllm")
+        importlib.import_module("vllm")
+    except (PackageNotFoundError, ImportError) as error:
+        reason = "is not installed" if isinstance(error, PackageNotFoundError) else f"cannot be imported: {error}"
+        raise Mismatch(f"vLLM {reason}; install semspec[vllm], or {OTHER_ENGINE}") from error
+    if not found.startswith(VLLM_VERSION):
+        raise Mismatch(f"vLLM {found} is not supported; install vllm=={VLLM_VERSION}*, or {OTHER_ENGINE}")
+
+
+def prepare_environment(threads: int) -> None:
+    """Set vLLM's environment variables, before it is imported; those that are set already stay."""
+    fixed = {
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would copy gRPC's locks without its threads
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",  # one token more, which is sampled after the last and never fed
+    }
+    defaults = {
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise draft and target would share the first cores
+        "OMP_NUM_THREADS": str(threads),
+    }
+    os.environ.update(fixed | {name: value for name, value in defaults.items() if name not in os.environ})
+
+
+def load_model(settings: "ModelSettings", writer: Writer) -> tuple[Model, ModelTokenizer]:
+    """The model of `settings` without its weights. Raises: Mismatch."""
+    name, revision = settings.model, settings.revision
+    check_folder(name)
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+        raw = load_tokenizer(name, revision)
+        info = model_info(name, revision, config, raw, settings.max_context_tokens)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise Mismatch(
+            f"cannot load model {name!r}: {reason}; give a folder or hub id with safetensors weights"
+        ) from error
+    _check_device(settings, config)
+    info = replace(info, fingerprint=fingerprint(info, settings.vllm_quantization), max_cache_bytes=settings.kv_bytes)
+    ends = eos_ids(_generation_config(name, revision), raw)
+    num_embeddings = int(config.get_text_config().vocab_size)
+    model = Model(name, revision, info, tuple(sorted(ends)), num_embeddings, writer)
+    return model, ModelTokenizer(raw, info, ends, num_embeddings)
+
+
+def fingerprint(info: ModelInfo, quantization: str | None) -> str:
+    """The fingerprint of a checkpoint, or of what `quantization` makes of it at its start: other states, other
+    probes."""
+    if quantization is None:
+        return info.fingerprint
+    prefix, _, digest = info.fingerprint.partition(":")
+    return f"{prefix}:{hashlib.sha256(f'{digest} quantization={quantization}'.encode()).hexdigest()[:16]}"
+
+
+def engine_args(settings: "ModelSettings", model: Model) -> dict[str, Any]:
+    """The arguments of vLLM's `AsyncEngineArgs`. Raises: Mismatch for an option that it lacks or that is reserved."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
+
+    check_options(settings.vllm_options, [field.name for field in fields(AsyncEngineArgs)])
+    is_cpu = bool(current_platform.is_cpu())
+    dtype = settings.dtype if settings.dtype != "auto" else "float32" if is_cpu else "bfloat16"
+    arguments: dict[str, Any] = {
+        "model": model.name,
+        "revision": model.revision,
+        "dtype": dtype,
+        "quantization": settings.vllm_quantization,
+        "max_model_len": model.info.max_context_tokens + 1,
+        "skip_tokenizer_init": True,
+        "tensor_parallel_size": settings.vllm_tensor_parallel_size,
+        "pipeline_parallel_size": settings.vllm_pipeline_parallel_size,
+        "max_num_batched_tokens": settings.vllm_max_num_batched_tokens,
+        "max_num_seqs": settings.vllm_max_num_seqs,
+        "enable_prefix_caching": settings.cache_bytes > 0,
+        "async_scheduling": False,
+        "disable_log_stats": True,
+        "worker_cls": "semspec.engine.vllm.internals.SemspecWorker",
+        "scheduler_cls": "semspec.engine.vllm.internals.SemspecScheduler",
+        "logits_processors": ["semspec.engine.vllm.internals:NamedDraws"],
+        # Also part of the key of compiled graphs, which must return all states.
+        "additional_config": model_to_wire(model),
+    }
+    if settings.vllm_gpu_memory_utilization is not None:
+        arguments["gpu_memory_utilization"] = settings.vllm_gpu_memory_utilization
+    elif is_cpu:
+        arguments["kv_cache_memory_bytes"] = settings.kv_bytes
+    if is_cpu:
+        arguments |= {"block_size": CPU_BLOCK_SIZE, "enforce_eager": True}
+    if settings.vllm_tensor_parallel_size * settings.vllm_pipeline_parallel_size == 1:
+        arguments["distributed_executor_backend"] = ONE_PROCESS
+    return arguments | settings.vllm_options
+
+
+def check_options(options: Mapping[str, object], known: Sequence[str]) -> None:
+    """Raises: Mismatch for an option that is reserved, or that is none of `known`."""
+    for name in options:
+        if name in RESERVED:
+            raise Mismatch(f"vllm_options: {name} cannot be set, since {RESERVED[name]}; leave it out")
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            remedy = f"did you mean {close[0]}?" if close else "choose a field of vLLM's AsyncEngineArgs"
+            raise Mismatch(f"vllm_options: vLLM has no option {name}; {remedy}")
+
+
+def _check_device(settings: "ModelSettings", config: PretrainedConfig) -> None:
+    from vllm.platforms import current_platform
+
+    is_cpu = bool(current_platform.is_cpu())
+    if settings.device not in ("auto", "cpu" if is_cpu else "cuda"):
+        built_for = "a CPU" if is_cpu else "GPUs"
+        raise Mismatch(
+            f"device {settings.device}: this vLLM is built for {built_for}; set the device to auto, and choose GPUs "
+            "with CUDA_VISIBLE_DEVICES"
+        )
+    text = config.get_text_config()
+    head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    if is_cpu and head_size not in CPU_HEAD_SIZES:
+        sizes = ", ".join(map(str, sorted(CPU_HEAD_SIZES)))
+        raise Mismatch(f"vLLM's CPU build has no attention for heads of {head_size}, only {sizes}; {OTHER_ENGINE}")
+    if not is_cpu and not torch.cuda.is_available():
+        raise Mismatch(f"this vLLM is built for GPUs, and there is none; install vLLM's CPU build, or {OTHER_ENGINE}")
+
+
+def _generation_config(name: str, revision: str | None) -> GenerationConfig | None:
+    try:
+        config: GenerationConfig = GenerationConfig.from_pretrained(name, revision=revision)
+    except OSError:
+        return None
+    return config

@@ -1,0 +1,167 @@
+"""vLLM's processes as the service sees them: what they say, why they end, and that none outlives the service."""
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import re
+import sys
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from multiprocessing import connection, resource_tracker
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from semspec.errors import Mismatch, SemspecError, Unavailable
+
+NUM_LINES = 400
+"""Last lines of vLLM's output that are kept, to find the reason of a failure."""
+
+_ERROR = re.compile(r"(?:^|\s|\])(?P<error>(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Interrupt): .+)")
+READ_TIMEOUT_S = 2.0
+"""How long the last lines may take after the processes have ended."""
+
+REMEDIES = {
+    "hidden states": "set the engine to auto",
+    "KV cache": "set more kv_bytes or vllm_gpu_memory_utilization, or less max_context_tokens",
+    "memory": "set less vllm_gpu_memory_utilization, kv_bytes or vllm_max_num_batched_tokens, or use more GPUs",
+    "uantiz": "choose another vllm_quantization",
+}
+"""What to do, by a part of vLLM's reason."""
+
+_GENERAL = ("EngineDeadError", "Engine core initialization failed", "EngineCore", "See root cause", "cancelled")
+"""Parts of messages that only repeat that something failed."""
+
+logger = logging.getLogger(__name__)
+
+
+def exit_with_parent() -> None:
+    """End this process, a child of `multiprocessing`, at once when its parent ends, however that ends.
+
+    A parent-death signal would also come when only the thread ends that started this process.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    sentinel = parent.sentinel
+
+    def wait() -> None:
+        connection.wait([sentinel])
+        os._exit(1)
+
+    threading.Thread(target=wait, name="semspec-parent", daemon=True).start()
+
+
+class Output:
+    """What vLLM's processes write: logged for debugging, and searched for the reason of a failure."""
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=NUM_LINES)
+        self._reader: threading.Thread | None = None
+        self._is_captured = False
+
+    @contextmanager
+    def captured(self) -> Iterator[None]:
+        """Processes started in the block write here, also after it; so does this process, during it."""
+        resource_tracker.ensure_running()  # otherwise it would be started below, and keep the pipe open
+        reading, writing = os.pipe()
+        self._reader = threading.Thread(target=self._read, args=(reading,), name="vllm-output", daemon=True)
+        self._reader.start()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        kept = [os.dup(descriptor) for descriptor in (1, 2)]
+        for descriptor in (1, 2):
+            os.dup2(writing, descriptor)
+        os.close(writing)
+        self._is_captured = True
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for descriptor, before in zip((1, 2), kept, strict=True):
+                os.dup2(before, descriptor)
+                os.close(before)
+            self._is_captured = False
+
+    def _read(self, descriptor: int) -> None:
+        with open(descriptor, errors="replace") as lines:
+            for line in lines:
+                self._lines.append(line.rstrip())
+                if not self._is_captured:  # otherwise the log may come back here
+                    logger.debug("%s", line.rstrip())
+
+    def reason(self) -> str | None:
+        """The first error of the last lines, once all processes have ended; None if there is none."""
+        if self._reader:
+            self._reader.join(READ_TIMEOUT_S)
+        return reason_in([*self._lines])
+
+
+def reason_in(lines: Sequence[str]) -> str | None:
+    """The first error that says more than that something failed."""
+    for line in lines:
+        if (found := _ERROR.search(line)) and not any(part in found["error"] for part in _GENERAL):
+            return " ".join(found["error"].split())[:300]
+    return None
+
+
+class Core:
+    """A started vLLM, with its processes."""
+
+    def __init__(
+        self, llm: Any, processes: Sequence[BaseProcess], output: Output, ended: Callable[[str], None]
+    ) -> None:
+        self._llm, self._output, self._ended = llm, output, ended
+        self._is_closed = False
+        if processes:
+            waiting = threading.Thread(target=self._wait, args=(processes,), name="vllm-end", daemon=True)
+            waiting.start()
+
+    @classmethod
+    def start(cls, model: str, start: Callable[[], Any], ended: Callable[[str], None]) -> "Core":
+        """`start` makes an `AsyncLLM`. Raises: Mismatch, with the reason that vLLM gives and a remedy."""
+        output, before = Output(), set(multiprocessing.active_children())
+        try:
+            with output.captured():
+                llm = start()
+        except SemspecError:
+            raise
+        except Exception as error:
+            reason = reason_in(str(error).splitlines()) or output.reason() or " ".join(str(error).split())[:300]
+            raise Mismatch(f"vLLM cannot load {model}: {reason}; {remedy_for(reason)}") from error
+        processes = [child for child in multiprocessing.active_children() if child not in before]
+        return cls(llm, processes, output, ended)
+
+    def _wait(self, processes: Sequence[BaseProcess]) -> None:
+        connection.wait([process.sentinel for process in processes])
+        if not self._is_closed:
+            self._ended(f"vLLM ended: {self._output.reason() or 'it was killed'}; restart the service")
+
+    async def outputs(self, tokens: list[int], parameters: Any, key: str) -> AsyncGenerator[Any, None]:
+        """vLLM's outputs for a request. Raises: Unavailable when vLLM has ended, InternalError when it fails."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        if self._is_closed:
+            raise Unavailable("the engine is shut down; retry on another replica")
+        try:
+            async with aclosing(self._llm.generate({"prompt_token_ids": tokens}, parameters, key)) as outputs:
+                async for output in outputs:
+                    yield output
+        except EngineDeadError as error:
+            raise Unavailable("vLLM has ended; retry on another replica") from error
+
+    async def close(self) -> None:
+        """End vLLM's processes and with them all requests."""
+        self._is_closed = True
+        await asyncio.get_running_loop().run_in_executor(None, self._llm.shutdown)
+
+
+def remedy_for(reason: str) -> str:
+    """What to do about a reason that vLLM gives."""
+    for part, remedy in REMEDIES.items():
+        if part in reason:
+            return remedy
+    return "choose another model, or set the engine to auto"

@@ -1,0 +1,204 @@
+"""Takes states, scores and tokens out of vLLM's forward passes, for all requests of a step together."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from semspec.engine.logits import token_statistics
+from semspec.engine.tokenization import ModelTokenizer
+from semspec.engine.vllm.calls import Call, Span, new_call
+from semspec.engine.vllm.requests import Request, results_to_wire
+from semspec.types import Writer
+
+LOGITS_ROWS = 512
+"""Rows whose logits are in memory at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The tokens of one request in a forward pass."""
+
+    key: str
+    offset: int
+    """Row of the first one in the tensors of the pass."""
+    first: int
+    """Its position in the request's tokens."""
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step brought for a request."""
+
+    results: list[Any]
+    """As in `results_to_wire`."""
+    is_done: bool
+    """Whether the request needs no further token."""
+
+
+class Sums:
+    """fp32 sums of states, each in a slot; there are as many slots as are used at a time."""
+
+    def __init__(self, num_layers: int, hidden_size: int, device: torch.device) -> None:
+        self._sums = torch.zeros(0, num_layers + 1, hidden_size, device=device)
+        self._free: list[int] = []
+
+    def acquire(self) -> int:
+        """A slot with a sum of zero."""
+        if not self._free:
+            num_slots = len(self._sums)
+            self._sums = torch.cat([self._sums, self._more()])
+            self._free = list(range(num_slots, len(self._sums)))
+        return self._free.pop()
+
+    def _more(self) -> Tensor:
+        return self._sums.new_zeros(max(16, len(self._sums)), *self._sums.shape[1:])
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Set the sums to zero and return the slots."""
+        if slots:
+            self._sums[list(slots)] = 0
+            self._free += slots
+
+    def add(self, states: Tensor, slots: Sequence[int]) -> None:
+        """Add `states` `[num_rows, num_layers + 1, hidden_size]`, row i to the sum in `slots[i]`."""
+        self._sums.index_add_(0, torch.tensor(slots, device=self._sums.device), states)
+
+    def means(self, slots: Sequence[int], lengths: Sequence[int]) -> Tensor:
+        """The sums divided by `lengths`, in the memory of the CPU."""
+        divisors = torch.tensor(lengths, device=self._sums.device)[:, None, None]
+        return (self._sums[list(slots)] / divisors).cpu()
+
+
+class Recorder:
+    """The requests of one process that holds the model's last layer and head. Not thread-safe.
+
+    For each forward pass: `start` new requests and `drop` ended ones, then `see` the tensors, then `take` the tokens
+    that were sampled.
+    """
+
+    def __init__(
+        self,
+        tokenizer: ModelTokenizer,
+        writer: Writer,
+        device: torch.device,
+        compute_logits: Callable[[Tensor], Tensor | None],
+    ) -> None:
+        """`compute_logits`: from rows of the last hidden states; None in a process that does not gather them."""
+        self._tokenizer, self._writer, self._device = tokenizer, writer, device
+        self._compute_logits = compute_logits
+        self._num_states = tokenizer.info.num_layers + 1
+        self._sums = Sums(tokenizer.info.num_layers, tokenizer.info.hidden_size, device)
+        self.calls: dict[str, Call] = {}
+
+    def start(self, key: str, prompt: Sequence[int], request: Request) -> Call:
+        """Begin with a request."""
+        call = self.calls[key] = new_call(self._tokenizer, prompt, request, self._writer)
+        return call
+
+    def drop(self, key: str) -> None:
+        """Forget a request, if it is known."""
+        if call := self.calls.pop(key, None):
+            self._sums.release([span.slot for span in call.spans if span.slot is not None])
+
+    def see(self, chunks: Sequence[Chunk], states: Sequence[Tensor], hidden: Tensor) -> None:
+        """Record the rows that requests want. `states`: `[num_rows, hidden_size]` of the embeddings and each layer;
+        `hidden`: the same after the final norm. Raises: RuntimeError when states or rows are missing."""
+        pooled: list[int] = []
+        slots: list[int] = []
+        wanted: list[tuple[Call, range]] = []
+        for chunk in chunks:
+            call = self.calls.get(chunk.key)
+            end = chunk.first + chunk.num_tokens
+            if call is None or not call.wants_rows or call.next_row >= end:
+                continue
+            if call.next_row < chunk.first:
+                raise RuntimeError(f"rows {call.next_row} to {chunk.first} of a request were not computed")
+            new, shift = range(call.next_row, end), chunk.offset - chunk.first
+            call.next_row = end
+            for span in call.spans:
+                rows = _overlap(span.rows, new)
+                if rows:
+                    span.slot = self._sums.acquire() if span.slot is None else span.slot
+                    pooled += [row + shift for row in rows]
+                    slots += [span.slot] * len(rows)
+            if rows := _overlap(call.scored_rows, new) or _overlap(call.logit_rows, new):
+                wanted.append((call, range(rows.start + shift, rows.stop + shift)))
+        if pooled:
+            if len(states) != self._num_states:
+                raise RuntimeError(f"vLLM returns states of {len(states)} layers instead of {self._num_states}")
+            index = torch.tensor(pooled, device=self._device)
+            self._sums.add(torch.stack([layer[index] for layer in states], 1).float(), slots)
+        if wanted:
+            self._see_logits(wanted, hidden)
+
+    def _see_logits(self, wanted: Sequence[tuple[Call, range]], hidden: Tensor) -> None:
+        """Every process of a tensor-parallel group comes here: the head is split over them."""
+        for part in _parts(wanted, LOGITS_ROWS):
+            logits = self._compute_logits(hidden[torch.tensor([row for _, rows in part for row in rows])])
+            if logits is None:
+                continue
+            own = logits.split([len(rows) for _, rows in part])
+            scored = [index for index, (call, _) in enumerate(part) if call.scored_rows]
+            for (call, _), rows in zip(part, own, strict=True):
+                if not call.scored_rows:
+                    call.rows.append(rows)
+            if scored:
+                self._see_scored([part[index][0] for index in scored], [own[index] for index in scored])
+
+    def _see_scored(self, calls: Sequence[Call], logits: Sequence[Tensor]) -> None:
+        """Statistics of all scored rows of a part, computed together."""
+        token_ids: list[int] = []
+        for call, rows in zip(calls, logits, strict=True):
+            start = call.scored_rows.start + 1 + sum(map(len, call.rows))
+            token_ids += call.prompt[start : start + len(rows)]
+        statistics = token_statistics(torch.cat(list(logits)), torch.tensor(token_ids, device=self._device))
+        for call, rows in zip(calls, statistics.split([len(rows) for rows in logits]), strict=True):
+            call.rows.append(rows)
+
+    def take(self, sampled: Mapping[str, int]) -> dict[str, Outcome]:
+        """Go on with the sampled tokens; what they brought, for requests with results or at their end."""
+        calls = [(key, call, call.take(sampled[key])) for key, call in self.calls.items() if key in sampled]
+        spans = [span for _, _, ended in calls for span in ended]
+        means = self._means(spans)
+        outcomes = {}
+        for key, call, ended in calls:
+            call.finish([next(means) for _ in ended])
+            if call.results or call.is_done:
+                outcomes[key] = Outcome(results_to_wire(call.kind, call.results), call.is_done)
+                call.results = []
+        return outcomes
+
+    def _means(self, spans: Sequence[Span]) -> Iterator[Tensor]:
+        slots = [span.slot for span in spans if span.slot is not None]
+        if len(slots) < len(spans):
+            raise RuntimeError("a segment ended without states")
+        if not slots:
+            return iter(())
+        means = self._sums.means(slots, [len(span.rows) for span in spans])
+        self._sums.release(slots)
+        for span in spans:
+            span.slot = None
+        return iter(means)
+
+
+def _overlap(one: range, other: range) -> range:
+    return range(max(one.start, other.start), min(one.stop, other.stop))
+
+
+def _parts(wanted: Sequence[tuple[Call, range]], size: int) -> list[list[tuple[Call, range]]]:
+    """`wanted` in parts of at most `size` rows, cut within a request where necessary."""
+    parts: list[list[tuple[Call, range]]] = [[]]
+    left = size
+    for call, rows in wanted:
+        while rows:
+            if not left:
+                parts.append([])
+                left = size
+            parts[-1].append((call, rows[:left]))
+            taken = min(left, len(rows))
+            rows, left = rows[taken:], left - taken
+    return parts

@@ -1,0 +1,106 @@
+"""The engine over vLLM where there is none: what its settings are, and what is refused."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from semspec.engine.protocol import load_engine
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.vllm.options import RESERVED, check_options, fingerprint
+from semspec.engine.vllm.process import reason_in, remedy_for
+from semspec.errors import Mismatch
+from semspec.services.target.settings import TargetSettings
+from semspec.settings import ModelSettings, load_settings
+from semspec.types import Writer
+
+
+def test_missing_vllm_is_refused_with_a_remedy() -> None:
+    with pytest.raises(Mismatch, match=r"^vLLM is not installed; install semspec\[vllm\], or set the engine to auto$"):
+        load_engine(ModelSettings(model="any", engine="vllm"), Writer.TARGET)
+
+
+def test_vllm_is_imported_only_where_it_is_chosen() -> None:
+    code = "import sys, semspec.services.target.__main__, semspec.engine.vllm.engine; print('vllm' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert told.stdout == "False\n"
+
+
+def test_settings_of_vllm_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {
+        "MODEL": "m",
+        "ENGINE": "vllm",
+        "VLLM_TENSOR_PARALLEL_SIZE": "2",
+        "VLLM_QUANTIZATION": "fp8",
+        "VLLM_MAX_NUM_BATCHED_TOKENS": "1024",
+        "VLLM_OPTIONS": json.dumps({"nnodes": 2}),
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(f"SEMSPEC_TARGET_{name}", value)
+    settings = load_settings(TargetSettings)
+    assert (settings.vllm_tensor_parallel_size, settings.vllm_quantization) == (2, "fp8")
+    assert (settings.vllm_max_num_batched_tokens, settings.vllm_options) == (1024, {"nnodes": 2})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("VLLM_QUANTIZATION", "fp8", "only for the engine vllm"),
+        ("ENGINE", "vlm", "ENGINE: Input should be 'auto'"),
+        ("VLLM_GPU_MEMORY_UTILIZATION", "1.5", "VLLM_GPU_MEMORY_UTILIZATION: Input should be less than or equal to 1"),
+    ],
+)
+def test_bad_setting_ends_the_start_with_its_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str, complaint: str
+) -> None:
+    monkeypatch.setenv("SEMSPEC_TARGET_MODEL", "m")
+    monkeypatch.setenv(f"SEMSPEC_TARGET_{name}", value)
+    with pytest.raises(SystemExit):
+        load_settings(TargetSettings)
+    [line] = capsys.readouterr().err.splitlines()
+    assert complaint in line
+
+
+@pytest.mark.parametrize("name", RESERVED)
+def test_option_that_follows_from_elsewhere_is_refused(name: str) -> None:
+    with pytest.raises(Mismatch, match=f"^vllm_options: {name} cannot be set, since"):
+        check_options({name: 1}, [*RESERVED])
+
+
+def test_unknown_option_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(Mismatch, match=r"vLLM has no option block_sizes; did you mean block_size\?"):
+        check_options({"block_sizes": 16}, ["block_size", "seed"])
+    check_options({"block_size": 16}, ["block_size", "seed"])
+
+
+async def test_quantisation_is_part_of_the_fingerprint(engine: TransformersEngine) -> None:
+    info = await engine.info()
+    fp8, int8 = (fingerprint(info, name) for name in ("fp8", "int8"))
+    assert fingerprint(info, None) == info.fingerprint
+    assert len({info.fingerprint, fp8, int8, fingerprint(replace(info, fingerprint="sha256-full:0"), "fp8")}) == 4
+    assert fp8.partition(":")[0] == info.fingerprint.partition(":")[0] and len(fp8) == len(info.fingerprint)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason", "remedy"),
+    [
+        (
+            "(EngineCore pid=1) ERROR 01-01 [core.py:1] ValueError: No available memory for the KV cache blocks.",
+            "ValueError: No available memory for the KV cache blocks.",
+            "set more kv_bytes",
+        ),
+        (
+            "torch.OutOfMemoryError: CUDA out of memory.",
+            "torch.OutOfMemoryError: CUDA out of memory.",
+            "or use more GPUs",
+        ),
+        ("RuntimeError: X does not return its hidden states in vLLM", "RuntimeError: X does not", "the engine to auto"),
+    ],
+)
+def test_reason_and_remedy_are_found_among_what_vllm_writes(line: str, reason: str, remedy: str) -> None:
+    lines = ["INFO loading", "RuntimeError: Engine core initialization failed. See root cause above.", line, "Error: x"]
+    found = reason_in(lines)
+    assert found and found.startswith(reason)
+    assert remedy in remedy_for(found)

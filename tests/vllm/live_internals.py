@@ -1,0 +1,106 @@
+"""The names inside vLLM that `semspec.engine.vllm.internals` depends on. A failure names what a new version changed."""
+
+import dataclasses
+import importlib
+import inspect
+from typing import Any
+
+import msgspec
+import pytest
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
+
+from semspec.engine.vllm.internals import keep_results
+from semspec.engine.vllm.options import RESERVED
+from semspec.engine.vllm.requests import KEY
+
+PARAMETERS = {
+    "vllm.v1.core.sched.scheduler:Scheduler._get_local_prefix_cache_hit": ["self", "request"],
+    "vllm.v1.core.sched.scheduler:Scheduler._update_request_with_output": [
+        "self", "request", "new_token_ids", "is_stale",
+    ],
+    "vllm.v1.core.sched.scheduler:Scheduler.update_from_output": ["self", "scheduler_output", "model_runner_output"],
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.truncate_computed_blocks": None,
+    "vllm.v1.worker.gpu_worker:Worker.load_model": None,
+    "vllm.v1.worker.gpu_worker:Worker.execute_model": ["self", "scheduler_output"],
+    "vllm.v1.worker.gpu_worker:Worker.sample_tokens": ["self", "grammar_output"],
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.get_model": ["self"],
+    "vllm.outputs:RequestOutput.add": ["self", "next_output", "aggregate"],
+    "vllm.v1.sample.logits_processor:LogitsProcessor.update_state": ["self", "batch_update"],
+    "vllm.v1.sample.logits_processor:LogitsProcessor.apply": ["self", "logits"],
+    "vllm.model_executor.models.interfaces:SupportsEagle3.set_aux_hidden_state_layers": ["self", "layers"],
+}  # fmt: skip
+"""Methods that are called or overridden, with their parameters where these are passed on."""
+
+FIELDS = {
+    "vllm.v1.core.sched.output:SchedulerOutput": {
+        "scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "finished_req_ids",
+    },
+    "vllm.v1.core.sched.output:NewRequestData": {
+        "req_id", "prompt_token_ids", "sampling_params", "num_computed_tokens",
+    },
+    "vllm.v1.core.sched.output:CachedRequestData": {"req_ids", "num_computed_tokens"},
+    "vllm.v1.outputs:ModelRunnerOutput": {"req_ids", "sampled_token_ids"},
+}  # fmt: skip
+
+
+def found(path: str) -> Any:
+    module, _, names = path.partition(":")
+    value: Any = importlib.import_module(module)
+    for name in names.split("."):
+        assert hasattr(value, name), f"vLLM has no {path} any more"
+        value = getattr(value, name)
+    return value
+
+
+@pytest.mark.parametrize("path", PARAMETERS)
+def test_method_has_its_parameters(path: str) -> None:
+    method, expected = found(path), PARAMETERS[path]
+    if expected is not None:
+        assert list(inspect.signature(method).parameters) == expected, path
+
+
+@pytest.mark.parametrize("path", FIELDS)
+def test_class_has_its_fields(path: str) -> None:
+    missing = FIELDS[path] - {field.name for field in dataclasses.fields(found(path))}
+    assert not missing, f"{path} has no {missing} any more"
+
+
+@pytest.mark.parametrize(
+    "name", ["execute_model_state", "use_aux_hidden_state_outputs", "input_batch", "query_start_loc"]
+)
+def test_model_runner_has_its_attribute(name: str) -> None:
+    assert f"self.{name}" in inspect.getsource(GPUModelRunner), f"GPUModelRunner has no {name} any more"
+
+
+@pytest.mark.parametrize("name", ["hidden_states", "aux_hidden_states"])
+def test_state_of_a_forward_pass_has_its_field(name: str) -> None:
+    assert name in ExecuteModelState._fields, f"ExecuteModelState has no {name} any more"
+
+
+@pytest.mark.parametrize("name", ["request_id", "finish_reason", "kv_transfer_params"])
+def test_output_of_the_core_has_its_field(name: str) -> None:
+    fields = {field.name for field in msgspec.structs.fields(EngineCoreOutput)}
+    assert name in fields, f"EngineCoreOutput has no {name} any more"
+
+
+def test_reserved_options_are_options_of_vllm() -> None:
+    arguments = found("vllm.engine.arg_utils:AsyncEngineArgs")
+    known = {field.name for field in dataclasses.fields(arguments)}
+    assert RESERVED.keys() - {"lora_modules"} <= known
+
+
+def test_merged_outputs_keep_the_results_of_both() -> None:
+    keep_results()
+    keep_results()  # once only, or results would come twice
+    one, other, last = output([1]), output([2, 3]), output([])
+    last.kv_transfer_params = None
+    one.add(other, aggregate=True)
+    one.add(last, aggregate=True)
+    assert one.kv_transfer_params == {KEY: [1, 2, 3]}
+
+
+def output(results: list[int]) -> RequestOutput:
+    completion = CompletionOutput(index=0, text="", token_ids=[], cumulative_logprob=None, logprobs=None)
+    return RequestOutput("r", None, [], None, [completion], finished=False, kv_transfer_params={KEY: results})

@@ -1,0 +1,171 @@
+"""vLLM's states, scores and draws are ours, alone and among others."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.vllm.engine import VllmEngine
+from semspec.errors import ContextTooLong, InvalidRequest
+from semspec.types import Context, Piece, SamplingParams, Segmentation, SegmentEnd, derive_seed
+from tests.vllm.support import (
+    assert_same_scores,
+    assert_same_segments,
+    contexts,
+    params,
+    segments_of,
+    states_error,
+    written,
+)
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+NUM_STREAMS = 16
+
+
+async def test_both_engines_name_the_same_model(theirs: VllmEngine, ours: TransformersEngine) -> None:
+    one, other = await theirs.info(), await ours.info()
+    assert replace(one, max_cache_bytes=0) == replace(other, max_cache_bytes=0)
+
+
+@pytest.mark.parametrize("segmentation", list(Segmentation))
+@pytest.mark.parametrize("temperature", [0.0, 0.6])
+async def test_streams_that_share_steps_write_what_ours_writes(
+    theirs: VllmEngine, ours: TransformersEngine, segmentation: Segmentation, temperature: float
+) -> None:
+    started = await contexts(ours, NUM_STREAMS)
+    wanted = [params(seed, temperature, segmentation=segmentation) for seed in range(NUM_STREAMS)]
+    mine = await asyncio.gather(*map(written, [theirs] * NUM_STREAMS, started, wanted))
+    expected = await asyncio.gather(*map(written, [ours] * NUM_STREAMS, started, wanted))
+    num_same = 0
+    for context, what, one, other in zip(started, wanted, mine, expected, strict=True):
+        num_same += assert_same_segments(ours, context, what, one, other)
+    assert num_same > 0.9 * sum(len(one.segment.token_ids) for all_ in expected for one in all_)
+
+
+async def test_greedy_answer_is_the_same_alone_and_among_31_others(
+    theirs: VllmEngine, ours: TransformersEngine
+) -> None:
+    started, what = await contexts(ours, 32), params(0, 0.0, want_states=False)
+    together = await asyncio.gather(*map(written, [theirs] * 32, started, [what] * 32))
+    for index in range(0, 32, 8):
+        alone = await written(theirs, started[index], what)
+        assert_same_segments(ours, started[index], what, together[index], alone)
+
+
+@pytest.mark.parametrize("segmentation", list(Segmentation))
+async def test_one_call_equals_one_call_a_segment(theirs: VllmEngine, segmentation: Segmentation) -> None:
+    for seed, context in enumerate(await contexts(theirs, 4)):
+        what = params(seed, segmentation=segmentation)
+        whole = await written(theirs, context, what)
+        assert len(whole) > 1
+        for one in whole:
+            [single] = await written(theirs, context, replace(what, max_segments=1))
+            assert single.segment == one.segment
+            assert states_error(single.states, one.states) < 1e-5
+            context = context.extended(one.segment)
+
+
+async def test_written_states_are_the_states_that_are_read(theirs: VllmEngine, ours: TransformersEngine) -> None:
+    for seed, context in enumerate(await contexts(ours, 4)):
+        all_ = await written(theirs, context, params(seed))
+        assert all_[-1].segment.end is SegmentEnd.EOS or len(all_) > 1
+        scores = await theirs.score(context, segments_of(all_))
+        for one, score in zip(all_, scores, strict=True):
+            assert states_error(one.states, score.states) < 1e-5
+        assert_same_scores(scores, await ours.score(context, segments_of(all_)))
+
+
+async def test_scores_from_the_prefix_cache_equal_recomputed_ones(
+    theirs: VllmEngine, small: VllmEngine, ours: TransformersEngine
+) -> None:
+    """Read twice, the second time with the context and the segments in the cache; `small` keeps none."""
+    started = await contexts(ours, NUM_STREAMS)
+    segments = [segments_of(await written(ours, one, params(7, max_tokens=60))) for one in started]
+    expected = await asyncio.gather(*map(ours.score, started, segments))
+    for engine in (theirs, theirs, small):
+        found = await asyncio.gather(*map(engine.score, started, segments))
+        for one, other in zip(found, expected, strict=True):
+            assert_same_scores(one, other)
+
+
+async def test_logprobs_are_ours(theirs: VllmEngine, ours: TransformersEngine) -> None:
+    [context] = await contexts(ours, 1)
+    what = params(3, want_states=False, num_logprobs=3)
+    for one, other in zip(await written(theirs, context, what), await written(ours, context, what), strict=True):
+        assert one.states is None and one.logprobs and other.logprobs
+        assert len(one.logprobs) == len(one.segment.token_ids)
+        for told, expected in zip(one.logprobs, other.logprobs, strict=True):
+            assert (told.token_id, told.data) == (expected.token_id, expected.data)
+            assert told.logprob == pytest.approx(expected.logprob, abs=1e-4)
+            assert [a.logprob for a in told.alternatives] == pytest.approx(
+                [a.logprob for a in expected.alternatives], abs=1e-3
+            )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+async def test_proposals_and_their_verification_are_ours(
+    theirs: VllmEngine, ours: TransformersEngine, temperature: float
+) -> None:
+    """The target proposes with another random stream, so some tokens are rejected when they are sampled."""
+    started, num_accepted = await contexts(ours, NUM_STREAMS), 0
+    drafting = [params(derive_seed(seed, "draft", 0), 1.3 * temperature) for seed in range(NUM_STREAMS)]
+    proposals = await asyncio.gather(*(ours.propose(c, (), d, 6) for c, d in zip(started, drafting, strict=True)))
+    found = await asyncio.gather(*(theirs.propose(c, (), d, 6) for c, d in zip(started, drafting, strict=True)))
+    for mine, expected in zip(found, proposals, strict=True):
+        assert (mine.token_ids, mine.tokenizer) == (expected.token_ids, expected.tokenizer)
+        for one, other in zip(mine.distributions, expected.distributions, strict=True):
+            assert one.token_ids == other.token_ids
+            told, wanted = (np.frombuffer(each.probabilities, "<f4") for each in (one, other))
+            np.testing.assert_allclose(told, wanted, atol=1e-5)
+    for seed, (context, proposal) in enumerate(zip(started, proposals, strict=True)):
+        what = params(seed, temperature)
+        verified, expected_tokens = await asyncio.gather(
+            theirs.verify(context, (), proposal, what), ours.verify(context, (), proposal, what)
+        )
+        assert replace(verified, duration_ms=0) == replace(expected_tokens, duration_ms=0)
+        num_accepted += verified.num_accepted
+    assert num_accepted == 6 * NUM_STREAMS if temperature == 0 else num_accepted > 3 * NUM_STREAMS
+
+
+async def test_sentence_ended_by_another_writer_goes_on_as_ours_does(
+    theirs: VllmEngine, ours: TransformersEngine
+) -> None:
+    """The first token after a sentence that a look-ahead ended begins with white space."""
+    started = await contexts(ours, NUM_STREAMS)
+    for seed, context in enumerate(started):
+        what = params(seed, 1.2, segmentation=Segmentation.SENTENCE, max_segments=1)
+        [first] = await written(ours, context, what)
+        context, again = (
+            context.extended(first.segment),
+            replace(what, sampling=SamplingParams(1.2, 1.0, 0, 1000 + seed)),
+        )
+        mine, expected = await written(theirs, context, again), await written(ours, context, again)
+        assert_same_segments(ours, context, again, mine, expected)
+
+
+async def test_window_ends_a_segment_at_the_same_token(theirs: VllmEngine, ours: TransformersEngine) -> None:
+    window = (await ours.info()).max_context_tokens
+    [context] = await contexts(ours, 1)
+    piece = context.pieces[0]
+    for num_left in (1, 5):
+        ids = (piece.token_ids * window)[: window - num_left]
+        full = Context((Piece(ours.tokenizer.raw.decode(ids), ids, piece.tokenizer),))
+        what = params(1, 0.0)
+        mine, expected = await written(theirs, full, what), await written(ours, full, what)
+        assert sum(len(one.segment.token_ids) for one in expected) <= num_left
+        assert segments_of(mine) == segments_of(expected)
+    for engine in (theirs, ours):
+        with pytest.raises(ContextTooLong, match="leave no room in the window"):
+            await written(engine, Context((replace(full.pieces[0], token_ids=(*ids, *ids)),)), what)
+
+
+async def test_bad_input_is_refused_as_ours_refuses_it(theirs: VllmEngine, ours: TransformersEngine) -> None:
+    [context] = await contexts(ours, 1)
+    for engine in (theirs, ours):
+        with pytest.raises(InvalidRequest, match="nothing to score"):
+            await engine.score(context, [])
+        with pytest.raises(InvalidRequest, match="outside the vocabulary"):
+            await engine.propose(context, (1 << 20,), params(0), 3)

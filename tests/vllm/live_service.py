@@ -1,0 +1,141 @@
+"""Services over vLLM as the gateway and an operator see them: answers, refusals, and how they end."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import pytest_asyncio
+
+from semspec.demo.problems import SPLITS, make_problem
+from semspec.engine.vllm.engine import EXIT_ENGINE_ENDED
+from semspec.stack import Stack, StackConfig
+from tests.test_stack import left_alive
+from tests.vllm.support import KV_BYTES, START_TIMEOUT_S, TARGET
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+COMMAND = [sys.executable, "-m", "semspec.services.target"]
+SETTINGS = {"ENGINE": "vllm", "KV_BYTES": str(KV_BYTES)}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def served() -> AsyncIterator[Stack]:
+    """A stack whose target runs in vLLM, whose CPU build has no attention for the draft's small heads."""
+    environment = {f"SEMSPEC_TARGET_{name}": value for name, value in SETTINGS.items()}
+    async with Stack(StackConfig(environment=environment, start_timeout_s=START_TIMEOUT_S)) as stack:
+        yield stack
+
+
+async def answers(stack: Stack, number: int, **fields: Any) -> list[str]:
+    """The texts of answers to as many questions, with reasoning."""
+    texts = []
+    async with httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=300, trust_env=False) as http:
+        for index in range(number):
+            question = make_problem(SPLITS["report"][index]).question
+            messages = [{"role": "user", "content": question}]
+            body = {"model": "semspec-demo", "messages": messages, "seed": index} | fields
+            response = await http.post("/v1/chat/completions", json=body)
+            assert response.status_code == 200, response.text
+            texts.append(_text(response.json()))
+    return texts
+
+
+def _text(answer: Any) -> str:
+    message = answer["choices"][0]["message"]
+    return (message.get("reasoning_content") or "") + (message.get("content") or "")
+
+
+async def test_gateway_answers_with_the_same_text_over_either_engine(served: Stack) -> None:
+    """A differing text is allowed where a draw is within 1e-5 of a boundary, which `live_parity` checks: rare enough
+    that at most one of these answers may differ."""
+    number = 3
+    strategies: list[dict[str, Any]] = [{"semspec": {"strategy": one}} for one in ("target", "semantic")]
+    async with Stack(StackConfig(start_timeout_s=START_TIMEOUT_S)) as ours:
+        for fields in (*strategies, {"temperature": 0}):
+            mine, expected = await answers(served, number, **fields), await answers(ours, number, **fields)
+            assert all(expected)
+            assert sum(a != b for a, b in zip(mine, expected, strict=True)) <= 1
+
+
+async def test_core_that_is_killed_ends_its_service_with_the_reason(served: Stack) -> None:
+    target = served.processes["target"]
+    service = psutil.Process(target.pid)
+    family = service.children(recursive=True)
+    [core] = [one for one in family if "EngineCore" in one.name() or "EngineCore" in " ".join(one.cmdline())]
+    core.kill()
+    assert left_alive([service.pid, *(one.pid for one in family)]) == []
+    assert "cannot serve any longer: vLLM ended: it was killed" in target.log.read_text()
+
+
+async def test_service_that_is_killed_takes_its_core_with_it(tmp_path: Path) -> None:
+    port = tmp_path / "port"
+    with (tmp_path / "log").open("wb") as log:
+        service = subprocess.Popen(COMMAND, env=environment(TARGET, {"PORT_FILE": str(port)}), stdout=log, stderr=log)
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not port.exists() and service.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    family = psutil.Process(service.pid).children(recursive=True)
+    assert port.exists() and family
+    service.kill()
+    service.wait()
+    assert left_alive([one.pid for one in family]) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (
+            {"VLLM_OPTIONS": '{"tensor_parallel": 2}'},
+            r"vLLM has no option tensor_parallel; did you mean tensor_parallel_",
+        ),
+        ({"VLLM_QUANTIZATION": "fp1"}, r"fp1.*vllm_quantization"),
+        ({"DEVICE": "cuda"}, r"this vLLM is built for a CPU; set the device to auto"),
+    ],
+)
+async def test_settings_that_vllm_cannot_follow_end_the_start_with_one_line(
+    settings: dict[str, str], named: str
+) -> None:
+    code, lines = start(TARGET, settings)
+    assert code == EXIT_ENGINE_ENDED
+    assert [line for line in lines if "Traceback" in line] == []
+    assert re.search(named, lines[-1]), lines[-1]
+
+
+async def test_memory_that_holds_no_request_ends_the_start_with_one_line() -> None:
+    """Found by vLLM itself, in its own process."""
+    code, lines = start(TARGET, {"KV_BYTES": "100000"})
+    assert (code, [line for line in lines if "Traceback" in line]) == (EXIT_ENGINE_ENDED, [])
+    assert "set more kv_bytes" in lines[-1]
+
+
+async def test_heads_that_the_cpu_build_lacks_are_refused(checkpoints: dict[str, Path]) -> None:
+    code, lines = start(checkpoints["qwen2"], {})
+    assert code == EXIT_ENGINE_ENDED
+    assert "vLLM's CPU build has no attention for heads of" in lines[-1]
+
+
+def environment(model: Path, settings: dict[str, str]) -> dict[str, str]:
+    """Of a target service."""
+    own = SETTINGS | {"MODEL": str(model), "PORT": "0"} | settings
+    return os.environ | {f"SEMSPEC_TARGET_{name}": value for name, value in own.items()}
+
+
+def start(model: Path, settings: dict[str, str]) -> tuple[int, list[str]]:
+    """Exit code and log of a target service that must not start."""
+    ended = subprocess.run(
+        COMMAND,
+        env=environment(model, settings),
+        capture_output=True,
+        text=True,
+        timeout=START_TIMEOUT_S,
+        check=False,
+    )
+    return ended.returncode, ended.stderr.strip().splitlines()

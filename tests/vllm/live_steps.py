@@ -1,0 +1,87 @@
+"""What vLLM does between the steps changes no result: chunks of prompts, pre-emption, cancelled requests."""
+
+import asyncio
+from contextlib import aclosing
+from itertools import accumulate
+
+import pytest
+
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.vllm.engine import VllmEngine
+from semspec.types import Context, GeneratedSegment
+from tests.vllm.support import (
+    SMALL_TOKENS,
+    assert_same_scores,
+    assert_same_segments,
+    contexts,
+    params,
+    segments_of,
+    written,
+)
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+NUM_STREAMS = 16
+
+
+async def test_prompts_in_chunks_and_pre_empted_requests_are_written_as_ours(
+    small: VllmEngine, ours: TransformersEngine
+) -> None:
+    """The prompts fit and their answers do not, so vLLM drops keys and values of some and computes them again."""
+    prompts = await contexts(ours, NUM_STREAMS)
+    lengths = list(accumulate(len(one.pieces[0].token_ids) for one in prompts))
+    number = next((index for index, length in enumerate(lengths) if length > 0.8 * SMALL_TOKENS), NUM_STREAMS)
+    started = prompts[:number]
+    wanted = [params(seed, max_tokens=80) for seed in range(number)]
+    mine = await asyncio.gather(*map(written, [small] * number, started, wanted))
+    num_tokens = lengths[number - 1] + sum(len(one.segment.token_ids) for all_ in mine for one in all_)
+    assert num_tokens > SMALL_TOKENS
+    for context, what, one in zip(started, wanted, mine, strict=True):
+        assert_same_segments(ours, context, what, one, await written(ours, context, what))
+
+
+async def test_segments_longer_than_a_chunk_are_scored_as_ours(small: VllmEngine, ours: TransformersEngine) -> None:
+    [context] = await contexts(ours, 1)
+    segments = segments_of(await written(ours, context, params(5, max_tokens=200, max_segment_tokens=200)))
+    assert sum(len(one.token_ids) for one in segments) > 64
+    assert_same_scores(await small.score(context, segments), await ours.score(context, segments))
+
+
+async def test_cancelled_requests_leave_the_others_as_they_are(theirs: VllmEngine, ours: TransformersEngine) -> None:
+    started = await contexts(ours, NUM_STREAMS)
+    cancelled = [asyncio.create_task(written(theirs, one, params(1))) for one in started]
+    kept = [asyncio.create_task(written(theirs, one, params(2))) for one in started]
+    async with aclosing(theirs.generate(started[0], params(3))) as segments:
+        await anext(segments)
+    for task in cancelled:
+        task.cancel()
+    for context, task in zip(started, kept, strict=True):
+        expected = await written(ours, context, params(2))
+        assert_same_segments(ours, context, params(2), await task, expected)
+    assert all(
+        isinstance(one, asyncio.CancelledError) for one in await asyncio.gather(*cancelled, return_exceptions=True)
+    )
+    assert theirs._num_calls == 0
+
+
+async def test_slow_reader_gets_every_segment(theirs: VllmEngine, ours: TransformersEngine) -> None:
+    """vLLM merges outputs that wait for their reader."""
+    [context] = await contexts(ours, 1)
+    expected = await written(ours, context, params(2))
+    mine: list[GeneratedSegment] = []
+    async with aclosing(theirs.generate(context, params(2))) as segments:
+        async for one in segments:
+            await asyncio.sleep(0.5 if not mine else 0)
+            mine.append(one)
+    assert len(mine) > 2
+    assert_same_segments(ours, context, params(2), mine, expected)
+
+
+async def test_repeated_context_is_read_from_the_cache_with_the_same_result(
+    theirs: VllmEngine, ours: TransformersEngine
+) -> None:
+    [context] = await contexts(ours, 1)
+    piece = context.pieces[0]
+    grown = Context((piece, *segments_of(await written(ours, context, params(4, max_tokens=80)))[:2]))
+    first, again = [await written(theirs, grown, params(9)) for _ in range(2)]
+    assert segments_of(first) == segments_of(again)

@@ -1,0 +1,138 @@
+"""Both engines over the bundled target, and how their results are compared."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, PretrainedConfig
+
+from semspec.demo.problems import SPLITS, make_problem
+from semspec.engine.logits import filtered
+from semspec.engine.protocol import LocalEngine
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.vllm.engine import VllmEngine, load_vllm
+from semspec.settings import ModelSettings
+from semspec.stack.config import BUNDLED_PAIR
+from semspec.types import (
+    Context,
+    GeneratedSegment,
+    GenerationParams,
+    Message,
+    SamplingParams,
+    Segment,
+    SegmentScore,
+    States,
+    Writer,
+    uniform,
+)
+
+TARGET = BUNDLED_PAIR / "target"
+KV_BYTES = 256 << 20
+START_TIMEOUT_S = 600.0
+NEAR = 1e-5
+"""A draw so close to a boundary between two tokens may fall on either side by rounding."""
+
+
+SMALL_TOKENS = 960
+"""Tokens whose keys and values the engine `small` has room for."""
+
+
+def kv_bytes_of_token() -> int:
+    """Of the bundled target, in fp32."""
+    config = AutoConfig.from_pretrained(str(TARGET))
+    return int(8 * config.num_hidden_layers * config.num_key_value_heads * head_size(config))
+
+
+def head_size(config: PretrainedConfig) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+@asynccontextmanager
+async def vllm_engine(model: Path = TARGET, **settings: Any) -> AsyncIterator[tuple[VllmEngine, list[str]]]:
+    """The engine, and why vLLM ended if it did by itself."""
+    reasons: list[str] = []
+    values: dict[str, Any] = {"model": str(model), "engine": "vllm", "kv_bytes": KV_BYTES, "threads": 1}
+    own = ModelSettings(**(values | settings))
+    engine = await asyncio.to_thread(load_vllm, own, Writer.TARGET, reasons.append)
+    try:
+        yield engine, reasons
+    finally:
+        await engine.aclose()
+
+
+def our_engine(model: Path = TARGET) -> TransformersEngine:
+    """The reference."""
+    return TransformersEngine.load(str(model), writer=Writer.TARGET, device="cpu")
+
+
+async def contexts(engine: LocalEngine, number: int) -> list[Context]:
+    """Prompts of problems that no model was trained on."""
+    questions = [make_problem(SPLITS["report"][index]).question for index in range(number)]
+    return [Context((await engine.encode([Message("user", question)]),)) for question in questions]
+
+
+def params(seed: int, temperature: float = 0.6, **fields: Any) -> GenerationParams:
+    wanted = {"max_segments": 0, "max_tokens": 80, "max_segment_tokens": 40, "want_states": True} | fields
+    return GenerationParams(SamplingParams(temperature, 0.95, 0, seed), **wanted)
+
+
+async def written(engine: LocalEngine, context: Context, what: GenerationParams) -> list[GeneratedSegment]:
+    return [one async for one in engine.generate(context, what)]
+
+
+def states_error(one: States | None, other: States | None) -> float:
+    """Relative difference of two states."""
+    assert one and other and one.shape == other.shape and one.model == other.model
+    a, b = (np.frombuffer(states.data, "<f4") for states in (one, other))
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+def assert_same_scores(scores: Sequence[SegmentScore], others: Sequence[SegmentScore]) -> None:
+    assert len(scores) == len(others) > 0
+    for one, other in zip(scores, others, strict=True):
+        assert states_error(one.states, other.states) < NEAR
+        assert one.num_tokens == other.num_tokens
+        np.testing.assert_allclose(one.surprisal, other.surprisal, rtol=1e-3, atol=1e-4)
+
+
+def assert_same_segments(
+    ours: TransformersEngine,
+    context: Context,
+    what: GenerationParams,
+    mine: Sequence[GeneratedSegment],
+    expected: Sequence[GeneratedSegment],
+) -> int:
+    """Equal up to the first token whose draw is near a boundary. Returns the number of tokens that were compared."""
+    tokens, others = ([t for one in all_ for t in one.segment.token_ids] for all_ in (mine, expected))
+    if tokens != others:
+        start = ours.tokenizer.context_ids(context)
+        number = next(i for i, (a, b) in enumerate(zip([*tokens, -1], [*others, -1], strict=False)) if a != b)
+        distance = boundary_distance(ours, [*start, *others[:number]], what.sampling)
+        assert distance < NEAR, f"token {number} differs, and its draw is {distance:.2g} from a boundary"
+        return number
+    for one, other in zip(mine, expected, strict=True):
+        assert one.segment == other.segment
+        if what.want_states:
+            assert states_error(one.states, other.states) < NEAR
+    return len(tokens)
+
+
+def boundary_distance(ours: TransformersEngine, tokens: list[int], sampling: SamplingParams) -> float:
+    """By how much a probability must change for the draw after `tokens` to give another token; greedy: a logit."""
+    logits = ours.lm.forward(tokens, ours.lm.new_kv()).logits[-1:]
+    if sampling.temperature == 0:
+        first, second = logits[0].topk(2).values.tolist()
+        return float(first - second)
+    weights = filtered(logits, sampling)[0].double()
+    to_draw = (weights.cumsum(0) / weights.sum() - uniform(sampling.seed, "token", len(tokens))).abs().min()
+    descending = torch.softmax(logits[0].double() / sampling.temperature, -1).sort(descending=True).values
+    to_filter = (descending.cumsum(0) - sampling.top_p).abs().min()
+    return float(min(to_draw, to_filter))
+
+
+def segments_of(all_: Sequence[GeneratedSegment]) -> list[Segment]:
+    return [one.segment for one in all_]
