@@ -40,7 +40,7 @@ def test_right_steps_are_right_and_wordings_of_one_step_are_one_cluster() -> Non
             verdicts.append(is_right(str(seed), said, text + DELIMITER))
             said += text + DELIMITER
         assert ParserEquivalence().clusters([group]) == [[0, 0, 1]]
-    assert set(verdicts) == {True, False} and sum(verdicts) > 0.9 * len(verdicts)  # some are slips of the author
+    assert set(verdicts) == {True, False} and verdicts.count(True) > 0.9 * len(verdicts)  # some are slips of the author
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,9 @@ class Hanging(FakeEngine):
 
     steps: Steps = field(default_factory=Steps)
 
-    async def score(self, context: Context, segments: Sequence[Segment], session: str = "") -> list[SegmentScore]:
+    async def score(
+        self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
+    ) -> list[SegmentScore]:
         while self.steps.is_busy:
             await asyncio.sleep(0.01)
         return await super().score(context, segments, session)
