@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol, Self, TypeVar, runtime_checkable
@@ -194,9 +194,9 @@ class Readiness:
     async def _handshake(self) -> Status:
         settings, known = self._settings, self.status.served
         draft, target, verifier, store = await asyncio.gather(
-            self._query("draft", settings.draft_address, self._backends.drafter.info()),
-            self._query("target", settings.target_address, self._backends.target.info()),
-            self._query("verifier", settings.verifier_address, self._backends.verifier.info()),
+            self._query("draft", settings.draft_address, self._backends.drafter.info),
+            self._query("target", settings.target_address, self._backends.target.info),
+            self._query("verifier", settings.verifier_address, self._backends.verifier.info),
             self._store_failure(),
         )
         answers = {"draft": draft, "target": target, "verifier": verifier}
@@ -242,10 +242,10 @@ class Readiness:
                 await self._store.keep_handshake(served.target.fingerprint, _SERVED.dump_json(served).decode())
                 self._last_stored = served
 
-    async def _query(self, role: str, address: str, answer: Awaitable[T]) -> T | Unavailable:
+    async def _query(self, role: str, address: str, ask: Callable[[], Awaitable[T]]) -> T | Unavailable:
         try:
             async with asyncio.timeout(self._settings.handshake_deadline_s):
-                return await answer
+                return await ask()
         except (SemspecError, TimeoutError) as error:
             reason = error.message if isinstance(error, SemspecError) else "no answer in time"
             remedy = f"start it, or fix SEMSPEC_GATEWAY_{role.upper()}_ADDRESS"
