@@ -99,8 +99,8 @@ class Gateway:
     async def chat(self, body: Json, on_break: Callable[[str], None]) -> AsyncGenerator[Json, None]:
         """The chunks of a streamed chat completion.
 
-        A broken stream is resumed after the last received event if the server stores generations. `on_break` is called
-        with a message before each attempt.
+        A stream that is broken, or that a gateway ends which shuts down, is resumed after the last received event if the
+        server stores generations. `on_break` is called with a message before each attempt.
         """
         last, num_breaks = Event("", {}), 0
         request = self._http.build_request("POST", "/v1/chat/completions", json={**body, "stream": True})
@@ -117,8 +117,20 @@ class Gateway:
                 if not last.id or num_breaks > NUM_REATTACHMENTS:
                     self._give_up(last, error)
                 on_break(f"the connection broke ({_reason(error)}); try {num_breaks} of {NUM_REATTACHMENTS} to go on")
+            except Unavailable as error:  # such as a gateway that shuts down
+                num_breaks += 1
+                if not last.id or num_breaks > NUM_REATTACHMENTS or await self._has_failed(last.data["id"]):
+                    raise
+                on_break(f"the gateway let go ({error.message}); try {num_breaks} of {NUM_REATTACHMENTS} to go on")
             await asyncio.sleep(FIRST_PAUSE_S * 2 ** (num_breaks - 1))
             request = self._reattachment(last, bool(body.get("semspec", {}).get("trace")))
+
+    async def _has_failed(self, id: str) -> bool:
+        """Whether it is known that a generation has failed, so that no gateway continues it."""
+        try:
+            return bool((await self.generation(id))["status"] == "failed")
+        except SemspecError:
+            return False
 
     def _reattachment(self, last: Event, trace: bool) -> httpx.Request:
         """The request that resumes after `last`, with records if the original request had them."""

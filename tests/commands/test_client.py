@@ -101,11 +101,36 @@ async def test_broken_stream_without_numbers_is_not_told_twice() -> None:
     assert breaks == []
 
 
-async def test_error_in_a_stream_is_raised_at_once() -> None:
-    error = {"message": "the target is gone", "type": "server_error", "param": None, "code": "service_unavailable"}
-    text = events(1, 1) + f"id: 2\ndata: {json.dumps({'error': error})}\n\n"
+def let_go(first: int, last: int, message: str) -> httpx.Response:
+    """A stream that ends with an error."""
+    error = {"message": message, "type": "server_error", "param": None, "code": "service_unavailable"}
+    return httpx.Response(200, text=events(first, last) + f"id: {last + 1}\ndata: {json.dumps({'error': error})}\n\n")
+
+
+async def test_error_of_a_failed_generation_is_raised_at_once() -> None:
+    def respond(request: httpx.Request) -> httpx.Response:
+        if request.method == "POST":
+            return let_go(1, 1, "the target is gone")
+        assert request.url.path == "/v1/generations/chatcmpl-1"
+        return httpx.Response(200, json={"status": "failed"})
+
+    breaks: list[str] = []
     with pytest.raises(Unavailable, match="the target is gone"):
-        await chunks(lambda request: httpx.Response(200, text=text), [])
+        await chunks(respond, breaks)
+    assert breaks == []
+
+
+async def test_stream_of_a_gateway_that_shuts_down_goes_on_at_another() -> None:
+    def respond(request: httpx.Request) -> httpx.Response:
+        if request.method == "POST":
+            return let_go(1, 2, "this gateway is shutting down")
+        if request.url.path.endswith("/events"):
+            return httpx.Response(200, text=events(3, 3) + "data: [DONE]\n\n")
+        return httpx.Response(200, json={"status": "interrupted"})
+
+    breaks: list[str] = []
+    assert await chunks(respond, breaks) == [1, 2, 3]
+    assert breaks == ["the gateway let go (this gateway is shutting down); try 1 of 4 to go on"]
 
 
 @pytest.mark.parametrize(
