@@ -99,7 +99,7 @@ class Gateway:
     async def chat(self, body: Json, on_break: Callable[[str], None]) -> AsyncGenerator[Json, None]:
         """The chunks of a streamed chat completion.
 
-        A stream that is broken, or that a gateway ends which shuts down, is resumed after the last received event if the
+        A stream that is broken, or ended by a gateway that shuts down, is resumed after the last received event if the
         server stores generations. `on_break` is called with a message before each attempt.
         """
         last, num_breaks = Event("", {}), 0
