@@ -27,6 +27,16 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
+class Mixed:
+    """A problem with a solution that two authors wrote in turns."""
+
+    problem: Problem
+    segments: tuple[str, ...]
+    is_model: tuple[bool, ...]
+    """Whether a segment is one to learn from: right, and in the learner's own words."""
+
+
+@dataclass(frozen=True, slots=True)
 class Graded:
     """The beginning of a solution, and a grade of its last step: low digits for a wrong one, high for a right one."""
 
@@ -86,6 +96,29 @@ def write_document(seed: int, author: Author, choices: random.Random | None = No
         meanings.append(step)
         segments.append(author.write(step, rng))
     return Document(problem, tuple(meanings), tuple(segments))
+
+
+OTHER_SHARE = 0.6
+"""Share of the steps of a mixed solution that are not the learner's."""
+
+
+def write_mixed(seed: int, learner: Author, other: Author) -> Mixed:
+    """A solution of the problem of `seed` as it is served: most steps are the other author's, with its mistakes, and
+    the learner corrects each wrong one that it follows."""
+    problem = make_problem(seed)
+    rng = random.Random(f"mixed {seed}")
+    solution = begin(problem)
+    segments: list[str] = []
+    is_model: list[bool] = []
+    while not solution.is_over:
+        author = other if rng.random() < OTHER_SHARE else learner
+        options = solution.options(1.0 if author is learner else author.habits.care)
+        right = rng.choices(list(options), list(options.values()))[0]
+        wrong = _slip(solution, right, author, rng)
+        solution.advance(wrong or right)
+        segments.append(author.write(wrong or right, rng))
+        is_model.append(author is learner and wrong is None)
+    return Mixed(problem, tuple(segments), tuple(is_model))
 
 
 def write_graded(seed: int, author: Author) -> Graded:

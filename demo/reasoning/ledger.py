@@ -18,8 +18,6 @@ class LedgerSolution:
         self._goal_stated = self._done = self.is_over = False
         self._value: int | None = None
         self._day = 0
-        self._rest: tuple[Operator, int] | None = None
-        """A split change whose second part is missing."""
         self._last: tuple[Operator, int, int, int] | None = None
         """Operator, delta, before and after of the last change, until it is remarked on."""
 
@@ -35,21 +33,15 @@ class LedgerSolution:
         return options | {step: share * weight for step, weight in self._moves().items()}
 
     def allows(self, step: Proposition) -> bool:
-        """A change may be split at any amount, not only at the ten."""
-        if step.kind != "part":
-            return False
-        day, name, item, operator, delta, amount, before, after = step.values
-        stated = {option.values[:6] for option in self.options() if option.kind == "change"}
-        is_stated = (day, name, item, operator, delta, before) in stated and 0 < _int(amount) < _int(delta)
-        return is_stated and after == apply(_int(before), _operator(operator), _int(amount))
+        return False
 
     def mistakes(self, step: Proposition) -> Mistakes:
-        if step.kind not in ("change", "part", "rest"):
+        if step.kind != "change":
             return Mistakes()
         before, after = _int(step.values[-2]), _int(step.values[-1])
         has_carry = before // 10 != after // 10
         forgotten = after - 10 if after > before else after + 10
-        gross = [forgotten] if has_carry and step.kind == "change" else []
+        gross = [forgotten] if has_carry else []
         return Mistakes(_with_result(step, gross), _with_result(step, [after + 1, after - 1]))
 
     def advance(self, step: Proposition) -> None:
@@ -65,14 +57,6 @@ class LedgerSolution:
                 day, _, _, operator, delta, before, after = values
                 self._day, self._value = _int(day), _int(after)
                 self._last = (_operator(operator), _int(delta), _int(before), _int(after))
-            case "part":
-                day, _, _, operator, delta, amount, _, after = values
-                self._day, self._value = _int(day), _int(after)
-                self._rest, self._last = (_operator(operator), _int(delta) - _int(amount)), None
-            case "rest":
-                operator, amount, before, after = values
-                self._value, self._rest = _int(after), None
-                self._last = (_operator(operator), _int(amount), _int(before), _int(after))
             case "fix":
                 self._value, self._last = _int(values[-1]), None
             case "check" | "recap":
@@ -103,13 +87,10 @@ class LedgerSolution:
         }
 
     def _moves(self) -> dict[Proposition, float]:
-        """Steps that proceed: finish a split change, skip idle days, go to the next change, or conclude."""
+        """Steps that proceed: pass over idle days, go to the next change, or conclude."""
         assert self._value is not None
         if self._done:
             return {Proposition("answer", (self._value,)): 1.0}
-        if self._rest is not None:
-            operator, amount = self._rest
-            return {Proposition("rest", (operator, amount, self._value, apply(self._value, operator, amount))): 1.0}
         num_idle = self._num_idle()
         if num_idle:
             return {
@@ -118,7 +99,7 @@ class LedgerSolution:
             }
         if self._day == len(self._facts.events):
             return self._conclusions()
-        return self._changes(self._day + 1)
+        return {self._change(self._day + 1): 1.0}
 
     def _num_idle(self) -> int:
         num_idle = 0
@@ -135,17 +116,11 @@ class LedgerSolution:
             Proposition("answer", (self._value,)): 0.6,
         }
 
-    def _changes(self, day: int) -> dict[Proposition, float]:
-        """The change of `day`, in one step or, where it crosses a ten, also in two."""
+    def _change(self, day: int) -> Proposition:
         event, before = self._facts.events[day - 1], self._value
         assert event.operator is not None and before is not None
         subject = (day, self._facts.name, self._facts.item, event.operator, event.delta)
-        whole = Proposition("change", (*subject, before, apply(before, event.operator, event.delta)))
-        to_ten = (-before) % 10 if event.operator == "+" else before % 10
-        if not 0 < to_ten < event.delta:
-            return {whole: 1.0}
-        part = Proposition("part", (*subject, to_ten, before, apply(before, event.operator, to_ten)))
-        return {whole: 0.7, part: 0.3}
+        return Proposition("change", (*subject, before, apply(before, event.operator, event.delta)))
 
 
 def _with_result(step: Proposition, results: list[int]) -> tuple[Proposition, ...]:

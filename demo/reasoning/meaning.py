@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-LedgerKind = Literal["goal", "start", "skip", "change", "part", "rest", "check", "fix", "recap", "done"]
+LedgerKind = Literal["goal", "start", "skip", "change", "check", "fix", "recap", "done"]
 BoxesKind = Literal["aim", "set", "swap", "on", "back", "turn", "more", "less", "look", "amend", "ready"]
 Kind = LedgerKind | BoxesKind | Literal["answer", "unreadable"]
 Values = tuple[int | str, ...]
@@ -18,8 +18,7 @@ class Proposition:
 
     `values` by kind, for a ledger: goal (item, last_day) · start (item, value) · skip (first_day, last_day) ·
     change (day, name, item, operator, delta, before, after) ·
-    part (day, name, item, operator, delta, amount, before, after): the first share of a split change ·
-    rest (operator, amount, before, after): the remaining share · check (operator, left, right, result) ·
+    check (operator, left, right, result) ·
     fix (operator, left, right, result): a wrong result corrected · recap (day, item, value) · done (last_day,).
     For boxes: aim (last_move,) · set (row,) · swap (move, first, second, row) · on, back, turn (move, row) ·
     more, less (move, amount, box, row) · look (box, digit) · amend (row,): a wrong row corrected · ready (last_move,).
@@ -82,7 +81,5 @@ def has_its_place(solution: Solution, step: Proposition) -> bool:
     return any(option.kind == step.kind and option.values[:-1] == step.values[:-1] for option in solution.options())
 
 
-RESULTS = frozenset(
-    ("start", "change", "part", "rest", "fix", "answer", "set", "swap", "on", "back", "turn", "more", "less", "amend")
-)
+RESULTS = frozenset(("start", "change", "fix", "answer", "set", "swap", "on", "back", "turn", "more", "less", "amend"))
 """Kinds whose last value is a result."""

@@ -1,6 +1,11 @@
-"""The pair's tokenizer: byte-level BPE with single digits, and with the end of a segment (`.\\n\\n`) as one token."""
+"""The pair's tokenizer: byte-level BPE with single digits, and with the end of a segment (`.\\n\\n`) as one token.
+
+The models depend on tokenizer.json, which `python -m semspec.demo.reasoning.tokenizer` trained; the command writes it
+anew, for models that are trained anew.
+"""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -20,8 +25,24 @@ CHAT_TEMPLATE = (
 )
 
 
+FILE = Path(__file__).with_suffix(".json")
+
+
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A deterministic tokenizer, trained on texts of both authors."""
+    """The tokenizer of both models, with their chat template."""
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_file(str(FILE)),
+        eos_token=END,
+        pad_token=END_OF_TEXT,
+        model_max_length=WINDOW,
+        clean_up_tokenization_spaces=False,
+    )
+    wrapped.chat_template = CHAT_TEMPLATE
+    return wrapped
+
+
+def train_tokenizer() -> Tokenizer:
+    """A tokenizer trained on texts of both authors."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -37,15 +58,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_texts(), trainer)
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token=END,
-        pad_token=END_OF_TEXT,
-        model_max_length=WINDOW,
-        clean_up_tokenization_spaces=False,
-    )
-    wrapped.chat_template = CHAT_TEMPLATE
-    return wrapped
+    return tokenizer
 
 
 def _texts() -> Iterator[str]:
@@ -55,3 +68,7 @@ def _texts() -> Iterator[str]:
         for author in (TARGET_AUTHOR, DRAFT_AUTHOR):
             document = write_document(seed, author)
             yield document.problem.question + document.solution
+
+
+if __name__ == "__main__":
+    train_tokenizer().save(str(FILE))

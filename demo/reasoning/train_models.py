@@ -21,7 +21,7 @@ from transformers import AttentionInterface, PreTrainedTokenizerFast, Qwen2ForCa
 
 from semspec.decoding.spec_reason import PREFILL, QUESTION
 from semspec.demo.problems import SPLITS
-from semspec.demo.reasoning.documents import DELIMITER, write_document, write_graded
+from semspec.demo.reasoning.documents import DELIMITER, write_document, write_graded, write_mixed
 from semspec.demo.reasoning.problems import BOXES, make_problem
 from semspec.demo.reasoning.tokenizer import WINDOW, build_tokenizer
 from semspec.demo.reasoning.wording import DRAFT_AUTHOR, SLOTS, TARGET_AUTHOR, Author
@@ -46,6 +46,7 @@ RECIPES: dict[str, Recipe[Author]] = {
             Stage(6, 1500, 0.25, 0.01, 3e-3),
             Stage(24, 600, 0.0, 0.006, 2e-3, batch_size=16),
             Stage(24, 1000, 0.0, 0.006, 2e-3, batch_size=16),
+            Stage(24, 400, 0.0, 0.004, 1.5e-3, batch_size=16),
         ),
         WINDOW,
     ),
@@ -55,8 +56,8 @@ RECIPES: dict[str, Recipe[Author]] = {
         WINDOW,
     ),
 }  # fmt: skip
-GRADED_SHARE, TWO_TURN_SHARE = 0.1, 0.08
-"""Shares of training chats that end with a grade, and of those with two questions."""
+GRADED_SHARE, MIXED_SHARE, TWO_TURN_SHARE = 0.08, 0.3, 0.08
+"""Shares of training chats that end with a grade, of those that both authors wrote, and of those with two questions."""
 
 
 class Chats(Texts[Author]):
@@ -76,8 +77,10 @@ class Chats(Texts[Author]):
         draw = rng.random()
         if draw < GRADED_SHARE:
             return self._graded(seed)
+        if draw < GRADED_SHARE + MIXED_SHARE:
+            return self._mixed(seed)
         earlier: list[dict[str, str]] = []
-        if draw < GRADED_SHARE + TWO_TURN_SHARE:
+        if draw > 1 - TWO_TURN_SHARE:
             first = write_document(seed + 1, self._recipe.author)
             answer = first.segments[-1].partition("\n")[2]
             said = rng.choice((f"<think>{DELIMITER}{first.solution}", answer))
@@ -89,6 +92,19 @@ class Chats(Texts[Author]):
         prompt = self._prompt([*earlier, {"role": "user", "content": document.problem.question}])
         solution = [*self._ids(document.solution), self._tokenizer.eos_token_id]
         return prompt + solution, [IGNORED] * len(prompt) + solution
+
+    def _mixed(self, seed: int) -> tuple[list[int], list[int]]:
+        """A solution as it is served, of which only the author's own right steps are learnt."""
+        author = self._recipe.author
+        mixed = write_mixed(seed, author, DRAFT_AUTHOR if author is TARGET_AUTHOR else TARGET_AUTHOR)
+        ids = self._prompt([{"role": "user", "content": mixed.problem.question}])
+        labels = [IGNORED] * len(ids)
+        for index, (segment, is_model) in enumerate(zip(mixed.segments, mixed.is_model, strict=True), 1):
+            is_last = index == len(mixed.segments)
+            own = [*self._ids(segment), self._tokenizer.eos_token_id] if is_last else self._ids(segment + DELIMITER)
+            ids += own
+            labels += own if is_model else [IGNORED] * len(own)
+        return ids, labels
 
     def _graded(self, seed: int) -> tuple[list[int], list[int]]:
         """The first steps of a solution, and the grade of the last one, which alone is learnt."""

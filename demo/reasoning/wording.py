@@ -26,8 +26,6 @@ SLOTS: dict[str, tuple[str, ...]] = {
     "count": ("count", "number", "amount", "tally", "stock"),
     "is": ("is", "becomes", "turns into", "comes to", "equals"),
     "end": (".", " now.", " so far.", " at the moment.", " by then."),
-    "half": ("half way", "as a first part", "for a start", "to reach the ten"),
-    "rest": ("The rest gives", "The other part gives", "What is left makes", "Adding up the remainder we see"),
     "first": ("At first", "To begin", "Initially", "First", "To start"),
     "stand": ("number", "stand at", "start at", "come at"),
     "outset": (".", " in hand.", " to start with.", " at the outset."),
@@ -91,10 +89,6 @@ TEMPLATES: dict[tuple[Kind, str | None], tuple[str, ...]] = {
         f"{_DAY}{_MINUS} <because> {_LOSE}<end>",
         f"{_DAY}<because> {_LOSE}, {_MINUS}<end>",
     ),
-    ("part", "+"): (f"{_DAY}{_GAIN}, and <half> {{before}} + {{amount}} = {{after}}<end>",),
-    ("part", "-"): (f"{_DAY}{_LOSE}, and <half> {{before}} - {{amount}} = {{after}}<end>",),
-    ("rest", "+"): ("<rest> {before} + {amount} = {after}<end>",),
-    ("rest", "-"): ("<rest> {before} - {amount} = {after}<end>",),
     ("check", "+"): ("<wait>, <verify>: {left} + {right} = {result}<right>",),
     ("check", "-"): ("<wait>, <verify>: {left} - {right} = {result}<right>",),
     ("fix", "+"): ("<wait>, <wrong>: {left} + {right} = {result}<end>",),
@@ -123,8 +117,6 @@ FIELDS: dict[Kind, tuple[str, ...]] = {
     "start": ("item", "value"),
     "skip": ("first_day", "last_day"),
     "change": ("day", "name", "item", "operator", "delta", "before", "after"),
-    "part": ("day", "name", "item", "operator", "delta", "amount", "before", "after"),
-    "rest": ("operator", "amount", "before", "after"),
     "check": ("operator", "left", "right", "result"),
     "fix": ("operator", "left", "right", "result"),
     "recap": ("day", "item", "value"),
@@ -168,13 +160,12 @@ class Author:
     ) -> None:
         """`reverse` gives the author with the opposite order of preference."""
         self.habits = habits
-        rng = random.Random(seed)
         self._weights: dict[str, list[float]] = {}
         choices = {name: len(words) for name, words in SLOTS.items()}
         choices |= {str(key): len(templates) for key, templates in TEMPLATES.items()}
         for name, num_choices in choices.items():
             order = list(range(num_choices))
-            rng.shuffle(order)
+            random.Random(f"{seed} {name}").shuffle(order)  # of its own, so that a new slot changes no other
             if reverse:
                 order.reverse()
             weights = [math.exp(-skew * rank / num_choices) for rank in order]
@@ -202,7 +193,7 @@ class Author:
         return rng.choices(templates, self._weights[str((step.kind, operator))])[0]
 
 
-TARGET_AUTHOR = Author(1, Habits(gross=0.2, near=0.02, near_hard=0.02, care=0.6))
+TARGET_AUTHOR = Author(1, Habits(gross=0.18, near=0.02, near_hard=0.02, care=0.8))
 DRAFT_AUTHOR = Author(1, Habits(gross=0.04, near=0.1, near_hard=0.2, care=0.2), reverse=True)
 
 
