@@ -37,6 +37,9 @@ class BoxesSolution:
         box, digit = step.values
         return box in BOXES and self._digits[BOXES.index(str(box))] == digit
 
+    def may_correct(self, step: Proposition) -> bool:
+        return step.kind == "amend" and self._last is not None
+
     def mistakes(self, step: Proposition) -> Mistakes:
         if step.kind not in ("swap", "more", "less", *HARD):
             return Mistakes()

@@ -35,6 +35,12 @@ class LedgerSolution:
     def allows(self, step: Proposition) -> bool:
         return False
 
+    def may_correct(self, step: Proposition) -> bool:
+        if step.kind != "fix" or self._last is None:
+            return False
+        operator, delta, before, _ = self._last
+        return step.values[:-1] == (operator, before, delta)
+
     def mistakes(self, step: Proposition) -> Mistakes:
         if step.kind != "change":
             return Mistakes()

@@ -46,6 +46,10 @@ class Solution(Protocol):
         """Whether a step that is not among `options` is right, although no author chooses it."""
         ...
 
+    def may_correct(self, step: Proposition) -> bool:
+        """Whether `step` corrects the last result, even where that is right."""
+        ...
+
     def mistakes(self, step: Proposition) -> "Mistakes":
         """Wrong results that read like `step`, which is among `options`."""
         ...
@@ -74,7 +78,7 @@ def has_its_place(solution: Solution, step: Proposition) -> bool:
     """Whether `step` may stand after `solution`, regardless of its result, which later steps treat as true."""
     if solution.is_over:
         return False
-    if is_right_now(solution, step):
+    if is_right_now(solution, step) or solution.may_correct(step):
         return True
     if step.kind not in RESULTS:
         return False

@@ -104,3 +104,22 @@ def test_template_keeps_turns_and_steps_can_be_graded(tokenizer: PreTrainedToken
 
 def test_head_sizes_are_those_of_every_engine() -> None:
     assert {recipe.hidden_size / recipe.num_heads for recipe in RECIPES.values()} <= {32, 64, 80, 96, 112, 128}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_correction_of_a_right_result_is_wrong_and_can_be_followed(seed: int) -> None:
+    solution = begin(make_problem(seed))
+    kinds = ("change", "swap", "on", "back", "turn", "more", "less")
+    step = None
+    while step is None or step.kind not in kinds:
+        step = max(solution.options(), key=solution.options().__getitem__)
+        solution.advance(step)
+    *_, operator, delta, before, after = (0, 0, 0, *step.values)
+    redundant = {
+        "ledger": Proposition("fix", (operator, before, delta, after)),
+        "boxes": Proposition("amend", (step.values[-1],)),
+    }[make_problem(seed).domain]
+    assert has_its_place(solution, redundant) and not is_right_now(solution, redundant)
+    before_it = solution.options()
+    solution.advance(redundant)
+    assert {option.kind for option in solution.options()} <= {option.kind for option in before_it}
