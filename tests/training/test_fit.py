@@ -380,8 +380,9 @@ async def test_verifier_serves_what_was_fitted(data: Data, tmp_path: Path) -> No
     verifier = ProbeVerifier.load(tmp_path / "draft.safetensors", tmp_path / "target.safetensors")
     rows = data.rows("test", "draft")
     judgements = await verifier.judge(served_states(data, rows, "draft"), readings(data, rows))
-    np.testing.assert_allclose([one.target_probability for one in judgements], wanted["target"], atol=1e-6)
-    np.testing.assert_allclose([one.draft_probability for one in judgements], wanted["draft"], atol=1e-6)
+    # Standardisation is folded into the first layer: the last digits differ, and the map of the calibration is steep.
+    np.testing.assert_allclose([one.target_probability for one in judgements], wanted["target"], atol=1e-5)
+    np.testing.assert_allclose([one.draft_probability for one in judgements], wanted["draft"], atol=1e-5)
 
 
 def served_states(data: Data, rows: NDArray[np.int64], role: Role) -> list[States]:
