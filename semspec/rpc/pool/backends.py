@@ -37,7 +37,7 @@ SUPPLY_S = 10.0
 """Least time between two deliveries of a projection to a replica."""
 
 REFUSED_S = 600.0
-"""Further time before a projection is offered again to a replica that refused it: one that keeps none, or an older
+"""Time before a projection is offered again to a replica that refused it: one that keeps none, or an older
 one."""
 
 _log = logging.getLogger(__name__)
@@ -180,12 +180,12 @@ class _PooledWriter(PooledRole[W]):
             async with aclosing(verifier.projection(digest)) as parts:
                 await client.project(_chained(await anext(parts), parts))
             _log.info("gave the projection %s to a replica that lacked it", digest)
+            await asyncio.sleep(SUPPLY_S)
         except SemspecError as error:
             _log.warning("a replica sends whole states, since it cannot get a projection: %s", error.message)
-            if isinstance(error, Mismatch):
-                await asyncio.sleep(REFUSED_S)
-        await asyncio.sleep(SUPPLY_S)
-        del self._supplied[client, digest]
+            await asyncio.sleep(REFUSED_S if isinstance(error, Mismatch) else SUPPLY_S)
+        finally:
+            del self._supplied[client, digest]
 
 
 class PooledDrafter(_PooledWriter[RemoteDrafter]):
