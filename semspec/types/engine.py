@@ -36,7 +36,7 @@ class GenerationParams:
     projection: str = ""
     """Digest of the projection to apply to the states. An engine that does not have it returns the states."""
     is_ahead: bool = False
-    """Nobody waits for the segments yet: the call starts after others, and yields memory to them."""
+    """Draft-ahead: the call starts after others and is evicted before them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -445,7 +445,7 @@ class WriteRequest(_message.Message):
     projection: _builtins.str
     """digest of the projection to apply to the states; an engine without it returns states"""
     is_ahead: _builtins.bool
-    """nobody waits for it yet: it starts after other calls, and yields memory to them"""
+    """draft-ahead: starts after other calls and is evicted before them"""
     @_builtins.property
     def context(self) -> _containers.RepeatedCompositeFieldContainer[Global___Piece]:
         """the whole context, prompt first"""

@@ -1,4 +1,4 @@
-"""Calls that nobody waits for yet come after the others, for a while, and write what they write at any other time."""
+"""Draft-ahead calls start after the others, for a limited time, and their output is unchanged."""
 
 import asyncio
 from pathlib import Path

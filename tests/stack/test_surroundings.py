@@ -11,7 +11,7 @@ from tests.stack.support import GENEROUS_S, Running
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 DEAD = "http://127.0.0.1:9"
-"""A proxy: nobody listens there."""
+"""Address of a proxy that does not run."""
 
 
 async def test_answers_with_dead_proxies_no_home_and_an_odd_key(stack_config: StackConfig) -> None:
