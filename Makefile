@@ -9,7 +9,7 @@ export PYTHON TORCH_VARIANT
 BIN := .venv/bin
 .DEFAULT_GOAL := help
 .PHONY: help setup demo serve test test-slow test-api fuzz test-chaos test-compose test-manifests test-vllm soak lint audit proto bench bench-gpu \
-	bench-aiperf bench-overload demo-models reasoning-models demo-nli demo-probes train-demo clean
+	bench-aiperf bench-overload demo-models demo-nli demo-probes train-demo clean
 
 help:
 	@sed -n 's/^##  *//p' $(MAKEFILE_LIST)
@@ -100,13 +100,6 @@ demo-models: setup
 
 demo-model-%:
 	$(BIN)/python -m semspec.demo.train_models $*
-
-## make reasoning-models  train the harder pair (docs/adr/0030), a core each; resumable (hours)
-reasoning-models: setup
-	@$(MAKE) --no-print-directory -j2 reasoning-model-target reasoning-model-draft
-
-reasoning-model-%:
-	$(BIN)/python -m semspec.demo.reasoning.train_models $*
 
 ## make demo-nli     train the small entailment model of the demo language; resumable
 demo-nli: setup

@@ -1,27 +1,29 @@
-"""Training data of the demo language's NLI model: pairs of steps, and whether the first entails the second."""
+"""Training data of the language's NLI model: pairs of steps, and whether the first entails the second."""
 
 import random
 import re
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
-from semspec.demo.documents import DELIMITER, Document, write_document
-from semspec.demo.meaning import Proposition, valid_next
-from semspec.demo.problems import ITEMS, NAMES, SPLITS, make_problem
-from semspec.demo.tokenizer import PIECE
+from semspec.demo.documents import DELIMITER, Document, valid_next, write_document
+from semspec.demo.meaning import Kind, Proposition
+from semspec.demo.problems import BOXES, ITEMS, NAMES, SPLITS, make_problem
 from semspec.demo.wording import DRAFT_AUTHOR, FIELDS, SLOTS, TARGET_AUTHOR, read
 
 LABELS = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
 CONTRADICTION, NEUTRAL, ENTAILMENT = range(3)
 
 AUTHORS = (TARGET_AUTHOR, DRAFT_AUTHOR)
+PIECE = r" ?[A-Za-z]+| ?[0-9]|</?think>\n*|[^\w\s]|\s"
 WORDS = tuple(word for words in SLOTS.values() for text in words for word in re.findall(PIECE, text))
-_MARK = re.compile(r"«(\w+):(\w+)»")
+OPPOSITE: dict[Kind, Kind] = {"on": "back", "back": "on", "more": "less", "less": "more"}
+_MARK = re.compile(r"«(\w+):([^»]+)»")
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step's text. `fields` are the character spans (start, end) that state a field of its proposition."""
+    """A step's text. `fields` are the character spans (start, end) that state a field of its proposition, or one digit
+    of a row."""
 
     text: str
     meaning: Proposition
@@ -29,8 +31,10 @@ class Step:
 
     @property
     def stated(self) -> dict[str, int | str]:
-        """Field -> value."""
-        return dict(zip(FIELDS.get(self.meaning.kind, ()), self.meaning.values, strict=False))
+        """Field -> value; the digit of box a in a row is `row.a`."""
+        stated = dict(zip(FIELDS.get(self.meaning.kind, ()), self.meaning.values, strict=False))
+        pieces = str(stated.get("row", "")).split()
+        return stated | {f"row.{box}": piece for box, piece in zip(BOXES, pieces, strict=False)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,8 @@ class Pair:
 
 
 def relation(premise: Proposition, hypothesis: Proposition) -> int:
-    """Equal propositions entail each other, a change the recap of its result, two idle days each of them.
+    """Equal propositions entail each other; a change entails the recap of its result, two idle days each of them, a
+    row each of its boxes.
 
     The same kind about the same thing is a contradiction otherwise. What cannot be read entails nothing.
     """
@@ -67,11 +72,14 @@ def _subject(step: Proposition) -> list[int | str]:
 
 def _consequences(step: Proposition) -> tuple[Proposition, ...]:
     """What follows from a step without being the same."""
-    if step.kind == "change":
-        day, _, item, _, _, _, after = step.values
-        return (Proposition("recap", (day, item, after)),)
-    if step.kind == "skip":
-        return tuple(Proposition("skip", (day, day)) for day in step.values if step.values[0] != step.values[1])
+    match step.kind:
+        case "change":
+            day, _, item, _, _, _, after = step.values
+            return (Proposition("recap", (day, item, after)),)
+        case "skip":
+            return tuple(Proposition("skip", (day, day)) for day in step.values if step.values[0] != step.values[1])
+        case "swap" | "on" | "back" | "turn" | "more" | "less" | "set" | "amend":
+            return tuple(Proposition("look", (piece[0], int(piece[1:]))) for piece in str(step.values[-1]).split())
     return ()
 
 
@@ -87,7 +95,7 @@ def pairs(seed: int, contextual: float, held_out: Container[str] = (), num_pairs
     rng = random.Random(f"pairs {seed}")
     for _ in range(num_pairs):
         place = rng.randrange(len(document.meanings))
-        history = list(document.meanings[:place])
+        history = document.meanings[:place]
         options = list(valid_next(document.problem, history))
         context = ""
         if rng.random() < contextual:
@@ -100,7 +108,7 @@ def pairs(seed: int, contextual: float, held_out: Container[str] = (), num_pairs
 
 
 def _two_steps(options: list[Proposition], document: Document, rng: random.Random) -> tuple[Step, Step]:
-    last_day = len(document.problem.events)
+    last = document.problem.last
     meaning = rng.choice(options)
     if rng.random() < 0.4:
         meaning = slip(meaning, rng)
@@ -111,9 +119,9 @@ def _two_steps(options: list[Proposition], document: Document, rng: random.Rando
         return first, _words(slip(meaning, rng), rng)
     if draw < 0.84:
         original = first if rng.random() < 0.5 else _words(meaning, rng)
-        return first, _broken(original, last_day, rng)
+        return first, _broken(original, last, rng)
     if draw < 0.88:
-        return _broken(first, last_day, rng), _broken(_words(meaning, rng), last_day, rng)
+        return _broken(first, last, rng), _broken(_words(meaning, rng), last, rng)
     if draw < 0.95:
         return first, _words(rng.choice([*_consequences(meaning), *_causes(meaning, rng)] or options), rng)
     return first, _words(rng.choice([*options, *document.meanings]), rng)
@@ -136,23 +144,32 @@ def _words(step: Proposition, rng: random.Random) -> Step:
     author, state = rng.choice(AUTHORS), rng.getstate()
     if step.kind == "skip":
         return Step(author.write(step, rng), step)
-    names = FIELDS[step.kind]
     marked = tuple(
-        value if name == "operator" else f"«{name}:{value}»" for name, value in zip(names, step.values, strict=False)
+        value if name == "operator" else f"«{name}:{value}»"
+        for name, value in zip(FIELDS[step.kind], step.values, strict=False)
     )
-    text, fields, position = "", [], 0
+    text, fields, position = "", list[tuple[int, int, str]](), 0
     rng.setstate(state)
     written = author.write(Proposition(step.kind, marked), rng)
     for match in _MARK.finditer(written):
         text += written[position : match.start()]
-        fields.append((len(text), len(text) + len(match[2]), match[1]))
+        fields += _spans(match[1], match[2], len(text))
         text, position = text + match[2], match.end()
     return Step(text + written[position:], step, tuple(fields))
 
 
+def _spans(name: str, value: str, start: int) -> Iterator[tuple[int, int, str]]:
+    """The character spans of a field that begins at `start`: one, or one for each box of a row."""
+    if name != "row":
+        yield start, start + len(value), name
+        return
+    for box, piece in zip(BOXES, re.finditer(r"\S+", value), strict=True):
+        yield start + piece.start(), start + piece.end(), f"row.{box}"
+
+
 def slip(step: Proposition, rng: random.Random) -> Proposition:
     """`step` with one field wrong, sometimes two: a digit, a number copied from elsewhere, an operator, a word."""
-    if not step.values or step.kind == "done":
+    if not step.values or step.kind in ("done", "ready"):
         return step
     values = list(step.values)
     for _ in range(2 if rng.random() < 0.25 else 1):
@@ -160,12 +177,18 @@ def slip(step: Proposition, rng: random.Random) -> Proposition:
         values[index] = _other_value(values[index], values, rng)
     if step.kind == "skip" and step.values[0] == step.values[1] and rng.random() < 0.7:
         values = [values[0]] * 2
+    if step.kind == "swap":
+        values[1:3] = sorted(map(str, values[1:3]))
+    if step.kind in OPPOSITE and rng.random() < 0.25:
+        return Proposition(OPPOSITE[step.kind], step.values)
     return Proposition(step.kind, tuple(values))
 
 
 def _other_value(value: int | str, values: list[int | str], rng: random.Random) -> int | str:
     if not isinstance(value, int):
-        words = next(words for words in (("+", "-"), NAMES, ITEMS) if value in words)
+        if " " in value:
+            return _other_row(value, rng)
+        words = next(words for words in (("+", "-"), NAMES, ITEMS, BOXES) if value in words)
         return rng.choice([word for word in words if word != value])
     near = [value + 1, value - 1, value + 10, value - 10, int(str(value)[::-1])]
     copied = [other for other in values if isinstance(other, int)]
@@ -175,7 +198,18 @@ def _other_value(value: int | str, values: list[int | str], rng: random.Random) 
     return other if 0 <= other != value else value + rng.randint(1, 9)
 
 
-def _broken(step: Step, last_day: int, rng: random.Random) -> Step:
+def _other_row(row: str, rng: random.Random) -> str:
+    """A row with one digit changed, or two exchanged."""
+    digits = [int(piece[1:]) for piece in row.split()]
+    first, second = rng.sample(range(len(digits)), 2)
+    if digits[first] != digits[second] and rng.random() < 0.6:
+        digits[first], digits[second] = digits[second], digits[first]
+    else:
+        digits[first] = (digits[first] + rng.choice((1, 9, rng.randint(1, 9)))) % 10
+    return " ".join(f"{box}{digit}" for box, digit in zip(BOXES, digits, strict=True))
+
+
+def _broken(step: Step, last: int, rng: random.Random) -> Step:
     """The step's text with one word or digit changed, lost, doubled, or out of place; it may still make sense."""
     pieces = re.findall(PIECE, step.text)
     digits = [index for index, piece in enumerate(pieces) if piece.strip().isdigit()]
@@ -197,7 +231,7 @@ def _broken(step: Step, last_day: int, rng: random.Random) -> Step:
     else:
         del pieces[index:]
     text = "".join(pieces).strip()
-    return Step(text, read(text, last_day))
+    return Step(text, read(text, last))
 
 
 def held_out_questions() -> frozenset[str]:

@@ -1,44 +1,74 @@
-"""The pair's tokenizer: one token per word, per digit, and for the delimiter."""
+"""The pair's tokenizer: byte-level BPE with single digits, and with the end of a segment (`.\\n\\n`) as one token.
 
-import re
+The models depend on tokenizer.json, which `python -m semspec.demo.tokenizer` trained; the command writes it
+anew, for models that are trained anew.
+"""
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from semspec.demo.documents import END, THINK, write_document
+from semspec.decoding.spec_reason import PREFILL, QUESTION
 from semspec.demo.problems import SPLITS
+from semspec.demo.documents import write_document
 from semspec.demo.wording import DRAFT_AUTHOR, TARGET_AUTHOR, vocabulary_texts
 
-SPECIALS = ("<pad>", END, "<unk>")
-PIECE = r"</?think>|<eos>|\n\n|\n| ?[A-Za-z]+| ?[0-9]|\\boxed|[^\sA-Za-z0-9]| [-+*/=]| "
-# The language has no dialogue: the last turn is the question.
-CHAT_TEMPLATE = "{{ messages[-1]['content'] + '" + THINK.replace("\n", "\\n") + "' }}"
+END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+VOCABULARY_SIZE = 1024
+WINDOW = 4096
+PIECE = r" ?\p{L}+| ?\p{N}|</?think>\n*| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n{% endif %}"
+)
+
+
+FILE = Path(__file__).with_suffix(".json")
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A deterministic tokenizer: its vocabulary is the sorted words of the grammar and of sample problems."""
-    vocabulary = {piece: index for index, piece in enumerate([*SPECIALS, *_pieces()])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(PIECE), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
+    """The tokenizer of both models, with their chat template."""
     wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=Tokenizer.from_file(str(FILE)),
         eos_token=END,
-        pad_token="<pad>",
-        unk_token="<unk>",
+        pad_token=END_OF_TEXT,
+        model_max_length=WINDOW,
         clean_up_tokenization_spaces=False,
     )
     wrapped.chat_template = CHAT_TEMPLATE
     return wrapped
 
 
-def _pieces() -> list[str]:
-    pieces: set[str] = set("0123456789") | {f" {digit}" for digit in range(10)}
-    texts = list(vocabulary_texts())
-    for seed in SPLITS["train"][:3000]:
+def train_tokenizer() -> Tokenizer:
+    """A tokenizer trained on texts of both authors."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECE), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY_SIZE,
+        special_tokens=[END_OF_TEXT, START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_texts(), trainer)
+    return tokenizer
+
+
+def _texts() -> Iterator[str]:
+    for text in (*vocabulary_texts(), QUESTION, PREFILL, "user\n", "assistant\n<think>\n\n"):
+        yield from [text] * 50
+    for seed in SPLITS["train"][:2000]:
         for author in (TARGET_AUTHOR, DRAFT_AUTHOR):
             document = write_document(seed, author)
-            texts += [document.prompt, document.solution]
-    for text in texts:
-        pieces.update(re.findall(PIECE, text))
-    return sorted(pieces - set(SPECIALS))
+            yield document.problem.question + document.solution
+
+
+if __name__ == "__main__":
+    train_tokenizer().save(str(FILE))

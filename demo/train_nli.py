@@ -1,4 +1,4 @@
-"""`python -m semspec.demo.train_nli`: the demo language's NLI model. Resumable: run it again after any interruption.
+"""Trains the NLI model of the language: `python -m semspec.demo.train_nli`. Resumable: run it again.
 
 What it took on a CPU: pairs alone first, then after their context, as they are judged; and a second question, dropped
 at the end, at every field of either step: does the other one state the same here?
@@ -9,7 +9,6 @@ import json
 import logging
 import math
 import random
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,25 +20,25 @@ from transformers import DebertaV2Config, DebertaV2ForSequenceClassification, Pr
 
 from semspec.demo.nli_data import ENTAILMENT, LABELS, Pair, Step, held_out_questions, pairs
 from semspec.demo.problems import SPLITS
-from semspec.demo.tokenizer import PIECE, build_tokenizer
+from semspec.demo.tokenizer import END_OF_TEXT, build_tokenizer
 from semspec.demo.trainer import Course, Trainer
 from semspec.engine.checkpoint import model_fingerprint
 from semspec.training.clustering.nli import NliConfig, NliModel, Verdict
 
 log = logging.getLogger("semspec.demo.train_nli")
 
-WINDOW = 96
+WINDOW = 112
 """Tokens of a pair: two of the longest steps, and the end of the context before each."""
 CONTEXT_TOKENS = WINDOW // 8
 """Tokens of context before a step, as clustering has by default."""
-COURSE = Course(num_steps=3400, matrix_learning_rate=0.01, learning_rate=3e-3)
+COURSE = Course(num_steps=3000, matrix_learning_rate=0.01, learning_rate=3e-3)
 FIRST_SEED = 8_000_000
 BATCH_SIZE = 64
 POOL_STEPS = 8
 """Pairs are sampled for this many steps at a time and batched by length."""
 PAIRS_A_PROBLEM = 4
 CONTEXT_SHARE = 0.85
-ALONE_UNTIL = 0.55
+ALONE_UNTIL = 0.5
 """Fraction of the course without contexts."""
 IGNORED = -100
 
@@ -48,8 +47,7 @@ def build_nli_tokenizer() -> PreTrainedTokenizerFast:
     """The pair's tokenizer with what a pair of texts needs."""
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=build_tokenizer().backend_tokenizer,
-        pad_token="<pad>",
-        unk_token="<unk>",
+        pad_token=END_OF_TEXT,
         model_max_length=WINDOW,
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
@@ -64,15 +62,15 @@ def build_nli_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def build_nli_model(tokenizer: PreTrainedTokenizerFast, window: int) -> DebertaV2ForSequenceClassification:
-    """A new model for pairs of `window` tokens, initialised so that it trains fast."""
+def build_nli_model(tokenizer: PreTrainedTokenizerFast) -> DebertaV2ForSequenceClassification:
+    """A new model for pairs of `WINDOW` tokens, initialised so that it trains fast."""
     config = DebertaV2Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
         num_hidden_layers=4,
         num_attention_heads=4,
         intermediate_size=352,
-        max_position_embeddings=window,
+        max_position_embeddings=WINDOW,
         type_vocab_size=2,
         relative_attention=True,
         pos_att_type=["c2p", "p2c"],
@@ -143,9 +141,8 @@ class Examples:
     """Training batches, a pure function of the step, so that a resumed run gets the same ones."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, course: Course) -> None:
-        vocabulary: dict[str, int] = tokenizer.get_vocab()
-        self._course, self._vocabulary = course, vocabulary
-        self._unknown, self._padding = int(tokenizer.unk_token_id), int(tokenizer.pad_token_id)
+        self._course, self._backend = course, tokenizer.backend_tokenizer
+        self._padding = int(tokenizer.pad_token_id)
         self._first, self._separator = int(tokenizer.cls_token_id), int(tokenizer.sep_token_id)
         self._held_out = held_out_questions()
 
@@ -168,7 +165,7 @@ class Examples:
 
     def example(self, pair: Pair) -> Example:
         ids, types, agreements = [self._first], [0], [IGNORED]
-        context = [self._id(piece) for piece in re.findall(PIECE, pair.context)][-CONTEXT_TOKENS:]
+        context = self._backend.encode(pair.context, add_special_tokens=False).ids[-CONTEXT_TOKENS:]
         for side, (step, other) in enumerate(((pair.premise, pair.hypothesis), (pair.hypothesis, pair.premise))):
             own_ids, own_agreements = self._step(step, other)
             ids += [*context, *own_ids, self._separator]
@@ -177,17 +174,14 @@ class Examples:
         return Example(ids, types, agreements, pair.label)
 
     def _step(self, step: Step, other: Step) -> tuple[list[int], list[int]]:
-        ids, agreements = [], []
         stated = other.stated if other.meaning.kind == step.meaning.kind else {}
-        fields = [(start, end, name) for start, end, name in step.fields if name in stated]
-        for match in re.finditer(PIECE, step.text):
-            ids.append(self._id(match.group()))
-            name = next((name for start, end, name in fields if start < match.end() and match.start() < end), None)
-            agreements.append(IGNORED if name is None else int(stated[name] == step.stated[name]))
-        return ids, agreements
-
-    def _id(self, piece: str) -> int:
-        return self._vocabulary.get(piece, self._unknown)
+        fields = [(start, end, stated[name] == step.stated[name]) for start, end, name in step.fields if name in stated]
+        encoding = self._backend.encode(step.text, add_special_tokens=False)
+        agreements = [
+            next((int(is_same) for start, end, is_same in fields if start < last and first < end), IGNORED)
+            for first, last in encoding.offsets
+        ]
+        return encoding.ids, agreements
 
     def _collate(self, batch: list[Example]) -> Batch:
         length = max(len(example.ids) for example in batch)
@@ -206,7 +200,7 @@ def train(course: Course, work: Path, output: Path) -> None:
     """Train by `course`, checkpoints under `work`, the finished model in `output`."""
     torch.manual_seed(FIRST_SEED)
     tokenizer = build_nli_tokenizer()
-    learner = Learner(build_nli_model(tokenizer, WINDOW))
+    learner = Learner(build_nli_model(tokenizer))
     trainer = Trainer(learner, course, work, learner.loss)
     trainer.resume()
     examples = Examples(tokenizer, course)

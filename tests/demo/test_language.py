@@ -1,106 +1,124 @@
-"""The demo language: what is written can be read back, what is stated is right, and several things may be right."""
-
-import random
-from itertools import combinations
+"""The language in two domains: what is written can be read back, mistakes are wrong and keep their place, and the
+tokenizer has what the strategies need."""
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
-from semspec.demo.documents import write_document
-from semspec.demo.meaning import Proposition, is_valid, valid_next
+from semspec.decoding.spec_reason import DIGITS, PREFILL, QUESTION
+from semspec.demo.documents import begin, is_valid, replay, valid_next, write_document, write_graded
+from semspec.demo.meaning import Proposition, has_its_place, is_right_now
 from semspec.demo.problems import SPLITS, make_problem
 from semspec.demo.tokenizer import build_tokenizer
-from semspec.demo.wording import DRAFT_AUTHOR, TARGET_AUTHOR, read
+from semspec.demo.train_models import RECIPES
+from semspec.demo.wording import DRAFT_AUTHOR, TARGET_AUTHOR, Author, read
+from semspec.engine.tokenization import option_ids, turn_after
 
-SEEDS = range(0, 300)
+SEEDS = range(0, 60)
 
 
-def test_splits_share_no_seed_and_held_out_ones_no_problem() -> None:
-    for first, second in combinations(SPLITS.values(), 2):
-        assert first.stop <= second.start or second.stop <= first.start
-    questions = {
-        name: {make_problem(seed).question for seed in SPLITS[name][:3000]} for name in ("probe", "tune", "report")
-    }
-    for one, two in combinations(questions.values(), 2):
-        assert not one & two
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return build_tokenizer()
 
 
 @pytest.mark.parametrize("author", [TARGET_AUTHOR, DRAFT_AUTHOR])
-def test_every_step_written_is_read_back_and_valid(author: object) -> None:
+def test_every_step_written_is_read_back_and_has_its_place(author: Author) -> None:
     for seed in SEEDS:
-        document = write_document(seed, author)  # type: ignore[arg-type]
-        last_day = len(document.problem.events)
-        history: list[Proposition] = []
+        document = write_document(seed, author)
         for meaning, text in zip(document.meanings, document.segments, strict=True):
-            assert read(text, last_day) == meaning
-            assert is_valid(document.problem, history, meaning)
-            history.append(meaning)
-        assert history[-1] == Proposition("answer", (document.problem.answer,))
+            assert read(text, document.problem.last) == meaning
+        assert replay(document.problem, document.meanings) is not None
 
 
-def test_weights_of_valid_steps_are_a_distribution_often_over_several_meanings() -> None:
-    num_choices = []
-    for seed in SEEDS:
-        document = write_document(seed, TARGET_AUTHOR)
-        for position in range(len(document.meanings)):
-            weights = valid_next(document.problem, list(document.meanings[:position]))
-            assert sum(weights.values()) == pytest.approx(1)
-            num_choices.append(len(weights))
-    assert sum(n > 1 for n in num_choices) / len(num_choices) > 0.6
-
-
-def test_wrong_step_is_invalid_and_unreadable_history_undecided() -> None:
-    problem = make_problem(3)
-    right = valid_next(problem, [])
-    wrong = Proposition("start", (problem.item, problem.start + 1))
-    assert wrong not in right and is_valid(problem, [], wrong) is False
-    assert is_valid(problem, [read("gibberish", 3)], wrong) is None
-    assert is_valid(problem, [Proposition("answer", (1,))], wrong) is None
-
-
-def test_step_that_contradicts_itself_is_unreadable() -> None:
-    text = "On day 2, Tom gains 4 more pens, so the count is 34 + 5 = 39."
-    assert read(text, 3).kind == "unreadable"
-    assert read(text.replace("+ 5", "+ 4"), 3).kind == "change"
-
-
-def test_any_split_of_a_due_change_is_valid() -> None:
+@pytest.mark.parametrize("domain", ["ledger", "boxes"])
+def test_steps_without_mistakes_lead_to_the_answer_and_mistakes_are_wrong(domain: str) -> None:
     for seed in SEEDS:
         problem = make_problem(seed)
-        started = [Proposition("start", (problem.item, problem.start))]
-        for step in valid_next(problem, started):
-            if step.kind == "change" and isinstance(delta := step.values[4], int) and delta > 2:
-                day, name, item, operator, _, before, _ = step.values
-                after = int(before) + (1 if operator == "+" else -1)
-                assert is_valid(
-                    problem, started, Proposition("part", (day, name, item, operator, delta, 1, before, after))
-                )
+        if problem.domain != domain:
+            continue
+        solution = begin(problem)
+        while not solution.is_over:
+            options = solution.options()
+            assert sum(options.values()) == pytest.approx(1)
+            for option in options:
+                mistakes = solution.mistakes(option)
+                for wrong in (*mistakes.gross, *mistakes.near):
+                    assert has_its_place(solution, wrong) and not is_right_now(solution, wrong)
+            step = max(options, key=options.__getitem__)
+            solution.advance(step)
+        assert step == Proposition("answer", (problem.answer,))
 
 
-def test_authors_prefer_different_words_for_the_same_meaning() -> None:
-    meaning = Proposition("change", (2, "Tom", "pens", "+", 4, 30, 34))
-    wordings = [
-        {author.write(meaning, random.Random(i)).split(",")[0] for i in range(6)}
-        for author in (TARGET_AUTHOR, DRAFT_AUTHOR)
-    ]
-    assert wordings[0] != wordings[1]
+def test_a_wrong_result_may_be_corrected_next_and_a_right_one_not() -> None:
+    problem = make_problem(0)
+    history = [max(valid_next(problem, []), key=lambda step: step.kind == "start")]
+    change = next(step for step in valid_next(problem, history) if step.kind in ("change", "skip"))
+    while change.kind == "skip":
+        history.append(change)
+        change = next(step for step in valid_next(problem, history) if step.kind in ("change", "skip"))
+    wrong = Proposition("change", (*change.values[:-1], int(change.values[-1]) + 1))
+    after_wrong = {step.kind for step in valid_next(problem, [*history, wrong])}
+    after_right = {step.kind for step in valid_next(problem, [*history, change])}
+    assert "fix" in after_wrong and "check" not in after_wrong
+    assert "fix" not in after_right and "check" in after_right
 
 
-def test_tokenizer_is_lossless_and_knows_every_word() -> None:
-    tokenizer = build_tokenizer()
-    for seed in SEEDS:
-        document = write_document(seed, DRAFT_AUTHOR)
-        text = document.prompt + document.solution
-        ids = tokenizer.encode(text)
-        assert tokenizer.unk_token_id not in ids
-        assert tokenizer.decode(ids) == text
+@pytest.mark.parametrize("seed", [0, 1])
+def test_correction_of_a_right_result_is_wrong_and_can_be_followed(seed: int) -> None:
+    solution = begin(make_problem(seed))
+    kinds = ("change", "swap", "on", "back", "turn", "more", "less")
+    step = None
+    while step is None or step.kind not in kinds:
+        step = max(solution.options(), key=solution.options().__getitem__)
+        solution.advance(step)
+    *_, operator, delta, before, after = (0, 0, 0, *step.values)
+    redundant = {
+        "ledger": Proposition("fix", (operator, before, delta, after)),
+        "boxes": Proposition("amend", (step.values[-1],)),
+    }[make_problem(seed).domain]
+    assert has_its_place(solution, redundant) and not is_right_now(solution, redundant)
+    before_it = solution.options()
+    solution.advance(redundant)
+    assert {option.kind for option in solution.options()} <= {option.kind for option in before_it}
 
 
-def test_wrong_result_is_followed_and_step_out_of_place_is_not() -> None:
+def test_unreadable_history_is_undecided() -> None:
     problem = make_problem(3)
-    start = Proposition("start", (problem.item, problem.start))
-    wrong_start = Proposition("start", (problem.item, problem.start + 20))
-    [day] = [i for i, event in enumerate(problem.events, 1) if event.operator][:1]
-    after_wrong = [step for step in valid_next(problem, [wrong_start]) if step.kind == "change"]
-    assert after_wrong and after_wrong[0].values[5] == problem.start + 20
-    out_of_place = Proposition("recap", (day, problem.item, 1))
-    assert is_valid(problem, [start, out_of_place], after_wrong[0]) is None
+    step = next(iter(valid_next(problem, [])))
+    assert is_valid(problem, [], step) is True
+    assert is_valid(problem, [read("gibberish", problem.last)], step) is None
+
+
+def test_nine_of_ten_answers_have_8_to_20_segments() -> None:
+    counts = [len(write_document(seed, TARGET_AUTHOR).segments) for seed in range(200)]
+    assert sum(8 <= count <= 20 for count in counts) >= 0.9 * len(counts)
+
+
+def test_grades_tell_right_steps_from_wrong_ones() -> None:
+    for seed in SEEDS:
+        graded = write_graded(seed, TARGET_AUTHOR)
+        *history, step = (read(text, graded.problem.last) for text in graded.segments)
+        assert is_valid(graded.problem, history, step) is (graded.grade > 4)
+
+
+def test_held_out_splits_share_no_question() -> None:
+    questions = [{make_problem(seed).question for seed in SPLITS[name][:3000]} for name in ("probe", "tune", "report")]
+    assert len(set.union(*questions)) == sum(map(len, questions))
+
+
+def test_end_of_a_segment_is_one_token_and_any_text_survives(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert len(tokenizer.encode(".\n\n")) == 1
+    for text in ("Größe ≠ 12\n\n\n <b>🙂", write_document(1, TARGET_AUTHOR).solution):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert len(tokenizer.encode("1234")) == 4
+
+
+def test_template_keeps_turns_and_steps_can_be_graded(tokenizer: PreTrainedTokenizerFast) -> None:
+    turns = [{"role": "user", "content": "A"}, {"role": "assistant", "content": "<think>\n\nB</think>\nC"}]
+    rendered = tokenizer.apply_chat_template([*turns, turns[0]], tokenize=False, add_generation_prompt=True)
+    assert "<think>\n\nB</think>\nC" in str(rendered)
+    assert turn_after(tokenizer, QUESTION, PREFILL) and len(set(option_ids(tokenizer, DIGITS))) == 10
+
+
+def test_head_sizes_are_those_of_every_engine() -> None:
+    assert {recipe.hidden_size / recipe.num_heads for recipe in RECIPES.values()} <= {32, 64, 80, 96, 112, 128}

@@ -1,7 +1,7 @@
 """Solutions of boxes problems: the digits in four boxes are moved and changed."""
 
-from semspec.demo.reasoning.meaning import CARE, Mistakes, Proposition
-from semspec.demo.reasoning.problems import BOXES, Boxes, Move, digits_of, moved, row_of
+from semspec.demo.meaning import CARE, Mistakes, Proposition
+from semspec.demo.problems import BOXES, Boxes, Move, digits_of, moved, row_of
 
 LOOKED = 0.12
 """Share of moves after which an author looks into a box."""
@@ -11,7 +11,7 @@ HARD = ("on", "back", "turn")
 
 
 class BoxesSolution:
-    """See `semspec.demo.reasoning.meaning.Solution`."""
+    """See `semspec.demo.meaning.Solution`."""
 
     def __init__(self, facts: Boxes) -> None:
         self._facts = facts

@@ -1,8 +1,7 @@
 """Solutions of ledger problems: a count that changes by days."""
 
-from semspec.demo.problems import Operator, apply
-from semspec.demo.reasoning.meaning import CARE, Mistakes, Proposition
-from semspec.demo.reasoning.problems import Ledger
+from semspec.demo.meaning import CARE, Mistakes, Proposition
+from semspec.demo.problems import Ledger, Operator, apply
 
 CHECKED = 0.12
 """Share of results that an author checks, and of those that are said again."""
@@ -11,7 +10,7 @@ CHECKED_HARD = 0.4
 
 
 class LedgerSolution:
-    """See `semspec.demo.reasoning.meaning.Solution`."""
+    """See `semspec.demo.meaning.Solution`."""
 
     def __init__(self, facts: Ledger) -> None:
         self._facts = facts
