@@ -18,7 +18,7 @@ from semspec.errors import InvalidRequest
 from semspec.stack import BUNDLED_PAIR
 from semspec.training.config import ServerSampler
 from semspec.training.data.writers import CachedModel, EngineWriter, ServerWriter, WritingRecipe
-from semspec.types import Context, SamplingParams, Segmentation, SegmentEnd, Writer
+from semspec.types import Context, Message, SamplingParams, Segmentation, SegmentEnd, Writer
 
 SEEDS = list(range(6))
 
@@ -77,9 +77,9 @@ def tgi(lm: CausalLM, seen: list[dict[str, Any]]) -> Iterator[str]:
 def test_tgi_segments_are_those_of_the_engine(num_steps: int, max_tokens: int, end: str) -> None:
     lm = CausalLM.load(str(BUNDLED_PAIR / "draft"), None, "cpu", "float32")
     document = write_document(SPLITS["tune"][0], DRAFT_AUTHOR)
-    text = document.prompt + "".join(
-        f"{step}\n\n" for step in document.segments[: num_steps or -len(document.segments)]
-    )
+    steps = document.segments[: num_steps or -len(document.segments)]
+    prompt = lm.tokenizer.encode([Message("user", document.problem.question)])
+    text = prompt.text + "".join(f"{step}\n\n" for step in steps)
     context, seen = Context((lm.tokenizer.encode(text),)), list[dict[str, Any]]()
     recipe = WritingRecipe(SamplingParams(1.0, 0.9), max_segment_tokens=max_tokens)
     local = EngineWriter(CachedModel(lm, 3), Writer.DRAFT, recipe).generate(context, SEEDS)
