@@ -11,8 +11,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast
 
 from semspec.decoding.spec_reason import PREFILL, QUESTION
-from semspec.demo.problems import SPLITS
 from semspec.demo.documents import write_document
+from semspec.demo.problems import SPLITS
 from semspec.demo.wording import DRAFT_AUTHOR, TARGET_AUTHOR, vocabulary_texts
 
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"

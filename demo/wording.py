@@ -10,9 +10,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from semspec.demo.problems import ITEMS, NAMES
 from semspec.demo.meaning import Kind, Proposition
-from semspec.demo.problems import BOXES
+from semspec.demo.problems import BOXES, ITEMS, NAMES
 
 SLOTS: dict[str, tuple[str, ...]] = {
     # ledger
