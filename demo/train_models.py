@@ -38,7 +38,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "draft": Recipe(
         "draft", DRAFT_AUTHOR, 128, 352, 4, 5_000_000,
-        (Stage(3, 2000, 0.25, 0.01, 3e-3), Stage(3, 400, 0.0, 0.005, 1.5e-3)),
+        (Stage(3, 2000, 0.25, 0.01, 3e-3), Stage(3, 400, 0.0, 0.005, 1.5e-3), Stage(3, 200, 0.0, 0.004, 1.5e-3)),
     ),
 }  # fmt: skip
 

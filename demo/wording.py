@@ -193,7 +193,7 @@ class Author:
 
 
 TARGET_AUTHOR = Author(1, Habits(gross=0.18, near=0.02, near_hard=0.02, care=0.8))
-DRAFT_AUTHOR = Author(1, Habits(gross=0.04, near=0.24, near_hard=0.46, care=0.2), reverse=True)
+DRAFT_AUTHOR = Author(1, Habits(gross=0.04, near=0.3, near_hard=0.52, care=0.2), reverse=True)
 
 
 def read(text: str, last: int) -> Proposition:
