@@ -11,11 +11,15 @@ from semspec.stack import Stack, StackConfig, StackError
 from semspec.stack import run as run_until_signal
 from semspec.stack.restarts import keep_running
 
+EXAMPLE = (
+    "Ben has coins: 52. Day 1: Ben naps. Day 2: Ben finds 3 coins. Day 3: Ben walks. Day 4: Ben sells 4 coins. "
+    "Day 5: Ben reads. Day 6: Ben gets 6 coins. How many coins does Ben have now?"
+)
+"""A question that the bundled pair answers."""
 CURL = """\
 curl -N {base_url}/v1/chat/completions -H 'authorization: Bearer {api_key}' -H 'content-type: application/json' -d '{{
   "model": "semspec-demo", "stream": true,
-  "messages": [{{"role": "user", "content": "Tom has pens: 31. Day 1: Tom buys 4 pens. Day 2: Tom naps. \
-Day 3: Tom loses 7 pens. How many pens does Tom have now?"}}]
+  "messages": [{{"role": "user", "content": "{question}"}}]
 }}'"""
 
 
@@ -37,5 +41,5 @@ async def serve(config: StackConfig) -> int:
         pages = {"metrics": f"{stack.base_url}/metrics", "playground": page, "API key": stack.api_key}
         for name, address in (stack.addresses | pages).items():
             say(f"{name:>10}  {address}")
-        say(f"\n{CURL.format(base_url=stack.base_url, api_key=stack.api_key)}\n\nCtrl-C stops it.")
+        say(f"\n{CURL.format(base_url=stack.base_url, api_key=stack.api_key, question=EXAMPLE)}\n\nCtrl-C stops it.")
         await keep_running(stack, complain)

@@ -13,6 +13,7 @@ from semspec.engine.checkpoint import check_folder, eos_ids, load_tokenizer, mod
 from semspec.engine.decoder import Decoder, unsupported_reason
 from semspec.engine.device import device_of
 from semspec.engine.kv_cache import KV, BufferKV, Chunk, DynamicKV
+from semspec.engine.shared_prefix import Prefix
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import Mismatch
 from semspec.types import ModelInfo
@@ -85,6 +86,11 @@ class CausalLM:
         device: torch.device = self.model.device
         return device
 
+    @property
+    def can_share_prefix(self) -> bool:
+        """Whether `forward_batch` takes a `prefix`."""
+        return unsupported_reason(self.model) is None
+
     def new_kv(self) -> KV:
         """An empty KV cache for a new sequence, for use with `forward`."""
         return self._decoder.new_kv() if self._decoder else DynamicKV()
@@ -118,14 +124,27 @@ class CausalLM:
         return Forward(batch.logits[0, : chunk.num_rows], batch.states[:, 0] if chunk.want_states else batch.states)
 
     @torch.inference_mode()
-    def forward_batch(self, ids: Tensor, kv: DynamicCache, num_rows: int = 1, want_states: bool = False) -> Forward:
-        """Feed `ids` `[batch, length]` after a `kv` of equally long rows, always with transformers.
+    def forward_batch(
+        self,
+        ids: Tensor,
+        kv: DynamicCache,
+        num_rows: int = 1,
+        want_states: bool = False,
+        prefix: Prefix | None = None,
+    ) -> Forward:
+        """Feed `ids` `[batch, length]` after a `kv` of equally long rows, always with transformers. With a `prefix`,
+        `kv` holds what follows it, and the caller is within `attending_to_prefix`.
 
         Logits are `[batch, num_rows, vocab_size]`, states `[num_layers + 1, batch, length, hidden_size]`. Rows may be
         padded on the right: causal attention ignores later positions.
         """
         self._hooks.is_open = want_states
-        output = self.model(input_ids=ids, past_key_values=kv, use_cache=True, logits_to_keep=num_rows)
+        more = {}
+        if prefix is not None:
+            first = prefix[0][0].shape[2] + kv.get_seq_length()
+            positions = torch.arange(first, first + ids.shape[1], device=ids.device)
+            more = {"prefix": prefix, "position_ids": positions[None]}
+        output = self.model(input_ids=ids, past_key_values=kv, use_cache=True, logits_to_keep=num_rows, **more)
         return Forward(output.logits, self._hooks.drain() if want_states else output.logits.new_empty(0))
 
 

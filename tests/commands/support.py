@@ -9,13 +9,12 @@ from typing import Any
 
 import httpx
 
+from semspec.commands.serve import EXAMPLE
+
 Json = dict[str, Any]
 
-QUESTION = (
-    "Tom has pens: 31. Day 1: Tom buys 4 pens. Day 2: Tom naps. Day 3: Tom loses 7 pens. "
-    "How many pens does Tom have now?"
-)
-ANSWER = "\\boxed{28}"
+QUESTION = EXAMPLE
+ANSWER = "\\boxed{57}"
 CERTAIN = ("--model", "semspec-demo:target", "--temperature", "0")
 """The target alone and greedy: it solves the question."""
 

@@ -25,8 +25,8 @@ OFFICIAL_BASE_BYTES = 130 * 10**6
 RESTART_MS = 1000
 """A target is never back before: less would mean that it was killed after its last word."""
 QUESTION = (
-    "Tom has pens: 25. Day 1: Tom sells 6 pens. Day 2: Tom buys 4 pens. Day 3: Tom naps. Day 4: Tom finds 8 pens. "
-    "Day 5: Tom drops 3 pens. Day 6: Tom gets 5 pens. How many pens does Tom have now?"
+    "Ben has coins: 52. Day 1: Ben naps. Day 2: Ben finds 3 coins. Day 3: Ben walks. Day 4: Ben sells 4 coins. "
+    "Day 5: Ben reads. Day 6: Ben gets 6 coins. How many coins does Ben have now?"
 )
 
 Json = dict[str, Any]

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from semspec.engine import batch as batch_module
 from semspec.engine.batch import ContextBatch
 from semspec.engine.causal_lm import CausalLM
+from semspec.engine.shared_prefix import MAX_SCORES
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import (
     Context,
@@ -124,10 +126,17 @@ async def test_segmentation_never_changes_the_text(engine: TransformersEngine) -
     assert len(texts) == 1
 
 
+@pytest.mark.parametrize("max_scores", [MAX_SCORES, 0])
 @pytest.mark.parametrize("segmentation", Segmentation)
 async def test_batch_equals_one_by_one(
-    engine: TransformersEngine, checkpoint: Path, segmentation: Segmentation
+    engine: TransformersEngine,
+    checkpoint: Path,
+    segmentation: Segmentation,
+    max_scores: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Whether the rows share the context's keys or copy them."""
+    monkeypatch.setattr(batch_module, "MAX_SCORES", max_scores)
     context = await prompt(engine)
     batch = ContextBatch(CausalLM.load(str(checkpoint), None, "cpu", "float32"), context.pieces[0].token_ids)
     seeds = [3, 14, 15, 92, 65, 35, 89]

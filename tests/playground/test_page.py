@@ -88,7 +88,7 @@ async def test_link_shows_the_same_segments_and_numbers(page: Page, browser: Bro
         assert await shown(other) == await shown(page)
         share = "#meters div:first-child strong"
         assert await other.locator(share).inner_text() == await page.locator(share).inner_text()
-        await expect(other.locator("#asked")).to_contain_text("Tom has pens: 31.")
+        await expect(other.locator("#asked")).to_contain_text("Ben has coins: 52.")
 
 
 async def test_strictest_setting_accepts_fewer(page: Page) -> None:
@@ -173,7 +173,7 @@ async def test_export_holds_the_stored_trace(page: Page, site: Site) -> None:
     async with httpx.AsyncClient(base_url=site.base_url, headers=site.headers, trust_env=False) as http:
         stored = (await http.get(f"/v1/generations/{exported['id']}/trace")).json()
     assert exported["segments"] == stored["segments"]
-    assert exported["seed"] == SEED and exported["prompt"].startswith("Tom has pens: 31.")
+    assert exported["seed"] == SEED and exported["prompt"].startswith("Ben has coins: 52.")
 
 
 async def test_lamps_show_every_service(page: Page) -> None:

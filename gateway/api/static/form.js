@@ -4,7 +4,8 @@ import { byId } from "./dom.js";
 import { share, times } from "./format.js";
 
 const EXAMPLE =
-  "Tom has pens: 31. Day 1: Tom buys 4 pens. Day 2: Tom naps. Day 3: Tom loses 7 pens. How many pens does Tom have now?";
+  "Ben has coins: 52. Day 1: Ben naps. Day 2: Ben finds 3 coins. Day 3: Ben walks. " +
+  "Day 4: Ben sells 4 coins. Day 5: Ben reads. Day 6: Ben gets 6 coins. How many coins does Ben have now?";
 
 const ABOUT = {
   "": "The strategy this server has as its default.",
