@@ -3,9 +3,14 @@
 import { byId } from "./dom.js";
 import { share, times } from "./format.js";
 
-const EXAMPLE =
+// One of each kind of question that the bundled pair learned.
+const EXAMPLES = [
   "Ben has coins: 52. Day 1: Ben naps. Day 2: Ben finds 3 coins. Day 3: Ben walks. " +
-  "Day 4: Ben sells 4 coins. Day 5: Ben reads. Day 6: Ben gets 6 coins. How many coins does Ben have now?";
+    "Day 4: Ben sells 4 coins. Day 5: Ben reads. Day 6: Ben gets 6 coins. How many coins does Ben have now?",
+  "Four boxes hold digits: a4 b7 c1 d9. Move 1: swap a and b. Move 2: swap c and d. Move 3: add 2 to b. " +
+    "Move 4: swap b and c. Move 5: take 3 from b. Move 6: swap a and d. Which number do the boxes show now?",
+];
+export const BUNDLED = "semspec-demo";
 
 const ABOUT = {
   "": "The strategy this server has as its default.",
@@ -41,9 +46,9 @@ export class Form {
   constructor() {
     this.form = byId("form");
     this.strictness = null;
-    this.prompt = EXAMPLE;
+    this.prompt = EXAMPLES[0];
     byId("example").addEventListener("click", () => {
-      this.prompt = EXAMPLE;
+      this.prompt = EXAMPLES[(EXAMPLES.indexOf(this.prompt) + 1) % EXAMPLES.length];
       byId("prompt").focus();
     });
     byId("model").addEventListener("change", () => this.showStrategy());
@@ -72,6 +77,7 @@ export class Form {
   showStrategy() {
     const strategy = this.model.split(":")[1] ?? "";
     byId("model-hint").textContent = ABOUT[strategy] ?? "";
+    byId("bundled").hidden = this.model.split(":")[0] !== BUNDLED;
     const other = this.targetModel;
     byId("compare").disabled = other === null || other === this.model;
   }

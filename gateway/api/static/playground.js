@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { byId, element } from "./dom.js";
 import { showMeters, showTimeline } from "./figures.js";
-import { Form } from "./form.js";
+import { BUNDLED, Form } from "./form.js";
 import { Generation } from "./generation.js";
 import { History, named, permalink } from "./history.js";
 import { Inspector } from "./inspector.js";
@@ -15,7 +15,6 @@ import { watchServices } from "./services.js";
 
 const TICK_MS = 100;
 const WIDE = window.matchMedia("(min-width: 76rem)"); // as in playground.css
-const UNTIL_KNOWN = "semspec-demo"; // until the server has named its models
 
 class Playground {
   constructor() {
@@ -24,7 +23,7 @@ class Playground {
     this.inspector = new Inspector(byId("inspector"));
     this.panes = [];
     this.controller = null;
-    this.form.setModels([UNTIL_KNOWN]);
+    this.form.setModels([BUNDLED]); // until the server has named its models
     this.wire();
     showMeters(byId("meters"), Generation.none(), null);
   }
