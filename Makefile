@@ -8,7 +8,7 @@ export PYTHON TORCH_VARIANT
 
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-slow test-api fuzz test-chaos test-compose test-manifests test-vllm soak lint audit proto bench bench-gpu \
+.PHONY: help setup demo serve test test-slow test-api fuzz test-chaos test-compose test-manifests test-vllm soak lint docs audit proto bench bench-gpu \
 	bench-aiperf bench-overload demo-models demo-nli demo-probes train-demo clean
 
 help:
@@ -69,6 +69,10 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	scripts/proto --check
+
+## make docs         the documentation as a site with an API reference: build/docs, in an environment of its own
+docs: setup
+	@scripts/docs
 
 ## make audit        known vulnerabilities in what constraints.txt names (asks PyPI)
 audit:
