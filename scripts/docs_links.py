@@ -8,7 +8,13 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 OUTSIDE = re.compile(r"\]\(((?:\.\./)+[^)\s#]+)(#[^)]*)?\)")
-OPENAPI_PAGE = "# API reference\n\nGenerated from the gateway's own OpenAPI document.\n\n<swagger-ui src=\"openapi.json\"/>\n"
+OPENAPI_PAGE = """\
+# API reference
+
+Generated from the gateway's own OpenAPI document.
+
+<swagger-ui src="openapi.json"/>
+"""
 
 
 def on_files(files: Files, config: Any) -> Files:
