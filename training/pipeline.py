@@ -162,10 +162,10 @@ class Pipeline:
             labels = gather_labels(map(self._labels_of, numbers), self.questions.all)
             write_labels(folder.file(0, ".parquet"), labels)
             folder.commit(0, [".parquet"], inputs, num_segments=len(labels))
-            counted, num_all = self.clusters.counted(), 2 * self.config.samples.num_samples
+            counted = self.clusters.counted()
             self.reporter.say(
-                f"{len(labels)} of {num_all * counted['num_contexts']} segments have labels; {counted['num_cut']} are "
-                f"cut by max_segment_tokens, {counted['num_too_long']} too long for the entailment model"
+                f"{len(labels)} segments have labels; without one are {counted['num_cut']} cut by max_segment_tokens "
+                f"and {counted['num_too_long']} too long for the entailment model"
             )
 
     def _verify(self, numbers: Sequence[int]) -> None:
