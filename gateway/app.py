@@ -3,17 +3,19 @@
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 
 from semspec import __version__
 from semspec.decoding import Backends
-from semspec.gateway.api import openai, operations, playground, resources, tgi
+from semspec.gateway.api import openai, operations, playground, resources, response_api, tgi, tokens
 from semspec.gateway.api.document import TAGS, DocumentedApp, operation_id
 from semspec.gateway.api.drain import Drain, UntilDrained
 from semspec.gateway.api.errors import install_handlers
 from semspec.gateway.api.middleware import Authenticated, BodyDeadline, BodyLimit, Observed, Protocol
-from semspec.gateway.api.sse import FormatFactory, Responder
+from semspec.gateway.api.sse import GENERATION_ID, FormatFactory, Responder
 from semspec.gateway.generation.admission import Admission, Limits
 from semspec.gateway.generation.attach import Attacher
 from semspec.gateway.generation.choice import ChoiceRunner
@@ -29,6 +31,13 @@ from semspec.keys import Keys
 from semspec.rpc.pool import PooledRole
 
 _log = logging.getLogger(__name__)
+
+CROSS_ORIGIN: dict[str, Any] = {
+    "allow_methods": ["GET", "POST", "DELETE"],
+    "allow_headers": ["*"],
+    "expose_headers": [GENERATION_ID, "x-request-id", "x-should-retry", "retry-after"],
+}
+"""What pages of an allowed origin may send and read. No cookies: a page sends an API key, as every client does."""
 
 
 def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> FastAPI:
@@ -51,6 +60,7 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
     formats: dict[Api, FormatFactory] = {
         "chat": openai.ChatFormat,
         "completions": openai.CompletionFormat,
+        "responses": response_api.ResponseFormat,
         "tgi": tgi.TgiFormat,
     }
     responder = Responder(generations, store, settings, formats)
@@ -82,12 +92,14 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
     app.state.admission, app.state.generations, app.state.drain = admission, generations, drain
     for router in (
         openai.router(responder, settings),
+        response_api.router(responder, readiness, store, settings),
         resources.models(readiness, settings),
         resources.generations(responder, store),
         operations.router(backends, readiness, store, metrics, settings),
         playground.router,
         resources.sessions(store),
-        tgi.router(responder, backends.target, readiness, settings),
+        tgi.router(responder, readiness, settings),
+        tokens.router(backends.target, readiness, settings),
     ):
         app.include_router(router)
     install_handlers(app, metrics)
@@ -98,6 +110,8 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
         app.add_middleware(Authenticated, keys=keys, metrics=metrics)
     app.add_middleware(Protocol)
     app.add_middleware(Observed, metrics=metrics)
+    if settings.origins:  # outside of all others, so that a page can read every error, and asks before it has a key
+        app.add_middleware(CORSMiddleware, allow_origins=settings.origins, **CROSS_ORIGIN)
     return app
 
 

@@ -1,5 +1,6 @@
 """The gateway's settings, validated before it opens a socket."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qs, urlsplit
@@ -48,6 +49,12 @@ class GatewaySettings(_StrategyDefaults):
     port: int = Field(8080, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one")
     tls_certificate: Path | None = Field(None, description="PEM file of the certificate chain; unset serves plain HTTP")
     tls_key: Path | None = Field(None, description="PEM file of the certificate's private key")
+
+    cors_origins: str | None = Field(
+        None,
+        description="origins whose web pages may call this gateway, such as https://app.example.com, separated by "
+        "commas or white space; * allows all, unset none",
+    )
 
     auth: Literal["keys", "none"] = Field(
         "keys", description="keys asks every client for an API key, none lets everyone in"
@@ -132,9 +139,22 @@ class GatewaySettings(_StrategyDefaults):
     log_json: bool = Field(False, description="true logs JSON lines instead of key=value")
 
     @property
+    def origins(self) -> list[str]:
+        """The origins of `cors_origins`."""
+        return (self.cors_origins or "").replace(",", " ").split()
+
+    @property
     def given_keys(self) -> str:
         """The API keys' entries from the environment, as opposed to those in a file."""
         return _text(self.api_keys)
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _has_origins(cls, origins: str | None) -> str | None:
+        for origin in (origins or "").replace(",", " ").split():
+            if origin != "*" and not re.fullmatch(r"https?://[^/?#@]+", origin):
+                raise ValueError(f"{origin} is not an origin; write https://HOST or https://HOST:PORT, without a path")
+        return origins
 
     @field_validator("api_keys_file")
     @classmethod

@@ -15,10 +15,10 @@ from semspec.types import (
     GeneratedSegment,
     GenerationParams,
     Judgement,
-    Message,
     ModelInfo,
     Piece,
     ProjectionSpec,
+    Prompt,
     Proposal,
     Segment,
     Segmentation,
@@ -26,6 +26,7 @@ from semspec.types import (
     SegmentScore,
     States,
     Token,
+    TokenIds,
     VerifiedTokens,
     VerifierInfo,
     Writer,
@@ -58,7 +59,9 @@ class FakeModel:
     async def info(self) -> ModelInfo:
         return ModelInfo(f"fake-{self.writer}", self.fingerprint, TOKENIZER, 1, 2, WINDOW, can_be_asked=True)
 
-    async def encode(self, prompt: str | Sequence[Message]) -> Piece:
+    async def encode(self, prompt: Prompt) -> Piece:
+        if isinstance(prompt, TokenIds):
+            return Piece(bytes(prompt.ids).decode(), prompt.ids, TOKENIZER)
         text = prompt if isinstance(prompt, str) else "\n".join(message.content for message in prompt)
         if not text.strip():
             raise InvalidRequest("the prompt is empty; send some text", "prompt")

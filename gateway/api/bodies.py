@@ -1,50 +1,13 @@
 """Request schemas of OpenAI's and TGI's APIs. Unsupported fields are rejected by name."""
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+import json
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    create_model,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, create_model, model_validator
 
+from semspec.gateway.api.neutral import Strict, Tolerant
 from semspec.gateway.settings import MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOPS, PLAIN_OPTIONS, StrategyName
-from semspec.types import MAX_SCORE, AcceptanceRule, ScoreMethod
-
-NEUTRAL: dict[str, tuple[object, ...]] = {
-    "audio": (),
-    "best_of": (1,),
-    "echo": (False,),
-    "frequency_penalty": (0,),
-    "function_call": ("none",),
-    "functions": ([],),
-    "logit_bias": ({},),
-    "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
-    "prediction": (),
-    "presence_penalty": (0,),
-    "response_format": ({"type": "text"},),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    # Fields of an assistant's message as the openai client sends it back.
-    "annotations": ([],),
-    "refusal": (),
-    "tool_calls": ([],),
-}
-"""Unsupported fields of OpenAI's API, with the values (beside null) that have no effect and are therefore accepted."""
-
-LABELS = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "user"})
-"""Fields that only label a request; they are accepted and ignored."""
+from semspec.types import MAX_SCORE, AcceptanceRule, Message, Role, ScoreMethod
 
 
 def _encodable(text: str) -> str:
@@ -55,6 +18,11 @@ def _encodable(text: str) -> str:
     return text
 
 
+def or_default(model: type[Strict]) -> Any:
+    """Null in the place of an object counts as the object without fields."""
+    return BeforeValidator(lambda given: {} if given is None else given, json_schema_input_type=model | None)
+
+
 Text = Annotated[str, AfterValidator(_encodable)]
 SESSION_NAME = r"^[A-Za-z0-9_.-]{1,128}$"
 
@@ -62,28 +30,11 @@ SESSION_NAME = r"^[A-Za-z0-9_.-]{1,128}$"
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH), AfterValidator(_encodable)]
 
 
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+class TextPart(Strict):
+    """A text part of a message's content."""
 
-
-class Tolerant(Strict):
-    """Accepts an API's unsupported fields if their value has no effect."""
-
-    neutral: ClassVar[Mapping[str, Sequence[object]]] = NEUTRAL
-    labels: ClassVar[frozenset[str]] = LABELS
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_neutral(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        return {name: value for name, value in values.items() if not cls._has_no_effect(name, value)}
-
-    @classmethod
-    def _has_no_effect(cls, name: str, value: object) -> bool:
-        if name in cls.neutral:
-            return value is None or _is_one_of(value, cls.neutral[name])
-        return name in cls.labels
+    type: Literal["text"]
+    text: Text
 
 
 def _strictly_bool(value: object) -> object:
@@ -95,50 +46,81 @@ def _strictly_bool(value: object) -> object:
 False_ = Annotated[Literal[False], BeforeValidator(_strictly_bool)]
 
 
-def _is_one_of(value: object, others: Sequence[object]) -> bool:
-    """Whether a JSON value equals one of `others`; in JSON, unlike in Python, false is not 0."""
-    return any(value == other and isinstance(value, bool) is isinstance(other, bool) for other in others)
-
-
-def is_known_field(name: str) -> bool:
-    """Whether OpenAI's API has this field, so that only its value is unsupported."""
-    return name in NEUTRAL
-
-
-class TextPart(Strict):
-    """A text part of a message's content."""
-
-    type: Literal["text"]
-    text: Text
-
-
-def _text_or_list(value: object) -> str:
+def text_or_list(value: object) -> str:
+    """The tag of a value that is a text or a list."""
     return "<list>" if isinstance(value, list) else "<text>"
 
 
 Content = Annotated[
-    Annotated[Text, Tag("<text>")] | Annotated[list[TextPart], Tag("<list>")], Discriminator(_text_or_list)
+    Annotated[Text, Tag("<text>")] | Annotated[list[TextPart], Tag("<list>")], Discriminator(text_or_list)
 ]
 """Discriminator tags are in angle brackets so that error messages can leave them out of a field's path."""
 
 Stops = Annotated[
     Annotated[Stop, Tag("<text>")] | Annotated[list[Stop], Field(max_length=MAX_STOPS), Tag("<list>")],
-    Discriminator(_text_or_list),
+    Discriminator(text_or_list),
 ]
+
+
+def _json_object(text: str) -> str:
+    try:
+        is_object = isinstance(json.loads(text), dict)
+    except ValueError:
+        is_object = False
+    if not is_object:
+        raise ValueError("Input should be the JSON text of an object")
+    return text
+
+
+class FunctionCall(Strict):
+    """The function that an assistant called."""
+
+    name: Text = Field(min_length=1)
+    arguments: Annotated[Text, AfterValidator(_json_object)]
+
+
+class ToolCall(Strict):
+    """A tool's call in an assistant's earlier turn."""
+
+    id: Text
+    type: Literal["function"]
+    function: FunctionCall
 
 
 class ChatMessage(Tolerant):
     """One text message of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+    role: Role
+    content: Content | None = None
+    """Only an assistant's turn with tool calls may be without."""
     name: None = None
+    tool_calls: list[ToolCall] | None = None
+    """Of an assistant's earlier turn."""
+    tool_call_id: Text | None = None
+    """Of a tool's message: the call that it answers."""
     reasoning: Text | None = None
     reasoning_content: Text | None = None
     """Past reasoning is accepted and dropped from the prompt, as in the chat templates of reasoning models."""
 
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("only an assistant's message has tool_calls")
+        if self.tool_call_id is not None and self.role != "tool":
+            raise ValueError("only a tool's message has a tool_call_id")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content is missing; send a text, or a list of text parts")
+        return self
+
     @property
-    def text(self) -> str:
+    def message(self) -> Message:
+        calls = [call.model_dump() for call in self.tool_calls or ()]
+        return Message(self.role, self._text, json.dumps(calls) if calls else "", self.tool_call_id or "")
+
+    @property
+    def _text(self) -> str:
+        if self.content is None:
+            return ""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
@@ -174,11 +156,11 @@ class Extension(_Options):
 
     strategy: StrategyName | None = None
     segmentation: Literal["paragraph", "sentence"] | None = None
-    acceptance: AcceptanceOptions = AcceptanceOptions()
+    acceptance: Annotated[AcceptanceOptions, or_default(AcceptanceOptions)] = AcceptanceOptions()
     strictness: float | None = Field(default=None, ge=0, le=1)
-    scoring: ScoringOptions = ScoringOptions()
+    scoring: Annotated[ScoringOptions, or_default(ScoringOptions)] = ScoringOptions()
     session: str | None = Field(default=None, pattern=SESSION_NAME)
-    trace: bool = False
+    trace: bool | None = None
 
     @model_validator(mode="after")
     def _one_rule(self) -> Self:
@@ -190,14 +172,15 @@ class Extension(_Options):
 class StreamOptions(Strict):
     """OpenAI's `stream_options`."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
     include_obfuscation: False_ | None = None
 
 
 class GenerationRequest(Tolerant):
     """Fields that chat and plain completions share."""
 
-    model: str
+    model: str | None = None
+    """Null, `tgi` and `dummy` stand for the pair: some clients send them if they are given no name."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(default=None, ge=1)
@@ -208,7 +191,7 @@ class GenerationRequest(Tolerant):
     """0 and -1 keep every token."""
     stop: Stops | None = None
     max_tokens: int | None = Field(default=None, ge=1, lt=1 << 31)
-    semspec: Extension = Extension()
+    semspec: Annotated[Extension, or_default(Extension)] = Extension()
 
 
 class ChatRequest(GenerationRequest):
@@ -220,69 +203,29 @@ class ChatRequest(GenerationRequest):
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
 
 
+TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
+
+
+def _kind_of_prompt(value: object) -> str:
+    """A text, its token ids, or a list of either, by the first element."""
+    if not isinstance(value, list):
+        return "<text>"
+    first = value[0] if value else ""
+    return "<ids>" if isinstance(first, int) else "<lists>" if isinstance(first, list) else "<list>"
+
+
+CompletionPrompt = Annotated[
+    Annotated[Text, Tag("<text>")]
+    | Annotated[list[TokenId], Tag("<ids>")]
+    | Annotated[list[Text], Field(min_length=1), Tag("<list>")]
+    | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Tag("<lists>")],
+    Discriminator(_kind_of_prompt),
+]
+"""One text or several, or the target's token ids of one or of several."""
+
+
 class CompletionRequest(GenerationRequest):
     """Body of `POST /v1/completions`."""
 
-    prompt: Text
+    prompt: CompletionPrompt
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-
-
-TGI_NEUTRAL: dict[str, tuple[object, ...]] = {
-    "adapter_id": (),
-    "best_of": (1,),
-    "decoder_input_details": (False,),
-    "frequency_penalty": (0,),
-    "grammar": (),
-    "repetition_penalty": (1,),
-    "truncate": (),
-    "typical_p": (1,),
-    "watermark": (False,),
-}
-"""Unsupported parameters of TGI, with the values (beside null) that have no effect and are therefore accepted."""
-
-
-def is_known_parameter(name: str) -> bool:
-    """Whether TGI has this parameter, so that only its value is unsupported."""
-    return name in TGI_NEUTRAL
-
-
-class TgiParameters(Tolerant):
-    """TGI's `parameters`."""
-
-    neutral = TGI_NEUTRAL
-    labels = frozenset()
-
-    do_sample: bool | None = None
-    max_new_tokens: int | None = Field(default=None, ge=1, lt=1 << 31)
-    return_full_text: bool | None = None
-    stop: list[Stop] | None = Field(default=None, max_length=MAX_STOPS)
-    seed: int | None = Field(default=None, ge=0, lt=1 << 63)
-    temperature: float | None = Field(default=None, gt=0, le=2)
-    top_k: int | None = Field(default=None, ge=1, lt=1 << 31)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    details: bool | None = None
-    top_n_tokens: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-
-    @property
-    def is_greedy(self) -> bool:
-        """TGI samples if `do_sample` is set or if any sampling parameter is."""
-        filters = self.top_k is not None or self.top_p not in (None, 1)
-        return not (self.do_sample or filters or self.temperature not in (None, 1))
-
-
-class TgiRequest(Strict):
-    """Body of `POST /`, `/generate` and `/generate_stream`."""
-
-    inputs: Text = Field(min_length=1)
-    parameters: Annotated[TgiParameters, BeforeValidator(lambda given: {} if given is None else given)] = (
-        TgiParameters()
-    )
-    stream: bool | None = None
-    semspec: Extension = Extension()
-
-
-class TokenizeRequest(Strict):
-    """Body of `POST /tokenize`."""
-
-    inputs: Text
-    add_special_tokens: False_ | None = None

@@ -9,11 +9,12 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from semspec.gateway.api.bodies import LABELS, TGI_NEUTRAL
-from semspec.gateway.api.bodies import NEUTRAL as OPENAI_NEUTRAL
 from semspec.gateway.api.errors import TGI_PATHS, Error, TgiError
 from semspec.gateway.api.middleware import is_open
-from semspec.gateway.api.requests import model_names
+from semspec.gateway.api.neutral import LABELS, RESPONSES_NEUTRAL, TGI_NEUTRAL
+from semspec.gateway.api.neutral import NEUTRAL as OPENAI_NEUTRAL
+from semspec.gateway.api.requests import PLACEHOLDERS, model_names
+from semspec.gateway.api.response_models import InputMessage, InputPart, InputReasoning
 from semspec.gateway.api.responses import DESCRIBED, reference, refusals
 from semspec.gateway.settings import GatewaySettings
 
@@ -33,7 +34,11 @@ KEY = "bearer"
 
 _REF = "#/components/schemas/{model}"
 _FASTAPIS_OWN = ("HTTPValidationError", "ValidationError", "JsonValue")
-_OF_MESSAGES = ("annotations", "audio", "function_call", "refusal", "tool_calls")
+_WITH_MODEL = (
+    *("ChatRequest", "CompletionRequest", "ResponseRequest"),
+    *("TokenizePrompt", "TokenizeMessages", "DetokenizeRequest"),
+)
+_OF_MESSAGES = ("annotations", "audio", "function_call", "refusal")
 _GUESS: Schema = {"schema": {}}
 """FastAPI's content schema for routes that return a `Response`."""
 _REQUEST_ID = {"description": "also logged by the server", "schema": {"type": "string"}}
@@ -107,17 +112,22 @@ def _named(content: Schema) -> Schema:
 
 def _complete_requests(schemas: Schema, settings: GatewaySettings) -> None:
     labels = {name: {"description": "accepted and ignored"} for name in sorted(LABELS)}
+    for request in _WITH_MODEL:
+        schemas[request]["properties"]["model"] = {"enum": [*model_names(settings), *PLACEHOLDERS, None]}
     for request in ("ChatRequest", "CompletionRequest"):
         fields = schemas[request]["properties"]
-        fields["model"]["enum"] = model_names(settings)
         fields["n"]["anyOf"][0]["maximum"] = settings.max_n
         fields |= _neutral(OPENAI_NEUTRAL) | labels
+    for request in ("TokenizePrompt", "TokenizeMessages"):
+        schemas[request]["properties"] |= _neutral(OPENAI_NEUTRAL) | labels
+    schemas["ResponseRequest"]["properties"] |= _neutral(RESPONSES_NEUTRAL) | labels
+    for item in (InputMessage, InputPart, InputReasoning):
+        ignored = {name: {"description": "accepted and ignored"} for name in sorted(item.labels)}
+        schemas[item.__name__]["properties"] |= _neutral(item.neutral) | ignored
     of_messages = {name: OPENAI_NEUTRAL[name] for name in _OF_MESSAGES}
     schemas["ChatMessage"]["properties"] |= _neutral(of_messages)
     if "TgiRequest" in schemas:
         schemas["TgiParameters"]["properties"] |= _neutral(TGI_NEUTRAL)
-        fields = schemas["TgiRequest"]["properties"]
-        fields["parameters"] = {"anyOf": [fields["parameters"], {"type": "null"}]}  # a validator accepts null
 
 
 def _neutral(fields: Mapping[str, Sequence[object]]) -> Schema:

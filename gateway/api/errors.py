@@ -24,7 +24,7 @@ from semspec.errors import (
     Unavailable,
     represent,
 )
-from semspec.gateway.api.bodies import is_known_field, is_known_parameter
+from semspec.gateway.api.neutral import is_known
 from semspec.gateway.metrics import Metrics
 from semspec.records import Body
 
@@ -180,7 +180,7 @@ def _invalid(details: Sequence[Any]) -> InvalidRequest:
     kind = str(first["type"])
     if kind == "json_invalid":
         return InvalidRequest(f"the body is not valid JSON: {first['ctx']['error']} at byte {first['loc'][-1]}")
-    field = ".".join(name for name in map(str, first["loc"][1:]) if name not in ("<text>", "<list>")) or None
+    field = ".".join(name for name in map(str, first["loc"][1:]) if not name.startswith("<")) or None
     if kind == "extra_forbidden":
         return InvalidRequest(_unsupported(str(field)), field)
     return InvalidRequest(f"{field or 'the body'}: {first['msg'].removeprefix('Value error, ')}", field)
@@ -188,6 +188,6 @@ def _invalid(details: Sequence[Any]) -> InvalidRequest:
 
 def _unsupported(field: str) -> str:
     name = field.rpartition(".")[2]
-    if is_known_field(name) or is_known_parameter(name):
+    if is_known(name):
         return f"{field} is not supported with this value; leave it out"
     return f"{field} is not a field of this API; leave it out"

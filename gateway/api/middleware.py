@@ -23,7 +23,7 @@ from semspec.gateway.metrics import Metrics
 from semspec.keys import Keys
 from semspec.observability import mark_failed, request_id, span
 
-_OPEN = frozenset({"/", "/health", "/ready"})
+_OPEN = frozenset({"/", "/health", "/ping", "/ready"})
 
 
 def is_open(method: str, path: str) -> bool:
@@ -41,7 +41,7 @@ def unauthenticated(key: bytes | None) -> Unauthenticated:
     """The error for a request without a key or with an unknown one. Its message does not contain the key."""
     if key is None:
         return Unauthenticated("an API key is missing; send it as the header `Authorization: Bearer KEY`")
-    return Unauthenticated("this API key is not known; get one from the gateway's operator")
+    return Unauthenticated("this API key is not known, or no longer; get one from the gateway's operator")
 
 
 def owner_of(request: Request) -> str:
@@ -60,7 +60,7 @@ OwnerOf = Annotated[str, Depends(owner_of)]
 
 
 _log = logging.getLogger(__name__)
-_POLLED = ("/health", "/ready", "/metrics", "/v1/services")
+_POLLED = ("/health", "/ping", "/ready", "/metrics", "/v1/services")
 _REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
 

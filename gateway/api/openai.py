@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from semspec import records
-from semspec.errors import SemspecError
+from semspec.errors import InvalidRequest, SemspecError
 from semspec.gateway.api.bodies import ChatRequest, CompletionRequest
 from semspec.gateway.api.errors import error_body
 from semspec.gateway.api.openai_models import (
@@ -59,6 +59,11 @@ def router(responder: Responder, settings: GatewaySettings) -> APIRouter:
         """Continue a text."""
         return await responder.respond(http, completion_request(body, settings), body)
 
+    @routes.post("/embeddings", include_in_schema=False)
+    async def embeddings() -> Response:
+        """Refuse by name what clients of this API may expect."""
+        raise InvalidRequest("embeddings are not supported: this server's models generate text", "model")
+
     return routes
 
 
@@ -97,17 +102,20 @@ class _OpenAIFormat(ABC):
         extra = statistics(outputs, self._request)
         if not self._request.include_usage:
             return [self._chunk(end, **extra)]
-        return [self._chunk(end), self._chunk([], usage=TokenCounts(**usage(outputs)), **extra)]
+        return [self._chunk(end), self._chunk([], usage=self._usage(outputs), **extra)]
 
     def response(self, outputs: Sequence[ChoiceOutput]) -> BaseModel:
         return self._whole(
             [self._choice(index, output) for index, output in enumerate(outputs)],
-            usage=TokenCounts(**usage(outputs)),
+            usage=self._usage(outputs),
             **statistics(outputs, self._request),
         )
 
     def error(self, error: SemspecError) -> BaseModel:
         return error_body(error)
+
+    def _usage(self, outputs: Sequence[ChoiceOutput]) -> TokenCounts:
+        return TokenCounts(**usage(outputs, len(self._request.all_prompts)))
 
     @abstractmethod
     def _chunk(self, choices: Sequence[Any], **fields: Any) -> BaseModel: ...

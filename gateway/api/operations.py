@@ -8,10 +8,11 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from semspec import __version__
 from semspec.decoding import Backends
 from semspec.errors import SemspecError
 from semspec.gateway.api.middleware import is_anonymous
-from semspec.gateway.api.resource_models import Health, Ready, Service, Services
+from semspec.gateway.api.resource_models import Health, Ready, Service, Services, Version
 from semspec.gateway.api.responses import METRICS, READY
 from semspec.gateway.metrics import Metrics
 from semspec.gateway.readiness import Readiness, describe
@@ -26,7 +27,7 @@ _WITHOUT_KEY = "not ready; see the log for the reason, or send an API key"
 def router(
     backends: Backends, readiness: Readiness, store: Store, metrics: Metrics, settings: GatewaySettings
 ) -> APIRouter:
-    """`/health`, `/ready`, `/metrics` and `/v1/services`."""
+    """`/health`, `/ping`, `/ready`, `/version`, `/metrics` and `/v1/services`."""
     routes = APIRouter(tags=["operations"])
     asks_for_keys = settings.auth == "keys"
 
@@ -34,6 +35,16 @@ def router(
     async def health() -> Health:
         """Answer while the process runs."""
         return Health(status="ok")
+
+    @routes.get("/ping")
+    async def ping() -> Health:
+        """The same as `/health`, under the path that SageMaker asks."""
+        return Health(status="ok")
+
+    @routes.get("/version")
+    async def version() -> Version:
+        """The version of this server."""
+        return Version(version=__version__)
 
     @routes.get("/ready", responses=READY)
     async def ready(http: HttpRequest) -> Ready:

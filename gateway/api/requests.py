@@ -2,44 +2,51 @@
 
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from semspec.decoding import STRATEGIES, Generation
 from semspec.errors import InvalidRequest, NotFound
-from semspec.gateway.api.bodies import ChatRequest, CompletionRequest, Extension, GenerationRequest, TgiRequest
-from semspec.gateway.generation.request import Api, Request
+from semspec.gateway.api.bodies import ChatRequest, CompletionRequest, Extension, GenerationRequest
+from semspec.gateway.api.tgi_bodies import TgiRequest
+from semspec.gateway.generation.request import Api, Request, RequestPrompt
 from semspec.gateway.settings import PLAIN_OPTIONS, GatewaySettings
-from semspec.types import Acceptance, Context, Message, SamplingParams, Scoring, Segmentation
+from semspec.types import Acceptance, Context, SamplingParams, Scoring, Segmentation, TokenIds
 
-_ROLES: dict[str, Literal["system", "user", "assistant"]] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-}
+PLACEHOLDERS = ("tgi", "dummy")
+"""Names that Text Generation Inference's clients send for "the model that is served"."""
 
-_PREFIXES: dict[Api, str] = {"chat": "chatcmpl", "completions": "cmpl", "tgi": "tgi"}
+_PREFIXES: dict[Api, str] = {"chat": "chatcmpl", "completions": "cmpl", "tgi": "tgi", "responses": "resp"}
 
 
-def chat_request(body: ChatRequest, settings: GatewaySettings) -> Request:
+def chat_request(body: ChatRequest, settings: GatewaySettings, api: Api = "chat") -> Request:
     """Raises: InvalidRequest, NotFound."""
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs is only allowed when logprobs is true", "top_logprobs")
-    messages = tuple(Message(_ROLES[message.role], message.text) for message in body.messages)
+    messages = tuple(message.message for message in body.messages)
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise InvalidRequest("max_tokens is another name for max_completion_tokens; give one of them", "max_tokens")
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     budget = body.max_completion_tokens or body.max_tokens
-    return _request("chat", body, messages, settings, budget, num_logprobs)
+    return _request(api, body, (messages,), settings, budget, num_logprobs)
 
 
 def completion_request(body: CompletionRequest, settings: GatewaySettings, api: Api = "completions") -> Request:
     """Raises: InvalidRequest, NotFound."""
     if body.semspec.session is not None:
         raise InvalidRequest("sessions store the turns of a chat; use /v1/chat/completions", "semspec.session")
-    return _request(api, body, body.prompt, settings, body.max_tokens, body.logprobs)
+    return _request(api, body, _prompts(body), settings, body.max_tokens, body.logprobs)
+
+
+def _prompts(body: CompletionRequest) -> tuple[str | TokenIds, ...]:
+    given = body.prompt
+    if isinstance(given, str):
+        return (given,)
+    if ids := tuple(token for token in given if isinstance(token, int)):
+        return (TokenIds(ids),)
+    several = (prompt for prompt in given if not isinstance(prompt, int))
+    return tuple(prompt if isinstance(prompt, str) else TokenIds(tuple(prompt)) for prompt in several)
 
 
 def model_names(settings: GatewaySettings, strategies: Iterable[str] = STRATEGIES) -> list[str]:
@@ -50,7 +57,7 @@ def model_names(settings: GatewaySettings, strategies: Iterable[str] = STRATEGIE
 def _request(
     api: Api,
     body: GenerationRequest,
-    prompt: str | tuple[Message, ...],
+    prompts: Sequence[RequestPrompt],
     settings: GatewaySettings,
     max_tokens: int | None,
     num_logprobs: int | None,
@@ -60,15 +67,19 @@ def _request(
         raise InvalidRequest("stream_options is only allowed when stream is true", "stream_options")
     if num_choices > settings.max_n:
         raise InvalidRequest(f"n is {num_choices}, but at most {settings.max_n} choices are served", "n")
+    if len(prompts) * num_choices > settings.max_n:
+        message = f"{len(prompts)} prompts of n {num_choices} are over the limit of {settings.max_n} choices"
+        raise InvalidRequest(f"{message}; send fewer prompts at once", "prompt")
     if num_choices > 1 and body.semspec.session is not None:
         raise InvalidRequest("a session has one next turn; leave out n or the session", "n")
     return Request(
         id=f"{_PREFIXES[api]}-{secrets.token_hex(16)}",
         api=api,
         created=int(time.time()),
-        model=body.model,
-        prompt=prompt,
-        num_choices=num_choices,
+        model=check_model(body.model, settings),
+        prompt=prompts[0],
+        other_prompts=tuple(prompts[1:]),
+        num_choices=len(prompts) * num_choices,
         seed=secrets.randbits(53) if body.seed is None else body.seed,
         max_tokens=max_tokens,
         plan=replace(_plan(body, settings), num_logprobs=num_logprobs),
@@ -77,9 +88,17 @@ def _request(
         strictness=body.semspec.strictness,
         session=body.semspec.session,
         stream=bool(body.stream),
-        include_usage=body.stream_options is not None and body.stream_options.include_usage,
-        trace=body.semspec.trace,
+        include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
+        trace=bool(body.semspec.trace),
     )
+
+
+def check_model(model: str | None, settings: GatewaySettings) -> str:
+    """The name of the model that a request means. Raises: NotFound."""
+    name = settings.model_name if model is None or model in PLACEHOLDERS else model
+    if name not in model_names(settings):
+        raise NotFound(f"the model {name!r} does not exist; GET /v1/models lists those that do", "model")
+    return name
 
 
 def _plan(body: GenerationRequest, settings: GatewaySettings) -> Generation:
@@ -91,12 +110,12 @@ def _plan(body: GenerationRequest, settings: GatewaySettings) -> Generation:
             top_p=settings.default_top_p if body.top_p is None else body.top_p,
             top_k=max(0, body.top_k or 0),
         ),
-        strategy=_strategy(body.model, options, settings),
+        strategy=_strategy(check_model(body.model, settings), options, settings),
         **_plain_options(options, settings),
         segmentation=Segmentation(options.segmentation or settings.default_segmentation),
         acceptance=_acceptance(options, settings),
         scoring=_scoring(options, settings),
-        show_drafts=options.trace and bool(body.stream),
+        show_drafts=bool(options.trace and body.stream),
     )
 
 
@@ -111,8 +130,6 @@ def _stops(body: GenerationRequest) -> tuple[str, ...]:
 
 
 def _strategy(model: str, options: Extension, settings: GatewaySettings) -> str:
-    if model not in model_names(settings):
-        raise NotFound(f"the model {model!r} does not exist; GET /v1/models lists those that do", "model")
     alias = model.removeprefix(settings.model_name).lstrip(":") or None
     if alias is not None and options.strategy not in (None, alias):
         raise InvalidRequest(f"the model {model!r} already names another strategy", "semspec.strategy")

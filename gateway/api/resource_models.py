@@ -5,7 +5,7 @@ from typing import Literal
 from semspec.gateway.api.statistics import TokenCounts
 from semspec.gateway.generation.request import Parameters
 from semspec.records import Body, SegmentTrace
-from semspec.types import FinishReason
+from semspec.types import FinishReason, Role
 
 GenerationStatus = Literal["running", "finished", "failed", "cancelled", "interrupted"]
 
@@ -63,7 +63,7 @@ class GenerationTrace(Body):
 class Turn(Body):
     """One message of a conversation."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Role
     content: str
 
 
@@ -104,6 +104,12 @@ class Health(Body):
     """The process runs."""
 
     status: Literal["ok"]
+
+
+class Version(Body):
+    """This server's version."""
+
+    version: str
 
 
 class Ready(Body):

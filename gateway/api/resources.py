@@ -43,12 +43,12 @@ def generations(responder: Responder, store: Store) -> APIRouter:
     @routes.get("/{id}", responses=GENERATION)
     async def generation(id: GenerationId, owner: OwnerOf) -> StoredGeneration:
         """A generation's parameters, models, prompt and outcome."""
-        return _public(id, await _owned(id, owner, store))
+        return _public(id, await owned(id, owner, store))
 
     @routes.get("/{id}/trace", responses=TRACE)
     async def trace(id: GenerationId, owner: OwnerOf) -> GenerationTrace:
         """The records of all kept segments so far, in order."""
-        stored, lines = _public(id, await _owned(id, owner, store)), await store.trace(id)
+        stored, lines = _public(id, await owned(id, owner, store)), await store.trace(id)
         with reading(f"generation {id}"):
             segments = [SegmentTrace.model_validate_json(line) for line in lines]
         return GenerationTrace(
@@ -67,13 +67,13 @@ def generations(responder: Responder, store: Store) -> APIRouter:
         trace: Annotated[bool, Query(description="segment records as well")] = False,
     ) -> Response:
         """Stream the events after `Last-Event-ID`; a generation that no gateway runs is resumed."""
-        await _owned(id, owner, store)
+        await owned(id, owner, store)
         return responder.attached(id, [int(count) for count in (last_event_id or "0").split("-")], trace)
 
     @routes.post("/{id}/cancel", responses=GENERATION)
     async def cancel(id: GenerationId, owner: OwnerOf) -> StoredGeneration:
         """Cancel a generation and the other choices of its request; an ended one is unchanged."""
-        meta = await _owned(id, owner, store)
+        meta = await owned(id, owner, store)
         for choice_id in stored_request(id, meta).choice_ids:
             with suppress(NotFound):  # the choice has not begun
                 await store.cancel(choice_id)
@@ -134,7 +134,7 @@ def models(readiness: Readiness, settings: GatewaySettings) -> APIRouter:
     return routes
 
 
-async def _owned(id: str, owner: str, store: Store) -> dict[str, str]:
+async def owned(id: str, owner: str, store: Store) -> dict[str, str]:
     """The stored fields of this owner's generation.
 
     Raises: NotFound, also for another owner's generation; Unavailable.

@@ -7,6 +7,8 @@ from pydantic import BaseModel
 from semspec.gateway.api.errors import Error, TgiError
 from semspec.gateway.api.idempotency import MAX_KEY_LENGTH
 from semspec.gateway.api.openai_models import ChatCompletion, ChatCompletionChunk, TextCompletion, TextCompletionChunk
+from semspec.gateway.api.response_models import EVENTS as RESPONSE_EVENTS
+from semspec.gateway.api.response_models import ModelResponse
 from semspec.gateway.api.tgi_models import TgiAnswer, TgiChunk
 
 Responses = dict[int | str, dict[str, Any]]
@@ -15,6 +17,8 @@ DESCRIBED: tuple[type[BaseModel], ...] = (
     ChatCompletion,
     ChatCompletionChunk,
     Error,
+    ModelResponse,
+    *RESPONSE_EVENTS,
     TextCompletion,
     TextCompletionChunk,
     TgiAnswer,
@@ -77,15 +81,17 @@ def _json_list(model: type[BaseModel]) -> dict[str, Any]:
     return {"application/json": {"schema": {"type": "array", "items": reference(model)}}}
 
 
-def _stream(*models: type[BaseModel]) -> dict[str, Any]:
-    """An event stream described by its events, as in OpenAPI 3.2."""
+def _stream(*models: type[BaseModel], is_named: bool = False) -> dict[str, Any]:
+    """An event stream described by its events, as in OpenAPI 3.2; `is_named` events have their `type` as name too."""
     data = {
         "type": "string",
         "contentMediaType": "application/json",
         "contentSchema": {"anyOf": [reference(model) for model in models]},
     }
     id = {"type": "string", "pattern": "^[0-9]+(-[0-9]+)*$", "description": "for `Last-Event-ID`"}
-    event = {"data": {"anyOf": [{"const": "[DONE]"}, data]}, "id": id}
+    event: dict[str, Any] = {"data": {"anyOf": [{"const": "[DONE]"}, data]}, "id": id}
+    if is_named:
+        event = {"data": data, "id": id, "event": {"type": "string"}}
     return {"text/event-stream": {"itemSchema": {"type": "object", "required": ["data"], "properties": event}}}
 
 
@@ -104,10 +110,15 @@ COMPLETION: Responses = {
     200: {"content": _json(TextCompletion) | _stream(TextCompletionChunk, Error), "links": _LINKS},
     **_GENERATING,
 }
+RESPONSE: Responses = {
+    200: {"content": _json(ModelResponse) | _stream(*RESPONSE_EVENTS, Error, is_named=True), "links": _LINKS},
+    **_GENERATING,
+}
+STORED_RESPONSE: Responses = _STORED
 GENERATION: Responses = _STORED
 TRACE: Responses = _STORED
 EVENTS: Responses = {
-    200: {"content": _stream(ChatCompletionChunk, TextCompletionChunk, TgiChunk, Error, TgiError)},
+    200: {"content": _stream(ChatCompletionChunk, TextCompletionChunk, *RESPONSE_EVENTS, TgiChunk, Error, TgiError)},
     **refusals(400, 404, 409, 429, 503, 504),
 }
 SESSION: Responses = _STORED
@@ -126,6 +137,7 @@ GENERATE: Responses = {200: {"content": _json(TgiAnswer)}, **_TGI}
 GENERATE_STREAM: Responses = {200: {"content": _stream(TgiChunk, TgiError)}, **_TGI}
 EITHER: Responses = {200: {"content": _json_list(TgiAnswer) | _stream(TgiChunk, TgiError)}, **_TGI}
 TOKENIZE: Responses = refusals(400, 408, 413, 422, 424, error=TgiError)
+DETOKENIZE: Responses = refusals(400, 404, 408, 413, 503, 504)
 INFO: Responses = refusals(424, error=TgiError)
 
 IDEMPOTENT: dict[str, Any] = {

@@ -241,10 +241,16 @@ class _Chunks:
 
 def _events(chunks: Iterable[BaseModel], last_id: str = "") -> bytes:
     """Chunks as events; the last one has `last_id`, if given."""
-    lines = [f"data: {chunk.model_dump_json()}\n\n" for chunk in chunks]
+    lines = [f"{_name(chunk)}data: {chunk.model_dump_json()}\n\n" for chunk in chunks]
     if lines and last_id:
         lines[-1] = f"id: {last_id}\n{lines[-1]}"
     return "".join(lines).encode()
+
+
+def _name(chunk: BaseModel) -> str:
+    """The line with the name of an event that has a type; chunks have none, which OpenAI's clients would not read."""
+    type = getattr(chunk, "type", None)
+    return "" if type is None else f"event: {type}\n"
 
 
 def _fingerprint(served: Served) -> str:

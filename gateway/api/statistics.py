@@ -64,9 +64,18 @@ class AnswerMetrics(Body):
     speculative_decoding: SpeculativeDecoding | None
 
 
+class CompletionTokens(Body):
+    """What the output tokens are."""
+
+    reasoning_tokens: int
+    """Of the segments up to the one with `</think>`, which counts as a whole."""
+
+
 class TokenCounts(Body):
-    """Token counts over all choices; their common prompt counts once."""
+    """Token counts over all choices; the common prompt of several choices counts once."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    completion_tokens_details: CompletionTokens | None = if_any()
+    """Only of chats."""

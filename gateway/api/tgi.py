@@ -3,7 +3,6 @@
 Additional fields come last, under keys of their own.
 """
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -13,26 +12,23 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from semspec import __version__
-from semspec.decoding import Target
-from semspec.errors import DeadlineExceeded, InternalError, SemspecError
-from semspec.gateway.api.bodies import TgiRequest, TokenizeRequest
+from semspec.errors import SemspecError
 from semspec.gateway.api.errors import tgi_error_body
 from semspec.gateway.api.openai import statistics
 from semspec.gateway.api.requests import text_request, tgi_request
-from semspec.gateway.api.responses import EITHER, GENERATE, GENERATE_STREAM, IDEMPOTENT, INFO, TOKENIZE
-from semspec.gateway.api.sse import GENERATION_ID, Responder, unless_disconnected
+from semspec.gateway.api.responses import EITHER, GENERATE, GENERATE_STREAM, IDEMPOTENT, INFO
+from semspec.gateway.api.sse import GENERATION_ID, Responder
+from semspec.gateway.api.tgi_bodies import TgiRequest
 from semspec.gateway.api.tgi_models import (
     TgiAnswer,
     TgiChunk,
     TgiDetails,
     TgiEnd,
     TgiInfo,
-    TgiPlace,
     TgiStarted,
     TgiToken,
 )
 from semspec.gateway.api.tgi_tokens import SegmentStream, ShownToken, TokenStream
-from semspec.gateway.generation.choice import broken_target
 from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept
 from semspec.gateway.generation.request import Request
 from semspec.gateway.readiness import Readiness
@@ -40,8 +36,8 @@ from semspec.gateway.settings import MAX_STOPS, GatewaySettings
 from semspec.types import Drafted, FinishReason
 
 
-def router(responder: Responder, target: Target, readiness: Readiness, settings: GatewaySettings) -> APIRouter:
-    """`/generate`, `/generate_stream`, `/`, `/tokenize` and `/info`."""
+def router(responder: Responder, readiness: Readiness, settings: GatewaySettings) -> APIRouter:
+    """`/generate`, `/generate_stream`, `/` and `/info`."""
     routes = APIRouter(tags=["tgi"])
 
     async def respond(http: HttpRequest, body: TgiRequest, stream: bool) -> Response:
@@ -66,18 +62,6 @@ def router(responder: Responder, target: Target, readiness: Readiness, settings:
             return answer
         headers = {GENERATION_ID: answer.headers[GENERATION_ID]}
         return Response(b"[%b]" % bytes(answer.body), media_type="application/json", headers=headers)
-
-    @routes.post("/tokenize", responses=TOKENIZE)
-    async def tokenize(http: HttpRequest, body: TokenizeRequest) -> list[TgiPlace]:
-        """The target's tokens of a text, with their positions in it."""
-        try:
-            async with asyncio.timeout(settings.encode_deadline_s):
-                with broken_target(InternalError):
-                    tokens = await unless_disconnected(http.receive, target.tokenize(body.inputs))
-        except TimeoutError:
-            readiness.suspect()
-            raise DeadlineExceeded("the target took too long to tokenize the text; retry") from None
-        return [TgiPlace(id=token.id, text=token.text, start=token.start, stop=token.stop) for token in tokens]
 
     @routes.get("/info", responses=INFO)
     async def info() -> TgiInfo:

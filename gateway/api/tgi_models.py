@@ -73,6 +73,22 @@ class TgiPlace(Body):
     stop: int
 
 
+class Tokens(Body):
+    """The target's tokens of a prompt, as vLLM answers."""
+
+    count: int
+    max_model_len: int
+    """The target's context window, in tokens."""
+    tokens: list[int]
+    token_strs: None
+
+
+class Detokenized(Body):
+    """The text of token ids, as vLLM answers."""
+
+    prompt: str
+
+
 class TgiInfo(Body):
     """The served model and its limits."""
 

@@ -21,7 +21,7 @@ from semspec.gateway.generation.admission import Admission
 from semspec.gateway.generation.attach import Attacher, SharedSlots
 from semspec.gateway.generation.choice import ChoiceRunner, Emit, broken_target
 from semspec.gateway.generation.output import ChoiceEvent, ChoiceOutput
-from semspec.gateway.generation.request import ChoiceRequest, Request, stored_choice, stored_fields
+from semspec.gateway.generation.request import ChoiceRequest, Request, RequestPrompt, stored_choice, stored_fields
 from semspec.gateway.generation.strictness import at_strictness
 from semspec.gateway.metrics import Metrics
 from semspec.gateway.readiness import Readiness, Served
@@ -29,7 +29,7 @@ from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.journal import Journal, cancelled
 from semspec.gateway.store.session_lease import SessionLease, Sessions
 from semspec.gateway.store.store import FIRST_FENCE, Store
-from semspec.types import Message, Piece, Writer
+from semspec.types import Message, Piece, Prompt, Writer
 
 Work = Callable[[Emit], Coroutine[None, None, None]]
 """Generates one choice, and emits its events."""
@@ -139,11 +139,9 @@ class Generations:
             turns = lease.turns if lease else ()
             _check_session_size(request, turns, settings.max_session_bytes)
             request = replace(request, num_turns=len(turns))
-            prompts = await self._prompts(request, turns, served)
-            budget = _budget(request, prompts, served, settings.default_max_tokens)
-            self._metrics.prompt(len(prompts.target.token_ids))
-            indices = range(request.num_choices)
-            choices = [ChoiceRequest.of(request, index, prompts, budget, served) for index in indices]
+            choices = list[ChoiceRequest]()
+            for prompt in request.all_prompts:
+                choices += await self._choices(request, prompt, turns, served, len(choices))
             was_cancelled, outputs = asyncio.Event(), [choice.output() for choice in choices]
             works = [
                 partial(self._begin, choice, output, Journal(self._store, choice.id, was_cancelled), lease)
@@ -180,20 +178,37 @@ class Generations:
         await journal.begin(stored_fields(choice))
         await self._runner.run(choice, output, journal, lease, emit)
 
+    async def _choices(
+        self, request: Request, prompt: RequestPrompt, turns: Sequence[Message], served: Served, first: int
+    ) -> list[ChoiceRequest]:
+        """All choices of one of the request's prompts; `first` is the index of the first of them."""
+        prompts = await self._prompts(request, prompt, turns, served)
+        budget = _budget(request, prompts, served, self._settings.default_max_tokens)
+        self._metrics.prompt(len(prompts.target.token_ids))
+        indices = range(first, first + request.num_choices_per_prompt)
+        return [ChoiceRequest.of(request, index, prompts, budget, served) for index in indices]
+
     async def _stored_choice(self, first: ChoiceRequest, index: int) -> ChoiceRequest:
         """One choice of a request; it is begun now if the request's gateway stopped before beginning it."""
-        id = first.request.choice_id(index)
+        request, id = first.request, first.request.choice_id(index)
         try:
             return stored_choice(id, await self._store.generation(id), first.served)
         except NotFound:
-            max_tokens = first.generation.max_tokens
-            choice = ChoiceRequest.of(first.request, index, first.prompts, max_tokens, first.served)
+            position, offset = divmod(index, request.num_choices_per_prompt)
+            if position == first.index // request.num_choices_per_prompt:
+                choice = ChoiceRequest.of(request, index, first.prompts, first.generation.max_tokens, first.served)
+            else:
+                prompt = request.all_prompts[position]
+                choice = (await self._choices(request, prompt, (), first.served, index - offset))[offset]
             await Journal(self._store, choice.id, asyncio.Event()).begin(stored_fields(choice))
             return choice
 
-    async def _prompts(self, request: Request, turns: Sequence[Message], served: Served) -> Prompts:
+    async def _prompts(
+        self, request: Request, given: RequestPrompt, turns: Sequence[Message], served: Served
+    ) -> Prompts:
         """The prompt as each model of the strategy reads it."""
-        prompt = request.prompt if isinstance(request.prompt, str) else (*turns, *request.prompt)
+        first = (Message("system", request.instructions),) if request.instructions else ()
+        prompt: Prompt = (*first, *turns, *given) if isinstance(given, tuple) else given
         target = await self._encode(request, prompt)
         if Writer.DRAFT not in STRATEGIES[request.plan.strategy].writers:
             return Prompts(target)
@@ -206,7 +221,7 @@ class Generations:
         except ContextTooLong as error:
             raise ContextTooLong(error.message, error.parameter or request.prompt_field) from error
 
-    async def _encode(self, request: Request, prompt: str | Sequence[Message]) -> Piece:
+    async def _encode(self, request: Request, prompt: Prompt) -> Piece:
         try:
             async with asyncio.timeout(self._settings.encode_deadline_s):
                 with broken_target(InternalError):
@@ -215,7 +230,7 @@ class Generations:
             self._readiness.suspect()
             raise DeadlineExceeded("the target took too long to tokenize the prompt; retry") from None
         except InvalidRequest as error:
-            raise type(error)(error.message, error.parameter or request.prompt_field) from error
+            raise type(error)(error.message, request.prompt_field) from error
         except SemspecError:
             self._readiness.suspect()
             raise
@@ -256,7 +271,7 @@ def _check_segmentation(request: Request, served: Served) -> None:
 
 
 def _check_session_size(request: Request, turns: Sequence[Message], max_bytes: int) -> None:
-    num_bytes = sum(len(turn.content.encode()) for turn in (*turns, *request.messages))
+    num_bytes = sum(len((turn.content + turn.tool_calls).encode()) for turn in (*turns, *request.messages))
     if request.session is not None and num_bytes > max_bytes:
         message = f"session {request.session} would exceed {max_bytes} bytes; start a new one"
         raise InvalidRequest(message, "semspec.session")

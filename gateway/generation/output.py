@@ -3,6 +3,7 @@ content."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from time import perf_counter
 from typing import Any
 
@@ -32,6 +33,7 @@ class StopChecker:
     ) -> None:
         """`keep_stop` leaves the stop sequence in the text; without a parser all text is content."""
         self._stops, self._keep_stop = tuple(stops), keep_stop
+        self.reasoning_parser = reasoning_parser
         self._reasoning_parser = reasoning_parser or ReasoningParser("content")
         self._buffer = ""
         self.seen = Delta()
@@ -70,6 +72,7 @@ class ReasoningParser:
 
     def __init__(self, kind: str) -> None:
         """`kind` of the next text: "reasoning", "content", or "unknown" until it begins with `<think>` or not."""
+        self.begins_inside = kind == "reasoning"
         self._kind = kind
         self._buffer = ""
 
@@ -191,6 +194,24 @@ class ChoiceOutput:
         return sum(len(record.segment.token_ids) for record in self.records)
 
     @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Number of output tokens up to the end of the segment with `</think>`; None where reasoning is not split off.
+
+        Only segments are counted, since the writers do not say which characters a token has.
+        """
+        parser = self.stop_checker.reasoning_parser
+        if parser is None:
+            return None
+        text = self.text
+        if not parser.begins_inside and not text.lstrip().startswith(THINK):
+            return 0
+        end = text.find(END_OF_THINKING)
+        sizes = [len(record.segment.text) for record in self.records]
+        begins = accumulate(sizes, initial=0)
+        pairs = zip(self.records, begins, strict=False)
+        return sum(len(record.segment.token_ids) for record, begin in pairs if end < 0 or begin <= end)
+
+    @property
     def latency_s(self) -> float:
         """Time from the start of decoding to its end, or until now."""
         return (self._end or perf_counter()) - self._start
@@ -217,11 +238,14 @@ def numbers(outputs: Sequence[ChoiceOutput]) -> dict[str, Any]:
     }
 
 
-def usage(outputs: Sequence[ChoiceOutput]) -> dict[str, int]:
-    """OpenAI's token counts over all choices; their common prompt counts once."""
-    num_prompt, num_completion = outputs[0].num_prompt_tokens, sum(output.num_tokens for output in outputs)
+def usage(outputs: Sequence[ChoiceOutput], num_prompts: int = 1) -> dict[str, Any]:
+    """OpenAI's token counts over all choices; the common prompt of several choices counts once."""
+    firsts = outputs[:: len(outputs) // num_prompts]
+    num_prompt, num_completion = sum(output.num_prompt_tokens for output in firsts), sum(o.num_tokens for o in outputs)
+    reasoning = [output.num_reasoning_tokens for output in outputs if output.num_reasoning_tokens is not None]
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_completion,
         "total_tokens": num_prompt + num_completion,
+        **({"completion_tokens_details": {"reasoning_tokens": sum(reasoning)}} if reasoning else {}),
     }

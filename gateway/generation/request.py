@@ -17,7 +17,7 @@ from semspec.gateway.generation.strictness import Expected
 from semspec.gateway.readiness import Served
 from semspec.gateway.store.replies import reading
 from semspec.records import Body, Json
-from semspec.types import Context, Message, Piece, Segmentation, derive_seed
+from semspec.types import Context, Message, Piece, Segmentation, TokenIds, derive_seed
 
 _FIELDS: dict[str, Any] = {name: (found.type, ...) for name, found in options().items()}
 _Options: Any = create_model("_Options", __base__=Body, **_FIELDS)
@@ -51,7 +51,9 @@ class Parameters(_Options):
         )
 
 
-Api = Literal["chat", "completions", "tgi"]
+RequestPrompt = str | TokenIds | tuple[Message, ...]
+
+Api = Literal["chat", "completions", "responses", "tgi"]
 """The API whose format the response has."""
 
 
@@ -65,8 +67,9 @@ class Request:
     """Seconds since 1970."""
     model: str
     """The name in the client's request."""
-    prompt: str | tuple[Message, ...]
+    prompt: RequestPrompt
     num_choices: int
+    """Of all prompts together, the same number for each; the first prompt's come first."""
     seed: int
     """The client's seed, or a random one."""
     max_tokens: int | None
@@ -81,6 +84,8 @@ class Request:
     stream: bool
     include_usage: bool
     trace: bool
+    other_prompts: tuple[RequestPrompt, ...] = ()
+    """The prompts after the first one of a plain completion."""
     owner: str = ""
     """Name of the request's API key; empty when authentication is off."""
     num_turns: int = 0
@@ -91,15 +96,21 @@ class Request:
     """Whether TGI's response includes details: tokens and finish reason."""
     full_text: bool = False
     """Whether TGI's text begins with the prompt."""
+    instructions: str = ""
+    """A system message before all others, that a response which follows this one does not inherit."""
+    previous: str = ""
+    """Id of the response that this one follows; its turns are part of the prompt."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """The messages of a chat; none for a plain prompt."""
-        return () if isinstance(self.prompt, str) else self.prompt
+        return self.prompt if isinstance(self.prompt, tuple) else ()
 
     @property
     def prompt_field(self) -> str:
-        return "prompt" if isinstance(self.prompt, str) else "messages"
+        if self.api == "responses":
+            return "input"
+        return "messages" if isinstance(self.prompt, tuple) else "prompt"
 
     @property
     def strategy_field(self) -> str:
@@ -114,11 +125,19 @@ class Request:
         """The id of one choice's generation; the first one has the response's id."""
         return f"{self.id}-{index}" if index else self.id
 
+    @property
+    def all_prompts(self) -> tuple[RequestPrompt, ...]:
+        return (self.prompt, *self.other_prompts)
+
+    @property
+    def num_choices_per_prompt(self) -> int:
+        return self.num_choices // len(self.all_prompts)
+
     def generation(self, index: int, prompts: Prompts, max_tokens: int) -> Generation:
-        """The decoding loop's input for one choice. The first choice uses the request's seed unchanged, so that the
-        loop alone reproduces it."""
-        seed = self.seed % (1 << 64)
-        sampling = replace(self.plan.sampling, seed=derive_seed(seed, "choice", index) if index else seed)
+        """The decoding loop's input for one choice. The first choice of a prompt uses the request's seed unchanged, so
+        that the loop alone reproduces it, and a prompt's choices are those that it has in a request of its own."""
+        seed, of_prompt = self.seed % (1 << 64), index % self.num_choices_per_prompt
+        sampling = replace(self.plan.sampling, seed=derive_seed(seed, "choice", of_prompt) if of_prompt else seed)
         return replace(
             self.plan,
             context=Context((prompts.target,)),
@@ -161,7 +180,7 @@ class ChoiceRequest:
 
     def output(self) -> ChoiceOutput:
         """An empty output."""
-        reasoning_parser = ReasoningParser.after(self.prompt) if self.request.api == "chat" else None
+        reasoning_parser = ReasoningParser.after(self.prompt) if self.request.messages else None
         stop_checker = StopChecker(self.request.stops, self.request.keep_stop, reasoning_parser)
         return ChoiceOutput(self.id, self.generation, stop_checker)
 

@@ -12,6 +12,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
 from importlib.resources import files
 from typing import Any, Literal, Self
 
@@ -185,7 +186,7 @@ class Store:
 
     async def commit(self, session: str, token: str, version: int, turns: Sequence[Message]) -> None:
         """Append turns after the first `version` ones and release the session. Raises: Conflict, Unavailable."""
-        lines = [json.dumps({"role": turn.role, "content": turn.content}) for turn in turns]
+        lines = [json.dumps(asdict(turn)) for turn in turns]
         keys = [_claim(session), _turns(session)]
         await self._run("commit", keys, [token, version, self._ttl_s, *lines], f"session {session}")
 

@@ -1,12 +1,11 @@
 """The prompt of a generation as each model reads it, in the model's own chat template."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from semspec.decoding.protocols import Drafter
 from semspec.decoding.steps import BackendUnavailable, or_backend_unavailable
 from semspec.errors import ContextTooLong
-from semspec.types import Message, ModelInfo, Piece
+from semspec.types import ModelInfo, Piece, Prompt, TokenIds
 
 THINK = "<think>"
 """Opens the reasoning. Some chat templates end with it, so that the model does not write it."""
@@ -24,14 +23,15 @@ class Prompts:
 
 
 async def prompts_of(
-    prompt: str | Sequence[Message], target: Piece, drafter: Drafter, draft_info: ModelInfo, target_info: ModelInfo
+    prompt: Prompt, target: Piece, drafter: Drafter, draft_info: ModelInfo, target_info: ModelInfo
 ) -> Prompts:
     """`target`, which the target made of `prompt`, and the draft's own rendering where that differs.
 
-    A plain text goes to both models as it is, and a draft without a chat template reads the target's rendering.
+    A plain text or its token ids go to both models as they are, and a draft without a chat template reads the target's
+    rendering.
     Raises: ContextTooLong when the draft's window is too small.
     """
-    if isinstance(prompt, str) or not renders_its_own(draft_info, target_info):
+    if isinstance(prompt, str | TokenIds) or not renders_its_own(draft_info, target_info):
         return Prompts(target)
     try:
         draft = await or_backend_unavailable("draft", drafter.encode(prompt))

@@ -11,10 +11,10 @@ from semspec.types import (
     GeneratedSegment,
     GenerationParams,
     Judgement,
-    Message,
     ModelInfo,
     Piece,
     ProbeProjections,
+    Prompt,
     Proposal,
     Segment,
     SegmentScore,
@@ -32,10 +32,12 @@ class Drafter(Protocol):
         """The served model, for the handshake. Raises: Unavailable."""
         ...
 
-    async def encode(self, prompt: str | Sequence[Message]) -> Piece:
-        """Tokenize a text unchanged, or a conversation rendered with the model's own chat template.
+    async def encode(self, prompt: Prompt) -> Piece:
+        """Tokenize a text unchanged, or a conversation rendered with the model's own chat template; token ids of the
+        model's own tokenizer get their text.
 
-        Raises: InvalidRequest when the prompt is empty or the template refuses it; ContextTooLong when it leaves no
+        Raises: InvalidRequest when the prompt is empty, the template refuses or omits a part of it, or an id is not in
+        the vocabulary; ContextTooLong when it leaves no
         tokens for the output; Unavailable.
         """
         ...

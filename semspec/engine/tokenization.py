@@ -5,8 +5,19 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from semspec.engine.conversation import render
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
-from semspec.types import Context, Message, ModelInfo, Piece, Segment, SegmentEnd, Token, shares_ordinary_tokens
+from semspec.types import (
+    Context,
+    ModelInfo,
+    Piece,
+    Prompt,
+    Segment,
+    SegmentEnd,
+    Token,
+    TokenIds,
+    shares_ordinary_tokens,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase  # slow import, deferred until health checks are answered
@@ -61,16 +72,27 @@ class ModelTokenizer:
         suffix = self.ids_of(rendered.rpartition(EARLIER_TURN)[2])
         return next((token for token in suffix if token in self.eos_ids), min(self.eos_ids))
 
-    def encode(self, prompt: str | Sequence[Message]) -> Piece:
+    def encode(self, prompt: Prompt) -> Piece:
         """Tokenize a prompt of any length. See `semspec.decoding.protocols.Target.encode`."""
+        if isinstance(prompt, TokenIds):
+            return Piece(self._text_of_ids(prompt.ids), prompt.ids, self.info.tokenizer)
         if isinstance(prompt, str):
             text, ids = prompt, self.raw.encode(prompt)
         else:
-            text = self._render(prompt)
+            text = render(self.raw, prompt, self.info.model)
             ids = self.ids_of(text)
         if not text.strip() or not ids:
             raise InvalidRequest("the prompt is empty; send some text", parameter_of(prompt))
         return Piece(text, tuple(ids), self.info.tokenizer)
+
+    def _text_of_ids(self, ids: Sequence[int]) -> str:
+        """Raises: InvalidRequest when there are none, or one is not in the vocabulary."""
+        if not ids:
+            raise InvalidRequest("the prompt is empty; send some token ids", "prompt")
+        if (largest := max(ids)) >= len(self.raw):
+            message = f"the token id {largest} is outside the vocabulary of {len(self.raw)} tokens"
+            raise InvalidRequest(message, "prompt")
+        return str(self.raw.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def tokenize(self, text: str) -> list[Token]:
         """See `semspec.decoding.protocols.Target.tokenize`."""
@@ -148,21 +170,10 @@ class ModelTokenizer:
         turn = turn_after(self.raw, question, prefill)
         return turn[1:] if context[-1] in self.eos_ids and turn[0] in self.eos_ids else turn
 
-    def _render(self, messages: Sequence[Message]) -> str:
-        if self.raw.chat_template is None:
-            raise InvalidRequest(f"{self.info.model} has no chat template; use /v1/completions", "messages")
-        if not any(message.content.strip() for message in messages):
-            raise InvalidRequest("the messages are empty; send some text", "messages")
-        turns = [{"role": message.role, "content": message.content} for message in messages]
-        try:
-            return str(self.raw.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
-        except Exception as error:  # templates may raise any error
-            raise InvalidRequest(f"the chat template refuses these messages: {error}", "messages") from error
 
-
-def parameter_of(prompt: str | Sequence[Message]) -> str:
+def parameter_of(prompt: Prompt) -> str:
     """The request field of a prompt of this type."""
-    return "prompt" if isinstance(prompt, str) else "messages"
+    return "prompt" if isinstance(prompt, str | TokenIds) else "messages"
 
 
 def _decode(tokenizer: "PreTrainedTokenizerBase", tokens: Sequence[int]) -> str:

@@ -33,10 +33,10 @@ from semspec.types import (
     Distribution,
     GeneratedSegment,
     GenerationParams,
-    Message,
     ModelInfo,
     Piece,
     ProjectionSpec,
+    Prompt,
     Proposal,
     Segment,
     SegmentScore,
@@ -98,7 +98,7 @@ class TransformersEngine:
         cache = self._cache
         return replace(self._lm.info, cache_bytes=cache.num_bytes, max_cache_bytes=cache.max_bytes)
 
-    async def encode(self, prompt: str | Sequence[Message]) -> Piece:
+    async def encode(self, prompt: Prompt) -> Piece:
         piece = self.tokenizer.encode(prompt)
         self.tokenizer.check_room(len(piece.token_ids), parameter_of(prompt))
         return piece

@@ -19,10 +19,10 @@ from semspec.types import (
     Context,
     GeneratedSegment,
     GenerationParams,
-    Message,
     ModelInfo,
     Piece,
     ProjectionSpec,
+    Prompt,
     Proposal,
     Segment,
     Segmentation,
@@ -95,7 +95,7 @@ class RemoteWriter:
     async def info(self) -> ModelInfo:
         return replace(await self._engine.info(), tells_logprobs=False)
 
-    async def encode(self, prompt: str | Sequence[Message]) -> Piece:
+    async def encode(self, prompt: Prompt) -> Piece:
         return await self._engine.encode(prompt)
 
     async def tokenize(self, text: str) -> list[Token]:

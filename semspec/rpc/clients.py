@@ -31,9 +31,9 @@ from semspec.types import (
     GeneratedSegment,
     GenerationParams,
     Judgement,
-    Message,
     ModelInfo,
     Piece,
+    Prompt,
     Proposal,
     Segment,
     SegmentScore,
@@ -97,7 +97,7 @@ class RemoteDrafter(_Remote):
         with _checked_response():
             return handshake.model_info_from_wire(response)
 
-    async def encode(self, prompt: str | Sequence[Message]) -> Piece:
+    async def encode(self, prompt: Prompt) -> Piece:
         """See `Drafter.encode`."""
         with _encodable_request():
             request = generation.encode_request_to_wire(prompt)

@@ -2,6 +2,7 @@
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -79,12 +80,30 @@ class Context:
         return Context(self.pieces + segments)
 
 
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One turn of a conversation."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Role
     content: str
+    tool_calls: str = ""
+    """Of an assistant: a JSON list in OpenAI's format; empty: none."""
+    tool_call_id: str = ""
+    """Of a tool: the call that it answers; empty: not given."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A prompt as token ids of the model that encodes it."""
+
+    ids: tuple[int, ...]
+
+
+Prompt = str | TokenIds | Sequence[Message]
+"""A text to tokenize unchanged, its token ids, or a conversation to render with the chat template."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from semspec.types import (
     GeneratedSegment,
     GenerationParams,
     Judgement,
-    Message,
     ModelInfo,
     Piece,
+    Prompt,
     Proposal,
     Segment,
     Segmentation,
@@ -27,6 +27,7 @@ from semspec.types import (
     SegmentScore,
     States,
     Token,
+    TokenIds,
     TokenLogprob,
     VerifiedTokens,
     VerifierInfo,
@@ -76,12 +77,17 @@ class FakeModel:
         self._answer()
         return self.model_info
 
-    async def encode(self, prompt: str | Sequence[Message]) -> Piece:
+    async def encode(self, prompt: Prompt) -> Piece:
         self._answer()
         if self.refusal is not None:
             raise self.refusal
         own = self.model_info.chat_template
-        text = prompt if isinstance(prompt, str) else "".join(f"{own}<{turn.role}>{turn.content}" for turn in prompt)
+        if isinstance(prompt, TokenIds):
+            prompt = "".join(map(chr, prompt.ids))
+        if isinstance(prompt, str):
+            text = prompt
+        else:
+            text = "".join(f"{own}<{turn.role}>{turn.content}{turn.tool_calls}" for turn in prompt)
         if not text.strip() or (not isinstance(prompt, str) and not prompt[-1].content.strip()):
             raise InvalidRequest("the prompt is empty")
         if len(text) >= WINDOW:

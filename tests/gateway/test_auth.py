@@ -24,7 +24,7 @@ from tests.gateway.support import (
     eventually,
 )
 
-OPEN = {("GET", "/"), ("GET", "/health"), ("GET", "/ready"), ("GET", "/static/playground.js")}
+OPEN = {("GET", "/"), ("GET", "/health"), ("GET", "/ping"), ("GET", "/ready"), ("GET", "/static/playground.js")}
 OURS, RENEWED, THEIRS = new_key(), new_key(), new_key()
 TWO_OWNERS = f"{entry('us', OURS)} {entry('us', RENEWED)}, {entry('them', THEIRS)}"
 

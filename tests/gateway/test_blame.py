@@ -1,11 +1,9 @@
 """Errors of the services after the prompt was accepted: none is told to the client as its own."""
 
-from collections.abc import Sequence
-
 import pytest
 
 from semspec.errors import ContextTooLong, InternalError, InvalidRequest, SemspecError
-from semspec.types import Message, Piece
+from semspec.types import Piece, Prompt
 from tests.gateway.support import Gateway
 
 ERRORS = [InvalidRequest("bad ids", "token_ids"), ContextTooLong("full"), InternalError("not a number")]
@@ -24,7 +22,7 @@ async def test_broken_helper_means_target_alone(gateway: Gateway, role: str, err
 async def test_broken_target_is_unavailable(gateway: Gateway, error: SemspecError) -> None:
     encode = gateway.fakes.target.encode
 
-    async def then_break(prompt: str | Sequence[Message]) -> Piece:
+    async def then_break(prompt: Prompt) -> Piece:
         piece = await encode(prompt)
         gateway.fakes.target.lost = error
         return piece

@@ -2,13 +2,12 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import httpx
 import pytest
 
-from semspec.types import Message, Piece, Token
+from semspec.types import Piece, Prompt, Token
 from tests.gateway.fakes import NUM_SEGMENTS, Fakes
 from tests.gateway.support import API_KEY, Gateway, GatewayFactory, eventually
 
@@ -82,7 +81,7 @@ async def test_request_that_waits_for_a_slot_is_refused(start_gateway: GatewayFa
 async def test_request_that_waits_for_the_first_with_its_key_is_refused(gateway: Gateway) -> None:
     begun = asyncio.Event()
 
-    async def never(prompt: str | Sequence[Message]) -> Piece:
+    async def never(prompt: Prompt) -> Piece:
         begun.set()
         return await asyncio.Future[Piece]()
 

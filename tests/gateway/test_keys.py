@@ -39,6 +39,8 @@ async def test_file_of_keys_is_read_again_when_it_changes(
     turn(link, "second")
     await until(gateway, THEIRS, 200)
     assert await statuses(gateway, OURS, THEIRS) == [401, 200]
+    revoked = (await gateway.http.get("/v1/models", headers=bearer(OURS))).json()["error"]
+    assert revoked["message"] == "this API key is not known, or no longer; get one from the gateway's operator"
 
     file.write_text("broken")
     await eventually(lambda: "cannot be used, the old stays" in caplog.text)

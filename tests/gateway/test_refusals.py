@@ -17,6 +17,9 @@ JSON = {"content-type": "application/json"}
 BODY = {"model": "semspec-demo", "messages": [{"role": "user", "content": "How many?"}]}
 
 
+CALL = {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
 def assert_openai_error(response: httpx.Response, status: int, code: str | None = None) -> dict[str, Any]:
     assert response.status_code == status, response.text
     body = response.json()
@@ -40,9 +43,12 @@ def semspec(**fields: Any) -> dict[str, Any]:
         ({"messages": [{"role": "user", "content": ""}]}, "messages"),
         ({"messages": [{"role": "user", "content": "x" * WINDOW}]}, "messages"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages.0.content"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages.0"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages.0"),
+        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "1"}]}, "messages.0"),
         ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "messages.0.name"),
-        ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages.0.tool_calls"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages.0.tool_calls.0.id"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]}, "messages.0.content.0.type"),
         ({"max_tokens": WINDOW}, "messages"),
         ({"max_tokens": 0}, "max_tokens"),
@@ -102,7 +108,14 @@ async def test_bad_field_is_named_before_the_first_byte(
     ("change", "parameter"),
     [
         ({"prompt": ""}, "prompt"),
-        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ["a", 7]}, "prompt.1"),
+        ({"prompt": [7, "a"]}, "prompt.1"),
+        ({"prompt": [-1]}, "prompt.0"),
+        ({"prompt": [[7], []]}, "prompt.1"),
+        ({"prompt": ["a"] * 9}, "prompt"),
+        ({"prompt": ["a"] * 3, "n": 3}, "prompt"),
+        ({"prompt": ["a", ""]}, "prompt"),
         ({"prompt": "x" * WINDOW}, "prompt"),
         ({"echo": True}, "echo"),
         ({"best_of": 2}, "best_of"),

@@ -48,6 +48,8 @@ async def test_second_request_on_a_busy_session_is_a_conflict(gateway: Gateway, 
     await asyncio.wait_for(gateway.fakes.target.stuck.wait(), 10)
     refused = await ask(gateway, session, "Two?", stream=stream)
     assert refused.status_code == 409 and refused.json()["error"]["code"] == "conflict"
+    message = f"session {session} is answering another request; wait for it or use another session"
+    assert refused.json()["error"]["message"] == message
     assert refused.json()["error"]["param"] == "semspec.session"
     running.cancel()
     await asyncio.wait([running])

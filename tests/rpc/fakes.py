@@ -25,6 +25,7 @@ from semspec.types import (
     ModelInfo,
     Piece,
     ProjectionSpec,
+    Prompt,
     Proposal,
     SamplingParams,
     Segment,
@@ -33,6 +34,7 @@ from semspec.types import (
     SegmentScore,
     States,
     Token,
+    TokenIds,
     TokenLogprob,
     VerifiedTokens,
     VerifierInfo,
@@ -49,6 +51,11 @@ LOGPROBS = (TokenLogprob(4, b"Two", -0.1, (TokenLogprob(4, b"Two", -0.1),)), Tok
 ORDER = GenerationParams(SamplingParams(seed=2**64 - 1), max_segments=3, want_states=True)
 HALVES = Distribution(struct.pack("<2I", 5, 2**32 - 1), struct.pack("<2f", 0.5, 0.5))
 PROPOSAL = Proposal((5, 2**32 - 1), (HALVES, HALVES), "tokens-1", 0.5)
+
+
+def _shown(turn: Message) -> str:
+    calls = f"+{turn.tool_calls}" if turn.tool_calls else ""
+    return f"{turn.role}={turn.content}{calls}" + (f"@{turn.tool_call_id}" if turn.tool_call_id else "")
 
 
 @dataclass
@@ -82,9 +89,11 @@ class FakeEngine:
         finally:
             self.closed.set()
 
-    async def encode(self, prompt: str | Sequence[Message]) -> Piece:
+    async def encode(self, prompt: Prompt) -> Piece:
         self._fail()
-        text = prompt if isinstance(prompt, str) else "|".join(f"{turn.role}={turn.content}" for turn in prompt)
+        if isinstance(prompt, TokenIds):
+            return Piece("".join(map(chr, prompt.ids)), prompt.ids, "tokens-1")
+        text = prompt if isinstance(prompt, str) else "|".join(_shown(turn) for turn in prompt)
         return Piece(text, tuple(range(len(text))), "tokens-1")
 
     async def tokenize(self, text: str) -> list[Token]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,8 @@ from semspec.types import (
     ModelInfo,
     OperatingPoint,
     Piece,
+    Prompt,
+    Role,
     SamplingParams,
     Segment,
     Segmentation,
@@ -27,6 +30,7 @@ from semspec.types import (
     SegmentScore,
     States,
     Token,
+    TokenIds,
     TokenLogprob,
     VerifierInfo,
     Writer,
@@ -129,8 +133,12 @@ def test_judgements_survive_the_wire_to_the_last_bit(judgements: list[Judgement]
     assert scoring.judge_response_from_wire(verifier_pb2.JudgeResponse.FromString(sent)) == judgements
 
 
-@given(text | st.lists(st.builds(Message, st.sampled_from(["system", "user", "assistant"]), text), min_size=1))
-def test_encode_request_survives_the_wire(prompt: str | list[Message]) -> None:
+messages = st.builds(Message, st.sampled_from(get_args(Role)), text, text, text)
+token_prompts = st.builds(TokenIds, st.lists(uint32, min_size=1).map(tuple))
+
+
+@given(text | token_prompts | st.lists(messages, min_size=1))
+def test_encode_request_survives_the_wire(prompt: Prompt) -> None:
     assert generation.encode_request_from_wire(generation.encode_request_to_wire(prompt)) == prompt
 
 
@@ -250,7 +258,8 @@ def test_reading_a_prompt_as_a_segment_is_refused() -> None:
     [
         (types_pb2.EncodeRequest(), "prompt"),
         (types_pb2.EncodeRequest(conversation=types_pb2.Conversation()), "conversation.messages"),
-        (generation.encode_request_to_wire([Message("tool", "")]), "conversation.messages[0].role"),  # type: ignore[arg-type]
+        (types_pb2.EncodeRequest(tokens=types_pb2.TokenIds()), "tokens.ids"),
+        (generation.encode_request_to_wire([Message("function", "")]), "conversation.messages[0].role"),  # type: ignore[arg-type]
     ],
 )
 def test_encode_request_is_refused_by_field(message: types_pb2.EncodeRequest, field: str) -> None:

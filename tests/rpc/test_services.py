@@ -41,6 +41,7 @@ from semspec.types import (
     Segment,
     SegmentScore,
     States,
+    TokenIds,
 )
 from tests.rpc.fakes import CONTEXT, ORDER, SEGMENT, STATES, SURPRISAL, FakeEngine, FakeVerifier, serving, settings
 
@@ -102,12 +103,14 @@ async def test_remote_drafter_answers_as_the_engine_does() -> None:
 
 async def test_remote_target_answers_as_the_engine_does() -> None:
     engine = FakeEngine()
-    conversation = [Message("system", "Be brief."), Message("user", "¿Cuántos?")]
+    asked = [Message("developer", "Be brief."), Message("user", "¿Cuántos?"), Message("assistant", "", "[{}]")]
+    conversation = [*asked, Message("tool", "25", tool_call_id="call-1")]
     async with targeting(engine) as client:
         target: Target = client
         assert await target.info() == await engine.info()
         assert await target.encode("plain") == await engine.encode("plain")
-        assert await target.encode(conversation) == await engine.encode(conversation)
+        for prompt in (conversation, TokenIds((104, 105))):
+            assert await target.encode(prompt) == await engine.encode(prompt)
         for text in ("¿Cuántos?", ""):
             assert await target.tokenize(text) == await engine.tokenize(text)
         segments = [SEGMENT, replace(SEGMENT, token_ids=(1,))]

@@ -64,7 +64,7 @@ def test_operation_asks_for_a_key_unless_it_is_open(document: Json) -> None:
     asking = {name for name, operation in operations(document) if operation.get("security") == [{"bearer": []}]}
     assert document["components"]["securitySchemes"] == {"bearer": {"type": "http", "scheme": "bearer"}}
     assert {name for name, operation in operations(document) if "401" in operation["responses"]} == asking
-    assert {name for name, _ in operations(document)} - asking == {"GET /health", "GET /ready"}
+    assert {name for name, _ in operations(document)} - asking == {"GET /health", "GET /ping", "GET /ready"}
 
 
 def test_document_of_a_gateway_without_keys_mentions_none() -> None:

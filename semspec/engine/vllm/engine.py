@@ -34,10 +34,10 @@ from semspec.types import (
     Context,
     GeneratedSegment,
     GenerationParams,
-    Message,
     ModelInfo,
     Piece,
     ProjectionSpec,
+    Prompt,
     Proposal,
     Segment,
     SegmentScore,
@@ -108,7 +108,7 @@ class VllmEngine:
     async def info(self) -> ModelInfo:
         return self.tokenizer.info
 
-    async def encode(self, prompt: str | Sequence[Message]) -> Piece:
+    async def encode(self, prompt: Prompt) -> Piece:
         piece = self.tokenizer.encode(prompt)
         self.tokenizer.check_room(len(piece.token_ids), parameter_of(prompt))
         return piece

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import get_args
 
 from semspec.rpc.codec.common import (
     SEGMENTATIONS_FROM_WIRE,
@@ -25,33 +26,41 @@ from semspec.types import (
     GenerationParams,
     Message,
     Piece,
+    Prompt,
     Proposal,
+    Role,
     SamplingParams,
     Token,
+    TokenIds,
     TokenLogprob,
 )
 from semspec.v1 import target_pb2, types_pb2
 
-_ROLES = ("system", "user", "assistant")
+_ROLES: tuple[str, ...] = get_args(Role)
 
 
-def encode_request_to_wire(prompt: str | Sequence[Message]) -> types_pb2.EncodeRequest:
-    """A prompt: a text to tokenize unchanged, or a conversation to render with the chat template."""
+def encode_request_to_wire(prompt: Prompt) -> types_pb2.EncodeRequest:
+    """See `semspec.types.Prompt`."""
     if isinstance(prompt, str):
         return types_pb2.EncodeRequest(text=prompt)
-    turns = [types_pb2.Message(role=turn.role, content=turn.content) for turn in prompt]
+    if isinstance(prompt, TokenIds):
+        return types_pb2.EncodeRequest(tokens=types_pb2.TokenIds(ids=prompt.ids))
+    turns = [types_pb2.Message(**asdict(turn)) for turn in prompt]
     return types_pb2.EncodeRequest(conversation=types_pb2.Conversation(messages=turns))
 
 
-def encode_request_from_wire(message: types_pb2.EncodeRequest) -> str | list[Message]:
-    """A prompt: a text to tokenize unchanged, or a conversation to render with the chat template."""
+def encode_request_from_wire(message: types_pb2.EncodeRequest) -> Prompt:
+    """See `semspec.types.Prompt`."""
     match message.WhichOneof("prompt"):
         case "text":
             return message.text
+        case "tokens":
+            check_filled(message.tokens.ids, "tokens.ids")
+            return TokenIds(tuple(message.tokens.ids))
         case "conversation":
             return _messages_from_wire(message.conversation.messages)
         case _:
-            raise invalid("prompt", "give a text or a conversation")
+            raise invalid("prompt", "give a text, token ids or a conversation")
 
 
 def _messages_from_wire(turns: Sequence[types_pb2.Message]) -> list[Message]:
@@ -59,7 +68,10 @@ def _messages_from_wire(turns: Sequence[types_pb2.Message]) -> list[Message]:
     for i, turn in enumerate(turns):
         if turn.role not in _ROLES:
             raise invalid(f"conversation.messages[{i}].role", f"must be one of {_ROLES}, not {turn.role!r}")
-    return [Message(turn.role, turn.content) for turn in turns]  # type: ignore[arg-type]  # one of _ROLES
+    return [
+        Message(turn.role, turn.content, turn.tool_calls, turn.tool_call_id)  # type: ignore[arg-type]  # one of _ROLES
+        for turn in turns
+    ]
 
 
 def encode_response_to_wire(prompt: Piece) -> types_pb2.EncodeResponse:

@@ -19,9 +19,9 @@ from semspec.types import (
     GeneratedSegment,
     GenerationParams,
     Judgement,
-    Message,
     ModelInfo,
     Piece,
+    Prompt,
     Proposal,
     Segment,
     SegmentEnd,
@@ -127,7 +127,7 @@ class _PooledWriter(PooledRole[W]):
         """See `Drafter.info`."""
         return await self._pool.call(lambda model: model.info())
 
-    async def encode(self, prompt: str | Sequence[Message]) -> Piece:
+    async def encode(self, prompt: Prompt) -> Piece:
         """See `Drafter.encode`."""
         return await self._pool.call(lambda model: model.encode(prompt), model=self._model)
 

@@ -1,0 +1,127 @@
+"""Fields that the gateway does not support, but accepts with values that have no effect."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "logit_bias": ({}, []),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "reasoning_effort": (),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "verbosity": (),
+    "web_search_options": (),
+    # Fields of an assistant's message as the openai client sends it back.
+    "annotations": ([],),
+    "refusal": (),
+    # Fields that vLLM and TGI add.
+    "add_generation_prompt": (True,),
+    "bad_words": ([],),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "ignore_eos": (False,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "priority": (0,),
+    "prompt_logprobs": (),
+    "repetition_penalty": (1,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stop_token_ids": ([],),
+    "structured_outputs": (),
+    "tool_prompt": (),
+    "truncate_prompt_tokens": (),
+    "typical_p": (1,),
+    "use_beam_search": (False,),
+}
+"""Unsupported fields of OpenAI's API and of its extensions in vLLM and TGI, with the values (beside null) that have no
+effect and are therefore accepted."""
+
+TGI_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "adapter_id": (),
+    "best_of": (1,),
+    "decoder_input_details": (False,),
+    "frequency_penalty": (0,),
+    "grammar": (),
+    "repetition_penalty": (1,),
+    "truncate": (),
+    "typical_p": (1,),
+    "watermark": (False,),
+}
+"""Unsupported parameters of TGI, with the values (beside null) that have no effect and are therefore accepted."""
+
+RESPONSES_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "background": (False,),
+    "context_management": (),
+    "conversation": (),
+    "include": ([],),
+    "max_tool_calls": (),
+    "parallel_tool_calls": (True, False),
+    "prompt": (),
+    "reasoning": ({},),
+    "service_tier": ("auto", "default"),
+    "store": (True,),
+    "text": ({"format": {"type": "text"}}, {}),
+    "tool_choice": ("auto", "none"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+}
+"""Unsupported fields of the Responses API, with the values (beside null) that have no effect and are accepted."""
+
+LABELS = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "user"})
+"""Fields that only label a request; they are accepted and ignored."""
+
+
+class Strict(BaseModel):
+    """A part of a request's body. Unknown fields and other types are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Tolerant(Strict):
+    """Accepts an API's unsupported fields if their value has no effect."""
+
+    neutral: ClassVar[Mapping[str, Sequence[object]]] = NEUTRAL
+    labels: ClassVar[frozenset[str]] = LABELS
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_neutral(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if not cls._has_no_effect(name, value)}
+
+    @classmethod
+    def _has_no_effect(cls, name: str, value: object) -> bool:
+        if name in cls.neutral:
+            return value is None or _is_one_of(value, cls.neutral[name])
+        return name in cls.labels
+
+
+def is_known(name: str) -> bool:
+    """Whether one of the APIs has this field, so that only its value is unsupported."""
+    return any(name in neutral for neutral in (NEUTRAL, RESPONSES_NEUTRAL, TGI_NEUTRAL))
+
+
+def _is_one_of(value: object, others: Sequence[object]) -> bool:
+    """Whether a JSON value equals one of `others`; in JSON, unlike in Python, false is not 0."""
+    return any(value == other and isinstance(value, bool) is isinstance(other, bool) for other in others)

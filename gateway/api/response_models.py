@@ -1,0 +1,234 @@
+"""Schemas of OpenAI's Responses API: the request's body, a response, and the events of a stream."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from semspec.gateway.api.bodies import Extension, False_, Text, or_default, text_or_list
+from semspec.gateway.api.neutral import RESPONSES_NEUTRAL, Strict, Tolerant
+from semspec.gateway.api.statistics import AnswerMetrics, CompletionTokens, Statistics
+from semspec.records import Body, if_any
+from semspec.types import Role
+
+_ITEM_NEUTRAL: dict[str, tuple[object, ...]] = {"annotations": ([],), "logprobs": ([],)}
+
+
+class InputPart(Tolerant):
+    """A text part of an input message; `output_text` in an assistant's earlier turn."""
+
+    neutral = _ITEM_NEUTRAL
+    labels = frozenset()
+
+    type: Literal["input_text", "output_text"]
+    text: Text
+
+
+class InputMessage(Tolerant):
+    """A message of the input; a message of an earlier response is one too."""
+
+    neutral: ClassVar[dict[str, tuple[object, ...]]] = {"phase": ()}
+    labels = frozenset({"id", "status"})
+
+    type: Literal["message"] = "message"
+    role: Role
+    content: Annotated[
+        Annotated[Text, Tag("<text>")] | Annotated[list[InputPart], Tag("<list>")], Discriminator(text_or_list)
+    ]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class InputReasoning(Tolerant):
+    """The reasoning of an earlier response; it is not sent to the model."""
+
+    neutral: ClassVar[dict[str, tuple[object, ...]]] = {}
+    labels = frozenset({"id", "status", "summary", "content", "encrypted_content"})
+
+    type: Literal["reasoning"]
+
+
+def _kind_of_item(item: object) -> str:
+    return "<reasoning>" if isinstance(item, dict) and item.get("type") == "reasoning" else "<message>"
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("<message>")] | Annotated[InputReasoning, Tag("<reasoning>")],
+    Discriminator(_kind_of_item),
+]
+
+
+class ResponseStreamOptions(Strict):
+    """OpenAI's `stream_options` of a response."""
+
+    include_obfuscation: False_ | None = None
+
+
+class ResponseRequest(Tolerant):
+    """Body of `POST /v1/responses`."""
+
+    neutral = RESPONSES_NEUTRAL
+
+    model: str | None = None
+    input: Annotated[
+        Annotated[Text, Tag("<text>")] | Annotated[list[InputItem], Field(min_length=1), Tag("<list>")],
+        Discriminator(text_or_list),
+    ]
+    instructions: Text | None = None
+    """A system message before the input; a response that follows this one does not inherit it."""
+    previous_response_id: Annotated[str, Field(pattern="^[A-Za-z0-9-]{1,64}$")] | None = None
+    max_output_tokens: int | None = Field(default=None, ge=1, lt=1 << 31)
+    seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    semspec: Annotated[Extension, or_default(Extension)] = Extension()
+
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class ReasoningPart(Body):
+    """The text of the reasoning."""
+
+    type: Literal["reasoning_text"] = "reasoning_text"
+    text: str
+
+
+class OutputText(Body):
+    """The text of the answer."""
+
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: tuple[()] = ()
+    logprobs: tuple[()] = ()
+
+
+class ReasoningItem(Body):
+    """The text before `</think>`."""
+
+    id: str
+    type: Literal["reasoning"] = "reasoning"
+    summary: tuple[()] = ()
+    content: list[ReasoningPart]
+    status: ItemStatus
+
+
+class MessageItem(Body):
+    """The answer."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    content: list[OutputText]
+    status: ItemStatus
+
+
+Part = ReasoningPart | OutputText
+Item = ReasoningItem | MessageItem
+
+
+class ResponseUsage(Body):
+    """Token counts."""
+
+    input_tokens: int
+    output_tokens: int
+    output_tokens_details: CompletionTokens
+    total_tokens: int
+
+
+class Incomplete(Body):
+    """Why an answer is cut."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseFailure(Body):
+    """Why there is no answer."""
+
+    code: Literal["server_error"]
+    message: str
+
+
+class ModelResponse(Body):
+    """A response."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    """Seconds since 1970."""
+    status: Literal["completed", "incomplete", "in_progress", "failed", "cancelled"]
+    error: ResponseFailure | None
+    incomplete_details: Incomplete | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str] = Field(default_factory=dict)
+    model: str
+    output: list[Item]
+    parallel_tool_calls: Literal[False] = False
+    previous_response_id: str | None
+    store: Literal[True] = True
+    temperature: float
+    tool_choice: Literal["auto"] = "auto"
+    tools: tuple[()] = ()
+    top_p: float
+    usage: ResponseUsage | None
+    semspec: Statistics | None = if_any()
+    """Not of a stored response: its trace has the records."""
+    metrics: AnswerMetrics | None = if_any()
+
+
+class _Event(Body):
+    sequence_number: int
+
+
+class ResponseState(_Event):
+    """The response begins or ends."""
+
+    type: Literal["response.created", "response.in_progress", "response.completed", "response.incomplete"]
+    response: ModelResponse
+
+
+class ResponseItem(_Event):
+    """An item of the output begins or ends."""
+
+    type: Literal["response.output_item.added", "response.output_item.done"]
+    output_index: int
+    item: Item
+
+
+class ResponsePart(_Event):
+    """A part of an item begins or ends."""
+
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    item_id: str
+    output_index: int
+    content_index: int
+    part: Part
+
+
+class ResponseDelta(_Event):
+    """The next text of a part."""
+
+    type: Literal["response.reasoning_text.delta", "response.output_text.delta"]
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+    logprobs: tuple[()] = ()
+
+
+class ResponseText(_Event):
+    """The whole text of a part."""
+
+    type: Literal["response.reasoning_text.done", "response.output_text.done"]
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+    logprobs: tuple[()] = ()
+
+
+EVENTS = (ResponseState, ResponseItem, ResponsePart, ResponseDelta, ResponseText)

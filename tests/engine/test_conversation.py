@@ -1,0 +1,74 @@
+"""Conversations in a model's chat template: developers, tools' messages and calls."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from semspec.engine.conversation import render
+from semspec.errors import InvalidRequest
+from semspec.types import Message
+
+PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% endfor %}"
+SPOKEN = "{% for m in messages if m.role in ('user', 'system') %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+WITH_DEVELOPER = "{# knows the role developer #}" + PLAIN
+CALLS = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+    "[{{ c.function.name }} {{ ARGUMENTS }}]{% endfor %}{% endfor %}"
+)
+OBJECTS = CALLS.replace("ARGUMENTS", "c.function.arguments['of']")
+TEXTS = CALLS.replace("ARGUMENTS", "'of: ' + c.function.arguments")
+
+FUNCTION = {"name": "count", "arguments": '{"of": "pens"}'}
+CALL = json.dumps([{"id": "call-1", "type": "function", "function": FUNCTION}])
+ASKED = Message("user", "How many?")
+CALLED = Message("assistant", "", CALL)
+ANSWERED = Message("tool", "25", tool_call_id="call-1")
+
+
+@pytest.fixture
+def tokenizer(checkpoints: dict[str, Path]) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(checkpoints["qwen2"])
+
+
+@pytest.mark.parametrize(("template", "role"), [(PLAIN, "system"), (WITH_DEVELOPER, "developer")])
+def test_developer_is_the_system_unless_the_template_knows_the_role(
+    tokenizer: PreTrainedTokenizerBase, template: str, role: str
+) -> None:
+    tokenizer.chat_template = template
+    assert render(tokenizer, [Message("developer", "Be brief."), ASKED], "m") == f"<{role}>Be brief.<user>How many?"
+
+
+@pytest.mark.parametrize(("template", "shown"), [(OBJECTS, "pens"), (TEXTS, 'of: {"of": "pens"}')])
+def test_calls_are_rendered_in_the_form_that_the_template_takes(
+    tokenizer: PreTrainedTokenizerBase, template: str, shown: str
+) -> None:
+    tokenizer.chat_template = template
+    text = render(tokenizer, [ASKED, CALLED, ANSWERED], "m")
+    assert text == f"<user>How many?<assistant>[count {shown}]<tool>25"
+
+
+@pytest.mark.parametrize(
+    ("template", "messages"),
+    [(SPOKEN, [ASKED, ANSWERED]), (PLAIN, [ASKED, CALLED, ANSWERED]), (PLAIN, [ASKED, CALLED])],
+)
+def test_what_the_template_leaves_out_is_refused(
+    tokenizer: PreTrainedTokenizerBase, template: str, messages: list[Message]
+) -> None:
+    tokenizer.chat_template = template
+    with pytest.raises(InvalidRequest, match="does not show tool calls, or messages of the role 'tool'") as refused:
+        render(tokenizer, messages, "m")
+    assert refused.value.parameter == "messages"
+
+
+def test_template_that_refuses_is_quoted(tokenizer: PreTrainedTokenizerBase) -> None:
+    tokenizer.chat_template = "{{ raise_exception('only users') }}"
+    for messages in ([ASKED], [ASKED, CALLED]):
+        with pytest.raises(InvalidRequest, match="refuses these messages: only users"):
+            render(tokenizer, messages, "m")
+
+
+def test_tool_that_is_rendered_needs_no_call(tokenizer: PreTrainedTokenizerBase) -> None:
+    tokenizer.chat_template = PLAIN
+    assert render(tokenizer, [ASKED, ANSWERED], "m") == "<user>How many?<tool>25"

@@ -1,0 +1,92 @@
+"""Values without effect are accepted on every text route; what would have an effect and is not served is refused."""
+
+from typing import Any
+
+import pytest
+
+from semspec.gateway.api.neutral import NEUTRAL, TGI_NEUTRAL
+from tests.gateway.support import Gateway
+
+DEFAULTS = (
+    *("frequency_penalty", "function_call", "functions", "ignore_eos", "logit_bias", "logprobs", "max_tokens", "min_p"),
+    *("model", "n", "parallel_tool_calls", "presence_penalty", "reasoning_effort", "repetition_penalty"),
+    *("response_format", "seed", "semspec", "stop", "stream", "stream_options", "temperature", "tool_choice", "tools"),
+    *("top_k", "top_p"),
+)
+"""Fields that clients send as null where they are not set."""
+
+WITH_EFFECT: tuple[tuple[str, object], ...] = (
+    ("repetition_penalty", 1.1),
+    ("frequency_penalty", 0.5),
+    ("presence_penalty", -1),
+    ("min_p", 0.05),
+    ("ignore_eos", True),
+    ("logit_bias", {"50256": -100}),
+    ("tools", [{"type": "function", "function": {"name": "f"}}]),
+    ("response_format", {"type": "json_object"}),
+    ("reasoning_effort", "low"),
+    ("min_tokens", 5),
+    ("stop_token_ids", [7]),
+    ("skip_special_tokens", False),
+)
+
+ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "How many?"}]},
+    "/v1/completions": {"prompt": "Once"},
+}
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_values_without_effect_change_nothing(gateway: Gateway, path: str) -> None:
+    body = {**ROUTES[path], "model": "semspec-demo", "seed": 7}
+    plain = (await gateway.http.post(path, json=body)).json()
+    neutral = {name: values[0] for name, values in NEUTRAL.items() if values}
+    answer = await gateway.http.post(path, json={**body, **neutral})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"] == plain["choices"]
+    assert answer.json()["semspec"]["parameters"] == plain["semspec"]["parameters"]
+    for value in (value for values in NEUTRAL.values() for value in values[1:]):
+        [name] = [name for name, values in NEUTRAL.items() if any(value is other for other in values[1:])]
+        assert (await gateway.http.post(path, json={**body, name: value})).status_code == 200, name
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_null_selects_the_default_of_every_field(gateway: Gateway, path: str) -> None:
+    nulls = dict.fromkeys((*NEUTRAL, *DEFAULTS))
+    answer = await gateway.http.post(path, json={**ROUTES[path], **nulls})
+    assert answer.status_code == 200, answer.text
+    options = dict.fromkeys(("strategy", "acceptance", "scoring", "trace", "session", "strictness", "gamma"))
+    fields = {"semspec": options, "stream": True, "stream_options": {"include_usage": None}}
+    answer = await gateway.http.post(path, json={**ROUTES[path], **fields})
+    assert answer.status_code == 200 and answer.text.endswith("data: [DONE]\n\n"), answer.text
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize(("field", "value"), WITH_EFFECT, ids=str)
+async def test_value_with_an_effect_is_refused_by_name(gateway: Gateway, path: str, field: str, value: object) -> None:
+    response = await gateway.http.post(path, json={**ROUTES[path], field: value})
+    assert response.status_code == 400 and response.json()["error"]["param"] == field
+    assert response.json()["error"]["message"] == f"{field} is not supported with this value; leave it out"
+
+
+async def test_parameters_of_tgi_without_effect_change_nothing(gateway: Gateway) -> None:
+    async def text(parameters: Any) -> str:
+        answer = await gateway.http.post(
+            "/generate", json={"inputs": "Once", "parameters": parameters, "semspec": None}
+        )
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["generated_text"])
+
+    neutral = {name: values[0] for name, values in TGI_NEUTRAL.items() if values}
+    assert await text({"seed": 7, **neutral}) == await text({"seed": 7})
+    nulls = dict.fromkeys((*TGI_NEUTRAL, "do_sample", "stop", "temperature", "top_k", "top_p", "details"))
+    assert await text({"seed": 7, **nulls}) == await text({"seed": 7})
+    assert await text(None)
+
+
+@pytest.mark.parametrize("fields", [{}, {"model": None}, {"model": "tgi"}, {"model": "dummy"}], ids=str)
+@pytest.mark.parametrize("path", ROUTES)
+async def test_request_that_names_no_model_gets_the_pair(gateway: Gateway, path: str, fields: dict[str, Any]) -> None:
+    answer = await gateway.http.post(path, json={**ROUTES[path], **fields})
+    assert answer.status_code == 200 and answer.json()["model"] == "semspec-demo"
+    assert answer.json()["semspec"]["strategy"] == "semantic"

@@ -1,0 +1,162 @@
+"""OpenAI's Responses API, by OpenAI's own client: whole, as events, stored and followed."""
+
+from typing import Any
+
+import openai
+import pytest
+
+from tests.gateway.fakes import Fakes
+from tests.gateway.support import Gateway, GatewayFactory, bearer
+from tests.gateway.test_auth import OURS, THEIRS, TWO_OWNERS
+from tests.gateway.test_fields import Thinker
+
+MODEL = "semspec-demo:target"
+THINKING = "How many?<think>\n"
+
+
+@pytest.fixture
+async def thinker(start_gateway: GatewayFactory) -> Gateway:
+    fakes = Fakes.make()
+    return await start_gateway(Fakes(fakes.drafter, Thinker(fakes.target.writer), fakes.verifier))
+
+
+async def answer(gateway: Gateway, **fields: Any) -> Any:
+    return await gateway.openai.responses.create(
+        **{"model": MODEL, "input": THINKING, "extra_body": {"seed": 7}, **fields}
+    )
+
+
+async def test_response_has_reasoning_answer_and_counts(thinker: Gateway) -> None:
+    response = await answer(thinker)
+    chat = (await thinker.chat(model=MODEL, messages=[{"role": "user", "content": THINKING}])).json()
+    message = chat["choices"][0]["message"]
+    assert [item.type for item in response.output] == ["reasoning", "message"]
+    assert response.output[0].content[0].text == message["reasoning_content"]
+    assert response.output_text == message["content"] and response.status == "completed"
+    assert response.usage.output_tokens == chat["usage"]["completion_tokens"]
+    reasoning = chat["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert response.usage.output_tokens_details.reasoning_tokens == reasoning
+    assert response.model_extra["semspec"]["seed"] == 7
+
+
+async def test_events_build_the_response(thinker: Gateway) -> None:
+    whole = await answer(thinker)
+    events = [event async for event in await answer(thinker, stream=True)]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [event.type for event in events][:4] == [
+        *("response.created", "response.in_progress", "response.output_item.added", "response.content_part.added")
+    ]
+    reasoning = "".join(event.delta for event in events if event.type == "response.reasoning_text.delta")
+    assert reasoning == whole.output[0].content[0].text
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == whole.output_text
+    assert events[-1].type == "response.completed" and events[-1].response.usage == whole.usage
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert done == events[-1].response.output
+
+
+async def test_events_are_accumulated_by_the_client(thinker: Gateway) -> None:
+    async with thinker.openai.responses.stream(model=MODEL, input=THINKING, extra_body={"seed": 7}) as stream:
+        final = await stream.get_final_response()
+    assert final.output_text == (await answer(thinker)).output_text
+
+
+async def test_events_have_names_as_openais_do(thinker: Gateway) -> None:
+    response = await thinker.http.post("/v1/responses", json={"model": MODEL, "input": THINKING, "stream": True})
+    assert response.text.startswith("event: response.created\ndata: {") and "[DONE]" not in response.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_response_cut_by_its_budget_is_incomplete(thinker: Gateway, stream: bool) -> None:
+    response = await answer(thinker, max_output_tokens=10, stream=stream)
+    if stream:
+        events = [event async for event in response]
+        assert events[-1].type == "response.incomplete"
+        response = events[-1].response
+    assert response.status == "incomplete" and response.incomplete_details.reason == "max_output_tokens"
+    assert [item.status for item in response.output] == ["incomplete"]
+
+
+async def test_stored_response_is_the_response(thinker: Gateway) -> None:
+    for fields in ({}, {"max_output_tokens": 10}, {"instructions": "Be brief."}):
+        response = await answer(thinker, **fields)
+        stored = await thinker.openai.responses.retrieve(response.id)
+        assert stored.model_dump(exclude={"semspec", "metrics"}) == response.model_dump(exclude={"semspec", "metrics"})
+    assert thinker.fakes.target.prompts[-1].startswith("<system>Be brief.<user>")
+    chat = (await thinker.chat()).json()
+    for id in (chat["id"], "resp-unknown"):
+        with pytest.raises(openai.NotFoundError):
+            await thinker.openai.responses.retrieve(id)
+
+
+async def test_unfinished_response_says_so_and_is_not_followed(thinker: Gateway) -> None:
+    thinker.fakes.target.pause_at = 2
+    stream = await answer(thinker, stream=True)
+    async for event in stream:
+        if event.type == "response.created":
+            id = event.response.id
+        if event.type.endswith(".delta"):
+            break
+    await thinker.fakes.target.paused.wait()
+    stored: Any = await thinker.openai.responses.retrieve(id)
+    assert stored.status == "in_progress" and stored.output[0].content[0].text.startswith("target 0")
+    with pytest.raises(openai.ConflictError, match="only a finished one can be followed"):
+        await answer(thinker, previous_response_id=id)
+    await thinker.http.post(f"/v1/generations/{id}/cancel")
+    assert (await thinker.openai.responses.retrieve(id)).status == "cancelled"
+    await stream.close()
+
+
+async def test_following_response_gets_the_turns_but_not_the_instructions(thinker: Gateway) -> None:
+    first = await answer(thinker, instructions="Be brief.")
+    second = await answer(thinker, input="Sure?", previous_response_id=first.id)
+    third = await answer(thinker, input=[{"role": "user", "content": "Really?"}], previous_response_id=second.id)
+    assert third.previous_response_id == second.id
+    expected = f"<user>{THINKING}<assistant>{first.output_text}<user>Sure?"
+    assert second.output_text and thinker.fakes.target.prompts[-2] == expected
+    assert thinker.fakes.target.prompts[-1] == f"{expected}<assistant>{second.output_text}<user>Really?"
+
+
+async def test_output_can_be_sent_back_as_input(thinker: Gateway) -> None:
+    first = await answer(thinker)
+    items = [{"role": "user", "content": THINKING}, *(item.model_dump() for item in first.output)]
+    parts = [{"type": "input_text", "text": "Sure"}, {"type": "input_text", "text": "?"}]
+    await answer(thinker, input=[*items, {"type": "message", "role": "user", "content": parts}])
+    assert thinker.fakes.target.prompts[-1] == f"<user>{THINKING}<assistant>{first.output_text}<user>Sure?"
+
+
+@pytest.mark.parametrize(
+    ("change", "parameter"),
+    [
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}, "input.0.type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.type"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"text": {"format": {"type": "json_object"}}}, "text"),
+        ({"reasoning": {"effort": "low"}}, "reasoning"),
+        ({"store": False}, "store"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"n": 2}, "n"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"previous_response_id": "resp-unknown"}, "previous_response_id"),
+        ({"previous_response_id": "resp-unknown", "semspec": {"session": "a"}}, "semspec.session"),
+    ],
+    ids=str,
+)
+async def test_what_is_not_served_is_refused_by_name(gateway: Gateway, change: dict[str, Any], parameter: str) -> None:
+    for stream in (False, True):
+        body = {"model": MODEL, "input": "How many?", "stream": stream, **change}
+        response = await gateway.http.post("/v1/responses", json=body)
+        assert response.status_code in (400, 404), response.text
+        assert response.json()["error"]["param"] == parameter
+
+
+async def test_response_of_another_owner_does_not_exist(start_gateway: GatewayFactory) -> None:
+    gateway = await start_gateway(api_keys=TWO_OWNERS)
+    body = {"model": MODEL, "input": "How many?"}
+    id = (await gateway.http.post("/v1/responses", json=body, headers=bearer(OURS))).json()["id"]
+    for key, status in ((OURS, 200), (THEIRS, 404)):
+        assert (await gateway.http.get(f"/v1/responses/{id}", headers=bearer(key))).status_code == status
+        following = {**body, "previous_response_id": id}
+        assert (await gateway.http.post("/v1/responses", json=following, headers=bearer(key))).status_code == status

@@ -1,0 +1,85 @@
+"""Routes that clients of vLLM, TGI and OpenAI expect beside those that generate; token counts of the reasoning."""
+
+from typing import Any
+
+import openai
+import pytest
+
+from semspec import __version__
+from tests.gateway.fakes import WINDOW, Fakes
+from tests.gateway.support import Gateway, GatewayFactory
+from tests.gateway.test_fields import Thinker
+
+
+async def test_ping_needs_no_key_and_version_does(gateway: Gateway) -> None:
+    assert (await gateway.http.get("/version")).json() == {"version": __version__}
+    gateway.http.headers.pop("authorization")
+    assert (await gateway.http.get("/ping")).status_code == 200
+    assert (await gateway.http.get("/version")).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"prompt": "Once"}, "Once"),
+        ({"prompt": "Once", "model": "semspec-demo", "add_special_tokens": False}, "Once"),
+        ({"prompt": "", "add_special_tokens": None}, ""),
+        ({"messages": [{"role": "user", "content": "How?"}], "add_generation_prompt": True}, "<user>How?"),
+    ],
+    ids=str,
+)
+async def test_tokens_of_a_prompt_as_in_vllm(gateway: Gateway, body: dict[str, Any], text: str) -> None:
+    answer = await gateway.http.post("/tokenize", json=body)
+    expected = {"count": len(text), "max_model_len": WINDOW, "tokens": [*map(ord, text)], "token_strs": None}
+    assert answer.status_code == 200 and answer.json() == expected
+    if text:
+        back = await gateway.http.post("/detokenize", json={"tokens": expected["tokens"]})
+        assert back.status_code == 200 and back.json() == {"prompt": text}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "word"),
+    [
+        ("/tokenize", {"prompt": "Once", "model": "another"}, 404, "another"),
+        ("/tokenize", {"prompt": "Once", "return_token_strs": True}, 422, "return_token_strs"),
+        ("/tokenize", {"prompt": "Once", "inputs": "Once"}, 422, "prompt"),
+        ("/detokenize", {"tokens": []}, 400, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, 400, "tokens.0"),
+        ("/detokenize", {"tokens": [7], "model": "another"}, 404, "another"),
+    ],
+    ids=str,
+)
+async def test_tokens_that_cannot_be_told_are_refused(
+    gateway: Gateway, path: str, body: dict[str, Any], status: int, word: str
+) -> None:
+    answer = await gateway.http.post(path, json=body)
+    assert answer.status_code == status and word in answer.text
+
+
+async def test_embeddings_are_refused_in_openais_shape(gateway: Gateway) -> None:
+    with pytest.raises(openai.BadRequestError, match="embeddings are not supported") as refused:
+        await gateway.openai.embeddings.create(model="semspec-demo", input="Once")
+    assert refused.value.code == "invalid_value"
+
+
+async def test_usage_counts_the_reasoning_of_all_choices(start_gateway: GatewayFactory) -> None:
+    fakes = Fakes.make()
+    gateway = await start_gateway(Fakes(fakes.drafter, Thinker(fakes.target.writer), fakes.verifier))
+    thinking: Any = [{"role": "user", "content": "How many?<think>\n"}]
+    answer = (await gateway.chat(model="semspec-demo:target", messages=thinking, semspec={"trace": True})).json()
+    usage, trace = answer["usage"], answer["semspec"]["trace"]
+    counted = sum(record["num_tokens"] for record in trace[:4])  # the mark is in the fourth segment
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": counted} and "prompt_tokens_details" not in usage
+    assert counted < usage["completion_tokens"]
+    two = (await gateway.chat(model="semspec-demo:target", messages=thinking, n=2)).json()["usage"]
+    assert two["completion_tokens_details"]["reasoning_tokens"] > counted
+    cut = (await gateway.chat(model="semspec-demo:target", messages=thinking, max_tokens=10)).json()["usage"]
+    assert cut["completion_tokens_details"]["reasoning_tokens"] == cut["completion_tokens"] == 10
+    stored = (await gateway.http.get(f"/v1/generations/{answer['id']}")).json()
+    assert stored["usage"] == usage
+
+
+async def test_usage_of_an_answer_without_reasoning(gateway: Gateway) -> None:
+    assert (await gateway.chat()).json()["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+    plain = await gateway.http.post("/v1/completions", json={"prompt": "Once<think>"})
+    assert "completion_tokens_details" not in plain.json()["usage"]
