@@ -26,7 +26,7 @@ from semspec.engine.vllm.requests import (
     request_to_wire,
     result_from_wire,
 )
-from semspec.engine.worker import MAX_CALLS
+from semspec.engine.scheduler import MAX_CALLS
 from semspec.errors import InternalError, InvalidRequest, Overloaded
 from semspec.probes.projection import Projections
 from semspec.types import (
