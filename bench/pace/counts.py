@@ -49,6 +49,9 @@ class CountsFile:
         self._file = path.open("wb", buffering=0)
         self.write(Counts())
 
+    def close(self) -> None:
+        self._file.close()
+
     def write(self, counts: Counts) -> None:
         os.pwrite(self._file.fileno(), struct.pack(_FORMAT, *astuple(counts)), 0)
 

@@ -7,6 +7,7 @@ environment. Counts of steps are in FOLDER/ROLE-PID.counts.
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -31,10 +32,10 @@ def main(arguments: Sequence[str]) -> None:
     settings = load_settings(DraftSettings if writer is Writer.DRAFT else TargetSettings)
     configure_logging(settings.log_level, settings.log_json)
     torch.set_num_threads(settings.threads)
-    counts = CountsFile(Path(folder) / f"{role}-{os.getpid()}.counts")
-    step = PacedStep(load_times(Path(table)), float(dilation), counts.write)
     service = draft_service if writer is Writer.DRAFT else target_service
-    run(service(partial(load_paced, settings, writer, step)), settings)
+    with closing(CountsFile(Path(folder) / f"{role}-{os.getpid()}.counts")) as counts:
+        step = PacedStep(load_times(Path(table)), float(dilation), counts.write)
+        run(service(partial(load_paced, settings, writer, step)), settings)
 
 
 if __name__ == "__main__":

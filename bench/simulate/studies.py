@@ -129,7 +129,7 @@ def surface(
     num_sessions: int, workload: Workload, host: Host, say: Say, acceptances: Sequence[float] = ACCEPTANCES
 ) -> Surface:
     """Simulate all lengths and acceptances with the same random numbers."""
-    pace, num_answers = load_pace(PACE), max(12, 2 * num_sessions)
+    pace, num_answers = load_pace(PACE), max(8, 2 * num_sessions)
     alone = simulate(Setup(pace, "target", num_sessions, host=host), workload.answers(num_answers))
     gains = {}
     for acceptance in acceptances:
