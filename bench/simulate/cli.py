@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from semspec.bench.pace.counts import MAX_LATE_SHARE
 from semspec.bench.pace.table import PACES, Pace, load_pace
 from semspec.bench.record import RECORDS, read_records
 from semspec.bench.simulate.engines import Host
@@ -18,7 +19,7 @@ from semspec.errors import InvalidRequest, SemspecError
 RESULTS = Path("bench/results/simulate")
 HEADER = (
     "paced run", "sessions", "dilation", "configuration", "answers", "measured tokens/s", "simulated tokens/s",
-    "difference", "measured latency s", "simulated latency s",
+    "difference", "measured latency s", "simulated latency s", "late steps",
 )  # fmt: skip
 
 
@@ -60,7 +61,7 @@ def _figures(result: Result, price: float) -> dict[str, str]:
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Compare simulations with paced runs; 1 if one differs by more than `ALLOWED`."""
+    """Compare simulations with paced runs; 1 if one differs by more than `ALLOWED`, or its host was too slow."""
     from semspec.training.files import write_json
     from semspec.training.report.document import Table, write_text
 
@@ -89,6 +90,7 @@ def _compared(one: Comparison) -> tuple[str, ...]:
         f"{one.difference:+.1%}{'' if one.holds else f' (more than {ALLOWED:.0%})'}",
         f"{sum(record.latency_s for record in measured) / len(measured):.3f}",
         f"{one.simulated.mean_latency_s:.3f}",
+        f"{one.late_share:.1%}{'' if one.late_share <= MAX_LATE_SHARE else ' (no measurement)'}",
     )
 
 

@@ -132,7 +132,8 @@ class Replica:
         self.num_in_flight += 1
         try:
             for _ in range(num_results):
-                yield await call.results.get()
+                await call.results.get()
+                yield
         finally:
             call.is_cancelled = True
             self.num_in_flight -= 1

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from semspec.bench.pace.counts import Counts
 from semspec.bench.pace.table import load_pace
 from semspec.bench.record import Record, as_line
 from semspec.bench.runners.paced import Pacing
@@ -203,7 +204,7 @@ def made_record(label: str, number: int, planned: Answer, latency_s: float, host
     )  # fmt: skip
 
 
-def paced_folder(folder: Path, dilation: float, slowness: float = 1.0) -> Path:
+def paced_folder(folder: Path, dilation: float, slowness: float = 1.0, num_late: int = 0) -> Path:
     """A run as the paced stack would leave it if it were the simulator, `slowness` times as slow."""
     folder.mkdir()
     answers = Workload(segment_tokens=20, answer_tokens=200, acceptance=0.7).answers(8)
@@ -213,7 +214,8 @@ def paced_folder(folder: Path, dilation: float, slowness: float = 1.0) -> Path:
         for number, (planned, latency_s) in enumerate(zip(answers, result.latencies_s, strict=True)):
             lines.append(as_line(made_record(label, number, planned, slowness * latency_s, HOST, dilation)))
     paced = Pacing(PACE, dilation).settings | {"serving": {"gamma": 1}}
-    facts = {"settings": {"paced": paced}, "labels": ["target", "semantic"]}
+    steps = {label: {"target": asdict(Counts(100, num_late))} for label in ("target", "semantic")}
+    facts = {"settings": {"paced": paced}, "labels": ["target", "semantic"], "steps": steps}
     (folder / "run.json").write_text(json.dumps(facts))
     (folder / "records.jsonl").write_text("".join(lines))
     return folder
@@ -228,8 +230,8 @@ def test_run_of_the_simulator_itself_is_met_segment_by_segment(tmp_path: Path) -
 
 
 def test_prediction_that_does_not_hold_ends_with_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, slowness, status in (("equal", 1.0, 0), ("slow", 1.3, 1)):
-        folder = paced_folder(tmp_path / name, 4.0, slowness)
+    for name, slowness, num_late, status in (("equal", 1.0, 5, 0), ("late", 1.0, 6, 1), ("slow", 1.3, 0, 1)):
+        folder = paced_folder(tmp_path / name, 4.0, slowness, num_late)
         with pytest.raises(SystemExit) as ended:
             main(["validate", str(folder), "--host", str(tmp_path / "equal"), "--output", str(tmp_path / "out")])
         assert ended.value.code == status
