@@ -13,8 +13,8 @@ from semspec.types import Writer
 
 PACE, TP2, TWO_TARGETS = "h200-1.5b-32b", "h200-1.5b-32b-tp2", "h200-1.5b-32b-2-targets"
 SESSIONS = (1, 8, 32, 128)
-SEGMENT_TOKENS = (10, 20, 30, 40, 60, 80)
-ACCEPTANCES = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
+SEGMENT_TOKENS = (10, 20, 40, 80)
+ACCEPTANCES = (0.6, 0.7, 0.8, 0.9, 0.95)
 FLEETS = (8, 64, 1000)
 """Numbers of GPUs to which units of a layout are repeated."""
 MANY = 32
@@ -85,7 +85,7 @@ def capacities(workload: Workload, host: Host, say: Say, sessions: Sequence[int]
     alone: dict[int, Result] = {}
     for layout in layouts(host):
         for num_sessions in sessions:
-            answers = workload.answers(max(12, 3 * num_sessions))
+            answers = workload.answers(max(8, 2 * num_sessions))
             result = simulate(replace(layout.setup, num_sessions=num_sessions), answers)
             alone.setdefault(num_sessions, result)
             say(f"{layout.name}, {num_sessions} sessions: {result.tokens_per_s:,.0f} tokens/s")

@@ -32,7 +32,7 @@ class Workload:
     segment_tokens: int = 40
     """Mean length: uniform from half of it to one and a half."""
     acceptance: float = 0.85
-    """Of each drafted segment, independently of all others."""
+    """Share of all segments whose drafts are accepted, in random order."""
     answer_tokens: int = 800
     """The last segment is cut, so that each answer has exactly so many."""
     prompt_tokens: int = 100
@@ -41,16 +41,21 @@ class Workload:
         """Raises: InvalidRequest."""
         self._check()
         random = Random(seed)
-        return [Answer(self.prompt_tokens, self._segments(random)) for _ in range(num_answers)]
+        lengths = [self._lengths(random) for _ in range(num_answers)]
+        num_segments = sum(map(len, lengths))
+        num_accepted = round(self.acceptance * num_segments)
+        verdicts = [True] * num_accepted + [False] * (num_segments - num_accepted)
+        random.shuffle(verdicts)
+        left = iter(verdicts)
+        return [Answer(self.prompt_tokens, tuple(Planned(n, n, next(left)) for n in own)) for own in lengths]
 
-    def _segments(self, random: Random) -> tuple[Planned, ...]:
-        segments, left = [], self.answer_tokens
+    def _lengths(self, random: Random) -> list[int]:
+        lengths, left = [], self.answer_tokens
         shortest = max(1, self.segment_tokens // 2)
         while left > 0:
-            num_tokens = min(left, random.randint(shortest, 2 * self.segment_tokens - shortest))
-            segments.append(Planned(num_tokens, num_tokens, random.random() < self.acceptance))
-            left -= num_tokens
-        return tuple(segments)
+            lengths.append(min(left, random.randint(shortest, 2 * self.segment_tokens - shortest)))
+            left -= lengths[-1]
+        return lengths
 
     def _check(self) -> None:
         limits = {"segment_tokens": 512, "answer_tokens": 1 << 20, "prompt_tokens": 1 << 20}

@@ -235,7 +235,11 @@ def test_stack_of_a_paced_run_says_so_and_has_the_replicas(tmp_path: Path) -> No
     assert config.environment["SEMSPEC_GATEWAY_MODEL_NAME"] == "paced/h200-1.5b-32b-2-targets"
     assert config.environment["SEMSPEC_GATEWAY_MAX_CONCURRENT"] == "64"
     assert list(config.services) == ["draft", "target", "verifier", "target-2"]
-    assert config.commands["target"][2:5] == ("semspec.bench.pace.service", "target", str(FOLDER / "h200-32b.csv"))
+    assert config.commands["target"][2:5] == (
+        "semspec.bench.pace.service",
+        "target",
+        str((FOLDER / "h200-32b.csv").resolve()),
+    )
     assert config.commands["verifier"] == StackConfig().commands["verifier"]
 
 
