@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import torch
 
 from semspec.bench.configuration import Configuration, parse
 from semspec.bench.environment import ROLES, window
+from semspec.bench.pace.table import PACES, load_pace
 from semspec.bench.report.page import readme_tables, write_report
 from semspec.bench.run import Comparison, Plan, default_folder, opened
+from semspec.bench.runners.paced import Pacing
 from semspec.bench.runners.protocol import RunnerError
 from semspec.bench.summary import load_run
 from semspec.bench.tasks import TASKS, Task, load_task
@@ -31,6 +34,7 @@ peer. `auto` is excluded, since the machine's load decides whether it is `semant
 `sample`, since random probabilities pass the pair's low threshold almost always."""
 DEFAULT = "target,draft,semantic"
 RESULTS = Path("bench/results")
+MAX_DILATION, MAX_SESSIONS = 100.0, 128
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -57,7 +61,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def run(options: argparse.Namespace, reporter: Reporter) -> None:
     """Perform one run, and print its table."""
-    plan = _plan(options, options.task, options.temperature)
+    plan = replace(_plan(options, options.task, options.temperature), pacing=_pacing(options))
     folder = options.output or default_folder(plan)
     _run({folder: plan}, reporter)
     _report([folder], options, folder / "report", reporter)
@@ -115,6 +119,27 @@ def _plan(options: argparse.Namespace, task_name: str, temperature: float | None
     )
 
 
+def _pacing(options: argparse.Namespace) -> Pacing | None:
+    """Raises: InvalidRequest."""
+    if options.pace is None:
+        if (options.dilate, options.sessions) != (1.0, 1):
+            raise InvalidRequest("--dilate and --sessions are for paced runs; name a --pace", "pace")
+        return None
+    if options.gateway:
+        raise InvalidRequest("a running gateway cannot be paced; leave out --gateway or --pace", "pace")
+    if others := [one.label for one in _configurations(options.strategy or [DEFAULT]) if not _can_be_paced(one)]:
+        raise InvalidRequest(f"{others[0]} cannot be paced; only strategies through the gateway can", "strategy")
+    if not 1 <= options.dilate <= MAX_DILATION:
+        raise InvalidRequest(f"--dilate is {options.dilate:g}; choose 1 to {MAX_DILATION:g}", "dilate")
+    if not 1 <= options.sessions <= MAX_SESSIONS:
+        raise InvalidRequest(f"--sessions is {options.sessions}; choose 1 to {MAX_SESSIONS}", "sessions")
+    return Pacing(load_pace(options.pace), options.dilate, options.sessions)
+
+
+def _can_be_paced(configuration: Configuration) -> bool:
+    return configuration.runner == "gateway"
+
+
 def _budget(task: Task, options: argparse.Namespace) -> int:
     """The published token budget of the task, but at most half of a local pair's context window."""
     if options.gateway:
@@ -141,6 +166,11 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--task", required=True, help=f"one of {', '.join(TASKS)}")
     one.add_argument("--temperature", type=float, help="0 is greedy (default: as published for the task)")
     one.add_argument("--output", type=Path, help="folder of the run (default: one of its own in .work/bench)")
+    one.add_argument(
+        "--pace", metavar="NAME", help=f"emulate the step times of {', '.join(PACES)}; DRAFT.csv,TARGET.csv"
+    )
+    one.add_argument("--dilate", type=float, default=1.0, metavar="K", help="stretch emulated steps by this factor")
+    one.add_argument("--sessions", type=int, default=1, metavar="N", help="questions at a time in a paced run")
     _add_run_options(one, limit=None)
     _add_report_options(one)
     many = commands.add_parser("suite", help="all strategies on the demo language, sampled and greedy, and the report")

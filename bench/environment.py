@@ -18,7 +18,7 @@ import semspec
 from semspec.errors import InvalidRequest
 
 ROOT = Path(semspec.__file__).resolve().parents[1]
-MEASURED_CODE = ("semspec", "semspec/services", "semspec/gateway", "semspec/bench/runners")
+MEASURED_CODE = ("semspec", "semspec/services", "semspec/gateway", "semspec/bench/runners", "semspec/bench/pace")
 """Folders with the code that produces answers."""
 ROLES = ("draft", "target")
 PACKAGES = ("torch", "transformers", "grpcio", "fastapi", "redis", "safetensors")

@@ -1,29 +1,34 @@
 """A run: every configuration on every question, interleaved, with one record per generation; resumable."""
 
+import asyncio
 import hashlib
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from semspec.bench.configuration import Configuration, RunnerName
 from semspec.bench.environment import code_digest, environment, memory_bytes
+from semspec.bench.pace.counts import Counts
 from semspec.bench.record import RECORDS, STAGES, Record, as_line, read_records
 from semspec.bench.runners.assisted import open_transformers
 from semspec.bench.runners.gateway import open_gateway, open_stack
 from semspec.bench.runners.in_process import open_in_process
+from semspec.bench.runners.paced import PacedRunner, Pacing, open_paced
 from semspec.bench.runners.protocol import Ask, NotApplicable, Outcome, Runner, RunnerError
 from semspec.bench.runners.vllm import open_vllm
 from semspec.bench.tasks import Question, Task
 from semspec.demo.client import in_turns
 from semspec.errors import InvalidRequest
 from semspec.records import SegmentTrace, statistics
+from semspec.stack import StackConfig
 from semspec.training.files import write_json
 from semspec.training.progress import Reporter
-from semspec.types import derive_seed
+from semspec.types import Writer, derive_seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,8 @@ class Plan:
     """Base URL of a running gateway; None starts one with `pair`."""
     vllm: Path | None = None
     """Interpreter of an environment with vLLM, for its configurations."""
+    pacing: Pacing | None = None
+    """Emulated step times; None: those of this machine."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -57,7 +64,16 @@ class Plan:
             "samples": self.samples,
             "seed": self.seed,
             "code": code_digest(),
+            "paced": {**self.pacing.settings, "serving": self._serving()} if self.pacing else None,
         }
+
+    def _serving(self) -> dict[str, Any]:
+        """The pair's served options, which configurations have unless their labels say otherwise."""
+        return dict(StackConfig.of_pair(self.pair).read_serving())
+
+    @property
+    def num_sessions(self) -> int:
+        return self.pacing.num_sessions if self.pacing else 1
 
 
 Runners = Mapping[RunnerName, Runner]
@@ -77,7 +93,9 @@ async def opened(plan: Plan) -> AsyncIterator[Runners]:
 def _runner(name: RunnerName, plan: Plan) -> AbstractAsyncContextManager[Runner]:
     match name:
         case "gateway":
-            return open_gateway(plan.gateway) if plan.gateway else open_stack(plan.pair)
+            if plan.pacing:
+                return open_paced(plan.pair, plan.pacing)
+            return open_gateway(plan.gateway) if plan.gateway else open_stack(StackConfig.of_pair(plan.pair))
         case "in-process":
             return open_in_process(plan.pair)
         case "transformers":
@@ -90,6 +108,10 @@ def _runner(name: RunnerName, plan: Plan) -> AbstractAsyncContextManager[Runner]
             return open_vllm(plan.pair, plan.vllm)
 
 
+Turn = tuple[int, Question, Configuration]
+"""Number of the sample, question and configuration."""
+
+
 class Comparison:
     """Runs a plan in its folder, which has `run.json` and `records.jsonl`."""
 
@@ -97,6 +119,8 @@ class Comparison:
         """Raises: InvalidRequest when the folder holds another run."""
         self._plan, self._folder, self._reporter = plan, folder, reporter
         self._not_applicable: dict[str, str] = {}
+        self._counts: dict[str, dict[Writer, Counts]] = {}
+        """Paced steps by label."""
         claim(folder, plan)
 
     async def run(self, runners: Runners) -> None:
@@ -134,13 +158,48 @@ class Comparison:
         title = f"{self._plan.task.name}, T {self._plan.temperature:g}"
         bar = self._reporter.bar(title, len(schedule), "answers", done=len(schedule) - len(left))
         with bar as advance, path.open("a") as file:
-            for sample, question, configuration in left:
+            for batch in self._batches(left):
+                configuration = batch[0][2]
+                runner = runners[configuration.runner]
+                with self._counted(configuration.label, runner):
+                    await self._ask_side_by_side(runner, batch, file, advance)
+
+    def _batches(self, left: Sequence[Turn]) -> Iterator[Sequence[Turn]]:
+        """What is asked before the next configuration has its turn: with several sessions, all of a configuration."""
+        if self._plan.num_sessions == 1:
+            yield from ([turn] for turn in left)
+            return
+        for _, batch in groupby(sorted(left, key=lambda turn: turn[2].label), key=lambda turn: turn[2].label):
+            yield list(batch)
+
+    async def _ask_side_by_side(
+        self, runner: Runner, batch: Sequence[Turn], file: TextIO, advance: Callable[[int], None]
+    ) -> None:
+        """Ask as many at a time as there are sessions; each answer makes room for the next question."""
+        turns = iter(batch)
+
+        async def session() -> None:
+            for sample, question, configuration in turns:
                 request = self._request(question, configuration, sample)
-                outcome = await runners[configuration.runner].ask(request)
+                outcome = await runner.ask(request)
                 is_right = self._plan.task.is_right(question, outcome.text)
                 file.write(as_line(_record(request, question, sample, outcome, is_right)))
                 file.flush()
                 advance(1)
+
+        await asyncio.gather(*(session() for _ in range(self._plan.num_sessions)))
+
+    @contextmanager
+    def _counted(self, label: str, runner: Runner) -> Iterator[None]:
+        """Add the paced steps of the body to those of `label`."""
+        if not isinstance(runner, PacedRunner):
+            yield
+            return
+        before = runner.counts()
+        yield
+        own = self._counts.setdefault(label, {role: Counts() for role in before})
+        for role, counts in runner.counts().items():
+            own[role] = own[role].plus(counts.minus(before[role]))
 
     def _request(self, question: Question, configuration: Configuration, sample: int) -> Ask:
         plan = self._plan
@@ -153,7 +212,21 @@ class Comparison:
         facts = json.loads((self._folder / "run.json").read_text())
         facts["environment"]["memory_bytes"] = memory_bytes(processes)
         facts["not_applicable"] |= self._not_applicable
+        if self._plan.pacing:
+            facts["steps"] = _added(facts.get("steps", {}), self._counts)
         write_json(self._folder / "run.json", facts)
+
+
+def _added(
+    known: Mapping[str, Mapping[str, Mapping[str, float]]], new: Mapping[str, Mapping[Writer, Counts]]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Counts of steps by label and role, those of an interrupted run included."""
+    totals = {label: {role: dict(counts) for role, counts in roles.items()} for label, roles in known.items()}
+    for label, roles in new.items():
+        for role, counts in roles.items():
+            before = Counts(**totals.setdefault(label, {}).get(role, {}))
+            totals[label][role] = asdict(before.plus(counts))
+    return totals
 
 
 def claim(folder: Path, plan: Plan) -> None:
@@ -176,7 +249,9 @@ def claim(folder: Path, plan: Plan) -> None:
 def default_folder(plan: Plan) -> Path:
     """The plan's folder: the same command resumes its run; other settings or other code begin a new one."""
     digest = hashlib.sha256(json.dumps(plan.settings, sort_keys=True).encode()).hexdigest()[:8]
-    return Path(".work/bench") / f"{plan.task.name}-t{plan.temperature:g}-{digest}"
+    pacing = plan.pacing
+    paced = f"paced-{pacing.pace.name}-{pacing.num_sessions}x-" if pacing else ""
+    return Path(".work/bench") / f"{plan.task.name}-t{plan.temperature:g}-{paced}{digest}"
 
 
 def _record(request: Ask, question: Question, sample: int, outcome: Outcome, is_right: bool) -> Record:

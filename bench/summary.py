@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 
 from semspec.bench.configuration import Configuration, parse
+from semspec.bench.pace.counts import MAX_LATE_SHARE, Counts
 from semspec.bench.record import RECORDS, STAGES, Record, read_records
 from semspec.errors import InvalidRequest
 from semspec.training.report.numbers import Measured
@@ -39,6 +40,7 @@ class Row:
     speedup: Measured
     """The baseline's mean latency divided by this one's."""
     tokens_per_s: float
+    """Of all sessions together, while all of them are busy."""
     mean_tokens: float
     target_ratio: float | None
     """Share of the tokens that the target wrote, or sampled after a rejection; None where unknown."""
@@ -74,27 +76,57 @@ class Run:
     not_applicable: Mapping[str, str]
     """Label -> why the pair does not support it."""
     records: Sequence[Record]
+    steps: Mapping[str, Mapping[str, Counts]] = field(default_factory=dict)
+    """Paced steps by label and role; empty unless the run is paced."""
 
 
 def load_run(folder: Path) -> Run:
-    """Raises: InvalidRequest when the folder is no run, or none of its questions has been answered by all."""
+    """Raises: InvalidRequest when the folder is no run, none of its questions has been answered by all, or the host
+    could not keep the emulated pace."""
     path = folder / "run.json"
     if not path.is_file():
         raise InvalidRequest(f"{folder} is not a run: it has no run.json; make one with `semspec bench run`", "run")
     facts, records = json.loads(path.read_text()), read_records(folder / RECORDS)
+    steps = {
+        label: {role: Counts(**counts) for role, counts in roles.items()}
+        for label, roles in facts.get("steps", {}).items()
+    }
+    _check_pace(folder, facts["settings"], steps)
+    num_sessions = (facts["settings"].get("paced") or {}).get("sessions", 1)
     return Run(
         folder=folder,
         name=folder.resolve().name,
         settings=facts["settings"],
         environment=facts["environment"],
-        rows=summarise(records, facts["labels"]),
+        rows=summarise(records, facts["labels"], num_sessions),
         not_applicable=facts["not_applicable"],
+        steps=steps,
         records=records,
     )
 
 
-def summarise(records: Sequence[Record], labels: Sequence[str]) -> list[Row]:
-    """A row for each of `labels` that has answers; the first is the baseline. Raises: InvalidRequest."""
+def _check_pace(folder: Path, settings: Mapping[str, Any], steps: Mapping[str, Mapping[str, Counts]]) -> None:
+    """Raises: InvalidRequest when more than `MAX_LATE_SHARE` of the steps of an engine ended late."""
+    late = [
+        f"{counts.late_share:.1%} of the {role}'s {counts.num_steps:,.0f} steps in {label}"
+        for label, roles in steps.items()
+        for role, counts in roles.items()
+        if counts.late_share > MAX_LATE_SHARE
+    ]
+    if late:
+        paced = settings["paced"]
+        raise InvalidRequest(
+            f"{folder} has no result: the host could not keep the pace of {paced['name']} in {', '.join(late)}; at "
+            f"most {MAX_LATE_SHARE:.0%} may be late: stretch the steps with a --dilate above {paced['dilation']:g}",
+            "dilate",
+        )
+
+
+def summarise(records: Sequence[Record], labels: Sequence[str], num_sessions: int = 1) -> list[Row]:
+    """A row for each of `labels` that has answers; the first is the baseline. `num_sessions`: answers at the same time.
+
+    Raises: InvalidRequest.
+    """
     by_label: dict[str, dict[tuple[str, int], Record]] = {label: {} for label in labels}
     for record in records:
         by_label[record.label][record.question, record.sample] = record
@@ -105,10 +137,10 @@ def summarise(records: Sequence[Record], labels: Sequence[str]) -> list[Row]:
     if not keys:
         raise InvalidRequest("no question has been answered by all configurations; let the run go on", "run")
     rows = [[own[key] for key in keys] for own in answered]
-    return [_row(own, rows[0]) for own in rows]
+    return [_row(own, rows[0], num_sessions) for own in rows]
 
 
-def _row(own: Sequence[Record], baseline: Sequence[Record]) -> Row:
+def _row(own: Sequence[Record], baseline: Sequence[Record], num_sessions: int) -> Row:
     questions = np.unique([record.question for record in own], return_inverse=True)[1]
     right, base_right = (_by_question(_array(records, "is_right"), questions) for records in (own, baseline))
     latency, base_latency = (_by_question(_array(records, "latency_s"), questions) for records in (own, baseline))
@@ -125,7 +157,7 @@ def _row(own: Sequence[Record], baseline: Sequence[Record]) -> Row:
         latency_s=mean(latency),
         median_latency_s=float(np.median(_array(own, "latency_s"))),
         speedup=_ratio(base_latency, latency),
-        tokens_per_s=float(num_tokens / _array(own, "latency_s").sum()),
+        tokens_per_s=float(num_sessions * num_tokens / _array(own, "latency_s").sum()),
         mean_tokens=float(num_tokens / len(own)),
         target_ratio=_share(own, "num_target_tokens", "num_tokens") if knows_writers else None,
         acceptance_rate=_share(own, "num_accepted", "num_accepted", "num_rejected"),

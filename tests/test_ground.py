@@ -110,8 +110,9 @@ def test_gateway_extra_has_no_torch() -> None:
     assert not any(heavy in names for heavy in ("torch", "transformers", "numpy", "engine"))
 
 
-def test_results_page_shows_the_committed_tables() -> None:
-    page = ROOT / "docs" / "results.md"
+@pytest.mark.parametrize("name", ["results.md", "performance.md"])
+def test_page_shows_the_committed_tables(name: str) -> None:
+    page = ROOT / "docs" / name
     shown = re.findall(r"<!-- (\S+\.md) -->\n(.*?)\n\n", page.read_text(), re.DOTALL)
     assert shown
     for path, table in shown:

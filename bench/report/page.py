@@ -3,6 +3,7 @@
 import gzip
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from semspec.bench.record import as_line
 from semspec.bench.report import sections
 from semspec.bench.report.probes import ProbesReport, read_probes
 from semspec.bench.report.speed_of_light import SpeedOfLight, read_cost
-from semspec.bench.report.tables import main_table
+from semspec.bench.report.tables import main_table, paced_label
 from semspec.bench.summary import Run
 from semspec.errors import InvalidRequest
 from semspec.training.files import plain, replacing, write_json
@@ -91,7 +92,12 @@ def _table(path: Path) -> str:
     return path.read_text().strip()
 
 
+def _plain_steps(run: Run) -> dict[str, Any]:
+    return {label: {role: asdict(counts) for role, counts in roles.items()} for label, roles in run.steps.items()}
+
+
 def _summary(run: Run) -> dict[str, Any]:
-    facts = {"settings": run.settings, "environment": run.environment, "not_applicable": run.not_applicable}
+    facts = {"paced": paced_label(run), "steps": _plain_steps(run)} if run.steps else {}
+    facts |= {"settings": run.settings, "environment": run.environment, "not_applicable": run.not_applicable}
     summary: dict[str, Any] = plain(facts | {"rows": [row.as_json() for row in run.rows]})
     return summary

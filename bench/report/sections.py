@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from semspec.bench.report import ablations, figures, paper, rounds, tables
+from semspec.bench.report import ablations, figures, paced, paper, rounds, tables
 from semspec.bench.report.probes import ProbesReport, offline
 from semspec.bench.report.speed_of_light import COST_COMMAND, SpeedOfLight
 from semspec.bench.report.tables import lost, main_row, pair_name, run_command, sample_size, setting
@@ -52,7 +52,7 @@ def _fastest_rival(run: Run) -> Row | None:
 def measured(run: Run) -> Section:
     """One run: its tables and pictures."""
     title = f"{run.name}: {setting(run)}, {sample_size(run)}"
-    blocks: list[Block] = [tables.main_table(run), Text(_COLUMNS), *_run_pictures(run)]
+    blocks: list[Block] = [tables.main_table(run), Text(_COLUMNS), *paced.blocks(run), *_run_pictures(run)]
     blocks += [
         Text("Where a mean answer's time goes, in milliseconds, and how answers end:"),
         tables.details_table(run),

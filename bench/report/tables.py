@@ -28,7 +28,22 @@ def main_table(run: Run) -> Table:
     refused = [
         (label, f"not applicable: {reason}", *(NONE,) * (len(MAIN) - 2)) for label, reason in run.not_applicable.items()
     ]
-    return Table(MAIN, (*(_main_row(row, row is run.rows[0]) for row in run.rows), *refused))
+    return Table(_headed(run, MAIN), (*(_main_row(row, row is run.rows[0]) for row in run.rows), *refused))
+
+
+def _headed(run: Run, header: Sequence[str]) -> tuple[str, ...]:
+    """`header` with the label of a paced run, so that no table of it is without."""
+    return (f"{header[0]} ({label})" if (label := paced_label(run)) else header[0], *header[1:])
+
+
+def paced_label(run: Run) -> str:
+    """What a paced run emulates, and for how many sessions; empty if it is not paced."""
+    paced = run.settings.get("paced")
+    if not paced:
+        return ""
+    sessions = f"{paced['sessions']} session{'s' if paced['sessions'] > 1 else ''}"
+    dilated = f", dilated {paced['dilation']:g}x" if paced["dilation"] != 1 else ""
+    return f"paced: {paced['name']}, {sessions}{dilated}"
 
 
 def _main_row(row: Row, is_baseline: bool) -> tuple[str, ...]:
@@ -47,7 +62,7 @@ def _main_row(row: Row, is_baseline: bool) -> tuple[str, ...]:
 
 def details_table(run: Run) -> Table:
     """Stage times of a mean answer, and how answers end."""
-    return Table(DETAILS, tuple(_details_row(row) for row in run.rows))
+    return Table(_headed(run, DETAILS), tuple(_details_row(row) for row in run.rows))
 
 
 def _details_row(row: Row) -> tuple[str, ...]:
@@ -128,8 +143,9 @@ def lost(row: Row) -> str:
 
 
 def setting(run: Run) -> str:
-    """Task and temperature, for headings: `math500, T 0.6`."""
-    return f"{run.settings['task']}, T {run.settings['temperature']:g}"
+    """Task and temperature, for headings: `math500, T 0.6`; for a paced run also what it emulates."""
+    label = paced_label(run)
+    return f"{run.settings['task']}, T {run.settings['temperature']:g}{f', {label}' if label else ''}"
 
 
 def sample_size(run: Run) -> str:
@@ -160,9 +176,12 @@ def without(knobs: Mapping[str, Any], *names: str) -> tuple[tuple[str, Any], ...
     return tuple(sorted((name, value) for name, value in knobs.items() if name not in names))
 
 
+_PACED_OPTIONS = {"pace": "name", "dilate": "dilation", "sessions": "sessions"}
+
+
 def run_command(run: Run, labels: Sequence[str]) -> str:
     """The command that measures these configurations with the run's settings, its baseline first."""
-    settings = run.settings
+    settings, paced = run.settings, run.settings.get("paced") or {}
     options = {
         "--task": settings["task"],
         "--temperature": f"{settings['temperature']:g}",
@@ -170,6 +189,7 @@ def run_command(run: Run, labels: Sequence[str]) -> str:
         "--gateway": settings.get("gateway"),
         "--limit": run.rows[0].num_questions,
         "--samples": run.rows[0].num_samples if run.rows[0].num_samples > 1 else None,
+        **{f"--{option}": paced.get(name) for option, name in _PACED_OPTIONS.items()},
         "--strategy": ",".join(dict.fromkeys([run.rows[0].label, *labels])),
     }
     named = " ".join(f"{name} {value}" for name, value in options.items() if value is not None)

@@ -3,7 +3,6 @@
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
 
 import httpx
 
@@ -48,9 +47,9 @@ class GatewayRunner:
 
 
 @asynccontextmanager
-async def open_stack(pair: Path) -> AsyncIterator[GatewayRunner]:
-    """Run the whole stack with `pair` within the block. Raises: StackError."""
-    async with Stack(StackConfig.of_pair(pair)) as stack, _http(stack.base_url, stack.api_key) as http:
+async def open_stack(config: StackConfig) -> AsyncIterator[GatewayRunner]:
+    """Run the whole stack within the block. Raises: StackError."""
+    async with Stack(config) as stack, _http(stack.base_url, stack.api_key) as http:
         processes = {name: child.pid for name, child in stack.processes.items()}
         yield GatewayRunner(await ChatClient.connect(http), processes)
 
@@ -93,6 +92,5 @@ def _refusal(error: httpx.HTTPStatusError) -> RunnerError:
 
 def _http(base_url: str, key: str | None) -> httpx.AsyncClient:
     headers = {"authorization": f"Bearer {checked_key(key)}"} if key else {}
-    return httpx.AsyncClient(
-        base_url=base_url, headers=headers, timeout=httpx.Timeout(3600, connect=10), trust_env=False
-    )
+    timeout, limits = httpx.Timeout(3600, connect=10), httpx.Limits(max_connections=None)
+    return httpx.AsyncClient(base_url=base_url, headers=headers, timeout=timeout, limits=limits, trust_env=False)

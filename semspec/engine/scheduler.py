@@ -1,9 +1,14 @@
 """What runs in the next step: which calls, and how many tokens of each."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from semspec.engine.prefix_cache import PrefixCache
-from semspec.engine.steps import Feed
+if TYPE_CHECKING:  # they import torch, which who computes shares alone does without
+    from semspec.engine.prefix_cache import PrefixCache
+    from semspec.engine.steps import Feed
+
+MAX_CALLS = 256
+"""Maximum number of calls under way, waiting ones included."""
 
 STEP_TOKENS = 512
 """Maximum tokens of a step, so that tokens of other calls need not wait long for a prompt."""
@@ -12,15 +17,15 @@ STEP_TOKENS = 512
 class Scheduler:
     """Plans steps within a budget of tokens, shared equally, and one of memory, given to the oldest calls first."""
 
-    def __init__(self, cache: PrefixCache, max_kv_bytes: int, step_tokens: int = STEP_TOKENS) -> None:
+    def __init__(self, cache: "PrefixCache", max_kv_bytes: int, step_tokens: int = STEP_TOKENS) -> None:
         """`max_kv_bytes`: keys and values of running calls and of cached prefixes together."""
         self._cache, self._max_kv_bytes, self._step_tokens = cache, max_kv_bytes, step_tokens
 
-    def has_room(self, feeds: Sequence[Feed]) -> bool:
+    def has_room(self, feeds: Sequence["Feed"]) -> bool:
         """Whether another call may start beside `feeds`."""
         return not feeds or sum(feed.prefix.kv.nbytes for feed in feeds) < self._max_kv_bytes
 
-    def plan(self, feeds: Sequence[Feed]) -> list[tuple[Feed, int]]:
+    def plan(self, feeds: Sequence["Feed"]) -> list[tuple["Feed", int]]:
         """The tokens to feed next of each of `feeds`, the oldest first.
 
         Where memory is short, cached prefixes are dropped first, then keys and values of the youngest calls, which are
@@ -48,7 +53,7 @@ class Scheduler:
             self._cache.evict()
         return not is_too_much
 
-    def _evict(self, younger: Sequence[Feed], num_bytes: int) -> int:
+    def _evict(self, younger: Sequence["Feed"], num_bytes: int) -> int:
         """Drop keys and values of `younger`, the youngest first, until `num_bytes` fit. Returns how many were freed."""
         freed = 0
         for feed in reversed(younger):

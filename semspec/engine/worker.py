@@ -5,30 +5,30 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from operator import attrgetter
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Generic, TypeVar
 
 import torch
 
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.prefix_cache import PrefixCache
-from semspec.engine.scheduler import Scheduler
+from semspec.engine.scheduler import MAX_CALLS, Scheduler
 from semspec.engine.steps import Feed, Output, Steps, run_step
 from semspec.errors import Overloaded, Unavailable
 
 T = TypeVar("T")
-
-MAX_CALLS = 256
-"""Maximum number of calls under way, waiting ones included."""
 
 AHEAD_S = 1.0
 """How long a call that is ahead of need comes after others; by then someone may wait for it."""
 
 REUNION_S = 0.001
 """How long callers that were answered together have to call again before a step runs without them."""
+
+Step = Callable[[CausalLM, Sequence[tuple[Feed, int]]], list[tuple[Feed, Output]]]
+"""Makes one step, as `run_step` does."""
 
 _log = logging.getLogger(__name__)
 
@@ -94,6 +94,8 @@ class Worker:
 
     def __init__(self, name: str, lm: CausalLM, cache: PrefixCache, scheduler: Scheduler) -> None:
         self._lm, self._cache, self._scheduler = lm, cache, scheduler
+        self.step: Step = run_step
+        """Replaced before the first call by a bench that emulates another machine's times."""
         self._arrivals: queue.SimpleQueue[_Call[object] | None] = queue.SimpleQueue()
         self._waiting: deque[_Call[object]] = deque()
         self._running: list[_Call[object]] = []
@@ -102,6 +104,8 @@ class Worker:
         """Number of calls that ended with the last step."""
         self.num_steps = 0
         """Steps made, failed ones included: while there is work and this stands still, the model hangs."""
+        self.resumed_at = 0.0
+        """Time of `perf_counter` at which work last began after a pause."""
         self._is_idle = False
         self._is_closed = self._is_ending = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -169,6 +173,7 @@ class Worker:
         while len(self._waiting) < self._num_ended and not self._is_ending and (left_s := until - monotonic()) > 0:
             with suppress(queue.Empty):
                 self._accept(self._arrivals.get(timeout=left_s))
+        self.resumed_at = perf_counter()
 
     def _accept(self, call: _Call[object] | None) -> None:
         if call is None:
@@ -191,7 +196,7 @@ class Worker:
     def _compute(self, plan: list[tuple[Feed, int]]) -> None:
         """One step. If it fails, its feeds run one at a time, so that only those fail that cannot be computed."""
         try:
-            outputs = run_step(self._lm, plan)
+            outputs = self.step(self._lm, plan)
         except Exception as error:
             if len(plan) == 1:
                 self._fail(plan[0][0], error)

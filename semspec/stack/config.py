@@ -40,6 +40,8 @@ class StackConfig:
     """API key of the gateway, in addition to keys in the environment; None generates one."""
     commands: Mapping[str, Command] = field(default_factory=_default_commands)
     """Command of each role; tests replace them."""
+    num_targets: int = 1
+    """Replicas of the target service."""
     start_timeout_s: float = 120.0
     stop_grace_s: float = 8.0
 
@@ -48,6 +50,12 @@ class StackConfig:
         """The configuration of a pair in one folder with the layout of the bundled pair."""
         probes = folder / "probes"
         return cls(folder / "draft", folder / "target", probes / "draft.safetensors", probes / "target.safetensors")
+
+    @property
+    def services(self) -> Mapping[str, str]:
+        """Role of each service process by the process's name; the first of a role has the role's name."""
+        more = {f"target-{number}": "target" for number in range(2, self.num_targets + 1)}
+        return {role: role for role in ROLES} | more
 
     @property
     def alternatives(self) -> Path | None:

@@ -78,16 +78,16 @@ class Stack:
     async def restart(self, name: str) -> None:
         """Start a process that has ended again, at the same address."""
         child, environment = self.processes[name], {}
-        if name in ROLES:
-            environment = {f"SEMSPEC_{name.upper()}_PORT": self.addresses[name].rpartition(":")[2]}
+        if role := self.config.services.get(name):
+            environment = {f"SEMSPEC_{role.upper()}_PORT": self.addresses[name].rpartition(":")[2]}
         self.processes[name] = await Child.start(name, child.command, {**child.environment, **environment}, child.log)
 
     async def _start(self) -> None:
         await self._start_redis()
-        for role in ROLES:
-            await self._start_service(role)
-        for role in ROLES:
-            self.addresses[role] = f"127.0.0.1:{await self._announced_port(role)}"
+        for name, role in self.config.services.items():
+            await self._start_service(name, role)
+        for name in self.config.services:
+            self.addresses[name] = f"127.0.0.1:{await self._announced_port(name)}"
         await self._start_gateway()
         await self._until_ready()
 
@@ -98,27 +98,27 @@ class Stack:
             await self._start_child("redis", command, {})
         self.addresses["redis"] = url
 
-    async def _start_service(self, role: str) -> None:
+    async def _start_service(self, name: str, role: str) -> None:
         prefix = f"SEMSPEC_{role.upper()}"
         settings = {
             f"{prefix}_HOST": "127.0.0.1",
             f"{prefix}_PORT": "0",
-            f"{prefix}_PORT_FILE": str(self._port_file(role)),
+            f"{prefix}_PORT_FILE": str(self._port_file(name)),
             f"{prefix}_TOKEN": self._token,
             f"{prefix}_SETTLE_S": "0",  # its only client, the gateway, stops first
         }
-        await self._start_child(role, self.config.commands[role], self.config.service_environment(role) | settings)
+        await self._start_child(name, self.config.commands[role], self.config.service_environment(role) | settings)
 
-    async def _announced_port(self, role: str) -> int:
+    async def _announced_port(self, name: str) -> int:
         """The port of a service, from the port file it writes when it is ready."""
         while True:
             with contextlib.suppress(FileNotFoundError, ValueError):
-                return int(self._port_file(role).read_text())
+                return int(self._port_file(name).read_text())
             await self._pause()
 
     async def _start_gateway(self) -> None:
         port = _free_port(self.config.host, self.config.port)
-        settings = {f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS": self.addresses[role] for role in ROLES} | {
+        settings = {f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS": self._replicas(role) for role in ROLES} | {
             "SEMSPEC_GATEWAY_HOST": self.config.host,
             "SEMSPEC_GATEWAY_PORT": str(port),
             "SEMSPEC_GATEWAY_SERVICE_TOKEN": self._token,
@@ -129,6 +129,10 @@ class Stack:
         }
         self.addresses["gateway"] = f"{url_host(self.config.host)}:{port}"
         await self._start_child("gateway", self.config.commands["gateway"], self.config.gateway_defaults() | settings)
+
+    def _replicas(self, role: str) -> str:
+        """Addresses of all processes of a role, with commas."""
+        return ",".join(self.addresses[name] for name, own in self.config.services.items() if own == role)
 
     async def _until_ready(self) -> None:
         while (refusal := await asyncio.to_thread(_why_not_ready, self.addresses["gateway"], self.headers)) is not None:
@@ -147,7 +151,7 @@ class Stack:
         await asyncio.sleep(POLL_S)
 
     def _not_ready(self) -> StackError:
-        name = next((role for role in ROLES if role not in self.addresses), "gateway")
+        name = next((name for name in self.config.services if name not in self.addresses), "gateway")
         tail = self.processes[name].log_tail() if name in self.processes else ""
         reason = f": {self._refusal}" if self._refusal else ""
         return StackError(f"{name} was not ready within {self.config.start_timeout_s:g} s{reason}", tail)
@@ -165,8 +169,8 @@ class Stack:
                 child.kill()
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _port_file(self, role: str) -> Path:
-        return self._folder / f"{role}.port"
+    def _port_file(self, name: str) -> Path:
+        return self._folder / f"{name}.port"
 
 
 def run(main: Coroutine[Any, Any, int]) -> int:

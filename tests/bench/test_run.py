@@ -151,3 +151,25 @@ def test_folder_that_cannot_be_written_ends_in_one_line(tmp_path: Path, capsys: 
         main(["run", "--task", "demo", "--limit", "1", "--output", str(tmp_path / "file" / "run")])
     [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("semspec bench: ")]
     assert end.value.code == 1 and str(tmp_path / "file") in line and "resume" in line
+
+
+def test_paced_stack_writes_the_same_and_is_refused_when_it_cannot_keep_the_pace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = "# device: too fast for any host\n# num_gpus: 1\n# how: made up\nnum_sequences,num_tokens,step_ms\n"
+    rows = ["1,1,0.001", "1,512,0.002", "256,256,0.003", "256,512,0.004"]
+    (tmp_path / "fast.csv").write_text(head + "".join(f"{row}\n" for row in rows))
+    table, folder = f"{tmp_path}/fast.csv", tmp_path / "run"
+    options = ["--task", "demo-tune", "--limit", "2", "--max-tokens", "40", "--strategy", "target,semantic"]
+    with pytest.raises(SystemExit) as ended:
+        main(["run", *options, "--pace", f"{table},{table}", "--sessions", "2", "--output", str(folder)])
+    assert ended.value.code == 2
+    assert "could not keep the pace of fast-fast" in capsys.readouterr().err
+    steps = json.loads((folder / "run.json").read_text())["steps"]
+    assert steps["target"]["target"]["num_late"] > 0 and steps["semantic"]["draft"]["num_steps"] > 0
+    main(["run", *options, "--output", str(tmp_path / "unpaced")])
+    texts = [
+        {record.key: record.text_digest for record in read_records(path / "records.jsonl")}
+        for path in (folder, tmp_path / "unpaced")
+    ]
+    assert texts[0] == texts[1] and len(texts[0]) == 4

@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from semspec.engine.scheduler import MAX_CALLS
 from semspec.engine.segmentation import TokenSegmenter, ended_by_look_ahead
 from semspec.engine.speculative import check_proposal, check_token_ids, shared_part
 from semspec.engine.tokenization import ModelTokenizer, option_ids, parameter_of
@@ -26,7 +27,6 @@ from semspec.engine.vllm.requests import (
     request_to_wire,
     result_from_wire,
 )
-from semspec.engine.worker import MAX_CALLS
 from semspec.errors import InternalError, InvalidRequest, Overloaded
 from semspec.probes.projection import Projections
 from semspec.types import (

@@ -1,0 +1,110 @@
+"""Computes the tables of step times in `tables/` from rates of a GPU: `python -m semspec.bench.pace.roofline`.
+
+A step reads all weights once and the keys and values of each sequence, and multiplies each weight with each token: the
+larger of both times counts, and a fixed time for launches, sampling and the host. Nothing in these tables is measured
+as a step; `make bench-gpu` measures the rates.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from semspec.bench.gpu.shapes import ELEMENT_BYTES, PAPER, Shape
+from semspec.bench.pace.table import FOLDER, HEADER
+from semspec.training.files import replacing
+
+SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+TOKENS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 768)
+"""Tokens of a step, beside one of each sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a GPU reaches in a step."""
+
+    device: str
+    copy_bytes_per_s: float
+    """Of a large copy."""
+    bandwidth_share: float
+    """Share of it that a step reaches."""
+    flops_per_s: float
+    """Of a large matrix product in bf16."""
+    flops_share: float
+    fixed_ms: float
+    """Of each step: launches, sampling, the engine's host."""
+    all_reduce_us: float
+    """Of each of the two all-reduces of a layer, if GPUs share it."""
+    link_bytes_per_s: float
+    """Between GPUs, for the data of all-reduces."""
+    context_tokens: int
+    """Keys and values of each sequence."""
+
+
+H200 = Rates("NVIDIA H200 SXM, 141 GB", 4.3e12, 0.82, 790e12, 0.7, 1.0, 10.0, 450e9, 2048)
+"""4.3 TB/s and 790 TFLOP/s are reached by copies and products of an H200; 82% is what gpt-fast reaches of the bandwidth
+when decoding; the other numbers are assumptions."""
+
+
+def step_ms(shape: Shape, rates: Rates, num_gpus: int, num_sequences: int, num_tokens: int) -> float:
+    """Time of a step with `num_tokens` tokens of `num_sequences` sequences, layers shared by `num_gpus`."""
+    num_weights = shape.num_body_parameters + shape.num_head_parameters
+    read_bytes = ELEMENT_BYTES * num_weights + shape.kv_bytes_per_token * rates.context_tokens * num_sequences
+    attention = 4 * shape.num_layers * shape.hidden_size * rates.context_tokens
+    read_s = read_bytes / (rates.copy_bytes_per_s * rates.bandwidth_share)
+    products_s = (2 * num_weights + attention) * num_tokens / (rates.flops_per_s * rates.flops_share)
+    shared_ms = 1e3 * max(read_s, products_s) / num_gpus
+    return shared_ms + rates.fixed_ms + (_all_reduces_ms(shape, rates, num_tokens) if num_gpus > 1 else 0.0)
+
+
+def _all_reduces_ms(shape: Shape, rates: Rates, num_tokens: int) -> float:
+    data_s = ELEMENT_BYTES * shape.hidden_size * num_tokens / rates.link_bytes_per_s
+    return 2 * shape.num_layers * (rates.all_reduce_us / 1e3 + 1e3 * data_s)
+
+
+def as_csv(shape: Shape, rates: Rates, num_gpus: int) -> str:
+    """The table of one model."""
+    return "\n".join([*_head(shape, rates, num_gpus), ",".join(HEADER), *_rows(shape, rates, num_gpus), ""])
+
+
+def _head(shape: Shape, rates: Rates, num_gpus: int) -> Iterator[str]:
+    yield f"# model: {shape.name}, bf16, {shape.num_layers} layers of {shape.hidden_size}, shapes only"
+    yield f"# device: {rates.device}{f', tensor parallel {num_gpus}' if num_gpus > 1 else ''}"
+    yield f"# num_gpus: {num_gpus}"
+    yield "# how: roofline, computed by `python -m semspec.bench.pace.roofline`; no step of it is measured"
+    yield (
+        f"# bandwidth: {rates.bandwidth_share:.0%} of {rates.copy_bytes_per_s / 1e12:g} TB/s; all weights but the "
+        "embedding table once a step, and keys and values"
+    )
+    yield f"# arithmetic: {rates.flops_share:.0%} of {rates.flops_per_s / 1e12:g} TFLOP/s; logits of every token"
+    yield f"# context: {rates.context_tokens} tokens of keys and values a sequence, whatever its true length"
+    yield f"# fixed: {rates.fixed_ms:g} ms a step for launches, sampling and the engine's host"
+    if num_gpus > 1:
+        yield (
+            f"# all-reduces: two a layer, {rates.all_reduce_us:g} us each and their data at "
+            f"{rates.link_bytes_per_s / 1e9:g} GB/s"
+        )
+    yield "# left out: pooling of hidden states (about 0.05 ms a read of 40 tokens), swapping, prompts' attention"
+
+
+def _rows(shape: Shape, rates: Rates, num_gpus: int) -> Iterator[str]:
+    for num_sequences in SEQUENCES:
+        for extra in (0, *TOKENS):
+            num_tokens = num_sequences + extra
+            yield f"{num_sequences},{num_tokens},{step_ms(shape, rates, num_gpus, num_sequences, num_tokens):.3f}"
+
+
+TABLES = {"h200-1.5b": (PAPER.draft, 1), "h200-32b": (PAPER.target, 1), "h200-32b-tp2": (PAPER.target, 2)}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser("python -m semspec.bench.pace.roofline", description=__doc__)
+    parser.add_argument("--output", type=Path, default=FOLDER, help="folder of the tables")
+    output = parser.parse_args(arguments).output
+    for name, (shape, num_gpus) in TABLES.items():
+        with replacing(output / f"{name}.csv") as partial:
+            partial.write_text(as_csv(shape, H200, num_gpus))
+
+
+if __name__ == "__main__":
+    main()
