@@ -15,7 +15,10 @@ from semspec.services.verifier.settings import VerifierSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "docker-compose.yml"
-TWO_GPU = ROOT / "deploy" / "compose" / "two-gpu.yml"
+OVERLAYS = ROOT / "deploy" / "compose"
+TWO_GPU = OVERLAYS / "two-gpu.yml"
+VLLM = OVERLAYS / "vllm.yml"
+TENSOR_PARALLEL = OVERLAYS / "tensor-parallel.yml"
 
 SETTINGS: dict[str, type[BaseSettings]] = {
     "draft": DraftSettings,

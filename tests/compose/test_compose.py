@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from semspec import __version__
+from semspec.engine.vllm.options import VLLM_VERSION
 from semspec.keys import Keys
 from semspec.stack import StackConfig
 from semspec.training.config import load_config
@@ -20,7 +21,9 @@ from tests.compose.support import (
     ROOT,
     SECRETS,
     SETTINGS,
+    TENSOR_PARALLEL,
     TWO_GPU,
+    VLLM,
     Json,
     MissingVariable,
     composed,
@@ -30,6 +33,8 @@ PAIR = {"SEMSPEC_PAIR": "/srv/pair"}
 VARIANTS: dict[str, tuple[Path, ...]] = {
     "base": (),
     "two-gpu": (TWO_GPU,),
+    "vllm": (TWO_GPU, VLLM),
+    "tensor-parallel": (TWO_GPU, VLLM, TENSOR_PARALLEL),
 }
 EXAMPLE = (ROOT / ".env.example").read_text()
 
@@ -112,11 +117,14 @@ def test_running_work_may_end_before_the_container_is_killed(services: Json, mon
 
 def test_images_carry_this_version(services: Json) -> None:
     for role in SETTINGS:
-        on_gpu = "-cuda" if gpus(services[role]) else ""
-        assert services[role]["image"] == f"ghcr.io/semspec/semspec-{role}:{__version__}{on_gpu}"
-        variant = services[role]["build"]["args"].get("TORCH_VARIANT")
-        assert variant == ("cuda" if on_gpu else None)
-        assert (ROOT / services[role]["build"]["dockerfile"]).is_file()
+        build = services[role]["build"]
+        is_vllm = build["dockerfile"] == "deploy/vllm.Dockerfile"
+        assert is_vllm == (services[role]["environment"].get(f"SEMSPEC_{role.upper()}_ENGINE") == "vllm")
+        variant = "-vllm" if is_vllm else "-cuda" if gpus(services[role]) else ""
+        assert services[role]["image"] == f"ghcr.io/semspec/semspec-{role}:{__version__}{variant}"
+        assert build["args"].get("TORCH_VARIANT") == ("cuda" if gpus(services[role]) else None)
+        assert build["args"].get("ROLE") == (role if is_vllm else None)
+        assert (ROOT / build["dockerfile"]).is_file()
     assert re.fullmatch(r"redis:\d+\.\d+-alpine", services["redis"]["image"])
 
 
@@ -124,10 +132,31 @@ def test_gpus_are_asked_for_in_overlays_alone() -> None:
     wanted = {
         "base": {},
         "two-gpu": {"draft": ["0"], "target": ["1"], "verifier": ["0"]},
+        "vllm": {"draft": ["0"], "target": ["1"], "verifier": ["0"]},
+        "tensor-parallel": {"draft": ["0"], "target": ["1", "2"], "verifier": ["0"]},
     }
     for name, overlays in VARIANTS.items():
         services = composed(SECRETS | PAIR, *overlays)
         assert {role: ids for role in services if (ids := gpus(services[role]))} == wanted[name]
+
+
+@pytest.mark.parametrize("variant", ["vllm", "tensor-parallel"])
+def test_vllm_has_the_gpus_that_it_uses(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    services = composed(SECRETS | PAIR, *VARIANTS[variant])
+    for role in ("draft", "target"):
+        settings = settings_of(services[role], role, monkeypatch)
+        assert settings.vllm_tensor_parallel_size == len(gpus(services[role]))
+        assert len(gpus(services[role])) == 1 or "shm_size" in services[role]
+        is_alone = not set(gpus(services[role])) & set(gpus(services["verifier"]))
+        assert is_alone or settings.vllm_gpu_memory_utilization < 0.9
+        assert settings.engine == "vllm" and all("exec" in mount for mount in services[role]["tmpfs"])
+
+
+def test_image_of_vllm_is_of_a_version_that_the_engine_knows() -> None:
+    build = composed(SECRETS | PAIR, *VARIANTS["vllm"])["target"]["build"]
+    [default] = re.findall(r"^ARG BASE_IMAGE=(.+)$", (ROOT / build["dockerfile"]).read_text(), re.MULTILINE)
+    assert build["args"]["BASE_IMAGE"] == default
+    assert default.partition(":v")[2].startswith(VLLM_VERSION)
 
 
 def test_defaults_are_those_the_bundled_pair_is_served_with() -> None:
@@ -153,10 +182,10 @@ def test_no_secret_is_written_in(overlays: tuple[Path, ...]) -> None:
 
 
 def test_example_names_every_variable_there_is() -> None:
-    used = {name for path in (BASE, TWO_GPU) for name in re.findall(r"\$\{(\w+)", path.read_text())}
+    used = {name for path in (BASE, TWO_GPU, VLLM) for name in re.findall(r"\$\{(\w+)", path.read_text())}
     named = set(re.findall(r"^#?([A-Z_]+)=", EXAMPLE, re.MULTILINE))
     assert named - used == {"HF_TOKEN"}
-    assert used - named == {"BASE_IMAGE", "REDIS_IMAGE", "SEMSPEC_VERIFIER_ALTERNATIVES"}  # docs/docker.md
+    assert used - named == {"BASE_IMAGE", "REDIS_IMAGE", "SEMSPEC_VERIFIER_ALTERNATIVES", "VLLM_IMAGE"}  # docs/docker.md
     assert set(re.findall(r"^([A-Z_]+)=$", EXAMPLE, re.MULTILINE)) == set(SECRETS)
 
 
