@@ -9,7 +9,7 @@ export PYTHON TORCH_VARIANT
 BIN := .venv/bin
 .DEFAULT_GOAL := help
 .PHONY: help setup demo serve test test-slow test-api fuzz test-chaos test-compose test-manifests test-vllm soak lint docs audit proto bench bench-gpu \
-	bench-aiperf bench-overload demo-models demo-nli demo-probes train-demo clean
+	bench-aiperf bench-load bench-overload demo-models demo-nli demo-probes train-demo clean
 
 help:
 	@sed -n 's/^##  *//p' $(MAKEFILE_LIST)
@@ -93,6 +93,10 @@ bench-gpu: setup
 ## make bench-aiperf NVIDIA AIPerf against the bundled pair's stack, from an environment of its own: bench/results/aiperf
 bench-aiperf: setup
 	$(BIN)/python -m semspec.bench.aiperf $(ARGS)
+
+## make bench-load   throughput and latency at 1 to 64 streams, our engine and vLLM's beside vLLM's own server; bench/results/load
+bench-load: setup
+	@$(BIN)/semspec bench load $(ARGS)
 
 ## make bench-overload  half, all and twice the load that can be served, from two API keys; bench/results/overload
 bench-overload: setup

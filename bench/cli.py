@@ -12,6 +12,9 @@ import torch
 
 from semspec.bench.configuration import Configuration, parse
 from semspec.bench.environment import ROLES, window
+from semspec.bench.load.contestants import ENGINES, PLAIN, VLLM_PYTHON, parse_contestant, usual_contestants
+from semspec.bench.load.levels import LEVELS, Tournament, check
+from semspec.bench.load.levels import Plan as LoadPlan
 from semspec.bench.pace.table import PACES, load_pace
 from semspec.bench.report.page import readme_tables, write_report
 from semspec.bench.run import Comparison, Plan, default_folder, opened
@@ -38,8 +41,8 @@ MAX_DILATION, MAX_SESSIONS = 100.0, 128
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`semspec bench run|report|suite`. Exits 1 on a failure that a retry may fix, 2 on any other."""
-    options = _parser().parse_args(arguments)
+    """`semspec bench run|report|suite|load`. Exits 1 on a failure that a retry may fix, 2 on any other."""
+    options = parser().parse_args(arguments)
     quiet_libraries()
     reporter = Reporter()
     try:
@@ -48,14 +51,14 @@ def main(arguments: Sequence[str]) -> None:
         reporter.say(f"semspec bench: {error.message}")
         sys.exit(2)
     except (RunnerError, StackError, SemspecError) as error:
-        reporter.say(f"semspec bench: {error}; finished generations are kept, run the same command to resume")
+        reporter.say(f"semspec bench: {error}; {options.after}")
         sys.exit(1)
     except OSError as error:  # a full disk, a folder of another user
         place = error.filename or "the disk"
-        reporter.say(f"semspec bench: {place}: {error.strerror or error}; run the same command to resume")
+        reporter.say(f"semspec bench: {place}: {error.strerror or error}; {options.after}")
         sys.exit(1)
     except KeyboardInterrupt:
-        reporter.say("semspec bench: stopped; run the same command to resume")
+        reporter.say(f"semspec bench: stopped; {options.after}")
         sys.exit(130)
 
 
@@ -83,6 +86,35 @@ def suite(options: argparse.Namespace, reporter: Reporter) -> None:
     if options.readme:
         with replacing(options.readme) as partial:
             partial.write_text(readme_tables(options.readme.read_text(), options.readme.parent, options.output))
+
+
+def load(options: argparse.Namespace, reporter: Reporter) -> None:
+    """Measure throughput and latency at several numbers of streams, and write the report."""
+    asyncio.run(Tournament(load_plan(options), options.output, reporter.say).run())
+    print((options.output / "README.md").read_text(), end="")
+
+
+def load_plan(options: argparse.Namespace) -> LoadPlan:
+    """The plan of `semspec bench load`. Raises: InvalidRequest."""
+    task = load_task(options.task, data=options.data)
+    labels = [label for text in options.contestant or usual_contestants() for label in text.split(",")]
+    budget = min(task.max_tokens, *(window(options.pair / role) // 2 for role in ROLES))
+    return check(
+        LoadPlan(
+            task=task,
+            contestants=[parse_contestant(label) for label in labels],
+            streams=options.streams,
+            num_problems=options.problems,
+            num_rounds=options.rounds,
+            temperature=task.temperature if options.temperature is None else options.temperature,
+            max_tokens=budget if options.max_tokens is None else options.max_tokens,
+            limit_ms=options.goodput_e2el_ms,
+            pair=options.pair,
+            vllm=options.vllm,
+            one_at_a_time=options.one_at_a_time,
+            seed=options.seed,
+        )
+    )
 
 
 def _run(plans: Mapping[Path, Plan], reporter: Reporter) -> None:
@@ -158,9 +190,11 @@ def _configurations(texts: Sequence[str]) -> list[Configuration]:
     return configurations
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="semspec bench", description=__doc__)
-    commands = parser.add_subparsers(required=True)
+def parser() -> argparse.ArgumentParser:
+    """The parser of the command's arguments."""
+    found = argparse.ArgumentParser(prog="semspec bench", description=__doc__)
+    found.set_defaults(after="finished generations are kept, run the same command to resume")
+    commands = found.add_subparsers(required=True)
     one = commands.add_parser("run", help="configurations side by side on one task, interleaved, resumable")
     one.set_defaults(command=run)
     one.add_argument("--task", required=True, help=f"one of {', '.join(TASKS)}")
@@ -179,12 +213,17 @@ def _parser() -> argparse.ArgumentParser:
     many.add_argument("--readme", type=Path, help="Markdown file whose tables are to be replaced by the new ones")
     _add_run_options(many, limit=100)
     _add_report_options(many)
+    levels = commands.add_parser(
+        "load", help="throughput and latency by streams, over engines and against vLLM's server"
+    )
+    levels.set_defaults(command=load, after="the report holds the rounds that ended")
+    _add_load_options(levels)
     page = commands.add_parser("report", help="tables and pictures of finished runs")
     page.set_defaults(command=report)
     page.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
     page.add_argument("--output", type=Path, default=Path(".work/bench/report"), help="folder of the report")
     _add_report_options(page)
-    return parser
+    return found
 
 
 def _add_run_options(parser: argparse.ArgumentParser, limit: int | None) -> None:
@@ -205,6 +244,42 @@ def _add_run_options(parser: argparse.ArgumentParser, limit: int | None) -> None
     add("--pair", type=Path, default=BUNDLED_PAIR, help="folder with draft/, target/ and probes/ (default: bundled)")
     add("--gateway", metavar="URL", help="measure a gateway that runs instead of starting one")
     add("--vllm", type=Path, metavar="PYTHON", help="interpreter of an environment with vLLM")
+
+
+def _add_load_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--contestant",
+        action="append",
+        metavar="LABEL[,LABEL]",
+        help=f"ENGINE/STRATEGY[:knob=value...][:threads=N], ENGINE one of {', '.join(ENGINES)}, or {PLAIN}[:threads=N] "
+        f"(default: {','.join(usual_contestants())})",
+    )
+    add(
+        "--streams",
+        type=whole_numbers,
+        default=list(LEVELS),
+        metavar="N[,N]",
+        help="requests under way at once, by level",
+    )
+    add("--problems", type=int, default=16, help="least problems of a turn; each stream has three at least")
+    add("--rounds", type=int, default=3, help="turns of each contestant at each level")
+    add("--task", default="demo", help=f"one of {', '.join(TASKS)} (default: demo)")
+    add("--data", help="JSONL file or hub dataset with the task's questions (default: the task's own)")
+    add("--temperature", type=float, help="0 is greedy (default: as published for the task)")
+    add("--max-tokens", type=int, help="budget of an answer (default: as published, or half the window)")
+    add(
+        "--goodput-e2el-ms", type=float, default=10_000.0, metavar="MS", help="latency within which answers are goodput"
+    )
+    add("--seed", type=int, default=0, help="names the draws of the whole run")
+    add("--pair", type=Path, default=BUNDLED_PAIR, help="folder with draft/, target/ and probes/ (default: bundled)")
+    add("--vllm", type=Path, default=VLLM_PYTHON, metavar="PYTHON", help="interpreter of an environment with vLLM")
+    add("--one-at-a-time", action="store_true", help="start and stop contestants each round: less memory")
+    add("--output", type=Path, default=RESULTS / "load", help="folder for the results")
+
+
+def whole_numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
 
 
 def _add_report_options(parser: argparse.ArgumentParser) -> None:

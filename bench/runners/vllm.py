@@ -49,6 +49,8 @@ class Site:
     has_gpu: bool
     folder: Path
     """Folder of the logs and the tokenizer."""
+    kv_bytes: int | None = None
+    """Size of the KV cache; None: `NUM_CACHED_WINDOWS` contexts."""
 
     @property
     def tokenizer(self) -> Path:
@@ -65,8 +67,11 @@ class Site:
             options += ["--speculative-config", json.dumps(self._speculation(configuration))]
         if configuration.method == "draft_model":
             networks.append(self.pair / "draft")
-        num_bytes = sum(_kv_bytes(network, num_tokens, 2 if self.has_gpu else 4) for network in networks)
-        options += ["--kv-cache-memory-bytes", str(NUM_CACHED_WINDOWS * num_bytes)]
+        kv_bytes = self.kv_bytes
+        if kv_bytes is None:
+            bytes_per_number = 2 if self.has_gpu else 4
+            kv_bytes = NUM_CACHED_WINDOWS * sum(_kv_bytes(one, num_tokens, bytes_per_number) for one in networks)
+        options += ["--kv-cache-memory-bytes", str(kv_bytes)]
         # With an explicit cache size, this share only needs to be free at the server's start.
         device = ["bfloat16", "--gpu-memory-utilization", "0.05"] if self.has_gpu else ["float32", "--enforce-eager"]
         start = [str(self.python), "-I", "-m", "vllm.entrypoints.cli.main", "serve", str(target)]
@@ -156,7 +161,7 @@ class VllmRunner:
         label = ask.configuration.label
         try:
             if label not in self._servers:
-                self._servers[label] = await self._stack.enter_async_context(_served(self._site, ask.configuration))
+                self._servers[label] = await self._stack.enter_async_context(served(self._site, ask.configuration))
             outcome = await self._servers[label].ask(ask, self._site.has_gpu)
         except ServerBroke as error:
             if ask.configuration.method == "target" or label in self._proven:
@@ -180,7 +185,7 @@ class VllmRunner:
 async def open_vllm(pair: Path, python: Path) -> AsyncIterator[VllmRunner]:
     """vLLM servers for `pair`, run by the interpreter `python`, stopped after the block. Raises: RunnerError."""
     python = python.absolute()  # not resolved: an environment's interpreter is a link
-    has_gpu = await _has_gpu(python)
+    has_gpu = await sees_gpu(python)
     with tempfile.TemporaryDirectory(prefix="semspec-vllm-") as folder:
         site = Site(pair, python, has_gpu, Path(folder))
         write_tokenizer(pair / "target", site.tokenizer)
@@ -211,11 +216,13 @@ def reason(log: str) -> str:
 
 
 @asynccontextmanager
-async def _served(site: Site, configuration: Configuration) -> AsyncIterator[Server]:
-    """A healthy server of this configuration. Raises: ServerBroke."""
+async def served(
+    site: Site, configuration: Configuration, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[Server]:
+    """A healthy server of this configuration; `environment` is added to the site's. Raises: ServerBroke."""
     port = _free_port()
-    command = site.command(configuration, port)
-    child = await Child.start(configuration.label, command, site.environment, site.folder / f"{port}.log")
+    command, variables = site.command(configuration, port), {**site.environment, **(environment or {})}
+    child = await Child.start(configuration.label, command, variables, site.folder / f"{port}.log")
     client = httpx.AsyncClient(
         base_url=f"http://127.0.0.1:{port}", timeout=httpx.Timeout(3600, connect=10), trust_env=False
     )
@@ -247,7 +254,7 @@ async def _reaped(child: Child) -> AsyncIterator[None]:
             await watcher.communicate(b"")  # the end of its input
 
 
-async def _has_gpu(python: Path) -> bool:
+async def sees_gpu(python: Path) -> bool:
     """Whether the environment's torch sees a GPU. Raises: RunnerError, when it has no vLLM."""
     remedy = "give the interpreter of an environment with vLLM as --vllm"
     try:

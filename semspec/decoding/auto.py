@@ -29,19 +29,20 @@ async def rounds(progress: Progress, backends: Backends) -> AsyncGenerator[Step,
     """
     costs = Costs() if backends.costs is None else backends.costs
     previous: Forecast | None = None
-    async with aclosing(Speculation(backends, by_probes(backends), by_target(backends.target))) as speculation:
-        while progress.finish_reason is None:
-            forecast = costs.forecast(progress.generation.gamma)
-            if forecast.gamma:
-                round_steps = _drafted(progress, speculation, costs, forecast, previous or forecast)
-            else:
-                await speculation.aclose()
-                round_steps = _alone(progress, backends.target, costs, forecast)
-            previous = forecast
-            async with aclosing(round_steps) as steps:
-                async for step in steps:
-                    progress = progress.past(step)
-                    yield step
+    with costs.running():
+        async with aclosing(Speculation(backends, by_probes(backends), by_target(backends.target))) as speculation:
+            while progress.finish_reason is None:
+                forecast = costs.forecast(progress.generation.gamma)
+                if forecast.gamma:
+                    round_steps = _drafted(progress, speculation, costs, forecast, previous or forecast)
+                else:
+                    await speculation.aclose()
+                    round_steps = _alone(progress, backends.target, costs, forecast)
+                previous = forecast
+                async with aclosing(round_steps) as steps:
+                    async for step in steps:
+                        progress = progress.past(step)
+                        yield step
 
 
 async def _drafted(

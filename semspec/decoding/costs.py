@@ -4,6 +4,9 @@ It is estimated from the records of kept segments and the times the loop waited.
 further segment.
 """
 
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -78,6 +81,8 @@ MIN_RETRY_SEGMENTS, MAX_RETRY_SEGMENTS = 8, 256
 """Number of segments after which the mode not in use is tried again: initial and maximum."""
 LASTING = 16
 """Number of drafted segments after which a return to drafting counts as successful."""
+MEASURING = 2
+"""Segments of each generation in a phase in which all that run go alone, to measure the target under that load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +128,19 @@ class Costs:
         self._drafting, self._scoring = Line(ridge="tokens"), Line(ridge="calls")
         self._hidden_ms, self._write_token_ms = Ratio(), Ratio()
         self._num_drafted_tokens, self._num_written_tokens = Ratio(), Ratio()
+        self._alone_token_ms: defaultdict[int, Ratio] = defaultdict(Ratio)
+        """While all of several generations go alone, by the power of two that their number reaches."""
         self._mode = _Mode()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A generation takes part within the block. While several do, they draft or go alone together, since the time
+        of the target alone is not what one of them waits for it while the others draft."""
+        self._mode.num_running += 1
+        try:
+            yield
+        finally:
+            self._mode.num_running -= 1
 
     def observe(self, record: SegmentRecord, num_drafted: int = 1, was_ahead: bool = False) -> None:
         """Update the estimates from a kept segment.
@@ -137,6 +154,8 @@ class Costs:
             num_tokens = len(record.segment.token_ids)
             self._write_token_ms.add(record.times.write_ms, num_tokens)
             self._num_written_tokens.add(num_tokens)
+            if self._mode.all_alone:
+                self._alone_token_ms[self._mode.load].add(record.times.write_ms, num_tokens)
         self._mode.observe(record.accepted)
 
     def forecast(self, max_gamma: int) -> Forecast:
@@ -147,9 +166,10 @@ class Costs:
         if stages is not None:
             gamma = min(range(1, max_gamma + 1), key=stages.ms_per_token)
             draft_ms = stages.ms_per_token(gamma)
-        target_ms = self._write_token_ms.value
-        forecast = Forecast(gamma, draft_ms, target_ms)
-        return forecast if self._mode.next_drafts(is_losing(forecast)) else replace(forecast, gamma=0)
+        alone_ms = self._alone_token_ms[self._mode.load].value
+        forecast = Forecast(gamma, draft_ms, alone_ms or self._write_token_ms.value)
+        drafts = self._mode.next_drafts(is_losing(forecast), alone_ms is not None)
+        return forecast if drafts else replace(forecast, gamma=0)
 
     def stages(self) -> Stages | None:
         """The current estimates; None until each part was observed."""
@@ -180,10 +200,11 @@ class Costs:
             self._hidden_ms.add(drafting[0] * call + drafting[1] * num_tokens - times.draft_ms, call)
 
     def _decay(self) -> None:
-        for estimate in (
+        estimates: list[Ratio | Line] = [
             self._acceptance, self._drafting, self._scoring, self._hidden_ms, self._write_token_ms,
-            self._num_drafted_tokens, self._num_written_tokens,
-        ):  # fmt: skip
+            self._num_drafted_tokens, self._num_written_tokens, *self._alone_token_ms.values(),
+        ]  # fmt: skip
+        for estimate in estimates:
             estimate.decay()
 
 
@@ -197,42 +218,67 @@ class _Mode:
     """Switches between drafting and the target alone.
 
     Drafting stops when it is expected to be slower, and is retried after a number of segments that doubles with each
-    retry that fails early. While drafting continues, the target is measured from time to time, because there may be no
-    rewrites to measure it by.
+    retry that fails early. While drafting continues, the target is measured from time to time: one generation by one
+    segment, because there may be no rewrites to measure it by; several by a phase in which all go alone.
+
+    All numbers of segments are for each running generation. After a switch, the first segment of each counts for
+    neither mode, as it was begun in the other, or beside such.
     """
 
     def __init__(self) -> None:
+        self.num_running = 0
         self._is_alone = False
         self._num_segments = self._num_drafted = 0
         """Since the last switch."""
+        self._alone_for = 0
+        """Segments of the current phase alone."""
         self._retry_after_segments = 0
-        """Segments the target writes alone before the next retry: of the current phase, or of the last one."""
+        """Segments of the latest phase alone that began because drafting lost."""
         self._num_unmeasured = 0
-        """Segments since the target last wrote one."""
+        """Segments since the target last wrote one; with several generations, since they last went alone."""
         self._measure_after_segments = MIN_RETRY_SEGMENTS
+
+    @property
+    def load(self) -> int:
+        """0 for none running, 1 for one, 2 for two or three, 3 for four to seven, and so on."""
+        return self.num_running.bit_length()
+
+    @property
+    def all_alone(self) -> bool:
+        """Whether several generations run, and all have gone alone for a segment."""
+        return self._is_alone and self.num_running > 1 and self._num_segments >= self.num_running
 
     def observe(self, accepted: bool | None) -> None:
         self._num_segments += 1
         self._num_drafted += accepted is not None
-        self._num_unmeasured = self._num_unmeasured + 1 if accepted else 0
+        self._num_unmeasured = self._num_unmeasured + 1 if accepted or self.num_running > 1 else 0
 
-    def next_drafts(self, loses: bool) -> bool:
-        """Whether the next round drafts; `loses`: whether drafting is expected to be slower."""
+    def next_drafts(self, loses: bool, is_measured: bool) -> bool:
+        """Whether the next round drafts. `loses`: whether drafting is expected to be slower; `is_measured`: whether as
+        many generations have gone alone before."""
+        each = max(1, self.num_running)
+        measure_after = MEASURING if each > 1 and not is_measured else self._measure_after_segments
         if self._is_alone:
-            if self._num_segments >= self._retry_after_segments:
-                self._switch(False)
-        elif loses and self._num_drafted:
-            lasted = self._num_drafted >= LASTING
-            self._retry_after_segments = MIN_RETRY_SEGMENTS if lasted else _doubled(self._retry_after_segments)
-            self._switch(True)
-        elif self._num_unmeasured >= self._measure_after_segments:
-            self._num_unmeasured, self._measure_after_segments = 0, _doubled(self._measure_after_segments)
-            return False
+            if self._num_segments >= self._alone_for * each:
+                self._switch(0)
+        elif loses and self._num_drafted >= (1 if each == 1 else MEASURING * each):
+            lasted = self._num_drafted >= LASTING * each
+            self._retry_after_segments = MIN_RETRY_SEGMENTS if lasted else _longer(self._retry_after_segments, each)
+            self._switch(self._retry_after_segments)
+        elif self._num_unmeasured >= measure_after * each:
+            self._num_unmeasured, self._measure_after_segments = 0, _longer(self._measure_after_segments, each)
+            if each == 1:
+                return False
+            self._switch(MEASURING)
         return not self._is_alone
 
-    def _switch(self, is_alone: bool) -> None:
-        self._is_alone, self._num_segments, self._num_drafted = is_alone, 0, 0
+    def _switch(self, alone_for: int) -> None:
+        self._is_alone, self._alone_for, self._num_segments, self._num_drafted = alone_for > 0, alone_for, 0, 0
+        if self.num_running > 1:
+            self._num_unmeasured = 0
 
 
-def _doubled(num_segments: int) -> int:
-    return min(max(MIN_RETRY_SEGMENTS, 2 * num_segments), MAX_RETRY_SEGMENTS)
+def _longer(num_segments: int, num_running: int) -> int:
+    """The next of the intervals that double. With several generations it is four times as long: all of them try."""
+    factor = 2 if num_running == 1 else 4
+    return min(max(MIN_RETRY_SEGMENTS, factor * num_segments), MAX_RETRY_SEGMENTS)

@@ -1,15 +1,17 @@
 """The engine over vLLM where there is none: what its settings are, and what is refused."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 
 from semspec.engine.protocol import load_engine
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.engine.vllm.options import RESERVED, check_options, fingerprint
+from semspec.engine.vllm.options import RESERVED, check_options, fingerprint, prepare_environment
 from semspec.engine.vllm.process import reason_in, remedy_for
 from semspec.errors import Mismatch
 from semspec.services.target.settings import TargetSettings
@@ -42,6 +44,12 @@ def test_settings_of_vllm_are_read_from_the_environment(monkeypatch: pytest.Monk
     settings = load_settings(TargetSettings)
     assert (settings.vllm_tensor_parallel_size, settings.vllm_quantization) == (2, "fp8")
     assert (settings.vllm_max_num_batched_tokens, settings.vllm_options) == (1024, {"nnodes": 2})
+
+
+def test_threads_of_the_setting_replace_those_that_a_stack_sets() -> None:
+    with patch.dict(os.environ, {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "0-1"}):
+        prepare_environment(threads=4)
+        assert (os.environ["OMP_NUM_THREADS"], os.environ["VLLM_CPU_OMP_THREADS_BIND"]) == ("4", "0-1")
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ NEAR = 1e-5
 """A draw so close to a boundary between two tokens may fall on either side by rounding."""
 
 
-SMALL_TOKENS = 960
+SMALL_TOKENS = 480
 """Tokens whose keys and values the engine `small` has room for."""
 
 

@@ -63,8 +63,9 @@ def check_installed() -> None:
 
 
 def prepare_environment(threads: int) -> None:
-    """Set vLLM's environment variables, before it is imported; those that are set already stay."""
+    """Set vLLM's environment variables, before it is imported; of the defaults, those that are set already stay."""
     fixed = {
+        "OMP_NUM_THREADS": str(threads),  # the setting decides, as in the other engines; a stack sets 1 for all
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would copy gRPC's locks without its threads
         "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",  # one token more, which is sampled after the last and never fed
@@ -74,7 +75,6 @@ def prepare_environment(threads: int) -> None:
         "VLLM_LOGGING_STREAM": "ext://sys.stderr",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise draft and target would share the first cores
-        "OMP_NUM_THREADS": str(threads),
     }
     os.environ.update(fixed | {name: value for name, value in defaults.items() if name not in os.environ})
 
