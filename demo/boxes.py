@@ -31,8 +31,12 @@ class BoxesSolution:
         return options | {step: share * weight for step, weight in self._moves().items()}
 
     def allows(self, step: Proposition) -> bool:
-        """One may look into any box at any time after a move."""
-        if step.kind != "look" or self._digits is None or self._last is None:
+        """One may look into any box at any time after a move, and say its right row again as if in correction."""
+        if self._digits is None or self._last is None:
+            return False
+        if step.kind == "amend":
+            return step.values[-1] == row_of(self._digits) == row_of(self._last[1])
+        if step.kind != "look":
             return False
         box, digit = step.values
         return box in BOXES and self._digits[BOXES.index(str(box))] == digit

@@ -32,7 +32,11 @@ class LedgerSolution:
         return options | {step: share * weight for step, weight in self._moves().items()}
 
     def allows(self, step: Proposition) -> bool:
-        return False
+        """One may say a right result again as if in correction."""
+        if self._last is None:
+            return False
+        operator, delta, before, after = self._last
+        return after == apply(before, operator, delta) and step == Proposition("fix", (operator, before, delta, after))
 
     def may_correct(self, step: Proposition) -> bool:
         if step.kind != "fix" or self._last is None:

@@ -1,6 +1,8 @@
 """The language in two domains: what is written can be read back, mistakes are wrong and keep their place, and the
 tokenizer has what the strategies need."""
 
+from dataclasses import replace
+
 import pytest
 from transformers import PreTrainedTokenizerFast
 
@@ -64,7 +66,7 @@ def test_a_wrong_result_may_be_corrected_next_and_a_right_one_not() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_correction_of_a_right_result_is_wrong_and_can_be_followed(seed: int) -> None:
+def test_right_result_may_be_said_again_as_a_correction(seed: int) -> None:
     solution = begin(make_problem(seed))
     kinds = ("change", "swap", "on", "back", "turn", "more", "less")
     step = None
@@ -72,11 +74,14 @@ def test_correction_of_a_right_result_is_wrong_and_can_be_followed(seed: int) ->
         step = max(solution.options(), key=solution.options().__getitem__)
         solution.advance(step)
     *_, operator, delta, before, after = (0, 0, 0, *step.values)
+    domain = make_problem(seed).domain
     redundant = {
         "ledger": Proposition("fix", (operator, before, delta, after)),
         "boxes": Proposition("amend", (step.values[-1],)),
-    }[make_problem(seed).domain]
-    assert has_its_place(solution, redundant) and not is_right_now(solution, redundant)
+    }[domain]
+    wrong = replace(redundant, values=(*redundant.values[:-1], {"ledger": 0, "boxes": "a0 b0 c0 d0"}[domain]))
+    assert is_right_now(solution, redundant)
+    assert has_its_place(solution, wrong) and not is_right_now(solution, wrong)
     before_it = solution.options()
     solution.advance(redundant)
     assert {option.kind for option in solution.options()} <= {option.kind for option in before_it}
