@@ -25,6 +25,15 @@ def test_chat_completion_whole_and_streamed(server: Server, client: InferenceCli
     assert said == whole.choices[0].message.content
 
 
+@pytest.mark.parametrize("model", [None, "tgi", "dummy"])
+def test_chat_without_a_name_for_the_model_asks_the_pair(
+    server: Server, client: InferenceClient, model: str | None
+) -> None:
+    messages = [{"role": "user", "content": server.question}]
+    answer = client.chat_completion(messages, model=model, seed=1, max_tokens=500)
+    assert server.answer in str(answer.choices[0].message.content) and answer.model == "semspec-demo"
+
+
 def test_text_generation_with_details(server: Server, client: InferenceClient) -> None:
     output = client.text_generation(prompt(server), details=True, max_new_tokens=500, seed=1, temperature=0.6)
     assert server.answer in output.generated_text and output.details is not None

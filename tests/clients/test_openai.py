@@ -81,6 +81,21 @@ async def test_chat_tells_logprobs(server: Server, client: AsyncOpenAI) -> None:
     assert all(token.top_logprobs[0].logprob == token.logprob <= 0 for token in content), "greedy takes the likeliest"
 
 
+async def test_responses_say_the_same_and_follow_each_other(server: Server, client: AsyncOpenAI) -> None:
+    chat = await client.chat.completions.create(**asked(server))
+    fields: dict[str, Any] = {"model": MODEL, "input": server.question, "extra_body": {"seed": 1}}
+    response = await client.responses.create(**fields)
+    assert response.output_text == chat.choices[0].message.content and server.answer in response.output_text
+    events = [event async for event in await client.responses.create(**fields, stream=True)]
+    assert (
+        "".join(event.delta for event in events if event.type == "response.output_text.delta") == response.output_text
+    )
+    stored = await client.responses.retrieve(response.id)
+    assert stored.output == response.output and stored.usage == response.usage == events[-1].response.usage
+    following = await client.responses.create(**fields, previous_response_id=response.id)
+    assert following.usage.input_tokens > response.usage.input_tokens
+
+
 async def test_refusals_raise_the_right_class_and_name_the_field(server: Server, client: AsyncOpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         await client.chat.completions.create(**asked(server, model="another"))

@@ -25,11 +25,15 @@ def python() -> Path:
 @pytest.fixture(scope="package")
 def answers(server: Server, python: Path) -> dict[str, Any]:
     program, prompt = Path(__file__).with_name("text_generation_program.py"), f"{server.question}\n\n<think>\n\n"
-    command = [str(python), str(program), server.url, server.api_key, prompt]
+    command = [str(python), str(program), server.url, server.api_key, server.question, prompt]
     done = subprocess.run(command, capture_output=True, text=True, timeout=GENEROUS_S)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+def test_chat_needs_no_name_for_the_model(server: Server, answers: dict[str, Any]) -> None:
+    assert server.answer in answers["chat"]
 
 
 def test_generate_tells_text_and_tokens(server: Server, answers: dict[str, Any]) -> None:

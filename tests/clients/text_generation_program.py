@@ -7,13 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 
-def main(url: str, api_key: str, prompt: str) -> dict[str, Any]:
+def main(url: str, api_key: str, question: str, prompt: str) -> dict[str, Any]:
     headers = {"authorization": f"Bearer {api_key}"}
     client = importlib.import_module("text_generation").Client(url, headers=headers, timeout=120)
     whole = client.generate(prompt, max_new_tokens=500, seed=1, temperature=0.6, top_n_tokens=2)
     streamed = list(client.generate_stream(prompt, max_new_tokens=500, seed=1, temperature=0.6))
     stopped = client.generate(prompt, max_new_tokens=500, stop_sequences=["</think>"])
+    message = importlib.import_module("text_generation.types").Message(role="user", content=question)
+    chat = client.chat([message], max_tokens=500, seed=1)
     return {
+        "chat": chat.choices[0].message.content,
         "whole": json.loads(whole.model_dump_json()),
         "streamed": [json.loads(event.model_dump_json()) for event in streamed],
         "stopped": json.loads(stopped.model_dump_json()),

@@ -1,0 +1,98 @@
+"""What each of many clients can do with the gateway; `docs/clients.md` has the table.
+
+`SEMSPEC_CLIENTS_REPORT=bench/results/clients.json` writes what was found, then `scripts/clients-table` renders it. The
+models are fakes: what a client can do depends on the format of requests and answers alone.
+"""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.clients.conftest import GENEROUS_S
+from tests.clients.matrix_program import ANOTHER, CLIENTS
+from tests.gateway.conftest import redis_url
+from tests.gateway.fakes import Fakes
+from tests.gateway.support import API_KEY, Gateway, make_settings, running_gateway
+
+__all__ = ["redis_url"]
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = ROOT / "bench" / "results" / "clients.json"
+OWN = ("openai", "openai-responses", "langchain-openai", "huggingface_hub", "curl")
+"""Clients of the environment that runs the tests; the others have environments of their own, see `client-venv`."""
+ENVIRONMENTS = {
+    "text-generation": "text-generation",
+    **dict.fromkeys(("instructor", "aisuite"), "older-openai"),
+}
+MODEL, BEGINNING = "semspec-demo:target", re.compile("(draft|target) 0 says")  # what the fakes begin with
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gateway(redis_url: str) -> AsyncIterator[Gateway]:
+    async with running_gateway(make_settings(redis_url=redis_url), Fakes.make()) as gateway:
+        yield gateway
+
+
+def interpreter(client: str) -> str:
+    """The Python that has the client; its environment is made if packages can be had."""
+    if client in OWN:
+        return sys.executable
+    environment = ENVIRONMENTS.get(client, "agents")
+    made = subprocess.run([ROOT / "scripts" / "client-venv", environment], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"{environment} cannot be installed: {made.stderr.strip()[-300:]}")
+    return f"{made.stdout.strip()}/bin/python"
+
+
+def cell(capability: str, found: dict[str, Any]) -> str:
+    """What the table says of one capability."""
+    text, parts, error = found.get("text", ""), found.get("parts", ()), found.get("error", "")
+    if not found:
+        return "-"
+    if capability == "errors":
+        return "message" if ANOTHER in error or "not supported" in error else f"lost: {error or text}"
+    if "not supported" in error:
+        return "refused"
+    if error:
+        return f"fails: {error}"
+    is_answer = BEGINNING.search(text) or (len(parts) > 1 and BEGINNING.match("".join(parts)))
+    return "yes" if is_answer else f"wrong: {text or parts}"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_client_can_do_what_the_table_says(gateway: Gateway, client: str) -> None:
+    if client == "curl" and shutil.which("curl") is None:
+        pytest.skip("no curl here")
+    command = [interpreter(client), str(Path(__file__).with_name("matrix_program.py"))]
+    arguments = [client, gateway.base_url, API_KEY, MODEL]
+    process = await asyncio.create_subprocess_exec(
+        *command, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    output, errors = await asyncio.wait_for(process.communicate(), GENEROUS_S)
+    assert process.returncode == 0, errors.decode()
+    row = {name: cell(name, found) for name, found in json.loads(output.splitlines()[-1]).items()}
+    if report := os.environ.get("SEMSPEC_CLIENTS_REPORT"):
+        path = Path(report)
+        rows = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(rows | {client: row}, indent=1, ensure_ascii=False) + "\n")
+    else:
+        assert row == json.loads(TABLE.read_text())[client]
+
+
+def test_table_of_the_page_is_what_was_found() -> None:
+    checked = subprocess.run([ROOT / "scripts" / "clients-table", "--check"], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+    rows = json.loads(TABLE.read_text())
+    assert set(rows) == set(CLIENTS) and len(rows) >= 12
+    assert all(not value.startswith(("fails", "wrong", "lost")) for row in rows.values() for value in row.values())
