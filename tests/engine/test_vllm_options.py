@@ -37,13 +37,13 @@ def test_settings_of_vllm_are_read_from_the_environment(monkeypatch: pytest.Monk
         "VLLM_TENSOR_PARALLEL_SIZE": "2",
         "VLLM_QUANTIZATION": "fp8",
         "VLLM_MAX_NUM_BATCHED_TOKENS": "1024",
-        "VLLM_OPTIONS": json.dumps({"nnodes": 2}),
+        "VLLM_OPTIONS": json.dumps({"seed": 2}),
     }
     for name, value in values.items():
         monkeypatch.setenv(f"SEMSPEC_TARGET_{name}", value)
     settings = load_settings(TargetSettings)
     assert (settings.vllm_tensor_parallel_size, settings.vllm_quantization) == (2, "fp8")
-    assert (settings.vllm_max_num_batched_tokens, settings.vllm_options) == (1024, {"nnodes": 2})
+    assert (settings.vllm_max_num_batched_tokens, settings.vllm_options) == (1024, {"seed": 2})
 
 
 def test_threads_of_the_setting_replace_those_that_a_stack_sets() -> None:
@@ -75,6 +75,11 @@ def test_bad_setting_ends_the_start_with_its_name(
 def test_option_that_follows_from_elsewhere_is_refused(name: str) -> None:
     with pytest.raises(Mismatch, match=f"^vllm_options: {name} cannot be set, since"):
         check_options({name: 1}, [*RESERVED])
+
+
+def test_second_node_is_refused_rather_than_waited_for() -> None:
+    with pytest.raises(Mismatch, match="nnodes cannot be set, since semspec starts vLLM on one node only"):
+        check_options({"nnodes": 2}, ["nnodes"])
 
 
 def test_unknown_option_is_refused_with_a_suggestion() -> None:

@@ -19,6 +19,8 @@ KUBERNETES = ROOT / "deploy" / "kubernetes"
 COMMANDS = {"kubectl": ("kubectl", "kustomize"), "kustomize": ("kustomize", "build")}
 INCLUDED = {"cpu": (), "two-gpu": (), "scaled": ("monitoring",)}
 """Each overlay and the components that it has already."""
+ENGINES = ("vllm", "tensor-parallel")
+"""Components of the overlays with GPUs: none, the first, or both."""
 OPTIONAL = ("monitoring", "tls", "redis-external")
 
 Manifest = dict[str, Any]
@@ -41,11 +43,15 @@ class Build:
 
 
 def builds() -> Iterator[Build]:
-    """Every overlay with every set of components that it has not."""
+    """Every overlay with every set of components that it has not; over vLLM with none and with all of them."""
     for overlay, included in INCLUDED.items():
         free = [component for component in OPTIONAL if component not in included]
         for size in range(len(free) + 1):
             yield from (Build(overlay, components) for components in combinations(free, size))
+        if overlay != "cpu":
+            for number in range(1, len(ENGINES) + 1):
+                yield Build(overlay, ENGINES[:number])
+                yield Build(overlay, (*ENGINES[:number], *free))
 
 
 def has_tool() -> bool:

@@ -106,8 +106,13 @@ def _too_small(objects: Objects, one: Pod, settings: ModelSettings) -> Iterator[
     limit = bytes_of(one.main["resources"]["limits"]["memory"])
     if not one.has_gpu and limit < settings.kv_bytes + BESIDE_CACHE_BYTES:
         yield f"{one}: {limit} bytes hold no keys and values of {settings.kv_bytes}"
-    if one.has_gpu and not has_gpus(one, 1):
-        yield f"{one}: has more than the one GPU that it uses"
+    num_gpus = settings.vllm_tensor_parallel_size * settings.vllm_pipeline_parallel_size
+    if one.has_gpu and not has_gpus(one, num_gpus):
+        yield f"{one}: has other than the {num_gpus} GPUs that it uses"
+    if num_gpus > 1 and "/dev/shm" not in mounts(one.main):
+        yield f"{one}: its processes share no more than 64 MiB"
+    if (settings.engine == "vllm") != one.main["image"].endswith("-vllm"):
+        yield f"{one}: runs the engine {settings.engine} in {one.main['image']}"
     if one.has_gpu and settings.device != "cuda":
         yield f"{one}: has GPUs, and may run without"
     if one.has_gpu and settings.max_context_tokens is None:

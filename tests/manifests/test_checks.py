@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.manifests.checks import CHECKS, Check
-from tests.manifests.kustomize import Build, Objects, has_tool
+from tests.manifests.checks import CHECKS, Check, problems
+from tests.manifests.kustomize import ENGINES, Build, Objects, has_tool
 from tests.manifests.objects import name_of
 
 pytestmark = pytest.mark.skipif(not has_tool(), reason="neither kubectl nor kustomize is installed")
@@ -54,6 +54,24 @@ def test_check_refuses_a_broken_manifest(check: Check) -> None:
     assert not list(check(objects)), "sound as it is"
     _set(_object(objects, name), pointer, value)
     assert any(complaint in problem for problem in check(objects)), list(check(objects))
+
+
+@pytest.mark.parametrize(
+    ("name", "pointer", "value", "complaint"),
+    [
+        ("Deployment/target", f"{MAIN}/resources/limits/nvidia.com~1gpu", "4", "has other than the 2 GPUs"),
+        ("Deployment/target", f"{MAIN}/volumeMounts/0/mountPath", "/shared", "share no more than 64 MiB"),
+        ("Deployment/draft", f"{MAIN}/image", "semspec-draft:0.1.0-cuda", "runs the engine vllm in"),
+        ("ConfigMap/target", "data/SEMSPEC_TARGET_ENGINE", REMOVE, "only for the engine vllm"),
+    ],
+)
+def test_settings_of_vllm_that_its_pod_does_not_fit_are_refused(
+    name: str, pointer: str, value: Any, complaint: str
+) -> None:
+    objects = Build("scaled", ENGINES).objects()
+    assert not problems(objects), "sound as it is"
+    _set(_object(objects, name), pointer, value)
+    assert any(complaint in problem for problem in problems(objects)), problems(objects)
 
 
 def _object(objects: Objects, name: str) -> Any:

@@ -12,7 +12,7 @@ import yaml
 
 from tests.manifests.checks import problems
 from tests.manifests.environment import SECRETS
-from tests.manifests.kustomize import INCLUDED, OPTIONAL, ROOT, Build, build_folder, has_tool
+from tests.manifests.kustomize import ENGINES, INCLUDED, OPTIONAL, ROOT, Build, build_folder, has_tool
 from tests.manifests.objects import of_kind, pods
 
 GUIDE = (ROOT / "docs" / "kubernetes.md").read_text()
@@ -46,7 +46,7 @@ def test_folders_and_files_are_there() -> None:
 
 def test_overlays_and_components_are_all_there_are() -> None:
     assert [row[0] for row in table("overlay")] == list(INCLUDED)
-    assert [row[0].partition("`")[0] for row in table("component")] == list(OPTIONAL)
+    assert [row[0].partition("`")[0] for row in table("component")] == [*ENGINES, *OPTIONAL]
 
 
 @wants_tool

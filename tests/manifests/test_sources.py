@@ -13,7 +13,7 @@ import semspec
 from semspec.training.config import load_config
 from tests.compose.support import SECRETS, TWO_GPU, composed
 from tests.manifests.custom import ALERTS
-from tests.manifests.kustomize import INCLUDED, KUBERNETES, OPTIONAL, ROOT
+from tests.manifests.kustomize import ENGINES, INCLUDED, KUBERNETES, OPTIONAL, ROOT
 
 FOLDERS = sorted(path.parent for path in KUBERNETES.rglob("kustomization.yaml") if path.parent.name != "probe-training")
 GPU = KUBERNETES / "components" / "gpu"
@@ -42,7 +42,7 @@ def named_files(folder: Path) -> Iterator[str]:
 
 
 def test_overlays_and_components_are_those_of_the_checks() -> None:
-    assert {path.name for path in FOLDERS} == {"base", "gpu", *INCLUDED, *OPTIONAL}
+    assert {path.name for path in FOLDERS} == {"base", "gpu", *INCLUDED, *ENGINES, *OPTIONAL}
     for overlay, included in INCLUDED.items():
         components = {
             Path(path).name for path in kustomization(KUBERNETES / "overlays" / overlay).get("components", ())
@@ -60,7 +60,7 @@ def test_images_of_ours_are_of_this_version(folder: Path) -> None:
     images = [
         image for image in kustomization(folder).get("images", ()) if image["name"].startswith("ghcr.io/semspec/")
     ]
-    assert all(image["newTag"].removesuffix("-cuda") == semspec.__version__ for image in images)
+    assert all(re.sub("-(cuda|vllm)$", "", image["newTag"]) == semspec.__version__ for image in images)
 
 
 def test_bundled_pair_is_served_by_the_rule_of_its_report() -> None:

@@ -41,6 +41,8 @@ RESERVED = {
     "lora_modules": "adapters are not supported",
     "speculative_config": "the gateway speculates",
     "kv_transfer_config": "results of requests take its place",
+    "nnodes": "semspec starts vLLM on one node only",
+    "node_rank": "semspec starts vLLM on one node only",
     "async_scheduling": "segments end with the tokens of a step, before the next step",
 } | dict.fromkeys(
     ("model", "revision", "dtype", "tokenizer", "quantization", "max_model_len", "skip_tokenizer_init", "worker_cls",
