@@ -8,7 +8,7 @@ export PYTHON TORCH_VARIANT
 
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-slow test-api fuzz test-chaos test-compose test-manifests test-vllm soak lint docs audit proto bench bench-gpu \
+.PHONY: help setup demo serve test test-slow test-api fuzz test-chaos test-clients test-compose test-manifests test-vllm soak lint docs audit proto bench bench-gpu \
 	bench-aiperf bench-load bench-overload demo-models demo-nli demo-probes train-demo clean
 
 help:
@@ -53,6 +53,11 @@ soak: setup
 ## make test-compose the images built, docker-compose.yml brought up, containers killed (wants a Docker engine)
 test-compose: setup
 	@$(BIN)/python -m pytest tests/compose -p tests.must_run --must-run tests/compose/live.py -o "python_files=test_*.py live.py" $(ARGS)
+
+## make test-clients every client of docs/clients.md, in environments of their own; writes its table anew
+test-clients: setup
+	@SEMSPEC_CLIENTS_REPORT=bench/results/clients.json $(BIN)/python -m pytest -p tests.must_run --must-run tests/clients/test_matrix.py tests/clients/test_matrix.py -k can_do $(ARGS)
+	@scripts/clients-table
 
 ## make test-vllm    the engine over vLLM's CPU build, in an environment of its own, .work/vllm (ARGS="-k parity")
 test-vllm:
