@@ -221,7 +221,7 @@ async def test_assistant_message_can_be_handed_back(gateway: Gateway) -> None:
     answer = await gateway.openai.chat.completions.create(model="semspec-demo", messages=MESSAGES)
     messages = [*MESSAGES, answer.choices[0].message.model_dump(), {"role": "developer", "content": "Go on."}]
     assert (await gateway.chat(messages=messages)).status_code == 200
-    assert gateway.fakes.target.prompts[-1].endswith("<system>Go on.")
+    assert gateway.fakes.target.prompts[-1].endswith("<developer>Go on.")
 
 
 async def test_content_parts_are_joined(gateway: Gateway) -> None:
