@@ -79,7 +79,8 @@ def test_right_result_may_be_said_again_as_a_correction(seed: int) -> None:
         "ledger": Proposition("fix", (operator, before, delta, after)),
         "boxes": Proposition("amend", (step.values[-1],)),
     }[domain]
-    wrong = replace(redundant, values=(*redundant.values[:-1], {"ledger": 0, "boxes": "a0 b0 c0 d0"}[domain]))
+    other: int | str = 0 if domain == "ledger" else "a0 b0 c0 d0"
+    wrong = replace(redundant, values=(*redundant.values[:-1], other))
     assert is_right_now(solution, redundant)
     assert has_its_place(solution, wrong) and not is_right_now(solution, wrong)
     before_it = solution.options()
