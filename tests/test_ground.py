@@ -125,7 +125,7 @@ def test_readme_quotes_the_committed_run_with_wilson_intervals() -> None:
     measured = json.loads((ROOT / "bench" / "results" / date / "summary.json").read_text())["sampled"]["rows"]
     rows = {row["label"].partition(":")[0]: row for row in measured}
     quoted = re.findall(r"^\| `([\w/+-]+)`.* \| (\S+) \((\S+) to (\S+)\) \| (\S+) s \| (\S+) ", readme, re.MULTILINE)
-    assert len(quoted) == 6
+    assert len(quoted) == 4
     for label, pass_at_1, low, high, latency_s, speedup in quoted:
         row = rows[label]
         lower, upper = wilson_interval(row["pass_at_1"]["value"], row["num_questions"])
