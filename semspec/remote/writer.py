@@ -9,10 +9,10 @@ from pathlib import Path
 from time import perf_counter
 
 from semspec.engine.protocol import CountsSteps, Engine, StepCounter, load_engine
-from semspec.engine.segmentation import TextSegmenter
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import DeadlineExceeded, InvalidRequest, Mismatch, Overloaded, Unavailable
 from semspec.remote.client import Completion, CompletionClient, Server, connect
+from semspec.remote.segmenter import TextSegmenter
 from semspec.settings import ModelSettings
 from semspec.types import (
     ChoiceScores,

@@ -116,7 +116,7 @@ async def test_checkpoints_own_sampling_settings_are_left_out(
     assert outcome.text == (await transformers_runner.ask(asked("transformers/target", max_tokens=20))).text
 
 
-@pytest.mark.parametrize(("vocab_size", "swap_tokens"), [(320, False), (320, True)])
+@pytest.mark.parametrize(("vocab_size", "swap_tokens"), [(1040, False), (1040, True)])
 async def test_draft_with_another_vocabulary_changes_no_greedy_answer(
     transformers_runner: TransformersRunner, tmp_path: Path, vocab_size: int, swap_tokens: bool
 ) -> None:
@@ -126,20 +126,20 @@ async def test_draft_with_another_vocabulary_changes_no_greedy_answer(
 
 
 async def test_padded_vocabulary_can_be_sampled(tmp_path: Path) -> None:
-    runner = TransformersRunner(other_pair(tmp_path, 320, swap_tokens=False))
+    runner = TransformersRunner(other_pair(tmp_path, 1040, swap_tokens=False))
     outcome = await runner.ask(asked("transformers/assisted:tokens=2", temperature=1.0, max_tokens=12))
     assert outcome.num_tokens == 12
 
 
 async def test_other_tokenizer_of_the_same_size_is_not_applicable(tmp_path: Path) -> None:
-    runner = TransformersRunner(other_pair(tmp_path, 310, swap_tokens=True))
-    with pytest.raises(NotApplicable, match="same vocabulary size, 310"):
+    runner = TransformersRunner(other_pair(tmp_path, 1024, swap_tokens=True))
+    with pytest.raises(NotApplicable, match="same vocabulary size, 1024"):
         await runner.ask(asked("transformers/assisted"))
 
 
 async def test_answer_past_the_window_is_refused_with_a_remedy(transformers_runner: TransformersRunner) -> None:
-    with pytest.raises(RunnerError, match="window of 1024; give a lower --max-tokens"):
-        await transformers_runner.ask(asked("transformers/target", max_tokens=1000))
+    with pytest.raises(RunnerError, match="window of 4096; give a lower --max-tokens"):
+        await transformers_runner.ask(asked("transformers/target", max_tokens=4090))
 
 
 async def test_target_without_a_chat_template_is_refused(tmp_path: Path) -> None:

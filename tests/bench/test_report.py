@@ -227,7 +227,7 @@ def test_probes_report_gives_curve_and_domains() -> None:
     contexts = [point.num_contexts for point in found.learning_curve]
     assert contexts == sorted(contexts)
     assert found.variants[0][0] == "served"
-    assert found.domains_table().header[1:] == ("long", "short")
+    assert found.domains_table().header[1:] == ("boxes", "ledger")
 
 
 def test_code_stands_as_code_and_the_rest_is_escaped_in_both_settings() -> None:

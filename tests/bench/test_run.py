@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -77,16 +78,24 @@ def test_several_samples_differ_and_are_kept_apart(tmp_path: Path) -> None:
     assert len({record.seed for record in read_records(tmp_path / "records.jsonl")}) == 6
 
 
-def test_what_the_pair_cannot_do_is_a_reason_not_a_failure(tmp_path: Path) -> None:
-    carry_out(plan(("in-process/draft", "in-process/spec-reason"), limit=1), tmp_path)
+@pytest.fixture
+def pair_that_forgets(tmp_path: Path) -> Path:
+    """The bundled pair with a chat template that shows the last message only."""
+    pair = shutil.copytree(BUNDLED_PAIR, tmp_path / "pair")
+    (pair / "target" / "chat_template.jinja").write_text("{{ messages[-1]['content'] }}")
+    return pair
+
+
+def test_what_the_pair_cannot_do_is_a_reason_not_a_failure(tmp_path: Path, pair_that_forgets: Path) -> None:
+    carry_out(plan(("in-process/draft", "in-process/spec-reason"), limit=1, pair=pair_that_forgets), tmp_path)
     run = load_run(tmp_path)
     assert [row.label for row in run.rows] == ["in-process/draft"]
     assert "template" in run.not_applicable["in-process/spec-reason"]
 
 
-def test_baseline_that_the_pair_cannot_do_is_an_error(tmp_path: Path) -> None:
+def test_baseline_that_the_pair_cannot_do_is_an_error(tmp_path: Path, pair_that_forgets: Path) -> None:
     with pytest.raises(RunnerError, match="is the baseline"):
-        carry_out(plan(("in-process/spec-reason",), limit=1), tmp_path)
+        carry_out(plan(("in-process/spec-reason",), limit=1, pair=pair_that_forgets), tmp_path)
 
 
 @pytest.mark.parametrize(("change", "named"), [({"temperature": 0.0}, "temperature"), ({"seed": 5}, "seed")])

@@ -28,7 +28,8 @@ def redis_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 async def store(redis_url: str) -> AsyncIterator[Store]:
-    store = Store.connect(make_settings(redis_url=redis_url, ttl_s=TTL_S, max_generation_bytes=1024))
+    settings = make_settings(redis_url=redis_url, redis_timeout_s=5, ttl_s=TTL_S, max_generation_bytes=1024)
+    store = Store.connect(settings)
     yield store
     await store.close()
 
