@@ -169,9 +169,10 @@ class Pipeline:
             )
 
     def _verify(self, numbers: Sequence[int]) -> None:
-        """Read all that labels and probes are made from. Raises: Mismatch when a file is damaged."""
+        """Read all that labels, probes and report are made from. Raises: Mismatch when a file is damaged."""
         with self.reporter.bar("check", len(numbers), "shards") as advance:
             for number in numbers:
+                self.contexts.folder.verify(number, (".parquet",))
                 self.samples.folder.verify(number, (".parquet", ".safetensors"))
                 self.clusters.folder.verify(number, (".parquet",))
                 advance(1)

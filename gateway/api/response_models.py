@@ -50,7 +50,8 @@ class InputReasoning(Tolerant):
 
 
 def _kind_of_item(item: object) -> str:
-    return "<reasoning>" if isinstance(item, dict) and item.get("type") == "reasoning" else "<message>"
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)  # a model when it is serialized
+    return "<reasoning>" if kind == "reasoning" else "<message>"
 
 
 InputItem = Annotated[

@@ -12,8 +12,8 @@ from semspec.stack import run as run_until_signal
 from semspec.stack.restarts import keep_running
 
 EXAMPLE = (
-    "Ben has coins: 52. Day 1: Ben naps. Day 2: Ben finds 3 coins. Day 3: Ben walks. Day 4: Ben sells 4 coins. "
-    "Day 5: Ben reads. Day 6: Ben gets 6 coins. How many coins does Ben have now?"
+    "Ben has coins: 52. Day 1: Ben finds 9 coins. Day 2: Ben naps. Day 3: Ben sells 4 coins. Day 4: Ben gets 6 coins. "
+    "Day 5: Ben reads. Day 6: Ben loses 7 coins. How many coins does Ben have now?"
 )
 """A question that the bundled pair answers."""
 CURL = """\

@@ -14,7 +14,7 @@ from semspec.commands.serve import EXAMPLE
 Json = dict[str, Any]
 
 QUESTION = EXAMPLE
-ANSWER = "\\boxed{57}"
+ANSWER = "\\boxed{56}"
 CERTAIN = ("--model", "semspec-demo:target", "--temperature", "0")
 """The target alone and greedy: it solves the question."""
 

@@ -25,8 +25,8 @@ OFFICIAL_BASE_BYTES = 130 * 10**6
 RESTART_MS = 1000
 """A target is never back before: less would mean that it was killed after its last word."""
 QUESTION = (
-    "Ben has coins: 52. Day 1: Ben naps. Day 2: Ben finds 3 coins. Day 3: Ben walks. Day 4: Ben sells 4 coins. "
-    "Day 5: Ben reads. Day 6: Ben gets 6 coins. How many coins does Ben have now?"
+    "Ben has coins: 52. Day 1: Ben finds 9 coins. Day 2: Ben naps. Day 3: Ben sells 4 coins. Day 4: Ben gets 6 coins. "
+    "Day 5: Ben reads. Day 6: Ben loses 7 coins. How many coins does Ben have now?"
 )
 
 Json = dict[str, Any]

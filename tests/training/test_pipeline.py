@@ -41,7 +41,7 @@ def write(config: PipelineConfig, path: Path) -> Path:
 def run(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `pair.yaml`, `work` and `out` of a run that has ended well."""
     folder = tmp_path_factory.mktemp("run")
-    samples = {"num_samples": 4, "num_test_samples": 6, "temperature": 1.0, "top_p": 1.0}
+    samples = {"num_samples": 6, "num_test_samples": 8, "temperature": 1.0, "top_p": 1.0}
     config = write(support.config(*models, folder / "out", samples=samples), folder / "pair.yaml")
     result = semspec_train(config, folder / "work", "run")
     assert result.returncode == 0, result.stderr
@@ -129,7 +129,7 @@ def test_test_questions_have_more_samples_of_the_target_alone(run: Path) -> None
     sampled = Counter((row["context"], row["writer"]) for row in rows)
     for (context, writer), count in sampled.items():
         is_more = splits[context.rpartition("/")[0]] == "test" and writer == Writer.TARGET
-        assert count == (6 if is_more else 4)
+        assert count == (8 if is_more else 6)
 
 
 def test_status_check_and_estimate(run: Path, tmp_path: Path) -> None:
@@ -216,9 +216,9 @@ def test_folder_that_cannot_be_written_ends_in_one_line(
 def test_check_names_settings_that_the_recipe_lacks(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "work", tmp_path / "work")
     recipe = tmp_path / "work" / "samples" / "recipe.json"
-    recipe.write_text(recipe.read_text().replace('"num_samples": 4', '"num_samples": 5'))
+    recipe.write_text(recipe.read_text().replace('"num_samples": 6', '"num_samples": 7'))
     [line] = Pipeline(load_config(run / "pair.yaml"), tmp_path / "work").damaged()
-    assert line == f"{recipe}: samples.num_samples: 5 there, 4 now"
+    assert line == f"{recipe}: samples.num_samples: 7 there, 6 now"
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ import { share, times } from "./format.js";
 
 // One of each kind of question that the bundled pair learned.
 const EXAMPLES = [
-  "Ben has coins: 52. Day 1: Ben naps. Day 2: Ben finds 3 coins. Day 3: Ben walks. " +
-    "Day 4: Ben sells 4 coins. Day 5: Ben reads. Day 6: Ben gets 6 coins. How many coins does Ben have now?",
-  "Four boxes hold digits: a4 b7 c1 d9. Move 1: swap a and b. Move 2: swap c and d. Move 3: add 2 to b. " +
-    "Move 4: swap b and c. Move 5: take 3 from b. Move 6: swap a and d. Which number do the boxes show now?",
+  "Ben has coins: 52. Day 1: Ben finds 9 coins. Day 2: Ben naps. Day 3: Ben sells 4 coins. " +
+    "Day 4: Ben gets 6 coins. Day 5: Ben reads. Day 6: Ben loses 7 coins. How many coins does Ben have now?",
+  "Four boxes hold digits: a9 b1 c5 d8. Move 1: shift on. Move 2: shift on. Move 3: take 3 from a. " +
+    "Move 4: swap a and c. Move 5: swap b and d. Move 6: add 1 to d. Which number do the boxes show now?",
 ];
 export const BUNDLED = "semspec-demo";
 
