@@ -17,8 +17,8 @@ from semspec.demo.problems import SPLITS, make_problem
 from semspec.stack import BUNDLED_PAIR, Stack, StackConfig, StackError, run
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
-WARM_UP, SHOWN = SPLITS["tune"][0], SPLITS["tune"][1]
-"""Additional problems: one to warm up, one to show."""
+WARM_UP, SHOWN = SPLITS["tune"][0], SPLITS["tune"][8]
+"""Additional problems: one to warm up, one to show, whose answer has rewritten segments."""
 
 
 def main() -> None:
@@ -82,7 +82,7 @@ def _http(stack: Stack) -> httpx.AsyncClient:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m semspec.demo.run", description=__doc__)
     parser.add_argument("--json", action="store_true", help="the table as one JSON object on the last line of stdout")
-    parser.add_argument("--problems", type=_num_problems, default=40, metavar="N", help="how many (default 40)")
+    parser.add_argument("--problems", type=_num_problems, default=30, metavar="N", help="how many (default 30)")
     parser.add_argument("--temperature", type=float, default=0.6, metavar="T", help="0 is greedy (default 0.6)")
     parser.add_argument("--pair", type=Path, default=BUNDLED_PAIR, metavar="DIR", help="models and probes to serve")
     return parser
