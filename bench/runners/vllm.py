@@ -73,7 +73,7 @@ class Site:
             kv_bytes = NUM_CACHED_WINDOWS * sum(_kv_bytes(one, num_tokens, bytes_per_number) for one in networks)
         options += ["--kv-cache-memory-bytes", str(kv_bytes)]
         # With an explicit cache size, this share only needs to be free at the server's start.
-        device = ["bfloat16", "--gpu-memory-utilization", "0.05"] if self.has_gpu else ["float32", "--enforce-eager"]
+        device = ["bfloat16", "--gpu-memory-utilization", "0.05"] if self.has_gpu else ["float32"]
         start = [str(self.python), "-I", "-m", "vllm.entrypoints.cli.main", "serve", str(target)]
         return [*start, *options, "--dtype", *device]
 
