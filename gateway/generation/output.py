@@ -46,13 +46,14 @@ class StopChecker:
         if self.stop is not None:
             return Delta()
         text = self._buffer + text
-        matches = [(position, stop) for stop in self._stops if (position := text.find(stop)) >= 0]
+        # The first to be complete, so that the result does not depend on how the text arrives; the longest of several.
+        matches = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
         if not matches:
             self._buffer = _unfinished(text, self._stops)
             return self._show(text.removesuffix(self._buffer))
-        position, stop = min(matches)
-        self.stop, self._buffer = stop, ""
-        return self._show(text[: position + len(stop)] if self._keep_stop else text[:position])
+        end, start, self.stop = min(matches)
+        self._buffer = ""
+        return self._show(text[: end if self._keep_stop else start])
 
     def close(self) -> Delta:
         """The buffered text, at the end of the output."""

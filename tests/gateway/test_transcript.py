@@ -37,11 +37,17 @@ def test_parts_show_what_the_whole_shows(text: str, places: list[int], stops: li
 def test_text_ends_at_the_first_stop(text: str, stops: list[str]) -> None:
     stop_checker = StopChecker(stops)
     content = read(stop_checker, [text]).content
-    places = [text.find(stop) for stop in stops if stop in text]
-    assert content == (text[: min(places)] if places else text)
-    assert (stop_checker.stop is not None) == bool(places)
-    if places:
-        assert text.startswith(stop_checker.stop or "", min(places))
+    end, start = min(
+        ((text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text), default=(0, None)
+    )
+    assert content == text[:start]
+    assert stop_checker.stop == (None if start is None else text[start:end])
+
+
+def test_stop_that_is_complete_first_ends_the_text_however_it_arrives() -> None:
+    for parts in (["<<b<"], ["<<b", "<"], list("<<b<")):
+        stop_checker = StopChecker(["b", "<b<"])
+        assert read(stop_checker, parts).content == "<<" and stop_checker.stop == "b"
 
 
 def test_nothing_follows_a_stop() -> None:
