@@ -18,7 +18,7 @@ from semspec.rpc.servicers import draft_service, target_service, verifier_servic
 from semspec.types import Context, GenerationParams, SamplingParams, Segment, States
 from tests.decoding.test_three_ways import PROMPT, Players, assert_same, engines, trace
 from tests.rpc.fakes import serving
-from tests.rpc.pools import GENEROUS_S, LENIENT, until
+from tests.rpc.pools import GENEROUS_S, LENIENT
 
 
 @pytest.fixture
