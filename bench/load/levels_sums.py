@@ -1,4 +1,4 @@
-"""What a load test's replies add up to, in the words of `vllm bench serve` where it has them."""
+"""Sums and statistics of a load test's replies, with the names of `vllm bench serve`."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

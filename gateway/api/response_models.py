@@ -10,13 +10,11 @@ from semspec.gateway.api.statistics import AnswerMetrics, CompletionTokens, Stat
 from semspec.records import Body, if_any
 from semspec.types import Role
 
-_ITEM_NEUTRAL: dict[str, tuple[object, ...]] = {"annotations": ([],), "logprobs": ([],)}
-
 
 class InputPart(Tolerant):
     """A text part of an input message; `output_text` in an assistant's earlier turn."""
 
-    neutral = _ITEM_NEUTRAL
+    neutral: ClassVar[dict[str, tuple[object, ...]]] = {"annotations": ([],), "logprobs": ([],)}
     labels = frozenset()
 
     type: Literal["input_text", "output_text"]
