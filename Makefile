@@ -62,7 +62,7 @@ test-clients: setup
 ## make test-vllm    the engine over vLLM's CPU build, in an environment of its own, .work/vllm (ARGS="-k parity")
 test-vllm:
 	@scripts/vllm-venv
-	@.work/vllm/bin/python -m pytest tests/vllm -W default -o "python_files=live_*.py" $(ARGS)
+	@.work/vllm/bin/python -m pytest tests/vllm -p tests.must_run --must-run tests/vllm -W default -o "python_files=live_*.py" $(ARGS)
 
 ## make test-manifests  every Kubernetes overlay: schemas, cross-references, policies (wants kubectl)
 test-manifests: setup

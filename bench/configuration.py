@@ -6,7 +6,7 @@ from typing import Any, Literal, cast, get_args
 
 from semspec.decoding import STRATEGIES
 from semspec.errors import InvalidRequest
-from semspec.types import AcceptanceRule, ScoreMethod, Segmentation
+from semspec.types import AcceptanceRule, RetrievalSource, ScoreMethod, Segmentation
 
 RunnerName = Literal["gateway", "in-process", "transformers", "vllm"]
 
@@ -26,15 +26,28 @@ def _one_of(*names: str) -> Callable[[str], str]:
     return convert
 
 
+RETRIEVAL_KNOBS: Mapping[str, Callable[[str], Any]] = {
+    "retrieval_tokens": int,
+    "retrieval_source": _one_of(*get_args(RetrievalSource)),
+    "gate": _one_of("exact", "soft"),
+    "gate_entropy": float,
+    "gate_floor": float,
+    "gate_top_k": int,
+    "gate_density": float,
+    "gate_window": int,
+}
 _KNOBS: Mapping[str, Callable[[str], Any]] = {
     "gamma": int,
     "token_gamma": int,
+    "num_drafts": int,
     "segmentation": _one_of(*Segmentation),
     "rule": _one_of(*get_args(AcceptanceRule)),
     "threshold": float,
+    "likelihood_threshold": float,
     "score_method": _one_of(*get_args(ScoreMethod)),
     "score_threshold": float,
-    "ahead": _one_of("on", "off"),
+    **{name: _one_of("on", "off") for name in ("ahead", "look_up", "propose_ahead")},
+    **RETRIEVAL_KNOBS,
 }
 _PEER_KNOBS: Mapping[str, Callable[[str], Any]] = {"tokens": int}
 
@@ -53,15 +66,15 @@ class Configuration:
     @property
     def options(self) -> dict[str, Any]:
         """The request's `semspec` object, with only the label's options."""
-        named = {"gamma", "token_gamma", "segmentation"}
+        named = {"gamma", "token_gamma", "num_drafts", "segmentation", "likelihood_threshold", *RETRIEVAL_KNOBS}
+        flags = {"draft_ahead": "ahead", "look_up": "look_up", "propose_ahead": "propose_ahead"}
         options: dict[str, Any] = {"strategy": self.method}
         options |= {name: value for name, value in self.knobs.items() if name in named}
+        options |= {name: self.knobs[knob] == "on" for name, knob in flags.items() if knob in self.knobs}
         if acceptance := self._acceptance():
             options["acceptance"] = acceptance
         if scoring := self._scoring():
             options["scoring"] = scoring
-        if "ahead" in self.knobs:
-            options["draft_ahead"] = self.knobs["ahead"] == "on"
         return options
 
     def _acceptance(self) -> dict[str, Any]:

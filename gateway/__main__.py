@@ -14,11 +14,13 @@ from fastapi import FastAPI
 
 from semspec.certificates import renewing_context
 from semspec.decoding import Backends
+from semspec.decoding.protocols import WithoutProbes
 from semspec.gateway.api.drain import Drain
 from semspec.gateway.app import create_app
 from semspec.gateway.readiness import Readiness
-from semspec.gateway.settings import GatewaySettings
+from semspec.gateway.settings import NO_VERIFIER, GatewaySettings
 from semspec.gateway.store.store import Store
+from semspec.likelihood import load_calibration
 from semspec.observability import configure_logging, exported_traces
 from semspec.rpc.channel import ClientOptions
 from semspec.rpc.pool import PooledDrafter, PooledTarget, PooledVerifier, PoolOptions
@@ -93,12 +95,15 @@ async def _serve(settings: GatewaySettings) -> None:
 
 def _connect(settings: GatewaySettings, connections: AsyncExitStack) -> Backends:
     options = _pool_options(settings)
-    verifier = PooledVerifier(settings.verifier_address, options)
+    likelihood = load_calibration(settings.likelihood) if settings.likelihood else None
+    verifier = None if settings.verifier_address == NO_VERIFIER else PooledVerifier(settings.verifier_address, options)
     drafter = PooledDrafter(settings.draft_address, options, verifier=verifier)
     target = PooledTarget(settings.target_address, options, verifier=verifier)
-    for backend in (drafter, target, verifier):
+    for backend in (drafter, target):
         connections.push_async_callback(backend.aclose)
-    return Backends(drafter, target, verifier)
+    if verifier is not None:
+        connections.push_async_callback(verifier.aclose)
+    return Backends(drafter, target, verifier or WithoutProbes(), likelihood=likelihood)
 
 
 def _pool_options(settings: GatewaySettings) -> PoolOptions:

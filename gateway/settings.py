@@ -10,8 +10,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from semspec.certificates import check_authority, check_pair
 from semspec.decoding import STRATEGIES, options
-from semspec.errors import InvalidRequest
+from semspec.errors import InvalidRequest, Mismatch
 from semspec.keys import read_entries
+from semspec.likelihood import load_calibration
 from semspec.rpc.pool.resolver import parse_endpoints
 from semspec.settings import MEBIBYTE
 from semspec.types import MAX_SCORE, AcceptanceRule, ScoreMethod, Segmentation
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 else:
     StrategyName = Literal[tuple(STRATEGIES)]
 
+NO_VERIFIER = "none"
+"""Address of the verifier of a pair without probes."""
 _ADDRESS = "host:port of the {} service, or several with commas; a host may have many addresses, one a replica"
 
 
@@ -70,7 +73,14 @@ class GatewaySettings(_StrategyDefaults):
 
     draft_address: str = Field("127.0.0.1:50051", min_length=1, description=_ADDRESS.format("draft"))
     target_address: str = Field("127.0.0.1:50052", min_length=1, description=_ADDRESS.format("target"))
-    verifier_address: str = Field("127.0.0.1:50053", min_length=1, description=_ADDRESS.format("verifier"))
+    verifier_address: str = Field(
+        "127.0.0.1:50053",
+        min_length=1,
+        description=f"{_ADDRESS.format('verifier')}; {NO_VERIFIER}: the pair has no probes",
+    )
+    likelihood: Path | None = Field(
+        None, description="file of `semspec train calibrate` for the strategy likelihood; unset: it is not served"
+    )
     resolve_s: float = Field(5.0, gt=0, description="seconds between looking up the services' host names")
     health_interval_s: float = Field(2.0, gt=0, description="seconds between asking each replica for its health")
     health_timeout_s: float = Field(5.0, gt=0, description="silence after which a replica is given up, in seconds")
@@ -174,12 +184,24 @@ class GatewaySettings(_StrategyDefaults):
 
     @field_validator("draft_address", "target_address", "verifier_address")
     @classmethod
-    def _has_valid_endpoints(cls, addresses: str) -> str:
+    def _has_valid_endpoints(cls, addresses: str, info: ValidationInfo) -> str:
+        if addresses == NO_VERIFIER and info.field_name == "verifier_address":
+            return addresses
         try:
             parse_endpoints(addresses)
         except InvalidRequest as error:
             raise ValueError(error.message) from error
         return addresses
+
+    @field_validator("likelihood")
+    @classmethod
+    def _is_a_calibration(cls, likelihood: Path | None) -> Path | None:
+        try:
+            if likelihood:
+                load_calibration(likelihood)
+        except Mismatch as error:
+            raise ValueError(error.message) from error
+        return likelihood
 
     @field_validator("tls_key")
     @classmethod

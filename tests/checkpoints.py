@@ -3,7 +3,15 @@
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from semspec.engine.protocol import Engine
 from semspec.probes.probe import FeatureSet, LayerSet, Probe, ProbeCard, num_features, save_probe
@@ -43,6 +51,46 @@ def save_checkpoints(folder: Path) -> dict[str, Path]:
         model.save_pretrained(folders[name])
         tokenizer.save_pretrained(folders[name])
     return folders
+
+
+TOOLS_TEMPLATE = """\
+{% if tools %}{{ '<tools>' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}\
+{{ '</tools> Call one: <tool_call>' }}{% endif %}\
+{% for message in messages %}{{ '<' + message['role'] + '>' + (message['content'] or '') }}\
+{% for call in message['tool_calls'] or [] %}{{ call | tojson }}{% endfor %}{% endfor %}{{ '<assistant>' }}"""
+"""A chat template that shows tools, calls and their results."""
+
+
+def spelling_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer of bytes and a few longer tokens, with marks of reasoning and calls, and `TOOLS_TEMPLATE`."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pairs = [("t", "r"), ("u", "e"), ("tr", "ue"), ('"', ":"), ("{", '"')]
+    vocabulary = {token: index for index, token in enumerate([*letters, *(a + b for a, b in pairs)])}
+    raw = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    raw.decoder = decoders.ByteLevel()
+    raw.add_special_tokens(["<|endoftext|>", "<|im_end|>"])
+    raw.add_tokens(
+        [AddedToken(mark, normalized=False) for mark in ("<think>", "</think>", "<tool_call>", "</tool_call>")]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|endoftext|>")
+    tokenizer.chat_template = TOOLS_TEMPLATE
+    return tokenizer
+
+
+def save_spelling_checkpoint(folder: Path) -> Path:
+    """Save a Qwen2 model with random weights over `spelling_tokenizer`, whose logits are flat enough to write
+    anything; returns `folder`."""
+    tokenizer = spelling_tokenizer()
+    torch.manual_seed(1)
+    sizes = {"vocab_size": len(tokenizer) + 3, "max_position_embeddings": 1200, **SIZES}
+    ends = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
+    model = Qwen2ForCausalLM(Qwen2Config(**sizes, eos_token_id=ends, bos_token_id=None))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.1)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 async def random_probes(draft: Engine, target: Engine, folder: Path) -> ProbeVerifier:

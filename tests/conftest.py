@@ -50,6 +50,7 @@ SLOW = (
     "stack/test_reattach.py",
     "stack/test_surroundings.py",
     "stack/test_refusals.py",
+    "stack/test_without_probes.py",
     "test_cli.py",
     "test_demo_run.py",
     "test_observability/test_whole_way.py",

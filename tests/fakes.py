@@ -3,6 +3,7 @@
 import asyncio
 import struct
 from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from dataclasses import replace
 
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
 from semspec.probes.projection import Projection
@@ -11,6 +12,7 @@ from semspec.types import (
     SURPRISAL_FEATURES,
     ChoiceScores,
     Context,
+    Conversation,
     Distribution,
     GeneratedSegment,
     GenerationParams,
@@ -56,13 +58,19 @@ class FakeModel:
         self.proposed: list[int] = []
         """Number of tokens requested in each proposal."""
 
+    @property
+    def model_info(self) -> ModelInfo:
+        info = ModelInfo(f"fake-{self.writer}", self.fingerprint, TOKENIZER, 1, 2, WINDOW, can_be_asked=True)
+        return info if self.writer is Writer.TARGET else replace(info, datastore="fake", datastore_model="fake-target")
+
     async def info(self) -> ModelInfo:
-        return ModelInfo(f"fake-{self.writer}", self.fingerprint, TOKENIZER, 1, 2, WINDOW, can_be_asked=True)
+        return self.model_info
 
     async def encode(self, prompt: Prompt) -> Piece:
         if isinstance(prompt, TokenIds):
             return Piece(bytes(prompt.ids).decode(), prompt.ids, TOKENIZER)
-        text = prompt if isinstance(prompt, str) else "\n".join(message.content for message in prompt)
+        turns = prompt.messages if isinstance(prompt, Conversation) else prompt
+        text = turns if isinstance(turns, str) else "\n".join(message.content for message in turns)
         if not text.strip():
             raise InvalidRequest("the prompt is empty; send some text", "prompt")
         if len(text.encode()) >= WINDOW:
@@ -98,8 +106,9 @@ class FakeModel:
         await self._work()
         scores = []
         for segment in segments:
-            features = tuple(float(i) for i in range(len(SURPRISAL_FEATURES)))
-            scores.append(SegmentScore(self._states(context, segment), features, len(segment.token_ids), 1.0))
+            states = self._states(context, segment)
+            features = (_value(states, 0), *map(float, range(1, len(SURPRISAL_FEATURES))))
+            scores.append(SegmentScore(states, features, len(segment.token_ids), 1.0))
             context = context.extended(segment)
         self.num_read += len(segments)
         return scores
@@ -109,7 +118,11 @@ class FakeModel:
     ) -> Proposal:
         self.proposed.append(num_tokens)
         await self._work()
-        begun, token_ids = tuple(open_ids), list[int]()
+        begun, token_ids = tuple[int, ...](), list[int]()
+        for token in open_ids:  # may hold whole segments, as tokens do not say where one ends
+            begun = (*begun, token)
+            if segment := self._whole(context, begun, params.max_segment_tokens):
+                context, begun = context.extended(segment), ()
         while len(token_ids) < num_tokens:
             token_ids.append(self._next(context, begun, params))
             begun = (*begun, token_ids[-1])

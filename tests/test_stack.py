@@ -286,6 +286,33 @@ def test_bundled_configuration_becomes_the_gateways_defaults(tmp_path: Path) -> 
     }
 
 
+def test_folder_without_probes_is_served_by_its_calibration(tmp_path: Path) -> None:
+    bare = StackConfig.of_pair(tmp_path)
+    assert bare.has_probes and bare.calibration is None  # the verifier says what is missing
+    (tmp_path / "probes").mkdir()
+    (tmp_path / "probes" / "likelihood.json").touch()
+    (tmp_path / "probes" / "serving.json").write_text('{"strategy": "semantic", "gamma": 2}')
+    pair = StackConfig.of_pair(tmp_path)
+    assert pair.roles == ("draft", "target") and pair.calibration == tmp_path / "probes" / "likelihood.json"
+    assert pair.gateway_defaults() == {
+        "SEMSPEC_GATEWAY_DEFAULT_STRATEGY": "likelihood",
+        "SEMSPEC_GATEWAY_DEFAULT_GAMMA": "2",
+    }
+    chosen = replace(pair, serving={"strategy": "target"})
+    assert chosen.gateway_defaults() == {"SEMSPEC_GATEWAY_DEFAULT_STRATEGY": "target"}
+    (tmp_path / "probes" / "target.safetensors").touch()
+    assert StackConfig.of_pair(tmp_path).has_probes and StackConfig.of_pair(tmp_path).calibration == pair.calibration
+
+
+async def test_pair_without_probes_starts_no_verifier(tmp_path: Path) -> None:
+    bare = replace(config(), draft_probe=None, target_probe=None, likelihood=tmp_path / "likelihood.json")
+    async with Stack(bare) as stack:
+        assert set(stack.processes) == {"redis", "draft", "target", "gateway"}
+        environment = psutil.Process(stack.processes["gateway"].pid).environ()
+    assert environment["SEMSPEC_GATEWAY_VERIFIER_ADDRESS"] == "none"
+    assert environment["SEMSPEC_GATEWAY_LIKELIHOOD"] == str(tmp_path / "likelihood.json")
+
+
 def test_alternatives_beside_both_probes_are_served(tmp_path: Path) -> None:
     probes, name = tmp_path / "probes", "SEMSPEC_VERIFIER_ALTERNATIVES"
     probes.mkdir()

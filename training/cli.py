@@ -11,7 +11,15 @@ import torch
 import transformers
 
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
-from semspec.training.config import load_config
+from semspec.training.config import (
+    QUICK_CONTEXTS,
+    QUICK_QUESTIONS,
+    DatastoreConfig,
+    load_config,
+    quick,
+    read_config,
+)
+from semspec.training.datastore import DatastoreBuild
 from semspec.training.pipeline import Pipeline
 from semspec.training.progress import Reporter
 
@@ -23,8 +31,10 @@ COMMANDS = {
     "labels": "count semantic probabilities",
     "probes": "fit the probes",
     "report": "judge them on held-out questions",
+    "calibrate": "the strategy likelihood, from a pilot: a pair can then be served without probes",
     "estimate": "time and disk of the whole run, from a pilot of a few questions",
     "status": "which shards are there",
+    "datastore": "the target's answers, for the strategy `retrieval`; has a configuration of its own",
     "check": "read every file and compare it with its digest",
 }
 
@@ -56,12 +66,24 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _run(options: argparse.Namespace, reporter: Reporter) -> int:
+    if options.command == "datastore":
+        if options.preset:
+            raise InvalidRequest("--preset is for probes; name fewer questions in the datastore's configuration")
+        _build_datastore(options, reporter)
+        return 0
     config = load_config(options.config)
+    if options.preset == "quick":
+        config = quick(config)
     work = options.work or Path(".work") / f"probes-{config.name}"
+    is_new = not work.exists()
     pipeline = Pipeline(config, work, options.shard, reporter)
     match options.command:
         case "run":
+            if options.preset and is_new:
+                reporter.say(str(pipeline.estimate(options.pilot)))
             pipeline.run()
+        case "calibrate":
+            pipeline.calibrate()
         case "estimate":
             print(pipeline.estimate(options.pilot))
         case "status":
@@ -77,6 +99,12 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
     return 0
 
 
+def _build_datastore(options: argparse.Namespace, reporter: Reporter) -> None:
+    config = read_config(options.config, DatastoreConfig)
+    work = options.work or Path(".work") / f"datastore-{config.name}"
+    DatastoreBuild(config, work, options.shard, reporter).run()
+
+
 def quiet_libraries() -> None:
     """Limit the libraries' logs to warnings."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
@@ -89,9 +117,18 @@ def _parser() -> argparse.ArgumentParser:
         "command", choices=COMMANDS, help="; ".join(f"{name}: {text}" for name, text in COMMANDS.items())
     )
     parser.add_argument("--config", type=Path, required=True, help="YAML file; see training/configs/")
-    parser.add_argument("--work", type=Path, help="folder of the stages' files (default: .work/probes-NAME)")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        help="folder of the stages' files (default: .work/probes-NAME, of a datastore .work/datastore-NAME)",
+    )
     parser.add_argument("--shard", type=shard, default=(0, 1), metavar="i/n", help="this worker's share, i from 0")
     parser.add_argument("--threads", type=int, default=max(os.cpu_count() or 1, 1), help="CPU threads")
+    parser.add_argument(
+        "--preset",
+        choices=["quick"],
+        help=f"quick: probes from {QUICK_QUESTIONS} questions of {QUICK_CONTEXTS} contexts; tells the estimate first",
+    )
     parser.add_argument("--pilot", type=int, default=2, help="questions of the estimate's pilot")
     return parser
 

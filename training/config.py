@@ -1,7 +1,8 @@
 """The pipeline's configuration: one YAML file, validated before any model loads."""
 
+from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -167,6 +168,13 @@ class ReportConfig(Part):
     picture_rows: int = Field(2000, ge=0, description="segments in the picture of the states")
 
 
+class LikelihoodConfig(Part):
+    """The pilot by which the strategy `likelihood` is calibrated, without probes."""
+
+    num_questions: int = Field(100, ge=1, description="of the pilot: the first ones that are not for the report")
+    max_wrong_accepted: float = Field(0.1, ge=0, le=1, description="limit for the threshold")
+
+
 class PipelineConfig(Part):
     """The whole configuration."""
 
@@ -193,11 +201,83 @@ class PipelineConfig(Part):
     )
     probes: ProbesConfig = ProbesConfig()
     report: ReportConfig = ReportConfig()
+    likelihood: LikelihoodConfig = LikelihoodConfig()
     shard_questions: int = Field(5, ge=1, description="questions a shard: what is lost when a worker dies")
     output: Path = Field(description="folder for the two probes, serving.json and alternatives/")
 
 
+QUICK_QUESTIONS, QUICK_TEST_QUESTIONS, QUICK_CONTEXTS = 240, 60, 4
+"""Of the preset `quick`: questions to train on, those for the report from sources of their own, contexts of each."""
+
+
+def quick(config: PipelineConfig) -> PipelineConfig:
+    """`config` with at most 240 questions of 4 contexts, about 600 of them to fit on with the default shares, without
+    the report's alternatives and under a name of its own."""
+    sources = config.questions
+    num_sources = Counter(source.role for source in sources)
+    limits = {"train": QUICK_QUESTIONS, "test": QUICK_TEST_QUESTIONS}
+    each = {role: limits[role] // number or 1 for role, number in num_sources.items()}
+    per_question, report = config.contexts.per_question or QUICK_CONTEXTS, config.report
+    return config.model_copy(
+        update={
+            "name": f"{config.name}-quick",
+            "questions": tuple(
+                source.model_copy(update={"limit": min(source.limit or each[source.role], each[source.role])})
+                for source in sources
+            ),
+            "contexts": config.contexts.model_copy(update={"per_question": min(per_question, QUICK_CONTEXTS)}),
+            "report": report.model_copy(update={"variants": False, "learning_curve": ()}),
+        }
+    )
+
+
+class AnswersConfig(Part):
+    """The answers whose tokens and states the datastore holds."""
+
+    source: Literal["target", "data"] = Field(
+        "target", description="written by the target, or the data's own (questions.trace), such as those of a server"
+    )
+    per_question: int = Field(1, ge=1, description="answers written to each question")
+    temperature: float = Field(0.6, ge=0, le=2)
+    top_p: float = Field(0.95, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    seed: int = Field(1, ge=0)
+    max_tokens: int = Field(2048, ge=1)
+
+
+class DatastoreConfig(Part):
+    """The whole configuration of a datastore."""
+
+    name: str = Field(min_length=1)
+    target: ModelConfig
+    questions: tuple[QuestionSource, ...] = Field(min_length=1)
+    evaluation_sets: tuple[QuestionSource, ...] = Field(
+        (), description="their questions are dropped from the datastore's"
+    )
+    shares: Shares = Field(
+        Shares(), description="as of the probes: questions of the share `test` are left out here too"
+    )
+    prompt: PromptConfig = PromptConfig()
+    answers: AnswersConfig = AnswersConfig()
+    neighbours: bool = Field(True, description="false: n-grams only, without states; needs no faiss")
+    layer: int | None = Field(
+        None, ge=0, description="row of the states that keys are of, 0 the embeddings; unset: at 3/4 of the depth"
+    )
+    width: int = Field(64, ge=1, le=1024, description="principal components of a key")
+    fit_tokens: int = Field(50_000, ge=64, description="tokens whose states the components are fitted to")
+    shard_questions: int = Field(20, ge=1, description="questions a shard: what is lost when a worker dies")
+    output: Path = Field(description="folder of the datastore")
+
+
+C = TypeVar("C", bound=Part)
+
+
 def load_config(path: Path) -> PipelineConfig:
+    """See `read_config`."""
+    return read_config(path, PipelineConfig)
+
+
+def read_config(path: Path, kind: type[C]) -> C:
     """The configuration in a YAML file. Raises: InvalidRequest naming each invalid field."""
     try:
         content = yaml.safe_load(path.read_text())
@@ -206,7 +286,7 @@ def load_config(path: Path) -> PipelineConfig:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     try:
-        return PipelineConfig.model_validate(content)
+        return kind.model_validate(content)
     except ValidationError as error:
         problems = [f"{_name(detail['loc'])}: {_problem(detail)}" for detail in error.errors()]
         raise InvalidRequest(f"{path}: {'; '.join(problems)}") from error

@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from semspec.engine.batch import ContextBatch
-from semspec.errors import Mismatch
+from semspec.errors import InvalidRequest, Mismatch
+from semspec.likelihood import CALIBRATION_FILE, as_json
 from semspec.probes.probe import save_probe
 from semspec.training.config import PipelineConfig
 from semspec.training.data.contexts import ProbeContext
@@ -21,9 +23,11 @@ from semspec.training.data.labels import Labels
 from semspec.training.data.pair import Pair, info_of
 from semspec.training.data.stages import ClustersStage, ContextsStage, SamplesStage
 from semspec.training.evaluation.evaluate import Cost, Evidence, Predicted, Report, card_curve, evaluate
+from semspec.training.evaluation.likelihood import LikelihoodReport, Pilot, calibrated, predicted
+from semspec.training.evaluation.likelihood_page import headline, write_likelihood
 from semspec.training.evaluation.plots import StatesPicture
 from semspec.training.evaluation.report import Example, example_rows, write_report
-from semspec.training.files import AGAIN, StageFolder, read_json, write_json
+from semspec.training.files import AGAIN, StageFolder, digest_of, read_json, write_json
 from semspec.training.progress import Reporter
 from semspec.training.trainer.probes import ALTERNATIVES, SERVED, Fitter, Variant, compared
 from semspec.training.trainer.states import FeatureSource, StateStore
@@ -90,12 +94,31 @@ class Export:
         for variant in others:
             self._fitter.predicted(variant)
 
+    def calibrate(self, pair: Pair, shards: Sequence[int]) -> None:
+        """Write `likelihood.json` beside the probes' place, and the page WORK/likelihood/report.html.
+
+        `shards`: those of the pilot. Raises: InvalidRequest when nothing can be calibrated on them.
+        """
+        self._pilot.check()
+        found = self._calibrated(self._cost(pair, shards))
+        self._export_likelihood(found)
+        serving = self._config.output / "serving.json"
+        if not serving.exists():
+            write_json(serving, {"strategy": "likelihood", "gamma": self._config.report.gamma})
+        self._reporter.say(
+            f"{headline(found)}\n{self._work}/likelihood/report.html; calibration in {self._config.output}"
+        )
+
     def report(self, pair: Pair) -> None:
         """Evaluate the probes; write the report, then the probes with their cards and the recommended rule."""
-        evidence, folder = self._evidence(self._cost(pair)), self._work / "report"
+        cost, folder = self._cost(pair), self._work / "report"
+        likelihood = self._likelihood(cost)
+        evidence = self._evidence(cost, likelihood)
         report = evaluate(evidence, self._config.report.max_wrong_accepted)
         write_report(report, folder, self._examples(evidence.served, report), self._picture())
         self._export(report)
+        if likelihood is not None:
+            self._export_likelihood(likelihood)
         self._reporter.say(f"{report.verdict.headline}\n{folder}/report.html; probes in {self._config.output}")
 
     def _variants(self) -> list[Variant]:
@@ -142,26 +165,61 @@ class Export:
     def _store(self) -> StateStore:
         return StateStore(self._samples.folder.path)
 
-    def _evidence(self, cost: Cost) -> Evidence:
+    @cached_property
+    def _surprisal(self) -> NDArray[np.float32]:
+        """`[num_segments, num_surprisal_features]`, aligned with the labels."""
+        source = FeatureSource(self._store, "target", "surprisal", "all")
+        surprisal: NDArray[np.float32] = source.gather(self._labels, np.arange(len(self._labels))).numpy()
+        return surprisal
+
+    @cached_property
+    def _pilot(self) -> Pilot:
+        return Pilot.of(self._labels, self._surprisal, self._config.likelihood.num_questions)
+
+    def _calibrated(self, cost: Cost) -> LikelihoodReport:
+        """Raises: InvalidRequest when nothing can be calibrated on the pilot."""
+        config, pilot = self._config, self._pilot
+        shards = np.unique(self._labels.shard[np.isin(self._labels.question, pilot.question)]).tolist()
+        manifests = [self._clusters.folder.manifest(number) for number in shards]
+        digest = digest_of([manifest.digest for manifest in manifests if manifest])
+        limit = config.likelihood.max_wrong_accepted
+        return calibrated(pilot, self._infos(), config.segmentation, cost, limit, digest)
+
+    def _likelihood(self, cost: Cost) -> LikelihoodReport | None:
+        """For the report of probes; None, with the reason said, when nothing can be calibrated."""
+        try:
+            return self._calibrated(cost)
+        except InvalidRequest as error:
+            self._reporter.say(f"no calibration of likelihood: {error.message}")
+            return None
+
+    def _export_likelihood(self, found: LikelihoodReport) -> None:
+        write_likelihood(self._config.name, found, self._work / "likelihood")
+        write_json(self._config.output / CALIBRATION_FILE, as_json(found.calibration))
+
+    def _evidence(self, cost: Cost, likelihood: LikelihoodReport | None) -> Evidence:
         fitter, served, curve = self._fitter, self._served, self._curve()
+        variants = [fitter.predicted(variant) for variant in self._compared()]
+        if likelihood is not None and self._config.report.variants:
+            variants.append(predicted(self._labels, self._surprisal, likelihood.calibration))
         return Evidence(
             name=self._config.name,
             labels=self._labels,
             served=fitter.predicted(served),
             cost=cost,
-            variants=[fitter.predicted(variant) for variant in self._compared()],
+            variants=variants,
             learning_curve=[(fitter.num_contexts(one), fitter.predicted(one)) for one in (*curve, served) if curve],
             domains={str(variant.domain): fitter.predicted(variant) for variant in self._domains()},
             facts=self._facts(),
         )
 
-    def _cost(self, pair: Pair) -> Cost:
-        """The costs, measured once on contexts of test questions."""
+    def _cost(self, pair: Pair, pilot: Sequence[int] = ()) -> Cost:
+        """The costs, measured once on contexts of test questions, or of the shards `pilot`."""
         path = self._work / "cost.json"
         if not path.exists():
-            numbers = self._samples.folder.numbers()
+            numbers = pilot or self._samples.folder.numbers()
             contexts = [context for number in numbers for context in self._contexts.contexts(number)]
-            test = [context for context in contexts if context.question.split == "test"]
+            test = [context for context in contexts if pilot or context.question.split == "test"]
             some = test[:: max(1, len(test) // NUM_TIMED_CONTEXTS)][:NUM_TIMED_CONTEXTS]
             write_json(path, asdict(measure(pair, some, self._config.segmentation, self._config.max_segment_tokens)))
         try:

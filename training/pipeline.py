@@ -12,7 +12,7 @@ from semspec.probes.probe import layer_indices
 from semspec.training.checks import check_models, check_output
 from semspec.training.clustering.entailment import EntailmentEquivalence
 from semspec.training.clustering.equivalence import Equivalence
-from semspec.training.config import EntailmentEquivalenceConfig, PipelineConfig
+from semspec.training.config import DatastoreConfig, EntailmentEquivalenceConfig, PipelineConfig
 from semspec.training.data.labels import Labels, gather_labels, label, read_labels, write_labels
 from semspec.training.data.pair import Pair
 from semspec.training.data.questions import Question, gather, question_row, resolve
@@ -26,6 +26,23 @@ from semspec.types import Writer
 
 SHARDED = ("contexts", "samples", "clusters")
 WHOLE = ("labels", "probes", "report")
+
+
+def stored_questions(work: Path, config: PipelineConfig | DatastoreConfig, reporter: Reporter) -> list[Question]:
+    """The questions of `config`, gathered at the first call; later ones and other workers read the stored ones."""
+    folder = StageFolder(work / "questions")
+    folder.claim(_questions_recipe(config))
+    if not folder.is_done(0):
+        found, dropped = gather(config.questions, config.evaluation_sets, config.shares)
+        write_rows(folder.file(0, ".parquet"), [question_row(question) for question in found])
+        write_json(folder.path / "dropped.json", [asdict(one) for one in dropped])
+        folder.commit(0, [".parquet"], num_questions=len(found), num_dropped=len(dropped))
+        reporter.say(f"{len(found)} questions; {len(dropped)} dropped, listed in {folder.path}/dropped.json")
+    return [Question(**row) for row in folder.rows(0)]
+
+
+def _questions_recipe(config: PipelineConfig | DatastoreConfig) -> Row:
+    return config.model_dump(mode="json", include={"questions", "evaluation_sets", "shares"})
 
 
 class Pipeline:
@@ -42,19 +59,10 @@ class Pipeline:
     @cached_property
     def questions(self) -> Questions:
         """The questions, gathered once; later runs and other workers read the stored ones."""
-        folder = StageFolder(self.work / "questions")
-        folder.claim(self._questions_recipe())
-        if not folder.is_done(0):
-            found, dropped = gather(self.config.questions, self.config.evaluation_sets, self.config.shares)
-            write_rows(folder.file(0, ".parquet"), [question_row(question) for question in found])
-            write_json(folder.path / "dropped.json", [asdict(one) for one in dropped])
-            folder.commit(0, [".parquet"], num_questions=len(found), num_dropped=len(dropped))
-            self.reporter.say(f"{len(found)} questions; {len(dropped)} dropped, listed in {folder.path}/dropped.json")
-        rows = folder.rows(0)
-        return Questions([Question(**row) for row in rows], self.config.shard_questions)
+        return Questions(stored_questions(self.work, self.config, self.reporter), self.config.shard_questions)
 
     def _questions_recipe(self) -> Row:
-        return self.config.model_dump(mode="json", include={"questions", "evaluation_sets", "shares"})
+        return _questions_recipe(self.config)
 
     @cached_property
     def pair(self) -> Pair:
@@ -86,14 +94,34 @@ class Pipeline:
         for name in WHOLE:
             self.make(name)
 
-    def check_start(self) -> None:
+    def calibrate(self) -> None:
+        """Calibrate `likelihood` on the pilot's shards, which a later run keeps; other workers' shares as in `run`.
+
+        Raises: InvalidRequest when the pilot is too small, or the draft is always right or always wrong there.
+        """
+        pilot = self.questions.pilot(self.config.likelihood.num_questions)
+        self.check_start(pilot)
+        for name in SHARDED:
+            self._make_shards(self._stage(name), [number for number in self._mine if number in pilot])
+        if self._shard[1] > 1:
+            self.reporter.say("this worker's shards are done; when all are, run the same command without --shard")
+            return
+        self._verify(pilot)
+        labels = gather_labels(map(self._labels_of, pilot), self.questions.all)
+        Export(self.config, self.work, labels, self.contexts, self.samples, self.clusters, self.reporter).calibrate(
+            self.pair, pilot
+        )
+
+    def check_start(self, numbers: Sequence[int] | None = None) -> None:
         """Load and check what later stages need before sampling, so that a long run does not fail at its end.
+
+        `numbers`: the shards that will be made; None: all of this worker.
 
         Raises: InvalidRequest, Mismatch when models, equivalence or output cannot do what the configuration asks for.
         """
         check_output(self.config.output)
         self.clusters  # noqa: B018  (its functions are found)
-        if all(self.samples.folder.manifest(number) for number in self._mine):
+        if all(self.samples.folder.manifest(number) for number in (self._mine if numbers is None else numbers)):
             return
         self._load_equivalence()
         tokenizers = {writer: model.lm.tokenizer for writer, model in self.pair.models.items()}
@@ -113,7 +141,7 @@ class Pipeline:
     def make(self, name: str) -> None:
         """Run one stage, or its missing part."""
         if name in SHARDED:
-            self._make_shards(self._stage(name))
+            self._make_shards(self._stage(name), self._mine)
         else:
             {"labels": self._make_labels, "probes": self._make_probes, "report": self._make_report}[name]()
 
@@ -121,12 +149,12 @@ class Pipeline:
         stages: dict[str, Stage] = {"contexts": self.contexts, "samples": self.samples, "clusters": self.clusters}
         return stages[name]
 
-    def _make_shards(self, stage: Stage) -> None:
+    def _make_shards(self, stage: Stage, numbers: Sequence[int]) -> None:
         stage.folder.claim(stage.recipe())
-        missing = [number for number in self._mine if not stage.folder.is_done(number, stage.inputs(number))]
+        missing = [number for number in numbers if not stage.folder.is_done(number, stage.inputs(number))]
         if not missing:
             return
-        num_done = sum(stage.size(number) for number in self._mine if number not in missing)
+        num_done = sum(stage.size(number) for number in numbers if number not in missing)
         num_missing = sum(stage.size(number) for number in missing)
         if stage is self.samples:
             self._check_disk_space(num_missing)

@@ -10,11 +10,14 @@ from typing import Any
 
 from semspec.bench.configuration import Configuration
 from semspec.bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
-from semspec.decoding import Backends, Costs, Generation, decode, prompts_of
+from semspec.decoding import Backends, Costs, Generation, Verifier, decode, prompts_of
+from semspec.decoding.protocols import WithoutProbes
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
+from semspec.likelihood import load_calibration
 from semspec.probes.verifier import ProbeVerifier
 from semspec.records import record_json
+from semspec.retrieval.drafter import RetrievingDraft, load_retriever
 from semspec.stack import StackConfig
 from semspec.types import Acceptance, Context, Finished, SamplingParams, Segmentation, SegmentRecord, Writer
 
@@ -84,14 +87,26 @@ def with_options(defaults: Generation, configuration: Configuration) -> Generati
 async def open_in_process(pair: Path) -> AsyncIterator[InProcessRunner]:
     """Run both engines in this process, with a thread each. Raises: Mismatch."""
     config = StackConfig.of_pair(pair)
-    verifier = ProbeVerifier.load(config.draft_probe, config.target_probe, config.alternatives)
-    draft = TransformersEngine.load(str(pair / "draft"), writer=Writer.DRAFT)
+    verifier = _verifier(config)
+    likelihood = load_calibration(config.calibration) if config.calibration else None
+    retriever = load_retriever(config.datastore) if config.datastore else None
+    engine = TransformersEngine.load(str(pair / "draft"), writer=Writer.DRAFT)
+    draft = RetrievingDraft(engine, retriever) if retriever else engine
     target = TransformersEngine.load(str(pair / "target"), writer=Writer.TARGET)
     try:
-        yield InProcessRunner(Backends(draft, target, verifier), _served_defaults(config.read_serving()))
+        if likelihood and (reason := likelihood.foreign_reason(await draft.info(), await target.info())):
+            raise Mismatch(reason)
+        backends = Backends(draft, target, verifier, likelihood=likelihood)
+        yield InProcessRunner(backends, _served_defaults(config.read_serving()))
     finally:
         await draft.aclose()
         await target.aclose()
+
+
+def _verifier(config: StackConfig) -> Verifier:
+    if config.draft_probe is None or config.target_probe is None:
+        return WithoutProbes()
+    return ProbeVerifier.load(config.draft_probe, config.target_probe, config.alternatives)
 
 
 def _served_defaults(serving: Mapping[str, Any]) -> Generation:

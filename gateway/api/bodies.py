@@ -1,11 +1,13 @@
 """Request schemas of OpenAI's and TGI's APIs. Unsupported fields are rejected by name."""
 
 import json
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, create_model, model_validator
 
-from semspec.gateway.api.neutral import Strict, Tolerant
+from semspec.gateway.api.formats import MAX_TOOLS, ResponseFormat, Tool, ToolChoice
+from semspec.gateway.api.neutral import NEUTRAL, SERVED_IN_CHATS, Strict, Tolerant
 from semspec.gateway.settings import MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOPS, PLAIN_OPTIONS, StrategyName
 from semspec.types import MAX_SCORE, AcceptanceRule, Message, Role, ScoreMethod
 
@@ -166,6 +168,9 @@ class Extension(_Options):
     def _one_rule(self) -> Self:
         if self.strictness is not None and self.acceptance != AcceptanceOptions():
             raise ValueError("strictness chooses the acceptance rule; give one of strictness and acceptance")
+        options: Any = self  # has the strategies' options
+        if self.strictness is not None and options.likelihood_threshold is not None:
+            raise ValueError("strictness chooses the threshold; give one of strictness and likelihood_threshold")
         return self
 
 
@@ -189,6 +194,7 @@ class GenerationRequest(Tolerant):
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, lt=1 << 31)
     """0 and -1 keep every token."""
+    min_p: float | None = Field(default=None, ge=0, le=1)
     stop: Stops | None = None
     max_tokens: int | None = Field(default=None, ge=1, lt=1 << 31)
     semspec: Annotated[Extension, or_default(Extension)] = Extension()
@@ -197,10 +203,23 @@ class GenerationRequest(Tolerant):
 class ChatRequest(GenerationRequest):
     """Body of `POST /v1/chat/completions`."""
 
+    neutral: ClassVar[Mapping[str, Sequence[object]]] = {
+        name: values for name, values in NEUTRAL.items() if name not in SERVED_IN_CHATS
+    }
+
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1, lt=1 << 31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = Field(default=None, max_length=MAX_TOOLS)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the answer may have to follow a grammar."""
+        return bool(self.tools) or self.response_format is not None
 
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from semspec.gateway.api.errors import TGI_PATHS, Error, TgiError
+from semspec.gateway.api.formats import TextOptions
 from semspec.gateway.api.middleware import is_open
 from semspec.gateway.api.neutral import LABELS, RESPONSES_NEUTRAL, TGI_NEUTRAL
 from semspec.gateway.api.neutral import NEUTRAL as OPENAI_NEUTRAL
@@ -117,11 +118,11 @@ def _complete_requests(schemas: Schema, settings: GatewaySettings) -> None:
     for request in ("ChatRequest", "CompletionRequest"):
         fields = schemas[request]["properties"]
         fields["n"]["anyOf"][0]["maximum"] = settings.max_n
-        fields |= _neutral(OPENAI_NEUTRAL) | labels
+        fields |= _neutral({name: values for name, values in OPENAI_NEUTRAL.items() if name not in fields}) | labels
     for request in ("TokenizePrompt", "TokenizeMessages"):
         schemas[request]["properties"] |= _neutral(OPENAI_NEUTRAL) | labels
     schemas["ResponseRequest"]["properties"] |= _neutral(RESPONSES_NEUTRAL) | labels
-    for item in (InputMessage, InputPart, InputReasoning):
+    for item in (InputMessage, InputPart, InputReasoning, TextOptions):
         ignored = {name: {"description": "accepted and ignored"} for name in sorted(item.labels)}
         schemas[item.__name__]["properties"] |= _neutral(item.neutral) | ignored
     of_messages = {name: OPENAI_NEUTRAL[name] for name in _OF_MESSAGES}

@@ -55,6 +55,9 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 """Unsupported fields of OpenAI's API and of its extensions in vLLM and TGI, with the values (beside null) that have no
 effect and are therefore accepted."""
 
+SERVED_IN_CHATS = frozenset({"parallel_tool_calls", "response_format", "tool_choice", "tools"})
+"""Fields of `NEUTRAL` that a chat serves with any value."""
+
 TGI_NEUTRAL: dict[str, tuple[object, ...]] = {
     "adapter_id": (),
     "best_of": (1,),
@@ -79,7 +82,6 @@ RESPONSES_NEUTRAL: dict[str, tuple[object, ...]] = {
     "reasoning": ({},),
     "service_tier": ("auto", "default"),
     "store": (True,),
-    "text": ({"format": {"type": "text"}}, {}),
     "tool_choice": ("auto", "none"),
     "tools": ([],),
     "top_logprobs": (0,),

@@ -1,9 +1,10 @@
 """OpenAI's API: routes, and response formats of chat and plain completions."""
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter
 from fastapi import Request as HttpRequest
@@ -15,7 +16,10 @@ from semspec.errors import InvalidRequest, SemspecError
 from semspec.gateway.api.bodies import ChatRequest, CompletionRequest
 from semspec.gateway.api.errors import error_body
 from semspec.gateway.api.openai_models import (
+    AnsweredCall,
     AssistantMessage,
+    CallDelta,
+    CalledFunction,
     ChatChoice,
     ChatCompletion,
     ChatCompletionChunk,
@@ -38,7 +42,8 @@ from semspec.gateway.api.requests import chat_request, completion_request
 from semspec.gateway.api.responses import CHAT, COMPLETION, IDEMPOTENT
 from semspec.gateway.api.sse import Responder
 from semspec.gateway.api.statistics import AnswerMetrics, ChoiceStatistics, SpeculativeDecoding, Statistics, TokenCounts
-from semspec.gateway.generation.output import ChoiceOutput, Delta, Ended, Kept, numbers, usage
+from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept, numbers, usage
+from semspec.gateway.generation.parsers import Delta, ToolCall
 from semspec.gateway.generation.request import Parameters, Request
 from semspec.gateway.settings import GatewaySettings
 from semspec.records import SegmentTrace
@@ -52,6 +57,8 @@ def router(responder: Responder, settings: GatewaySettings) -> APIRouter:
     @routes.post("/chat/completions", response_model=None, responses=CHAT, openapi_extra=IDEMPOTENT)
     async def chat_completions(http: HttpRequest, body: ChatRequest) -> Response:
         """Answer a conversation."""
+        if body.is_constrained:  # a large schema takes long to check
+            return await responder.respond(http, await asyncio.to_thread(chat_request, body, settings), body)
         return await responder.respond(http, chat_request(body, settings), body)
 
     @routes.post("/completions", response_model=None, responses=COMPLETION, openapi_extra=IDEMPOTENT)
@@ -139,6 +146,11 @@ class _OpenAIFormat(ABC):
 class ChatFormat(_OpenAIFormat):
     """`POST /v1/chat/completions`. Reasoning up to `</think>` is sent as both `reasoning` and `reasoning_content`."""
 
+    def __init__(self, request: Request, system_fingerprint: str) -> None:
+        super().__init__(request, system_fingerprint)
+        self._num_calls = [0] * request.num_choices
+        """Calls of tools so far in the stream, by choice."""
+
     def opening(self, index: int) -> list[BaseModel]:
         return [self._chunk([self._piece(index, Delta(), None)])]
 
@@ -150,19 +162,23 @@ class ChatFormat(_OpenAIFormat):
         return ChatCompletion(object="chat.completion", choices=list(choices), **self._head, **fields)
 
     def _piece(self, index: int, delta: Delta, logprobs: ChatLogprobs | None) -> ChunkChoice:
-        return ChunkChoice(
-            index=index, delta=AssistantMessage(**_message(delta)), logprobs=logprobs, finish_reason=None
-        )
+        first = self._num_calls[index]
+        self._num_calls[index] += len(delta.calls)
+        calls = [CallDelta(index=first + i, **_call(call)) for i, call in enumerate(delta.calls)] or None
+        message = AssistantMessage(**_message(delta), tool_calls=calls)
+        return ChunkChoice(index=index, delta=message, logprobs=logprobs, finish_reason=None)
 
     def _final_piece(self, index: int, reason: FinishReason) -> ChunkChoice:
-        return ChunkChoice(index=index, delta=NoDelta(), logprobs=None, finish_reason=reason)
+        ending = _ending(reason, self._num_calls[index])
+        return ChunkChoice(index=index, delta=NoDelta(), logprobs=None, finish_reason=ending)
 
     def _choice(self, index: int, output: ChoiceOutput) -> ChatChoice:
+        calls = [AnsweredCall(**_call(call)) for call in output.seen.calls]
         return ChatChoice(
             index=index,
-            message=WholeMessage(**_message(output.seen), refusal=None),
+            message=WholeMessage(**_message(output.seen), tool_calls=calls or None, refusal=None),
             logprobs=self._logprobs(output.logprobs, 0),
-            finish_reason=output.finish_reason,
+            finish_reason=_ending(output.finish_reason, len(calls)),
         )
 
     def _logprobs(self, tokens: Sequence[TokenLogprob] | None, offset: int) -> ChatLogprobs | None:
@@ -243,11 +259,18 @@ def _message(text: Delta) -> dict[str, Any]:
     reasoning = text.reasoning or None
     return {
         "role": "assistant",
-        "content": None if reasoning and not text.content else text.content,
+        "content": None if (reasoning or text.calls) and not text.content else text.content,
         "reasoning_content": reasoning,
         "reasoning": reasoning,
-        "tool_calls": None,
     }
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": CalledFunction(name=call.name, arguments=call.arguments)}
+
+
+def _ending(reason: FinishReason | None, num_calls: int) -> FinishReason | Literal["tool_calls"] | None:
+    return "tool_calls" if num_calls and reason is FinishReason.STOP else reason
 
 
 def _drafted(event: Drafted) -> ChunkDrafted:

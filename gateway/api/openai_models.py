@@ -37,19 +37,45 @@ class CompletionLogprobs(Body):
     text_offset: list[int]
 
 
-class AssistantMessage(Body):
-    """Text up to `</think>` is reasoning, sent under both names in use for it; the rest is content."""
+class CalledFunction(Body):
+    """The function that a call is of."""
 
+    name: str
+    arguments: str
+    """JSON text."""
+
+
+class AnsweredCall(Body):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class CallDelta(AnsweredCall):
+    """A call of a tool in a chunk, which has it as a whole."""
+
+    index: int
+
+
+class _Message(Body):
     role: Literal["assistant"]
     content: str | None
     reasoning_content: str | None
     reasoning: str | None
-    tool_calls: None
 
 
-class WholeMessage(AssistantMessage):
+class AssistantMessage(_Message):
+    """Text up to `</think>` is reasoning, sent under both names in use for it; the rest is content."""
+
+    tool_calls: list[CallDelta] | None
+
+
+class WholeMessage(_Message):
     """The message of a whole response."""
 
+    tool_calls: list[AnsweredCall] | None
     refusal: None
 
 
@@ -63,7 +89,7 @@ class ChatChoice(Body):
     index: int
     message: WholeMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: FinishReason | Literal["tool_calls"] | None
 
 
 class CompletionChoice(Body):
@@ -81,7 +107,7 @@ class ChunkChoice(Body):
     index: int
     delta: AssistantMessage | NoDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: FinishReason | Literal["tool_calls"] | None
 
 
 class DraftedSegment(Body):

@@ -95,6 +95,8 @@ async def _model(answer: Awaitable[ModelInfo]) -> str:
 
 async def _probes(answer: Awaitable[VerifierInfo]) -> str:
     info = await answer
+    if not info.has_probes:
+        return "none; the pair is served without probes"
     return f"probes {info.draft_probe} and {info.target_probe}"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from semspec.decoding import STRATEGIES, Generation
 from semspec.errors import InvalidRequest, NotFound
 from semspec.gateway.api.bodies import ChatRequest, CompletionRequest, Extension, GenerationRequest
+from semspec.gateway.api.formats import calls_grammar, format_grammar, offered, tools_json
 from semspec.gateway.api.tgi_bodies import TgiRequest
 from semspec.gateway.generation.request import Api, Request, RequestPrompt
 from semspec.gateway.settings import PLAIN_OPTIONS, GatewaySettings
@@ -29,7 +30,24 @@ def chat_request(body: ChatRequest, settings: GatewaySettings, api: Api = "chat"
         raise InvalidRequest("max_tokens is another name for max_completion_tokens; give one of them", "max_tokens")
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     budget = body.max_completion_tokens or body.max_tokens
-    return _request(api, body, (messages,), settings, budget, num_logprobs)
+    request = _request(api, body, (messages,), settings, budget, num_logprobs)
+    tools = offered(body.tools, body.tool_choice)
+    if tools and format_grammar(body.response_format):
+        raise InvalidRequest("response_format is only served without tools; leave out one of them", "response_format")
+    if tools:
+        grammar = calls_grammar(tools, body.tool_choice, body.parallel_tool_calls is not False)
+        return replace(formatted(request, body, grammar, "tools"), tools=tools_json(tools))
+    return formatted(request, body, format_grammar(body.response_format), "response_format")
+
+
+def formatted(request: Request, body: GenerationRequest, grammar: str, field: str) -> Request:
+    """The request with an answer that follows `grammar`, if that is not empty: written by the target alone, unless a
+    strategy is chosen. `field`: the one that asks for it."""
+    if not grammar:
+        return request
+    is_chosen = body.semspec.strategy is not None or request.strategy_field == "model"
+    strategy = request.plan.strategy if is_chosen else "target"
+    return replace(request, plan=replace(request.plan, grammar=grammar, strategy=strategy), format_field=field)
 
 
 def completion_request(body: CompletionRequest, settings: GatewaySettings, api: Api = "completions") -> Request:
@@ -103,12 +121,13 @@ def check_model(model: str | None, settings: GatewaySettings) -> str:
 
 def _plan(body: GenerationRequest, settings: GatewaySettings) -> Generation:
     options = body.semspec
-    return Generation(
+    plan = Generation(
         context=Context(()),
         sampling=SamplingParams(
             temperature=settings.default_temperature if body.temperature is None else body.temperature,
             top_p=settings.default_top_p if body.top_p is None else body.top_p,
             top_k=max(0, body.top_k or 0),
+            min_p=body.min_p or 0.0,
         ),
         strategy=_strategy(check_model(body.model, settings), options, settings),
         **_plain_options(options, settings),
@@ -117,6 +136,9 @@ def _plan(body: GenerationRequest, settings: GatewaySettings) -> Generation:
         scoring=_scoring(options, settings),
         show_drafts=bool(options.trace and body.stream),
     )
+    if check := STRATEGIES[plan.strategy].check:
+        check(plan)
+    return plan
 
 
 def _plain_options(options: Extension, settings: GatewaySettings) -> dict[str, Any]:

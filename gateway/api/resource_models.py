@@ -4,19 +4,20 @@ from typing import Literal
 
 from semspec.gateway.api.statistics import TokenCounts
 from semspec.gateway.generation.request import Parameters
-from semspec.records import Body, SegmentTrace
+from semspec.records import Body, SegmentTrace, if_any
 from semspec.types import FinishReason, Role
 
 GenerationStatus = Literal["running", "finished", "failed", "cancelled", "interrupted"]
 
 
 class GenerationModels(Body):
-    """Fingerprints of the models and probes used."""
+    """Fingerprints of the models and probes used, and of the calibration of `likelihood`."""
 
     draft: str
     target: str
     draft_probe: str
     target_probe: str
+    likelihood: str | None = if_any()
 
 
 class GenerationPrompt(Body):

@@ -1,5 +1,6 @@
 """OpenAI's Responses API: a text in, reasoning and an answer out, whole or as events; stored as a generation is."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from semspec.gateway.api.bodies import ChatMessage, ChatRequest
 from semspec.gateway.api.errors import error_body
 from semspec.gateway.api.middleware import OwnerOf, owner_of
 from semspec.gateway.api.openai import statistics
-from semspec.gateway.api.requests import chat_request
+from semspec.gateway.api.requests import chat_request, formatted
 from semspec.gateway.api.resources import GenerationId, owned
 from semspec.gateway.api.response_models import (
     Incomplete,
@@ -38,7 +39,8 @@ from semspec.gateway.api.response_models import (
 )
 from semspec.gateway.api.responses import IDEMPOTENT, RESPONSE, STORED_RESPONSE
 from semspec.gateway.api.sse import Responder
-from semspec.gateway.generation.output import ChoiceOutput, Delta, Ended, Kept, usage
+from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept, usage
+from semspec.gateway.generation.parsers import Delta
 from semspec.gateway.generation.request import Request, stored_choice, stored_request
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import GatewaySettings
@@ -88,7 +90,10 @@ def router(responder: Responder, readiness: Readiness, store: Store, settings: G
     @routes.post("", response_model=None, responses=RESPONSE, openapi_extra=IDEMPOTENT)
     async def responses(http: HttpRequest, body: ResponseRequest) -> Response:
         """Answer a text or a conversation."""
-        request = response_request(body, settings)
+        if body.text is None:
+            request = response_request(body, settings)
+        else:  # a large schema takes long to check
+            request = await asyncio.to_thread(response_request, body, settings)
         if body.previous_response_id is not None and request.session is not None:
             message = "a session has the earlier turns already; leave out one of session and previous_response_id"
             raise InvalidRequest(message, "semspec.session")
@@ -130,6 +135,8 @@ def response_request(body: ResponseRequest, settings: GatewaySettings) -> Reques
         semspec=body.semspec,
     )
     request = chat_request(chat, settings, "responses")
+    if body.text is not None and body.text.format is not None:
+        request = formatted(request, chat, body.text.format.grammar, "text.format")
     return replace(request, instructions=body.instructions or "", previous=body.previous_response_id or "")
 
 

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 
 from semspec.gateway.api.bodies import Extension, False_, Text, or_default, text_or_list
+from semspec.gateway.api.formats import TextOptions
 from semspec.gateway.api.neutral import RESPONSES_NEUTRAL, Strict, Tolerant
 from semspec.gateway.api.statistics import AnswerMetrics, CompletionTokens, Statistics
 from semspec.records import Body, if_any
@@ -83,6 +84,7 @@ class ResponseRequest(Tolerant):
     top_p: float | None = Field(default=None, gt=0, le=1)
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
+    text: TextOptions | None = None
     semspec: Annotated[Extension, or_default(Extension)] = Extension()
 
 

@@ -21,7 +21,7 @@ from semspec.gateway.api.middleware import owner_of
 from semspec.gateway.generation.generations import Generations, Run
 from semspec.gateway.generation.output import ChoiceEvent, ChoiceOutput, Ended, Kept
 from semspec.gateway.generation.request import Api, Request
-from semspec.gateway.readiness import Served
+from semspec.gateway.served import Served
 from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.store import Store
 from semspec.types import Drafted
@@ -256,7 +256,9 @@ def _name(chunk: BaseModel) -> str:
 def _fingerprint(served: Served) -> str:
     """A hash that changes whenever the same seed may give another output."""
     verifier = served.verifier
-    parts = (served.draft.fingerprint, served.target.fingerprint, verifier.draft_probe, verifier.target_probe)
+    parts = [served.draft.fingerprint, served.target.fingerprint, verifier.draft_probe, verifier.target_probe]
+    if served.likelihood:
+        parts.append(served.likelihood.digest)
     builds = (served.draft.build, served.target.build, verifier.build)
     return f"semspec-{hashlib.blake2b(' '.join((*parts, *builds)).encode(), digest_size=6).hexdigest()}"
 

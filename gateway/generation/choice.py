@@ -158,7 +158,7 @@ class ChoiceRunner:
             raise Cancelled(f"generation {choice.id} was cancelled")
         committed = True
         if lease is not None:
-            turns = [*choice.request.messages, Message("assistant", output.seen.content)]
+            turns = [*choice.request.messages, Message("assistant", output.seen.content, output.seen.calls_json)]
             committed = await lease.commit(turns, choice.request.num_turns)
         await journal.finish("finished", finish_reason=reason.value, usage=json.dumps(usage([output])))
         output.degraded = journal.degraded or not committed

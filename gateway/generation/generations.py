@@ -24,12 +24,13 @@ from semspec.gateway.generation.output import ChoiceEvent, ChoiceOutput
 from semspec.gateway.generation.request import ChoiceRequest, Request, RequestPrompt, stored_choice, stored_fields
 from semspec.gateway.generation.strictness import at_strictness
 from semspec.gateway.metrics import Metrics
-from semspec.gateway.readiness import Readiness, Served
+from semspec.gateway.readiness import Readiness
+from semspec.gateway.served import Served
 from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.journal import Journal, cancelled
 from semspec.gateway.store.session_lease import SessionLease, Sessions
 from semspec.gateway.store.store import FIRST_FENCE, Store
-from semspec.types import Message, Piece, Prompt, Writer
+from semspec.types import Conversation, Message, Piece, Prompt, Writer
 
 Work = Callable[[Emit], Coroutine[None, None, None]]
 """Generates one choice, and emits its events."""
@@ -209,6 +210,8 @@ class Generations:
         """The prompt as each model of the strategy reads it."""
         first = (Message("system", request.instructions),) if request.instructions else ()
         prompt: Prompt = (*first, *turns, *given) if isinstance(given, tuple) else given
+        if request.tools and isinstance(prompt, tuple):
+            prompt = Conversation(prompt, request.tools)
         target = await self._encode(request, prompt)
         if Writer.DRAFT not in STRATEGIES[request.plan.strategy].writers:
             return Prompts(target)
@@ -230,7 +233,8 @@ class Generations:
             self._readiness.suspect()
             raise DeadlineExceeded("the target took too long to tokenize the prompt; retry") from None
         except InvalidRequest as error:
-            raise type(error)(error.message, request.prompt_field) from error
+            field = error.parameter if error.parameter == "tools" else request.prompt_field
+            raise type(error)(error.message, field) from error
         except SemspecError:
             self._readiness.suspect()
             raise
@@ -242,10 +246,17 @@ def _checked(request: Request, served: Served) -> Request:
     if (unsupported_reason := served.unsupported_reason(strategy)) is not None:
         raise InvalidRequest(unsupported_reason, request.strategy_field)
     _check_segmentation(request, served)
+    _check_grammar(request, served)
+    if request.plan.sampling.min_p and not served.takes_min_p(strategy):
+        raise InvalidRequest("min_p: a server writes for one of the models that may not know it; leave it out", "min_p")
     if request.plan.num_logprobs is not None and not served.tells_logprobs(strategy):
         request = _without_logprobs(request)
     if request.strictness is None:
         return request
+    if STRATEGIES[strategy].needs_calibration and served.likelihood is not None:
+        chosen = at_strictness(request.strictness, served.likelihood.curve)
+        plan = replace(request.plan, likelihood_threshold=chosen.acceptance.threshold)
+        return replace(request, plan=plan, expected=chosen.expected)
     if STRATEGIES[strategy].probes != "":
         message = f"strictness needs the pair's own probes, which the strategy {strategy!r} does not use"
         raise InvalidRequest(f"{message}; leave it out, or choose 'semantic'", "semspec.strictness")
@@ -260,6 +271,18 @@ def _without_logprobs(request: Request) -> Request:
         message = f"{field}: the strategy {request.plan.strategy!r} has no logprobs"
         raise InvalidRequest(f"{message}; leave it out, or choose another strategy", field)
     return replace(request, plan=replace(request.plan, num_logprobs=None))
+
+
+def _check_grammar(request: Request, served: Served) -> None:
+    if not request.plan.grammar:
+        return
+    if not STRATEGIES[request.plan.strategy].takes_grammars:
+        message = f"the strategy {request.plan.strategy!r} judges what is written, and cannot hold it to a format"
+        raise InvalidRequest(f"{message}; leave it out, or choose 'target'", request.strategy_field)
+    if not served.takes_grammars(request.plan.strategy):
+        message = f"{request.format_field}: {served.target.model} cannot be held to a format"
+        remedy = "it needs the engine 'auto', 'fast' or 'transformers', and a vocabulary that spells any text"
+        raise InvalidRequest(f"{message}: {remedy}; leave it out", request.format_field)
 
 
 def _check_segmentation(request: Request, served: Served) -> None:

@@ -1,117 +1,15 @@
-"""The output of a choice: its records, and the visible text, cut at a stop sequence and split into reasoning and
-content."""
+"""The output of a choice: its records, and the visible text."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from time import perf_counter
 from typing import Any
 
 from semspec.decoding import Generation
+from semspec.gateway.generation.parsers import END_OF_THINKING, THINK, Delta, StopChecker
 from semspec.records import share, statistics
 from semspec.types import Drafted, FinishReason, SegmentRecord, TokenLogprob
-
-THINK, END_OF_THINKING = "<think>", "</think>"
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """The next visible text; the reasoning precedes the content."""
-
-    reasoning: str = ""
-    content: str = ""
-
-    def __add__(self, other: "Delta") -> "Delta":
-        return Delta(self.reasoning + other.reasoning, self.content + other.content)
-
-
-class StopChecker:
-    """Detects stop sequences in the text of kept segments. Text that may begin one is buffered until that is known."""
-
-    def __init__(
-        self, stops: Sequence[str] = (), keep_stop: bool = False, reasoning_parser: "ReasoningParser | None" = None
-    ) -> None:
-        """`keep_stop` leaves the stop sequence in the text; without a parser all text is content."""
-        self._stops, self._keep_stop = tuple(stops), keep_stop
-        self.reasoning_parser = reasoning_parser
-        self._reasoning_parser = reasoning_parser or ReasoningParser("content")
-        self._buffer = ""
-        self.seen = Delta()
-        """All visible text so far."""
-        self.stop: str | None = None
-        """The stop sequence that ended the text, if one did."""
-
-    def add(self, text: str) -> Delta:
-        """The text that becomes visible with the next segment; none after a stop sequence."""
-        if self.stop is not None:
-            return Delta()
-        text = self._buffer + text
-        # The first to be complete, so that the result does not depend on how the text arrives; the longest of several.
-        matches = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
-        if not matches:
-            self._buffer = _unfinished(text, self._stops)
-            return self._show(text.removesuffix(self._buffer))
-        end, start, self.stop = min(matches)
-        self._buffer = ""
-        return self._show(text[: end if self._keep_stop else start])
-
-    def close(self) -> Delta:
-        """The buffered text, at the end of the output."""
-        buffered, self._buffer = self._buffer, ""
-        rest = self._reasoning_parser.split(buffered) + self._reasoning_parser.close()
-        self.seen += rest
-        return rest
-
-    def _show(self, text: str) -> Delta:
-        delta = self._reasoning_parser.split(text)
-        self.seen += delta
-        return delta
-
-
-class ReasoningParser:
-    """Splits text at `</think>` into reasoning and content; the marks belong to neither."""
-
-    def __init__(self, kind: str) -> None:
-        """`kind` of the next text: "reasoning", "content", or "unknown" until it begins with `<think>` or not."""
-        self.begins_inside = kind == "reasoning"
-        self._kind = kind
-        self._buffer = ""
-
-    @classmethod
-    def after(cls, prompt: str) -> "ReasoningParser":
-        """A parser for the output after a prompt whose template may open the reasoning, as DeepSeek-R1's does."""
-        return cls("reasoning" if prompt.rstrip().endswith(THINK) else "unknown")
-
-    def split(self, text: str) -> Delta:
-        text, self._buffer = self._buffer + text, ""
-        if self._kind == "unknown":
-            return self._begin(text)
-        if self._kind == "content":
-            return Delta(content=text)
-        reasoning, mark, content = text.partition(END_OF_THINKING)
-        if mark:
-            self._kind = "content"
-            return Delta(reasoning, content)
-        self._buffer = _unfinished(text, (END_OF_THINKING,))
-        return Delta(reasoning=text.removesuffix(self._buffer))
-
-    def close(self) -> Delta:
-        buffered, self._buffer = self._buffer, ""
-        return Delta(reasoning=buffered) if self._kind == "reasoning" else Delta(content=buffered)
-
-    def _begin(self, text: str) -> Delta:
-        start = text.lstrip()
-        if not start or (len(start) < len(THINK) and THINK.startswith(start)):
-            self._buffer = text
-            return Delta()
-        self._kind = "reasoning" if start.startswith(THINK) else "content"
-        return self.split(start.removeprefix(THINK) if self._kind == "reasoning" else text)
-
-
-def _unfinished(text: str, marks: Iterable[str]) -> str:
-    """The longest suffix of `text` that is a proper prefix of one of `marks`."""
-    ends = (mark[:size] for mark in marks for size in range(1, len(mark)) if text.endswith(mark[:size]))
-    return max(ends, key=len, default="")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,11 @@ from pydantic import TypeAdapter, create_model
 
 from semspec.decoding import Generation, Prompts, options
 from semspec.errors import Conflict
-from semspec.gateway.generation.output import ChoiceOutput, ReasoningParser, StopChecker
+from semspec.gateway.generation.grammar import of_output
+from semspec.gateway.generation.output import ChoiceOutput
+from semspec.gateway.generation.parsers import CallParser, ReasoningParser, StopChecker
 from semspec.gateway.generation.strictness import Expected
-from semspec.gateway.readiness import Served
+from semspec.gateway.served import Served
 from semspec.gateway.store.replies import reading
 from semspec.records import Body, Json
 from semspec.types import Context, Message, Piece, Segmentation, TokenIds, derive_seed
@@ -33,6 +35,7 @@ class Parameters(_Options):
     top_p: float
     top_k: int
     """0: every token."""
+    min_p: float = 0.0
     max_tokens: int
     stop: list[str]
 
@@ -46,6 +49,7 @@ class Parameters(_Options):
             temperature=generation.sampling.temperature,
             top_p=generation.sampling.top_p,
             top_k=generation.sampling.top_k,
+            min_p=generation.sampling.min_p,
             max_tokens=generation.max_tokens,
             stop=list(stops),
         )
@@ -98,6 +102,10 @@ class Request:
     """Whether TGI's text begins with the prompt."""
     instructions: str = ""
     """A system message before all others, that a response which follows this one does not inherit."""
+    tools: str = ""
+    """A JSON list of the tools that the model may call; see `Conversation`. With them, calls are split off the text."""
+    format_field: str = ""
+    """The request field that asks for the plan's grammar, if there is one."""
     previous: str = ""
     """Id of the response that this one follows; its turns are part of the prompt."""
 
@@ -145,6 +153,7 @@ class Request:
             max_tokens=max_tokens,
             session=self.session or self.choice_id(index),
             draft_prompt=prompts.draft,
+            grammar=of_output(self.plan.grammar, prompts.target.text),
             fallback=prompts.fallback,
         )
 
@@ -181,7 +190,8 @@ class ChoiceRequest:
     def output(self) -> ChoiceOutput:
         """An empty output."""
         reasoning_parser = ReasoningParser.after(self.prompt) if self.request.messages else None
-        stop_checker = StopChecker(self.request.stops, self.request.keep_stop, reasoning_parser)
+        call_parser = CallParser(self.id) if self.request.tools else None
+        stop_checker = StopChecker(self.request.stops, self.request.keep_stop, reasoning_parser, call_parser)
         return ChoiceOutput(self.id, self.generation, stop_checker)
 
 
@@ -239,4 +249,5 @@ def _models(served: Served) -> Json:
         "target": served.target.fingerprint,
         "draft_probe": served.verifier.draft_probe,
         "target_probe": served.verifier.target_probe,
+        **({"likelihood": served.likelihood.digest} if served.likelihood else {}),
     }

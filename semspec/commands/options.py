@@ -20,12 +20,20 @@ def serve_options(parser: argparse.ArgumentParser) -> None:
     for role in ("draft", "target"):
         parser.add_argument(f"--{role}-model", metavar="PATH", help="model folder (default: the bundled one)")
         parser.add_argument(f"--{role}-probe", metavar="FILE", type=Path, help="probe trained for this pair")
+    parser.add_argument(
+        "--likelihood", metavar="FILE", type=Path, help="calibration for this pair; alone, the pair needs no probes"
+    )
 
 
 def stack_config(arguments: argparse.Namespace) -> StackConfig:
     """The stack's configuration with the options of the command line."""
-    names = ("host", "port", "start_timeout_s", "draft_model", "target_model", "draft_probe", "target_probe")
-    return StackConfig(**{name: value for name in names if (value := getattr(arguments, name)) is not None})
+    names = (
+        "host", "port", "start_timeout_s", "draft_model", "target_model", "draft_probe", "target_probe", "likelihood"
+    )  # fmt: skip
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    if "likelihood" in given and not {"draft_probe", "target_probe"} & set(given):
+        given |= {"draft_probe": None, "target_probe": None}
+    return StackConfig(**given)
 
 
 def chat_options(parser: argparse.ArgumentParser) -> None:

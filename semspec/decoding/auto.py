@@ -11,9 +11,10 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from semspec.decoding.costs import Costs, is_losing
+from semspec.decoding.look_up import by_target
 from semspec.decoding.protocols import Backends, Target
 from semspec.decoding.semantic import Speculation, by_probes
-from semspec.decoding.steps import Progress, Step, by_target, write_on
+from semspec.decoding.steps import Progress, Step, write_on
 from semspec.decoding.strategy import Strategy
 from semspec.errors import Unavailable
 from semspec.types import Drafted, Forecast, SegmentRecord

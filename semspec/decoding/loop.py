@@ -8,7 +8,17 @@ from contextlib import aclosing
 from dataclasses import dataclass, fields
 from typing import Any, get_args, get_type_hints
 
-from semspec.decoding import auto, semantic, single, spec_reason, spec_thinking, token_level
+from semspec.decoding import (
+    auto,
+    likelihood,
+    look_up,
+    retrieval,
+    semantic,
+    single,
+    spec_reason,
+    spec_thinking,
+    token_level,
+)
 from semspec.decoding.protocols import Backends
 from semspec.decoding.steps import BackendUnavailable, Progress, Step, write_on
 from semspec.decoding.strategy import Option, Strategy
@@ -18,8 +28,10 @@ from semspec.types import Context, Event, Finished, FinishReason, Piece, Samplin
 STRATEGIES: dict[str, Strategy] = {
     "semantic": semantic.STRATEGY,
     "auto": auto.STRATEGY,
+    "likelihood": likelihood.STRATEGY,
     "semantic+token-level": token_level.WITH_SEMANTIC,
     "token-level": token_level.STRATEGY,
+    "retrieval": retrieval.STRATEGY,
     "spec-reason": spec_reason.STRATEGY,
     "spec-thinking": spec_thinking.STRATEGY,
     "last-hidden": semantic.LAST_HIDDEN,
@@ -31,7 +43,9 @@ STRATEGIES: dict[str, Strategy] = {
 
 
 @dataclass(frozen=True)
-class Generation(semantic.Options, token_level.Options, spec_reason.Options):
+class Generation(
+    semantic.Options, likelihood.Options, look_up.Options, token_level.Options, retrieval.Options, spec_reason.Options
+):
     """What to generate, and how. A strategy reads only its own options and ignores the others."""
 
     context: Context
@@ -49,6 +63,8 @@ class Generation(semantic.Options, token_level.Options, spec_reason.Options):
     session: str = ""
     draft_prompt: Piece | None = None
     """The prompt as the draft reads it, in its own chat template; None: the prompt in `context`."""
+    grammar: str = ""
+    """See `GenerationParams`; only for strategies that take one."""
     fallback: str | None = None
     """Why the target writes alone from here on; None: the strategy runs."""
 
@@ -82,8 +98,9 @@ async def decode(generation: Generation, backends: Backends) -> AsyncGenerator[E
     record were dropped. A context window that fills up ends a generation with the same reason as the token budget.
 
     Closing the generator cancels all calls of the generation. The same generation on equivalent backends yields the
-    same segments, regardless of caching, retries and resumption. Two exceptions: `token-level`, sampled and resumed,
-    yields other segments of the same distribution; `auto` depends on measured times.
+    same segments, regardless of caching, retries and resumption. Exceptions: `token-level` and `retrieval`, sampled and
+    resumed, yield other segments of the same distribution; so does the soft gate, resumed; `auto` depends on measured
+    times.
 
     Raises: what the target raises. When the drafter or the verifier fails, the target writes alone instead.
     """

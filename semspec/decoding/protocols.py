@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from semspec.decoding.costs import Costs
+from semspec.errors import Unavailable
+from semspec.likelihood import Calibration
 from semspec.types import (
+    STATE_CONVENTION,
     ChoiceScores,
     Context,
     GeneratedSegment,
@@ -17,6 +20,7 @@ from semspec.types import (
     Prompt,
     Proposal,
     Segment,
+    Segmentation,
     SegmentScore,
     States,
     Token,
@@ -86,7 +90,8 @@ class Target(Drafter, Protocol):
         min(1, p(x)/q(x)). At the first rejection draw from norm(max(0, p - q)); without one draw a bonus token from p.
 
         The tokens kept have the distribution of the target under `params`. The budgets in `params` count from the end
-        of `context`. With an empty proposal, the target generates one token.
+        of `context`. With an empty proposal, the target generates one token. A proposal that is certain of all its
+        tokens changes none: the tokens are those that `generate` draws.
         Tokens of the draft that the target lacks, such as other special tokens, are rejected.
         Raises: Mismatch when the drafter has other ordinary tokens; ContextTooLong, Unavailable, DeadlineExceeded,
         Overloaded.
@@ -125,6 +130,18 @@ class Verifier(Protocol):
         ...
 
 
+class WithoutProbes:
+    """The verifier of a pair that is served without probes."""
+
+    async def info(self) -> VerifierInfo:
+        return VerifierInfo("", "", STATE_CONVENTION, tuple(Segmentation))
+
+    async def judge(
+        self, draft_states: Sequence[States], scores: Sequence[SegmentScore], probes: str = ""
+    ) -> list[Judgement]:
+        raise Unavailable("the pair is served without probes")
+
+
 @dataclass(frozen=True, slots=True)
 class Backends:
     """The backends of one generation: engines, clients or fakes."""
@@ -136,3 +153,5 @@ class Backends:
     """Cost estimates that `auto` reads and updates; shared by generations."""
     projections: tuple[ProbeProjections, ...] = ()
     """What the engines are to apply to states for the verifier's probes; none: states are sent as they are."""
+    likelihood: Calibration | None = None
+    """What `likelihood` judges by; None: the pair cannot be served with it."""

@@ -2,29 +2,34 @@
 
 draft gamma segments -> score them with the target in one forward pass -> judge -> keep segments up to the first
 rejection; the target writes the rejected segment, and drafting restarts after it.
+
+With `num_drafts` K above 1, the draft writes K independent alternatives of one segment, and the first that the rule
+accepts is kept. Each decision is that of Algorithm 1. But if the rule accepts a draft with probability a, a segment of
+the draft's is kept with probability 1 - (1 - a)^K instead of a, with the same distribution: the output is further from
+the target's by that.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated
 
-from semspec.decoding.protocols import Backends, Drafter
+from semspec.decoding.drafting import Draft, alternative, num_alternatives
+from semspec.decoding.look_up import by_target
+from semspec.decoding.protocols import Backends
 from semspec.decoding.steps import (
     Progress,
     Rewrite,
     Step,
     Stopwatch,
     by_draft,
-    by_target,
     of_drafted,
     or_backend_unavailable,
     shared,
+    together,
     total,
     waited,
-    write_all,
 )
 from semspec.decoding.strategy import Option, Strategy
 from semspec.errors import Mismatch
@@ -47,6 +52,9 @@ class Options:
     """Request options of all strategies that draft and judge segments."""
 
     gamma: Annotated[int, Option("segments drafted before the target reads them", ge=1, le=8)] = 1
+    num_drafts: Annotated[int, Option("alternatives of each segment that the draft writes", ge=1, le=4)] = 1
+    """Each alternative is drawn and judged on its own; the first accepted is kept, so more of the draft's are. Above 1,
+    one segment is drafted at a time, whatever `gamma` is. Counts as 1 at temperature 0."""
     acceptance: Acceptance = field(default_factory=Acceptance)
     draft_ahead: Annotated[bool, Option("true drafts on while the target reads")] = True
     """Draft the next segments while the target scores; a rejection cancels them. Affects speed, never the output."""
@@ -60,6 +68,7 @@ class Judge:
     """(index of the first segment, drafted segments, their scores) -> one judgement per segment."""
     draft_projection: str = ""
     target_projection: str = ""
+    wants_draft_states: bool = True
 
 
 def by_probes(backends: Backends, probes: str = "") -> Judge:
@@ -110,10 +119,13 @@ class Batch:
     """Drafted segments to be scored by the target."""
 
     generated: Sequence[GeneratedSegment]
+    """Segments that follow one another."""
     times: StageTimes
     """Time the loop waited for all of them."""
     was_ahead: bool
     """Whether the draft started them before the loop requested them."""
+    alternatives: Sequence[GeneratedSegment] = ()
+    """Other drafts of the only segment in `generated`, in the order in which they may be kept instead."""
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -125,19 +137,22 @@ class Speculation:
 
     def __init__(self, backends: Backends, judge: Judge, rewrite: Rewrite) -> None:
         self._target, self._judge, self._rewrite = backends.target, judge, rewrite
-        self._draft = _Draft(backends.drafter, judge.draft_projection)
+        self._draft = Draft(backends.drafter, judge.draft_projection, judge.wants_draft_states)
 
     async def draft(self, progress: Progress, gamma: int) -> Batch:
-        """Draft `gamma` segments after `progress`, or take the segments drafted ahead, whose number may differ.
+        """Draft `gamma` segments after `progress`, or alternatives of the next one; or take what was drafted ahead, in
+        whatever number.
 
         Starts drafting the next `gamma` segments if the generation allows draft-ahead. Raises: BackendUnavailable.
         """
         clock, was_ahead = Stopwatch(), self._draft.is_ahead
         drafted = await by_draft(self._draft.segments(progress, gamma))
         draft_ms = clock.lap_ms()
+        num_following = 1 if num_alternatives(progress) > 1 else len(drafted)
         # The network's part of a wait for draft-ahead is unknown: the engine may have finished long before.
-        engine_ms = draft_ms if was_ahead else sum(generated.duration_ms for generated in drafted)
-        batch = Batch(drafted, waited("draft_ms", draft_ms, engine_ms), was_ahead)
+        engine_ms = draft_ms if was_ahead else sum(generated.duration_ms for generated in drafted[:num_following])
+        times = waited("draft_ms", draft_ms, engine_ms)
+        batch = Batch(drafted[:num_following], times, was_ahead, drafted[num_following:])
         assumed = progress.after(*batch.segments)
         if progress.generation.draft_ahead and assumed.finish_reason is None:
             self._draft.begin(assumed, gamma)
@@ -148,23 +163,53 @@ class Speculation:
 
         Raises: BackendUnavailable, and what the target raises.
         """
-        clock = Stopwatch()
-        session, projection = progress.generation.session, self._judge.target_projection
-        scores = await of_drafted(self._target.score(progress.context, batch.segments, session, projection))
+        clock, index = Stopwatch(), len(progress.segments)
+        scores = await of_drafted(self._scores(progress, batch))
         read_ms = clock.lap_ms()
-        judgements = await or_backend_unavailable(
-            "verifier", self._judge.judge(len(progress.segments), batch.generated, scores)
-        )
+        drafted = (*batch.generated, *batch.alternatives)
+        first = index * num_alternatives(progress)
+        judgements = await or_backend_unavailable("verifier", self._judge.judge(first, drafted, scores))
         times = total(
             batch.times,
             waited("read_ms", read_ms, max(score.duration_ms for score in scores)),
             waited("judge_ms", clock.lap_ms()),
         )
-        times_each = shared(times, len(batch.generated))
+        if batch.alternatives:
+            return [await self._chosen(progress, drafted, judgements, times)]
+        times_each = shared(times, len(drafted))
         return [
-            _judged_record(progress, i, generated, judgements[i], times_each)
-            for i, generated in enumerate(batch.generated)
+            _judged_record(progress, index + i, generated, judgement, times_each)
+            for i, (generated, judgement) in enumerate(zip(drafted, judgements, strict=True))
         ]
+
+    async def _scores(self, progress: Progress, batch: Batch) -> list[SegmentScore]:
+        """One score per drafted segment, of alternatives each in a call of its own, which an engine batches."""
+        session, projection = progress.generation.session, self._judge.target_projection
+        if not batch.alternatives:
+            return await self._target.score(progress.context, batch.segments, session, projection)
+        scores = await together(
+            self._target.score(progress.context, [one.segment], alternative(session, number), projection)
+            for number, one in enumerate((*batch.generated, *batch.alternatives))
+        )
+        return [score for (score,) in scores]
+
+    async def _chosen(
+        self,
+        progress: Progress,
+        drafted: Sequence[GeneratedSegment],
+        judgements: Sequence[Judgement],
+        times: StageTimes,
+    ) -> SegmentRecord:
+        """The record of the first accepted alternative, or of the first one if all are rejected."""
+        index = len(progress.segments)
+        records = [
+            _judged_record(progress, index, generated, judgement, times, alternative("accept", number))
+            for number, (generated, judgement) in enumerate(zip(drafted, judgements, strict=True))
+        ]
+        chosen = next((record for record in records if record.accepted), records[0])
+        if chosen is not records[0]:
+            await self.aclose()  # the segment drafted ahead follows the first
+        return chosen
 
     async def settle(self, progress: Progress, judged: SegmentRecord) -> SegmentRecord:
         """`judged` if accepted; else cancel draft-ahead and return the record of the target's rewrite."""
@@ -178,48 +223,15 @@ class Speculation:
         await self._draft.cancel()
 
 
-class _Draft:
-    """Drafts segments, optionally ahead of the request for them."""
-
-    def __init__(self, drafter: Drafter, projection: str) -> None:
-        self._drafter, self._projection = drafter, projection
-        self._task: asyncio.Task[list[GeneratedSegment]] | None = None
-
-    @property
-    def is_ahead(self) -> bool:
-        return self._task is not None
-
-    def begin(self, progress: Progress, gamma: int) -> None:
-        """Start drafting after `progress`, which assumes acceptance; the loop cancels it after a rejection."""
-        self._task = asyncio.create_task(self._write(progress, gamma, is_ahead=True))
-
-    async def segments(self, progress: Progress, gamma: int) -> list[GeneratedSegment]:
-        """The segments drafted after `progress`: those drafted ahead if there are any, else `gamma` new ones."""
-        if self._task is None:
-            return await self._write(progress, gamma)
-        task, self._task = self._task, None
-        return await task
-
-    async def cancel(self) -> None:
-        """Cancel the task of draft-ahead, if any."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
-            if not task.cancelled():
-                task.exception()  # retrieved and ignored: failed draft-ahead is repeated if needed
-
-    async def _write(self, progress: Progress, gamma: int, is_ahead: bool = False) -> list[GeneratedSegment]:
-        params = progress.params("draft", gamma, want_states=True)
-        params = replace(params, projection=self._projection, is_ahead=is_ahead)
-        return await write_all(self._drafter, progress.draft_context, params)
-
-
 def _judged_record(
-    progress: Progress, offset: int, generated: GeneratedSegment, judgement: Judgement, times: StageTimes
+    progress: Progress,
+    index: int,
+    generated: GeneratedSegment,
+    judgement: Judgement,
+    times: StageTimes,
+    purpose: str = "accept",
 ) -> SegmentRecord:
-    index = len(progress.segments) + offset
-    draw = uniform(progress.generation.sampling.seed, "accept", index)
+    draw = uniform(progress.generation.sampling.seed, purpose, index)
     accepted = accepts(judgement, progress.generation.acceptance, draw)
     return SegmentRecord(index, generated.segment, accepted, judgement, draw, times=times, logprobs=generated.logprobs)
 

@@ -23,5 +23,5 @@ async def by_draft(progress: Progress, backends: Backends) -> AsyncGenerator[Seg
                 yield record
 
 
-TARGET = Strategy(by_target, writers=frozenset({Writer.TARGET}))
-DRAFT = Strategy(by_draft, writers=frozenset({Writer.DRAFT}))
+TARGET = Strategy(by_target, writers=frozenset({Writer.TARGET}), takes_grammars=True)
+DRAFT = Strategy(by_draft, writers=frozenset({Writer.DRAFT}), takes_grammars=True)

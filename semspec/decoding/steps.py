@@ -2,12 +2,13 @@
 and unavailable backends.
 """
 
+import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import astuple, dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from semspec.decoding.protocols import Drafter, Target
 from semspec.errors import (
@@ -129,6 +130,7 @@ class Progress:
             want_states=want_states,
             num_logprobs=generation.num_logprobs,
             session=generation.session,
+            grammar=generation.grammar,
         )
 
     def _stream(self, purpose: str) -> int:
@@ -188,6 +190,25 @@ async def of_drafted(work: Awaitable[T]) -> T:
     them: they exceed its context window, are empty, or are not of its vocabulary."""
     with backend_failures("target", InvalidRequest):
         return await work
+
+
+async def cancelled(task: asyncio.Task[T] | None) -> None:
+    """Cancel a task, if there is one, and wait for its end. Its failure is ignored: the result is not needed."""
+    if task is not None:
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # retrieved and ignored
+
+
+async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of calls made at the same time. When one fails, the others are cancelled."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            await cancelled(task)
 
 
 async def write_all(drafter: Drafter, context: Context, params: GenerationParams) -> list[GeneratedSegment]:

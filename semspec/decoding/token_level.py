@@ -1,11 +1,17 @@
-"""Speculative sampling (Leviathan et al. 2023, Algorithm 1): output with the target's distribution, faster.
+"""Token-level speculation: the draft proposes tokens that the target verifies (Leviathan et al. 2023, Algorithm 1).
 
-draft proposes token_gamma tokens -> the target verifies them in one forward pass, keeps those up to the first
-rejection and adds one recovered or bonus token; a segment is recorded once it is complete.
+The output has the distribution of the target. With `propose_ahead` the draft proposes the next tokens while the target
+verifies, on two assumptions: the target accepts the whole proposal, and adds the token that the draft guesses. The
+guess is drawn from the draft's distribution by the draw that the target uses, so it is right more often than an
+independent draw. The proposal ahead is the one that would be requested afterwards, so the output is the same. PEARL
+(Liu et al. 2024) does not add the target's own token after an accepted proposal, and needs no guess; that is another
+sequence of draws.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from semspec.decoding import semantic
@@ -15,15 +21,13 @@ from semspec.decoding.steps import (
     Progress,
     Rewrite,
     Step,
-    Stopwatch,
-    of_drafted,
+    cancelled,
     or_backend_unavailable,
     rewritten,
-    total,
-    waited,
 )
 from semspec.decoding.strategy import Option, Strategy
-from semspec.types import Context, Piece, Proposal, Segment, SegmentRecord, StageTimes, VerifiedTokens, derive_seed
+from semspec.decoding.verification import NOTHING, num_proposable, rounds
+from semspec.types import Context, Piece, Proposal, SegmentRecord, derive_seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,48 +35,90 @@ class Options:
     """Request options of the strategies whose target verifies draft tokens."""
 
     token_gamma: Annotated[int, Option("tokens the draft proposes at a time", ge=1, le=16)] = 4
+    propose_ahead: Annotated[bool, Option("true has the draft propose the next tokens while the target verifies")] = (
+        False
+    )
+    """Propose the next tokens while the target verifies; a wrong assumption discards them. Affects speed, never the
+    output."""
 
 
-NOTHING = Proposal((), (), "", 0.0)
-
-
-async def rounds(
+async def speculative(
     progress: Progress, backends: Backends, max_segments: Literal[0, 1] = 0
 ) -> AsyncGenerator[SegmentRecord, None]:
-    """Run rounds of proposing and verifying until one segment is complete or, with `max_segments` 0, until the end.
-
-    A round may continue past a segment's end, and its last token is drawn without a proposal. So a sampled generation
-    that is resumed after a segment has other tokens of the same distribution than an uninterrupted one. A greedy
-    generation, or a single segment, has the same tokens. Raises: BackendUnavailable, and what the target raises.
-    """
-    open_ids: tuple[int, ...] = ()
-    open_piece: Piece | None = None
-    tally = _Tally()
-    while progress.finish_reason is None:
-        clock = Stopwatch()
-        proposal = await _propose(progress, open_ids, open_piece, backends.drafter)
-        tally = tally.proposed(proposal, clock.lap_ms())
-        params = progress.params("target", max_segments)
-        verified = await of_drafted(backends.target.verify(progress.context, open_ids, proposal, params))
-        tally = tally.verified(verified, clock.lap_ms())
-        for segment in verified.segments:
-            yield tally.record(len(progress.segments), segment)
-            progress, tally = progress.after(segment), _Tally()
-        if max_segments and verified.segments:
-            return
-        open_ids, open_piece = verified.open_ids, verified.open_piece
+    """`rounds` with proposals of the draft."""
+    async with (
+        aclosing(_Proposer(backends.drafter)) as proposer,
+        aclosing(rounds(progress, backends.target, proposer.propose, max_segments)) as records,
+    ):
+        async for record in records:
+            yield record
 
 
 def with_draft(backends: Backends) -> Rewrite:
     """Rewrite a segment with token-level speculation of the draft."""
 
     async def rewrite(progress: Progress, rejected: SegmentRecord) -> SegmentRecord:
-        return await rewritten(rejected, rounds(progress, backends, max_segments=1))
+        return await rewritten(rejected, speculative(progress, backends, max_segments=1))
 
     return rewrite
 
 
-async def _propose(progress: Progress, open_ids: Sequence[int], open_piece: Piece | None, drafter: Drafter) -> Proposal:
+class _Proposer:
+    """Proposes tokens, optionally ahead of the request for them."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self._task: asyncio.Task[tuple[int, Proposal]] | None = None
+        self._num_assumed = 0
+        """Number of tokens written, the guessed one included, if the target accepts all that was proposed."""
+
+    async def propose(self, progress: Progress, open_ids: Sequence[int], open_piece: Piece | None) -> Proposal:
+        """See `Propose`."""
+        proposal = await self._taken(progress, open_ids)
+        if proposal is None:
+            proposal = await _proposed(progress, open_ids, open_piece, self._drafter)
+        # A draft with other special tokens may read what the target writes as other ids than those it proposed.
+        has_same_ids = proposal.tokenizer == progress.context.pieces[0].tokenizer
+        if progress.generation.propose_ahead and has_same_ids:
+            self._num_assumed = _num_written(progress, open_ids) + len(proposal.token_ids) + 1
+            self._task = asyncio.create_task(self._ahead(progress, (*open_ids, *proposal.token_ids)))
+        return proposal
+
+    async def aclose(self) -> None:
+        """Cancel the proposal ahead."""
+        task, self._task = self._task, None
+        await cancelled(task)
+
+    async def _taken(self, progress: Progress, open_ids: Sequence[int]) -> Proposal | None:
+        """The proposal ahead, if what it assumed holds; else it is cancelled."""
+        if self._task is None or _num_written(progress, open_ids) != self._num_assumed:
+            await self.aclose()
+            return None
+        guess, proposal = await self._task
+        self._task = None
+        last = open_ids[-1] if open_ids else progress.segments[-1].token_ids[-1]
+        return proposal if guess == last else None
+
+    async def _ahead(self, progress: Progress, open_ids: tuple[int, ...]) -> tuple[int, Proposal]:
+        """The token that the target is guessed to add after `open_ids`, and the proposal after it."""
+        params = progress.params("target", max_segments=0)
+        guessed = await or_backend_unavailable(
+            "draft", self._drafter.propose(progress.draft_context, open_ids, params, 1)
+        )
+        if not guessed.token_ids:
+            raise BackendUnavailable("the draft proposed nothing")
+        guess = guessed.token_ids[0]
+        return guess, await _proposed(progress, (*open_ids, guess), None, self._drafter)
+
+
+def _num_written(progress: Progress, open_ids: Sequence[int]) -> int:
+    """Number of tokens after the prompt."""
+    return progress.generation.max_tokens - progress.tokens_left + len(open_ids)
+
+
+async def _proposed(
+    progress: Progress, open_ids: Sequence[int], open_piece: Piece | None, drafter: Drafter
+) -> Proposal:
     """The draft's next tokens; none when only the target's token fits the budget. Raises: BackendUnavailable.
 
     A draft with another tokenizer reads the incomplete segment as `open_piece`, since its ids may be unknown to it.
@@ -81,12 +127,11 @@ async def _propose(progress: Progress, open_ids: Sequence[int], open_piece: Piec
     verification assumes that a proposal's draws are independent of it. For the same reason each round has its own: a
     draft that reads the target's special tokens as no text would else repeat the draws of a rejected proposal.
     """
-    num_tokens = min(progress.generation.token_gamma, progress.tokens_left - len(open_ids) - 1)
-    if num_tokens <= 0:
+    num_tokens = num_proposable(progress, open_ids, progress.generation.token_gamma)
+    if not num_tokens:
         return NOTHING
     context, params = progress.draft_context, progress.params("propose", max_segments=0)
-    num_written = progress.generation.max_tokens - progress.tokens_left + len(open_ids)
-    seed = derive_seed(params.sampling.seed, "round", num_written)
+    seed = derive_seed(params.sampling.seed, "round", _num_written(progress, open_ids))
     params = replace(params, sampling=replace(params.sampling, seed=seed))
     if open_piece is not None:
         context, open_ids = Context((*context.pieces, open_piece)), ()
@@ -96,37 +141,10 @@ async def _propose(progress: Progress, open_ids: Sequence[int], open_piece: Piec
     return proposal
 
 
-@dataclass(frozen=True, slots=True)
-class _Tally:
-    """Token counts and times since the last complete segment."""
-
-    num_proposed: int = 0
-    num_accepted: int = 0
-    times: StageTimes = field(default_factory=StageTimes)
-
-    def proposed(self, proposal: Proposal, wall_ms: float) -> "_Tally":
-        times = total(self.times, waited("draft_ms", wall_ms, proposal.duration_ms))
-        return _Tally(self.num_proposed + len(proposal.token_ids), self.num_accepted, times)
-
-    def verified(self, verified: VerifiedTokens, wall_ms: float) -> "_Tally":
-        times = total(self.times, waited("read_ms", wall_ms, verified.duration_ms))
-        return _Tally(self.num_proposed, self.num_accepted + verified.num_accepted, times)
-
-    def record(self, index: int, segment: Segment) -> SegmentRecord:
-        return SegmentRecord(
-            index,
-            segment,
-            accepted=None,
-            num_proposed_tokens=self.num_proposed,
-            num_accepted_tokens=self.num_accepted,
-            times=self.times,
-        )
-
-
 def _with_semantic(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
     """As `semantic`, with rewrites by token-level speculation."""
     return semantic.rounds(progress, backends, semantic.by_probes(backends), with_draft(backends))
 
 
-STRATEGY = Strategy(rounds, needs_one_vocabulary=True, tells_logprobs=False)
+STRATEGY = Strategy(speculative, needs_one_vocabulary=True, tells_logprobs=False)
 WITH_SEMANTIC = Strategy(_with_semantic, probes="", needs_one_vocabulary=True, tells_logprobs=False)

@@ -90,6 +90,7 @@ def model_info(
         build=__version__,
         can_be_asked=can_be_asked(tokenizer),
         chat_template=chat_template_digest(tokenizer),
+        takes_min_p=True,
     )
 
 

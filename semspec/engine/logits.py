@@ -33,9 +33,10 @@ def draw_tokens(logits: Tensor, sampling: SamplingParams, seeds: Sequence[int], 
 def draw_each(logits: Tensor, samplings: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
     """The token that `draw_token` draws from each row, with `samplings[i]` at `positions[i]`; `logits`: `[num_rows,
     vocab_size]`. Rows with equal parameters are drawn together."""
-    groups: dict[tuple[float, float, int], list[int]] = {}
+    groups: dict[tuple[float, float, int, float], list[int]] = {}
     for row, sampling in enumerate(samplings):
-        groups.setdefault((sampling.temperature, sampling.top_p, sampling.top_k), []).append(row)
+        key = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
+        groups.setdefault(key, []).append(row)
     drawn = [0] * len(samplings)
     for rows in groups.values():
         own, sampling = logits if len(groups) == 1 else logits[rows], samplings[rows[0]]
@@ -83,6 +84,11 @@ def after_end(tokenizer: ModelTokenizer, logits: Tensor, sampling: SamplingParam
     return restricted / restricted.sum()
 
 
+def only(logits: Tensor, allowed: Tensor | None) -> Tensor:
+    """`logits` `[vocab_size]`, those of other tokens than `allowed` (bool, same shape) -inf; unchanged for None."""
+    return logits if allowed is None else logits.masked_fill(~allowed.to(logits.device), -torch.inf)
+
+
 def pick(weights: Tensor, draws: Sequence[float]) -> list[int]:
     """One token per row of `weights` `[num_rows, vocab_size]`, each with probability proportional to its weight.
 
@@ -97,9 +103,13 @@ def pick(weights: Tensor, draws: Sequence[float]) -> list[int]:
 
 
 def filtered(logits: Tensor, sampling: SamplingParams) -> Tensor:
-    """Probabilities `[num_rows, vocab_size]` after temperature, with tokens outside top-k and top-p set to 0; not
-    renormalised. Top-p keeps the smallest set of most probable tokens whose sum reaches it."""
+    """Probabilities `[num_rows, vocab_size]` after temperature, with tokens outside min-p, top-k and top-p set to 0;
+    not renormalised. Top-p keeps the smallest set of most probable tokens, of those that min-p and top-k leave, whose
+    share reaches it."""
     probabilities = torch.softmax(logits.float() / sampling.temperature, -1)
+    if sampling.min_p:
+        least = sampling.min_p * probabilities.max(-1, keepdim=True).values
+        probabilities = probabilities.masked_fill_(probabilities < least, 0)
     if sampling.top_k == 0 and sampling.top_p >= 1:
         return probabilities
     descending = probabilities.sort(descending=True).values

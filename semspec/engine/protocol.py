@@ -18,7 +18,7 @@ Properties of every engine:
 Planned additions are optional fields and keyword-only arguments with defaults, so that no call of today changes:
 
 - n samples that share a prefix: `GenerationParams.num_samples`, and the sample's number in `GeneratedSegment`.
-- Grammars: `GenerationParams.grammar`, applied to the logits before the draw in `generate`, `propose` and `verify`.
+- Grammars in `propose` and `verify`, as `GenerationParams.grammar` has them in `generate`.
 - Token tries: `Proposal.parents`, the parent of each proposed token; empty for a chain, as today.
 - The last token's state: a field of `GenerationParams` and a keyword-only argument of `score` request it; optional
   fields of `GeneratedSegment` and `SegmentScore` return it, beside the pooled states.

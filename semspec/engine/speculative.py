@@ -10,11 +10,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semspec.engine.logits import after_end, draw_first_tokens, draw_token, filtered, pick, renormalised
+from semspec.engine.logits import after_end, draw_each, draw_first_tokens, draw_token, filtered, pick, renormalised
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InvalidRequest, Mismatch
-from semspec.types import Distribution, Proposal, SamplingParams, shares_ordinary_tokens, uniform
+from semspec.types import (
+    Distribution,
+    GenerationParams,
+    Proposal,
+    SamplingParams,
+    shares_ordinary_tokens,
+    uniform,
+)
 
+ENTRY_BYTES = 4
+"""Size of a token id or a probability in a distribution."""
 TOTAL_TOLERANCE = 1e-3
 """Maximum deviation from 1 of the sum of a distribution's rounded probabilities."""
 
@@ -34,6 +43,28 @@ def check_proposal(tokenizer: ModelTokenizer, proposal: Proposal) -> None:
         if complaint := _flaw(token, distribution):
             field = f"proposal.distributions[{index}]"
             raise InvalidRequest(f"{field}: {complaint}", field)
+
+
+def check_no_retrieval(params: GenerationParams) -> None:
+    """Raises: Mismatch when tokens are to be retrieved, which a model cannot do."""
+    if params.retrieval is not None:
+        raise Mismatch("this service has no datastore; build one and set SEMSPEC_DRAFT_DATASTORE", "retrieval")
+
+
+def check_state_layer(tokenizer: ModelTokenizer, proposal: Proposal) -> None:
+    """Raises: InvalidRequest when the model has no such layer."""
+    layer, last = proposal.state_layer, tokenizer.info.num_layers
+    if layer is not None and not 0 <= layer <= last:
+        field = "proposal.state_layer"
+        raise InvalidRequest(f"{field}: {layer}, but the states have rows 0 to {last}", field)
+
+
+def state_before(index: int, states: Sequence[Tensor], layer: int) -> bytes:
+    """`VerifiedTokens.state`: row `layer` of `states[index]`, `index` < 0 counted from the end; empty if there is no
+    such item. `states`: of each token fed, fp32 `[num_layers + 1, hidden_size]`."""
+    if index < -len(states):
+        return b""
+    return states[index][layer].cpu().numpy().astype("<f4").tobytes()
 
 
 def check_token_ids(tokenizer: ModelTokenizer, token_ids: Sequence[int], field: str) -> None:
@@ -142,12 +173,18 @@ def verify_tokens(
     `shared_part` of the proposal: the first drafted token that was not fed is rejected. The drafter must use another
     random stream than `sampling.seed`: given that a token was rejected, its draw is no longer uniform. `ended`: the
     target's tokenizer if the first token follows a sentence that a look-ahead ended; see `draw_first_tokens`.
+
+    A drafted token of probability 1 is accepted with probability p(x), else recovered from p without x: drawing from p
+    and comparing does both. If all are certain, or there are none, they are drawn as `draw_token` draws them, so the
+    tokens are those that the target would write alone.
     """
-    if not drafted and ended:
-        return draw_first_tokens(ended, logits[-1:], sampling, [sampling.seed], position)
-    if not drafted:
-        return [draw_token(logits[-1], sampling, position)]
     num_fed = len(logits) - 1
+    if all(len(distribution.token_ids) == ENTRY_BYTES for distribution in distributions):
+        drawn = draw_each(logits, [sampling] * len(logits), range(position, position + len(logits)))
+        if ended:
+            drawn[:1] = draw_first_tokens(ended, logits[:1], sampling, [sampling.seed], position)
+        num_equal = next((i for i in range(num_fed) if drafted[i] != drawn[i]), num_fed)
+        return drawn[: num_equal + 1]
     target = renormalised(logits[: num_fed + (num_fed < len(drafted))], sampling)
     if ended:
         target[0] = after_end(ended, logits[0], sampling)

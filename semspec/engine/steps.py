@@ -9,7 +9,7 @@ from torch import Tensor
 
 from semspec.engine.causal_lm import CausalLM, Forward
 from semspec.engine.kv_cache import KV, Chunk
-from semspec.engine.logits import draw_each
+from semspec.engine.logits import draw_each, only
 from semspec.engine.prefix_cache import Prefix
 from semspec.types import SamplingParams
 
@@ -43,6 +43,8 @@ class Feed:
     """Lengths of the segments that `tokens` ends with, whose states are pooled."""
     sampling: SamplingParams | None = None
     """How to draw the next token."""
+    allowed: Tensor | None = None
+    """Which tokens may be drawn, bool `[vocab_size]`; None: all. The logits of the output stay as they are."""
     _num_fed: int = 0
     _rows: list[Tensor] = field(default_factory=list)
     _totals: list[Tensor | None] = field(default_factory=list)
@@ -135,7 +137,8 @@ def _drawn(feeds: Sequence[Feed]) -> dict[int, int]:
     """The next token of each feed, by the feed's identity."""
     if not feeds:
         return {}
-    rows = feeds[0].last_row[None] if len(feeds) == 1 else torch.stack([feed.last_row for feed in feeds])
+    own = [only(feed.last_row, feed.allowed) for feed in feeds]
+    rows = own[0][None] if len(own) == 1 else torch.stack(own)
     samplings = [feed.sampling for feed in feeds if feed.sampling]
     positions = [len(feed.prefix.tokens) for feed in feeds]
     return dict(zip(map(id, feeds), draw_each(rows, samplings, positions), strict=True))

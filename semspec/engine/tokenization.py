@@ -9,6 +9,7 @@ from semspec.engine.conversation import render
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
 from semspec.types import (
     Context,
+    Conversation,
     ModelInfo,
     Piece,
     Prompt,
@@ -79,7 +80,8 @@ class ModelTokenizer:
         if isinstance(prompt, str):
             text, ids = prompt, self.raw.encode(prompt)
         else:
-            text = render(self.raw, prompt, self.info.model)
+            messages, tools = (prompt.messages, prompt.tools) if isinstance(prompt, Conversation) else (prompt, "")
+            text = render(self.raw, messages, self.info.model, tools)
             ids = self.ids_of(text)
         if not text.strip() or not ids:
             raise InvalidRequest("the prompt is empty; send some text", parameter_of(prompt))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
+from semspec.engine.grammar import no_grammars
 from semspec.engine.protocol import CountsSteps, Engine, StepCounter, load_engine
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import DeadlineExceeded, InvalidRequest, Mismatch, Overloaded, Unavailable
@@ -59,6 +60,10 @@ class RemoteWriter:
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         if params.num_logprobs is not None:
             raise InvalidRequest("logprobs: a server writes here that does not tell them; leave them out", "logprobs")
+        if params.grammar:
+            raise no_grammars()
+        if params.sampling.min_p:
+            raise InvalidRequest("min_p: a server writes here that may not know it; leave it out", "min_p")
         start = perf_counter()
         async with aclosing(self._segments(context, params)) as segments:
             async for segment in segments:
@@ -93,7 +98,8 @@ class RemoteWriter:
         return score.states
 
     async def info(self) -> ModelInfo:
-        return replace(await self._engine.info(), tells_logprobs=False)
+        info = await self._engine.info()
+        return replace(info, tells_logprobs=False, takes_grammars=False, takes_min_p=False)
 
     async def encode(self, prompt: Prompt) -> Piece:
         return await self._engine.encode(prompt)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from semspec.likelihood import CALIBRATION_FILE
 from semspec.stack.child import StackError
 
 ROLES = ("draft", "target", "verifier")
@@ -26,14 +27,19 @@ class StackConfig:
 
     draft_model: Path | str = BUNDLED_PAIR / "draft"
     target_model: Path | str = BUNDLED_PAIR / "target"
-    draft_probe: Path = BUNDLED_PAIR / "probes" / "draft.safetensors"
-    target_probe: Path = BUNDLED_PAIR / "probes" / "target.safetensors"
+    draft_probe: Path | None = BUNDLED_PAIR / "probes" / "draft.safetensors"
+    """None, as `target_probe`: the pair is served without probes and without the verifier."""
+    target_probe: Path | None = BUNDLED_PAIR / "probes" / "target.safetensors"
+    likelihood: Path | None = None
+    """Calibration of the strategy `likelihood`; None: `likelihood.json` next to the target's probe, if the file
+    exists."""
     host: str = "127.0.0.1"
     port: int = 0
     """Port of the gateway; 0 takes a free one."""
     serving: Mapping[str, object] | None = None
     """Default request options of the gateway, named as in `SEMSPEC_GATEWAY_DEFAULT_*`. None: those in `serving.json`
-    next to the target's probe, the recommended rule for the pair, if the file exists."""
+    next to the target's probe, the recommended rule for the pair, if the file exists; without probes, next to the
+    calibration."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of every child process."""
     api_key: str | None = field(default=None, repr=False)
@@ -42,33 +48,58 @@ class StackConfig:
     """Command of each role; tests replace them."""
     num_targets: int = 1
     """Replicas of the target service."""
+    datastore: Path | None = None
+    """Folder of a datastore of the target's answers, for the strategy `retrieval`."""
     start_timeout_s: float = 120.0
     stop_grace_s: float = 8.0
 
     @classmethod
     def of_pair(cls, folder: Path) -> "StackConfig":
         """The configuration of a pair in one folder with the layout of the bundled pair."""
-        probes = folder / "probes"
-        return cls(folder / "draft", folder / "target", probes / "draft.safetensors", probes / "target.safetensors")
+        probes, models = folder / "probes", (folder / "draft", folder / "target")
+        datastore = folder / "datastore" if (folder / "datastore").is_dir() else None
+        if not (probes / "target.safetensors").exists() and (probes / CALIBRATION_FILE).exists():
+            return cls(*models, None, None, probes / CALIBRATION_FILE, datastore=datastore)
+        return cls(*models, probes / "draft.safetensors", probes / "target.safetensors", datastore=datastore)
+
+    @property
+    def has_probes(self) -> bool:
+        return self.target_probe is not None
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Roles of the service processes."""
+        return ROLES if self.has_probes else ("draft", "target")
 
     @property
     def services(self) -> Mapping[str, str]:
         """Role of each service process by the process's name; the first of a role has the role's name."""
         more = {f"target-{number}": "target" for number in range(2, self.num_targets + 1)}
-        return {role: role for role in ROLES} | more
+        return {role: role for role in self.roles} | more
 
     @property
     def alternatives(self) -> Path | None:
         """Folder of other probes for the pair: `alternatives` next to the two probes, if it exists."""
+        if self.draft_probe is None or self.target_probe is None:
+            return None
         draft_folder, target_folder = Path(self.draft_probe).parent, Path(self.target_probe).parent
         folder = target_folder / "alternatives"
         return folder if draft_folder == target_folder and folder.is_dir() else None
+
+    @property
+    def calibration(self) -> Path | None:
+        """The file of `likelihood` that is served."""
+        if self.likelihood is not None or self.target_probe is None:
+            return self.likelihood
+        beside = Path(self.target_probe).parent / CALIBRATION_FILE
+        return beside if beside.is_file() else None
 
     def service_environment(self, role: str) -> dict[str, str]:
         """The settings of one service, without address and token."""
         match role:
             case "draft":
-                return {"SEMSPEC_DRAFT_MODEL": str(self.draft_model)}
+                datastore = {"SEMSPEC_DRAFT_DATASTORE": str(self.datastore)} if self.datastore else {}
+                return {"SEMSPEC_DRAFT_MODEL": str(self.draft_model)} | datastore
             case "target":
                 return {"SEMSPEC_TARGET_MODEL": str(self.target_model)}
             case _:
@@ -84,16 +115,21 @@ class StackConfig:
 
     def gateway_defaults(self) -> dict[str, str]:
         """`SEMSPEC_GATEWAY_DEFAULT_*` for the values in `serving`; the gateway rejects unknown names."""
-        values = self.read_serving() if self.serving is None else self.serving
+        without_probes = {} if self.has_probes else {"strategy": "likelihood" if self.calibration else "target"}
+        if self.serving is None:
+            values = {**self.read_serving(), **without_probes}
+        else:
+            values = {**without_probes, **self.serving}
         return {f"SEMSPEC_GATEWAY_DEFAULT_{name.upper()}": str(value) for name, value in values.items()}
 
     def read_serving(self) -> Mapping[str, object]:
-        """The contents of `serving.json` next to the target's probe; empty if there is none.
+        """The contents of `serving.json` next to the target's probe, or else the calibration; empty if there is none.
 
         Raises: StackError when it is no JSON object.
         """
-        path = Path(self.target_probe).parent / "serving.json"
-        if not path.is_file():
+        neighbour = self.target_probe or self.likelihood
+        path = Path(neighbour or "").parent / "serving.json"
+        if neighbour is None or not path.is_file():
             return {}
         try:
             values = json.loads(path.read_text())

@@ -118,7 +118,7 @@ class Stack:
 
     async def _start_gateway(self) -> None:
         port = _free_port(self.config.host, self.config.port)
-        settings = {f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS": self._replicas(role) for role in ROLES} | {
+        settings = {f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS": self._replicas(role) or "none" for role in ROLES} | {
             "SEMSPEC_GATEWAY_HOST": self.config.host,
             "SEMSPEC_GATEWAY_PORT": str(port),
             "SEMSPEC_GATEWAY_SERVICE_TOKEN": self._token,
@@ -127,6 +127,8 @@ class Stack:
             "SEMSPEC_GATEWAY_DRAIN_S": str(max(0, int(self.config.stop_grace_s) - ENDING_S)),
             API_KEYS: " ".join((self.config.given(API_KEYS), entry(OWNER, self.api_key))),
         }
+        if self.config.calibration:
+            settings["SEMSPEC_GATEWAY_LIKELIHOOD"] = str(self.config.calibration)
         self.addresses["gateway"] = f"{url_host(self.config.host)}:{port}"
         await self._start_child("gateway", self.config.commands["gateway"], self.config.gateway_defaults() | settings)
 

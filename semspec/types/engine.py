@@ -1,6 +1,8 @@
 """Requests to engines and verifiers, their results, and their handshakes."""
 
+import struct
 from dataclasses import dataclass, field
+from typing import Literal
 
 from semspec.types.generation import Piece, SamplingParams, Segment, Segmentation, TokenLogprob
 
@@ -14,6 +16,38 @@ SURPRISAL_FEATURES = (
     "mean_entropy", "max_entropy", "argmax_share", "surprising_share", "min_margin", "num_tokens",
 )  # fmt: skip
 """Statistics of the logits of a scored segment, in this order: natural logarithms at temperature 1."""
+
+
+RetrievalSource = Literal["all", "ngrams", "context"]
+"""Where proposals are retrieved. `context`: earlier n-grams of the context; `ngrams`: also those of the datastore;
+`all`: also its semantic neighbours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieval:
+    """Has a drafter propose tokens from its datastore instead of its model."""
+
+    state: bytes = field(default=b"", repr=False)
+    """`VerifiedTokens.state` of the verification that wrote the context's last token; empty: not known."""
+    source: RetrievalSource = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Which proposed tokens a greedy target keeps beside its most probable ones (after SENSE, arXiv 2606.00021).
+
+    Token x is kept if the target is unsure, H(p) / log(vocabulary size) > `entropy`, if p(x) >= `floor`, and if x is
+    among its `top_k` most probable tokens or the share of mismatches in the last `window` judged tokens is at most
+    `density`. A mismatch is a judged token that is not the most probable one.
+    """
+
+    entropy: float = 0.05
+    floor: float = 0.1
+    top_k: int = 3
+    density: float = 0.1
+    window: int = 16
+    recent: tuple[bool, ...] = ()
+    """`VerifiedTokens.mismatches` of the verification before; at most `window` count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +71,13 @@ class GenerationParams:
     """Digest of the projection to apply to the states. An engine that does not have it returns the states."""
     is_ahead: bool = False
     """Draft-ahead: the call starts after others and is evicted before them."""
+    grammar: str = ""
+    """Grammar of all segments of the context and of this call together, in llguidance's Lark syntax; empty: none.
+    Tokens that it does not allow are not drawn. Only for models with `ModelInfo.takes_grammars`."""
+    retrieval: Retrieval | None = None
+    """Of `propose`. None: the model proposes."""
+    gate: Gate | None = None
+    """Of `verify`, greedy only. None: exact verification."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +146,23 @@ class Distribution:
     probabilities: bytes = field(repr=False)
     """Little-endian fp32, `[num_kept]`."""
 
+    @classmethod
+    def certain(cls, token_id: int) -> "Distribution":
+        """Of a token that was not drawn."""
+        return cls(struct.pack("<I", token_id), struct.pack("<f", 1.0))
+
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Tokens a drafter proposes, each with the distribution it was drawn from."""
+    """Tokens a drafter proposes, each with the distribution it was drawn from: one entry if it was not drawn."""
 
     token_ids: tuple[int, ...]
     distributions: tuple[Distribution, ...]
     tokenizer: str
     """Fingerprint of the tokenizer the ids belong to; the target must have the same ordinary tokens."""
     duration_ms: float
+    state_layer: int | None = None
+    """Row of `states-v1` that the target is to return of one token, for the next retrieval; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +178,11 @@ class VerifiedTokens:
     duration_ms: float
     open_piece: Piece | None = None
     """The incomplete segment as text with its ids, if the proposal was of another tokenizer."""
+    state: bytes = field(default=b"", repr=False)
+    """Hidden state of the token before the last one written, in the layer that the proposal names: little-endian fp32
+    `[hidden_size]`. Empty if it names none, or where the state is not at hand."""
+    mismatches: tuple[bool, ...] = ()
+    """Under a gate: whether each of the last judged tokens, at most `Gate.window`, was a mismatch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +222,14 @@ class ModelInfo:
     """Maximum size of the prefix cache."""
     chat_template: str = ""
     """Digest of the chat template and of the special tokens it may name; empty if there is none."""
+    takes_grammars: bool = False
+    """Whether its engine can hold what it writes to a grammar, and its vocabulary can spell any text."""
+    takes_min_p: bool = False
+    """Whether its engine knows `SamplingParams.min_p`."""
+    datastore: str = ""
+    """Digest of the datastore that the service retrieves from; empty if there is none."""
+    datastore_model: str = ""
+    """Fingerprint of the target whose answers the datastore holds."""
 
     def renders_like(self, other: "ModelInfo") -> bool:
         """Whether both models read a conversation as the same token ids."""
@@ -212,6 +273,11 @@ class VerifierInfo:
     target_tokenizer: str = ""
     projections: tuple["ProbeProjections", ...] = ()
     """What engines can compute for the probes, by the probes' name; those that use no states are not listed."""
+
+    @property
+    def has_probes(self) -> bool:
+        """Whether there are probes; a pair may be served without."""
+        return bool(self.draft_model)
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,16 @@ class TokenIds:
     ids: tuple[int, ...]
 
 
-Prompt = str | TokenIds | Sequence[Message]
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages, and the tools that the assistant may call."""
+
+    messages: tuple[Message, ...]
+    tools: str
+    """A JSON list in OpenAI's format."""
+
+
+Prompt = str | TokenIds | Sequence[Message] | Conversation
 """A text to tokenize unchanged, its token ids, or a conversation to render with the chat template."""
 
 
@@ -120,13 +129,15 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 disable those filters."""
+    """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 disable those filters."""
 
     temperature: float = 0.6
     top_p: float = 0.95
     top_k: int = 0
     seed: int = 0
     """Selects the random stream: token t of a context is drawn with `uniform(seed, "token", t)`."""
+    min_p: float = 0.0
+    """Least probability of a token, as a share of that of the most probable one."""
 
 
 def derive_seed(seed: int, purpose: str, position: int) -> int:

@@ -196,6 +196,7 @@ class VerifyRequest(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_SEGMENT_TOKENS_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
+    GATE_FIELD_NUMBER: _builtins.int
     segmentation: _types_pb2.Segmentation.ValueType
     max_segments: _builtins.int
     """maximum number of segments; 0: no limit"""
@@ -219,6 +220,10 @@ class VerifyRequest(_message.Message):
 
     @_builtins.property
     def sampling(self) -> _types_pb2.Sampling: ...
+    @_builtins.property
+    def gate(self) -> Global___Gate:
+        """greedy only; unset: exact verification"""
+
     def __init__(
         self,
         *,
@@ -231,14 +236,61 @@ class VerifyRequest(_message.Message):
         max_tokens: _builtins.int = ...,
         max_segment_tokens: _builtins.int = ...,
         session: _builtins.str = ...,
+        gate: Global___Gate | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["proposal", b"proposal", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["gate", b"gate", "proposal", b"proposal", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "open_token_ids", b"open_token_ids", "proposal", b"proposal", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "gate", b"gate", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "open_token_ids", b"open_token_ids", "proposal", b"proposal", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___VerifyRequest: _TypeAlias = VerifyRequest  # noqa: Y015
+
+@_typing.final
+class Gate(_message.Message):
+    """Which proposed tokens are kept beside the most probable ones: unsure and above the floor and (in the top k or few
+    mismatches).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTROPY_FIELD_NUMBER: _builtins.int
+    FLOOR_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    DENSITY_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
+    RECENT_FIELD_NUMBER: _builtins.int
+    entropy: _builtins.float
+    """unsure above this share of log(vocabulary size), in [0, 1]"""
+    floor: _builtins.float
+    """least probability, in [0, 1]"""
+    top_k: _builtins.int
+    """ranks kept whatever came before; 0: none"""
+    density: _builtins.float
+    """most mismatches for tokens below the top k, a share in [0, 1]"""
+    window: _builtins.int
+    """judged tokens that count for the share, >= 1"""
+    @_builtins.property
+    def recent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """whether each of the last judged tokens was a mismatch, oldest first"""
+
+    def __init__(
+        self,
+        *,
+        entropy: _builtins.float = ...,
+        floor: _builtins.float = ...,
+        top_k: _builtins.int = ...,
+        density: _builtins.float = ...,
+        window: _builtins.int = ...,
+        recent: _abc.Iterable[_builtins.bool] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["density", b"density", "entropy", b"entropy", "floor", b"floor", "recent", b"recent", "top_k", b"top_k", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Gate: _TypeAlias = Gate  # noqa: Y015
 
 @_typing.final
 class VerifyResponse(_message.Message):
@@ -249,10 +301,14 @@ class VerifyResponse(_message.Message):
     NUM_ACCEPTED_FIELD_NUMBER: _builtins.int
     DURATION_MS_FIELD_NUMBER: _builtins.int
     OPEN_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    MISMATCHES_FIELD_NUMBER: _builtins.int
     num_accepted: _builtins.int
     """number of proposed tokens kept"""
     duration_ms: _builtins.float
     """the engine's time"""
+    state: _builtins.bytes
+    """of the token before the last one, in Proposal.state_layer: little-endian fp32 [hidden_size]"""
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Piece]:
         """completed segments; the first starts with the open tokens of the request"""
@@ -265,6 +321,10 @@ class VerifyResponse(_message.Message):
     def open(self) -> _types_pb2.Piece:
         """the incomplete segment, WRITER_USER; unset unless the proposal is of another tokenizer"""
 
+    @_builtins.property
+    def mismatches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """Gate.recent of the next call"""
+
     def __init__(
         self,
         *,
@@ -273,10 +333,12 @@ class VerifyResponse(_message.Message):
         num_accepted: _builtins.int = ...,
         duration_ms: _builtins.float = ...,
         open: _types_pb2.Piece | None = ...,
+        state: _builtins.bytes = ...,
+        mismatches: _abc.Iterable[_builtins.bool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["open", b"open"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ms", b"duration_ms", "num_accepted", b"num_accepted", "open", b"open", "open_token_ids", b"open_token_ids", "segments", b"segments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ms", b"duration_ms", "mismatches", b"mismatches", "num_accepted", b"num_accepted", "open", b"open", "open_token_ids", b"open_token_ids", "segments", b"segments", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

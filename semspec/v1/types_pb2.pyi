@@ -232,6 +232,9 @@ class Conversation(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    tools: _builtins.str
+    """a JSON list in OpenAI's format; empty: none"""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]:
         """oldest first, at least one"""
@@ -240,10 +243,11 @@ class Conversation(_message.Message):
         self,
         *,
         messages: _abc.Iterable[Global___Message] | None = ...,
+        tools: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -424,6 +428,7 @@ class Sampling(_message.Message):
     TOP_P_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """>= 0; 0 is greedy; double, since 0.6 in 32 bits would draw other tokens than 0.6 in process"""
     top_p: _builtins.float
@@ -432,6 +437,8 @@ class Sampling(_message.Message):
     """0: no filter"""
     seed: _builtins.int
     """token t of the context is drawn with the random number named (seed, "token", t)"""
+    min_p: _builtins.float
+    """in [0, 1]: least probability of a token, as a share of the largest; 0: no filter"""
     def __init__(
         self,
         *,
@@ -439,10 +446,11 @@ class Sampling(_message.Message):
         top_p: _builtins.float = ...,
         top_k: _builtins.int = ...,
         seed: _builtins.int = ...,
+        min_p: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_p", b"min_p", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -465,6 +473,7 @@ class WriteRequest(_message.Message):
     NUM_LOGPROBS_FIELD_NUMBER: _builtins.int
     PROJECTION_FIELD_NUMBER: _builtins.int
     IS_AHEAD_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     segmentation: Global___Segmentation.ValueType
     max_segments: _builtins.int
     """0: until end-of-sequence or `max_tokens`"""
@@ -482,6 +491,8 @@ class WriteRequest(_message.Message):
     """digest of the projection to apply to the states; an engine without it returns states"""
     is_ahead: _builtins.bool
     """draft-ahead: starts after other calls and is evicted before them"""
+    grammar: _builtins.str
+    """in llguidance's Lark syntax, of all segments after the prompt; empty: none"""
     @_builtins.property
     def context(self) -> _containers.RepeatedCompositeFieldContainer[Global___Piece]:
         """the whole context, prompt first"""
@@ -502,10 +513,11 @@ class WriteRequest(_message.Message):
         num_logprobs: _builtins.int | None = ...,
         projection: _builtins.str = ...,
         is_ahead: _builtins.bool = ...,
+        grammar: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "num_logprobs", b"num_logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "context", b"context", "is_ahead", b"is_ahead", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "num_logprobs", b"num_logprobs", "projection", b"projection", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "want_states", b"want_states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "context", b"context", "grammar", b"grammar", "is_ahead", b"is_ahead", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "num_logprobs", b"num_logprobs", "projection", b"projection", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "want_states", b"want_states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
@@ -619,6 +631,7 @@ class ProposeRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
+    RETRIEVAL_FIELD_NUMBER: _builtins.int
     num_tokens: _builtins.int
     """maximum number, >= 1"""
     session: _builtins.str
@@ -633,6 +646,10 @@ class ProposeRequest(_message.Message):
 
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
+    @_builtins.property
+    def retrieval(self) -> Global___Retrieval:
+        """present: propose from the datastore instead of the model"""
+
     def __init__(
         self,
         *,
@@ -641,18 +658,45 @@ class ProposeRequest(_message.Message):
         sampling: Global___Sampling | None = ...,
         num_tokens: _builtins.int = ...,
         session: _builtins.str = ...,
+        retrieval: Global___Retrieval | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["retrieval", b"retrieval", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "num_tokens", b"num_tokens", "open_token_ids", b"open_token_ids", "sampling", b"sampling", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "num_tokens", b"num_tokens", "open_token_ids", b"open_token_ids", "retrieval", b"retrieval", "sampling", b"sampling", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ProposeRequest: _TypeAlias = ProposeRequest  # noqa: Y015
 
 @_typing.final
+class Retrieval(_message.Message):
+    """What a datastore is searched with, beside the context."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    state: _builtins.bytes
+    """VerifyResponse.state of the verification that wrote the context's last token; may be empty"""
+    source: _builtins.str
+    """"all", "ngrams" or "context" """
+    def __init__(
+        self,
+        *,
+        state: _builtins.bytes = ...,
+        source: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["source", b"source", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Retrieval: _TypeAlias = Retrieval  # noqa: Y015
+
+@_typing.final
 class Proposal(_message.Message):
-    """Tokens with the distributions they were drawn from."""
+    """Tokens with the distributions they were drawn from. Tokens that were not drawn have distributions of one entry."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -660,10 +704,13 @@ class Proposal(_message.Message):
     DISTRIBUTIONS_FIELD_NUMBER: _builtins.int
     TOKENIZER_FIELD_NUMBER: _builtins.int
     DURATION_MS_FIELD_NUMBER: _builtins.int
+    STATE_LAYER_FIELD_NUMBER: _builtins.int
     tokenizer: _builtins.str
     """fingerprint of the drafter's tokenizer; the ordinary tokens must be the target's"""
     duration_ms: _builtins.float
     """the engine's time"""
+    state_layer: _builtins.int
+    """row of states-v1 that the target is to return for the next retrieval"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """fewer than requested only after end-of-sequence"""
@@ -679,12 +726,15 @@ class Proposal(_message.Message):
         distributions: _abc.Iterable[Global___Distribution] | None = ...,
         tokenizer: _builtins.str = ...,
         duration_ms: _builtins.float = ...,
+        state_layer: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_state_layer", b"_state_layer", "state_layer", b"state_layer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["distributions", b"distributions", "duration_ms", b"duration_ms", "token_ids", b"token_ids", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_state_layer", b"_state_layer", "distributions", b"distributions", "duration_ms", b"duration_ms", "state_layer", b"state_layer", "token_ids", b"token_ids", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__state_layer: _TypeAlias = _typing.Literal["state_layer"]  # noqa: Y015
+    _WhichOneofArgType__state_layer: _TypeAlias = _typing.Literal["_state_layer", b"_state_layer"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__state_layer) -> _WhichOneofReturnType__state_layer | None: ...
 
 Global___Proposal: _TypeAlias = Proposal  # noqa: Y015
 
@@ -749,6 +799,10 @@ class ModelInfo(_message.Message):
     CACHE_BYTES_FIELD_NUMBER: _builtins.int
     MAX_CACHE_BYTES_FIELD_NUMBER: _builtins.int
     CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
+    TAKES_GRAMMARS_FIELD_NUMBER: _builtins.int
+    TAKES_MIN_P_FIELD_NUMBER: _builtins.int
+    DATASTORE_FIELD_NUMBER: _builtins.int
+    DATASTORE_MODEL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """name or path as configured"""
     fingerprint: _builtins.str
@@ -774,6 +828,14 @@ class ModelInfo(_message.Message):
     """maximum size of the prefix cache"""
     chat_template: _builtins.str
     """digest of the chat template; empty if there is none"""
+    takes_grammars: _builtins.bool
+    """whether its engine can hold what it writes to a grammar"""
+    takes_min_p: _builtins.bool
+    """whether its engine knows Sampling.min_p"""
+    datastore: _builtins.str
+    """digest of the datastore it retrieves from; empty if there is none"""
+    datastore_model: _builtins.str
+    """fingerprint of the target whose answers the datastore holds"""
     @_builtins.property
     def segmentations(self) -> _containers.RepeatedScalarFieldContainer[Global___Segmentation.ValueType]:
         """supported by the engine"""
@@ -795,10 +857,14 @@ class ModelInfo(_message.Message):
         cache_bytes: _builtins.int = ...,
         max_cache_bytes: _builtins.int = ...,
         chat_template: _builtins.str = ...,
+        takes_grammars: _builtins.bool = ...,
+        takes_min_p: _builtins.bool = ...,
+        datastore: _builtins.str = ...,
+        datastore_model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "cache_bytes", b"cache_bytes", "can_be_asked", b"can_be_asked", "chat_template", b"chat_template", "fingerprint", b"fingerprint", "hidden_size", b"hidden_size", "max_cache_bytes", b"max_cache_bytes", "max_context_tokens", b"max_context_tokens", "model", b"model", "num_layers", b"num_layers", "segmentations", b"segmentations", "state_convention", b"state_convention", "tells_logprobs", b"tells_logprobs", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "cache_bytes", b"cache_bytes", "can_be_asked", b"can_be_asked", "chat_template", b"chat_template", "datastore", b"datastore", "datastore_model", b"datastore_model", "fingerprint", b"fingerprint", "hidden_size", b"hidden_size", "max_cache_bytes", b"max_cache_bytes", "max_context_tokens", b"max_context_tokens", "model", b"model", "num_layers", b"num_layers", "segmentations", b"segmentations", "state_convention", b"state_convention", "takes_grammars", b"takes_grammars", "takes_min_p", b"takes_min_p", "tells_logprobs", b"tells_logprobs", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

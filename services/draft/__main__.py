@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from semspec.engine.protocol import load_engine
+from semspec.engine.protocol import Engine, load_engine
 from semspec.observability import configure_logging, exported_traces
 from semspec.rpc.server import run
 from semspec.rpc.servicers import draft_service
@@ -16,7 +16,17 @@ def main() -> None:
     settings = parse_command(DraftSettings, "python -m semspec.services.draft")
     configure_logging(settings.log_level, settings.log_json)
     with exported_traces("semspec-draft"):
-        run(draft_service(partial(load_engine, settings, Writer.DRAFT)), settings)
+        run(draft_service(partial(load, settings)), settings)
+
+
+def load(settings: DraftSettings) -> Engine:
+    """Load the model, with its datastore if configured. Raises: Mismatch when one of them cannot be served."""
+    if settings.datastore is None:
+        return load_engine(settings, Writer.DRAFT)
+    from semspec.retrieval.drafter import RetrievingDraft, load_retriever  # needs numpy and safetensors
+
+    retriever = load_retriever(settings.datastore)
+    return RetrievingDraft(load_engine(settings, Writer.DRAFT), retriever)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ class Openai(Client):
 
     def chat(self, **fields: Any) -> str:
         answer = self.made().chat.completions.create(model=self.model, messages=self.messages, **fields)
-        return str(answer.choices[0].message.content)
+        return said(answer.choices[0].message)
 
     def stream(self) -> Iterator[str]:
         for chunk in self.made().chat.completions.create(model=self.model, messages=self.messages, stream=True):
@@ -110,7 +110,7 @@ class HuggingfaceHub(Client):
 
     def chat(self, **fields: Any) -> str:
         named = {"model": ANOTHER} if self.model == ANOTHER else {}
-        return str(self.made().chat_completion(self.messages, **named, **fields).choices[0].message.content)
+        return said(self.made().chat_completion(self.messages, **named, **fields).choices[0].message)
 
     def stream(self) -> Iterator[str]:
         client = self.made()  # which closes its streams when it is collected
@@ -126,7 +126,7 @@ class TextGeneration(Client):
 
     def chat(self, **fields: Any) -> str:
         message = import_module("text_generation.types").Message(role="user", content=QUESTION)
-        return str(self.made().chat([message], **fields).choices[0].message.content)
+        return said(self.made().chat([message], **fields).choices[0].message)
 
     def stream(self) -> Iterator[str]:
         for event in self.made().generate_stream(QUESTION):
@@ -211,7 +211,7 @@ class Smolagents(Client):
         return import_module("smolagents").OpenAIModel(self.model, api_base=f"{self.url}/v1", api_key=self.key)
 
     def chat(self, **fields: Any) -> str:
-        return str(self.made().generate(self.messages, **fields).content)
+        return said(self.made().generate(self.messages, **fields))
 
     def stream(self) -> Iterator[str]:
         for delta in self.made().generate_stream(self.messages):
@@ -229,7 +229,8 @@ class Haystack(Client):
 
     def run(self, **fields: Any) -> str:
         message = import_module("haystack.dataclasses").ChatMessage.from_user(QUESTION)
-        return str(self.made(**fields).run([message])["replies"][0].text)
+        reply = self.made(**fields).run([message])["replies"][0]
+        return str(reply.tool_calls or reply.text)
 
     def chat(self, **fields: Any) -> str:
         return self.run(generation_kwargs=fields)
@@ -304,7 +305,12 @@ class Aisuite(Client):
     def chat(self, **fields: Any) -> str:
         made = import_module("aisuite").Client({"openai": {"base_url": f"{self.url}/v1", "api_key": self.key}})
         answer = made.chat.completions.create(model=f"openai:{self.model}", messages=self.messages, **fields)
-        return str(answer.choices[0].message.content)
+        return said(answer.choices[0].message)
+
+
+def said(message: Any) -> str:
+    """A message's calls, or else its text."""
+    return str(getattr(message, "tool_calls", None) or message.content)
 
 
 def count(of: str) -> int:

@@ -1,7 +1,8 @@
 """What each of many clients can do with the gateway; `docs/clients.md` has the table.
 
 `make test-clients` runs all of them and writes the table anew. Without it only those run that need no environment of
-their own. The models are fakes: what a client can do depends on the format of requests and answers alone.
+their own. The models are fakes: what a client can do depends on the format of requests and answers alone. The target
+writes JSON where it is held to it, and calls a tool once where it may.
 """
 
 import asyncio
@@ -35,11 +36,24 @@ ENVIRONMENTS = {
     **dict.fromkeys(("instructor", "aisuite"), "older-openai"),
 }
 MODEL, BEGINNING = "semspec-demo:target", re.compile("(draft|target) 0 says")  # what the fakes begin with
+ARGUMENT = "pencils"
+
+
+def said(prompt: str, grammar: str) -> str | None:
+    """What the target writes under a grammar: an object with the field that it names; as a call, if tools are shown
+    and none was called yet."""
+    if not grammar or "<tool>" in prompt:
+        return None
+    found = json.dumps({"of": ARGUMENT} if '"of"' in grammar else {"number": 77031})
+    name = re.search(r'name\\": \\"(\w+)\\"', grammar)
+    return f'<tool_call>\n{{"name": "{name[1]}", "arguments": {found}}}\n</tool_call>' if name else found
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateway(redis_url: str) -> AsyncIterator[Gateway]:
-    async with running_gateway(make_settings(redis_url=redis_url), Fakes.make()) as gateway:
+    fakes = Fakes.make()
+    fakes.target.says = said
+    async with running_gateway(make_settings(redis_url=redis_url), fakes) as gateway:
         yield gateway
 
 
@@ -65,6 +79,8 @@ def cell(capability: str, found: dict[str, Any]) -> str:
         return "refused"
     if error:
         return f"fails: {error}"
+    if capability in ("tools", "json") and (ARGUMENT in text or "77031" in text):
+        return "yes"
     is_answer = BEGINNING.search(text) or (len(parts) > 1 and BEGINNING.match("".join(parts)))
     return "yes" if is_answer else f"wrong: {text or parts}"
 

@@ -78,6 +78,22 @@ def test_broken_serving_file_is_named(capsys: pytest.CaptureFixture[str], tmp_pa
     assert failure.name == "serving" and "serving.json" in failure.message
 
 
+def test_pair_without_probes_has_nothing_to_fix(capsys: pytest.CaptureFixture[str]) -> None:
+    code, checks = doctor(capsys, "--likelihood", str(BUNDLED_PAIR / "probes" / "likelihood.json"))
+    assert code == 0 and checks["probes"].message.startswith("none") and "target probe" not in checks
+    assert checks["likelihood"].message.startswith("of these models, from 100 questions")
+
+
+def test_foreign_and_damaged_calibrations_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = Path(shutil.copy(BUNDLED_PAIR / "probes" / "likelihood.json", tmp_path / "likelihood.json"))
+    options = ("--likelihood", str(path))
+    foreign = only_failure(doctor(capsys, *options, "--draft-model", str(BUNDLED_PAIR / "target")))
+    assert foreign.name == "likelihood" and re.match(r"of draft \(sha256-full:\w+\), but .*/target is", foreign.message)
+    path.write_text(path.read_text()[:-9])
+    damaged = only_failure(doctor(capsys, *options))
+    assert damaged.name == "likelihood" and str(path) in damaged.message and "train calibrate" in damaged.remedy
+
+
 def test_taken_port_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         failure = only_failure(doctor(capsys, "--port", str(other.getsockname()[1])))

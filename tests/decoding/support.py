@@ -19,6 +19,7 @@ from semspec.types import (
     States,
     Writer,
 )
+from tests.calibrations import calibration
 from tests.fakes import FakeModel, FakeVerifier
 
 STRATEGIES = tuple(DISPATCHED)
@@ -26,7 +27,7 @@ HELPED: tuple[str, ...] = tuple(strategy for strategy in STRATEGIES if strategy 
 REPRODUCIBLE: tuple[str, ...] = tuple(strategy for strategy in STRATEGIES if strategy != "auto")
 """Strategies that do not depend on measured times."""
 BY_PROBES: tuple[str, ...] = ("semantic", "semantic+token-level", "last-hidden", "surprisal")
-PROPOSING: tuple[str, ...] = ("token-level", "semantic+token-level")
+PROPOSING: tuple[str, ...] = ("token-level", "semantic+token-level", "retrieval")
 CUES = ("", "wait, ", "yes, ", "check: ")
 
 
@@ -71,7 +72,8 @@ class Players:
 
     @property
     def backends(self) -> Backends:
-        return Backends(self.drafter, self.target, self.verifier)
+        likelihood = calibration(self.drafter.model_info, self.target.model_info)
+        return Backends(self.drafter, self.target, self.verifier, likelihood=likelihood)
 
 
 def players(

@@ -29,6 +29,7 @@ from semspec.types import (
     StageTimes,
     Writer,
 )
+from tests.calibrations import calibration
 from tests.checkpoints import random_probes
 from tests.decoding.support import STRATEGIES
 from tests.fakes import FakeModel, FakeVerifier
@@ -88,6 +89,14 @@ async def engines(checkpoints: dict[str, Path], folder: Path, window: int | None
     await target.aclose()
 
 
+async def in_process(players: Players) -> Backends:
+    """The roles in this process; `likelihood` accepts some segments and rejects some."""
+    draft, target, verifier = players
+    middle = 0.5 if isinstance(target, FakeModel) else -6.0
+    likelihood = calibration(await draft.info(), await target.info(), middle=middle)
+    return Backends(draft, target, verifier, likelihood=likelihood)
+
+
 async def trace(generation: Generation, backends: Backends) -> list[SegmentRecord]:
     """The records, without times."""
     events = [event async for event in decode(generation, backends)]
@@ -111,8 +120,12 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("semantic", {}),
     ("semantic", {"gamma": 3}),
     ("semantic", {"gamma": 2, "segmentation": Segmentation.SENTENCE, "acceptance": Acceptance("threshold", 1.0)}),
+    ("semantic", {"look_up": True, "segmentation": Segmentation.SENTENCE}),
+    ("semantic", {"num_drafts": 3}),
+    ("semantic+token-level", {"token_gamma": 2, "propose_ahead": True}),
     ("last-hidden", {}),
     ("surprisal", {"gamma": 2}),
+    ("likelihood", {"gamma": 2}),
     ("semantic+token-level", {"token_gamma": 3}),
     ("token-level", {"token_gamma": 5}),
     ("token-level", {"token_gamma": 2, "segmentation": Segmentation.SENTENCE}),
@@ -125,7 +138,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 async def test_same_trace_in_process_and_over_grpc(players: Players) -> None:
-    backends = Backends(*players)
+    backends = await in_process(players)
     context = Context((await backends.target.encode(PROMPT),))
     verdicts, num_proposed, num_accepted, scores = set(), 0, 0, set()
     async with behind_sockets(*players) as remote:
@@ -136,7 +149,7 @@ async def test_same_trace_in_process_and_over_grpc(players: Players) -> None:
             sampling = SamplingParams(1.0, 0.97, 0, seed)
             generation = Generation(context, sampling, 150, strategy, session=f"s{seed}", **options)
             local = await trace(generation, backends)
-            assert_same(local, await trace(generation, remote))
+            assert_same(local, await trace(generation, replace(remote, likelihood=backends.likelihood)))
             verdicts |= {record.accepted for record in local}
             num_proposed += sum(record.num_proposed_tokens for record in local)
             num_accepted += sum(record.num_accepted_tokens for record in local)
@@ -147,7 +160,7 @@ async def test_same_trace_in_process_and_over_grpc(players: Players) -> None:
 
 
 async def test_greedy_rejecting_loop_equals_the_target_alone(players: Players) -> None:
-    backends = Backends(*players)
+    backends = await in_process(players)
     context = Context((await backends.target.encode(PROMPT),))
     never = Acceptance("threshold", 1e9)
     greedy = Generation(context, SamplingParams(temperature=0.0), 120, "semantic", acceptance=never)
@@ -157,7 +170,7 @@ async def test_greedy_rejecting_loop_equals_the_target_alone(players: Players) -
 
 @pytest.mark.parametrize("token_gamma", [1, 4])
 async def test_greedy_token_level_speculation_equals_the_target_alone(players: Players, token_gamma: int) -> None:
-    backends = Backends(*players)
+    backends = await in_process(players)
     context = Context((await backends.target.encode(PROMPT),))
     greedy = Generation(context, SamplingParams(temperature=0.0), 120, "token-level", token_gamma=token_gamma)
     if isinstance(backends.target, FakeModel):
@@ -169,7 +182,7 @@ async def test_greedy_token_level_speculation_equals_the_target_alone(players: P
 async def test_full_window_ends_every_strategy_by_length(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     """Also those that have the target read or answer more than it writes."""
     async with engines(checkpoints, tmp_path, window=70) as players:
-        backends = Backends(*players)
+        backends = await in_process(players)
         prompt = await backends.target.encode(PROMPT)
         for strategy in STRATEGIES:
             generation = Generation(Context((prompt,)), SamplingParams(temperature=0.0), 1000, strategy)

@@ -70,6 +70,13 @@ def certainly(engine: TransformersEngine, token_ids: tuple[int, ...]) -> Proposa
     return Proposal(token_ids, distributions, engine.tokenizer.info.tokenizer, 0.0)
 
 
+def nearly_certainly(engine: TransformersEngine, token_ids: tuple[int, ...]) -> Proposal:
+    """Each token with almost all of the probability, and the next id with the rest."""
+    rest = struct.pack("<2f", 0.9999, 0.0001)
+    distributions = tuple(Distribution(struct.pack("<2I", token, token + 1), rest) for token in token_ids)
+    return replace(certainly(engine, token_ids), distributions=distributions)
+
+
 def a_turn() -> Steps[bool]:
     yield True
 

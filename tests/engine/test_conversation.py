@@ -72,3 +72,26 @@ def test_template_that_refuses_is_quoted(tokenizer: PreTrainedTokenizerBase) -> 
 def test_tool_that_is_rendered_needs_no_call(tokenizer: PreTrainedTokenizerBase) -> None:
     tokenizer.chat_template = PLAIN
     assert render(tokenizer, [ASKED, ANSWERED], "m") == "<user>How many?<tool>25"
+
+
+TOOLS = json.dumps([{"type": "function", "function": {"name": "weigh"}}])
+WITH_TOOLS = "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
+
+
+def test_tools_are_shown_in_a_known_format_or_refused(tokenizer: PreTrainedTokenizerBase) -> None:
+    tokenizer.chat_template = WITH_TOOLS + "{% if tools %}<tool_call>{% endif %}" + PLAIN
+    assert render(tokenizer, [ASKED], "m", TOOLS) == "[weigh]<tool_call><user>How many?"
+    assert render(tokenizer, [ASKED], "m") == "<user>How many?"
+    for template, reason in ((PLAIN, "does not show them"), (WITH_TOOLS + PLAIN, "another format of calls")):
+        tokenizer.chat_template = template
+        with pytest.raises(InvalidRequest, match=reason) as refused:
+            render(tokenizer, [ASKED], "m", TOOLS)
+        assert refused.value.parameter == "tools"
+
+
+@pytest.mark.parametrize(
+    "tools", ["\x00", "{}", "[1]", '[{"function": {}}]', '[{"function": {"name": 1}}]', "[" * 20_000]
+)
+def test_tools_that_are_no_list_of_functions_are_refused(tokenizer: PreTrainedTokenizerBase, tools: str) -> None:
+    with pytest.raises(InvalidRequest, match="tools: not a JSON list of functions"):
+        render(tokenizer, [ASKED], "m", tools)

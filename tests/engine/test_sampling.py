@@ -18,6 +18,8 @@ LOGITS = torch.tensor([1.0, 3.0, 0.0, 2.0, 2.5, -1.0, 0.5, 1.5])
         SamplingParams(1.3, 0.8),
         SamplingParams(0.9, 1.0, 3),
         SamplingParams(1.0, 0.7, 4),
+        SamplingParams(1.0, 1.0, min_p=0.2),
+        SamplingParams(1.2, 0.9, 5, min_p=0.1),
     ],
 )
 def test_frequencies_follow_the_filtered_distribution(sampling: SamplingParams) -> None:
@@ -42,6 +44,15 @@ def test_filters_keep_what_they_say() -> None:
     for num_kept in range(1, 8):
         top_p = float(probabilities[:num_kept].sum()) - 1e-4
         assert (filtered(LOGITS[None], SamplingParams(1.0, top_p)) > 0).sum().item() == num_kept
+
+
+def test_min_p_keeps_tokens_by_their_share_of_the_largest() -> None:
+    probabilities = torch.softmax(LOGITS / 0.7, -1)
+    for share in (1.0, 0.5, 0.05):
+        kept = filtered(LOGITS[None], SamplingParams(0.7, 1.0, min_p=share))[0] > 0
+        assert torch.equal(kept, probabilities >= share * probabilities.max())
+    together = SamplingParams(1.0, 0.8, 3, min_p=0.5)  # top-p counts in what min-p leaves
+    assert (filtered(LOGITS[None], together)[0] > 0).nonzero()[:, 0].tolist() == [1, 4]
 
 
 def test_zero_temperature_is_greedy() -> None:

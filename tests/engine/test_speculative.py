@@ -1,6 +1,6 @@
 """Exact speculative sampling on hand-made models: the tokens are distributed as the target's own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,9 +10,9 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from semspec.engine import speculative
-from semspec.engine.logits import renormalised
+from semspec.engine.logits import draw_token, renormalised
 from semspec.engine.speculative import dense, draw_with_distribution, num_embedded, sparse, verify_tokens
-from semspec.types import Distribution, SamplingParams
+from semspec.types import Distribution, SamplingParams, uniform
 from tests.engine.speculation import always_accepting, own_stream
 
 NUM_SEEDS = 1000
@@ -100,6 +100,47 @@ def test_ignoring_the_drafts_probability_would_be_noticed(monkeypatch: pytest.Mo
 
 def test_drafting_from_the_targets_stream_would_be_noticed() -> None:
     assert p_value(2, SamplingParams(1.0, 1.0), stream=lambda seed: seed) < 1e-6
+
+
+def certainly(tokens: Sequence[int]) -> list[Distribution]:
+    return [sparse(torch.eye(4)[token]) for token in tokens]
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(0), SamplingParams(1.0, 1.0), SamplingParams(0.8, 0.9, 3)])
+def test_certain_tokens_leave_what_the_target_draws_alone(sampling: SamplingParams) -> None:
+    for seed in range(100):
+        own, drafted = replace(sampling, seed=seed), [seed % 4, seed // 4 % 4, seed // 16 % 4]
+        rows = TARGET_LOGITS[[0, *drafted]]
+        alone = [draw_token(row, own, 7 + index) for index, row in enumerate(rows)]
+        num_equal = next((i for i in range(3) if alone[i] != drafted[i]), 3)
+        assert verify_tokens(rows, drafted, certainly(drafted), own, 7) == alone[: num_equal + 1]
+
+
+def rewrites(stream: Stream) -> float:
+    """P-value of the first token of segments that replace a rejected one, which is proposed.
+
+    A segment is a token of the draft's, rejected with probability 1 - 1 / (1 + token) by a draw of its own.
+    """
+    sampling, counts = SamplingParams(1.0, 1.0), torch.zeros(4)
+    for seed in range(NUM_SEEDS):
+        rejected, _ = draw_with_distribution(DRAFT_LOGITS[0], replace(sampling, seed=stream(seed)), 1)
+        if uniform(seed, "accept", 0) * (1 + rejected) < 1:
+            continue
+        rows = TARGET_LOGITS[[0, rejected]]
+        chosen = verify_tokens(rows, [rejected], certainly([rejected]), replace(sampling, seed=seed), 1)
+        counts[chosen[0]] += 1
+    expected = renormalised(TARGET_LOGITS[:1], sampling)[0].double()
+    return float(chisquare(counts.numpy(), (counts.sum() * expected / expected.sum()).numpy()).pvalue)
+
+
+def test_proposed_rejected_segments_keep_the_targets_distribution() -> None:
+    """Chi-square at fixed seeds, 0.1% level, of rewrites only: the proposal, and whether there is one, depend on the
+    draws of draft and verdict, not on the target's."""
+    assert rewrites(own_stream) > 0.001
+
+
+def test_drafting_rejected_segments_from_the_targets_stream_would_be_noticed() -> None:
+    assert rewrites(lambda seed: seed) < 1e-6
 
 
 def test_equal_models_accept_everything() -> None:

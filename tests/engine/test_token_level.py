@@ -25,6 +25,7 @@ from semspec.types import (
     Message,
     Proposal,
     SamplingParams,
+    Segment,
     Segmentation,
     SegmentEnd,
     Writer,
@@ -32,6 +33,8 @@ from semspec.types import (
 from tests.engine.speculation import (
     always_accepting,
     certainly,
+    is_fulfilled,
+    nearly_certainly,
     only_prefix,
     segments_of,
     speculated,
@@ -173,13 +176,36 @@ async def test_end_of_sequence_inside_a_proposal_ends_all(engine: TransformersEn
     eos = min(engine.tokenizer.eos_ids)
     what = params(max_segments=0)
     with always_accepting():
-        verified = await engine.verify(context, (5,), certainly(engine, (6, eos, 7)), what)
+        verified = await engine.verify(context, (5,), nearly_certainly(engine, (6, eos, 7)), what)
     [segment] = verified.segments
     assert (segment.token_ids, segment.end) == ((5, 6, eos), SegmentEnd.EOS)
     assert (verified.open_ids, verified.num_accepted) == ((), 2)
     assert (await only_prefix(engine)).tokens == [*context.pieces[0].token_ids, 5, 6, eos], (
         "what was dropped is forgotten"
     )
+
+
+@pytest.mark.parametrize("segmentation", Segmentation)
+@pytest.mark.parametrize("sampling", [HOT, SamplingParams(0.6, 0.95, 0, 5), SamplingParams(0)])
+async def test_certain_proposals_leave_what_write_writes(
+    engine: TransformersEngine, uncached: TransformersEngine, segmentation: Segmentation, sampling: SamplingParams
+) -> None:
+    """Whatever is proposed: here what is written, with a wrong token in every proposal."""
+    context = await prompt(engine)
+    what = params(sampling=sampling, segmentation=segmentation, max_segments=0, max_tokens=60, max_segment_tokens=15)
+    expected = await segments_of(uncached, context, what)
+    tokens = [token for segment in expected for token in segment.token_ids]
+    position, num_accepted, segments, open_ids = 0, 0, list[Segment](), tuple[int, ...]()
+    while not is_fulfilled(segments, what):
+        drafted = [*tokens[position : position + 5]]
+        drafted[2:3] = [5] * len(drafted[2:3])
+        rest = replace(what, max_tokens=60 - position + len(open_ids), session="s")
+        verified = await engine.verify(context, open_ids, certainly(engine, tuple(drafted)), rest)
+        segments += verified.segments
+        context, open_ids = context.extended(*verified.segments), verified.open_ids
+        position = sum(len(segment.token_ids) for segment in segments) + len(open_ids)
+        num_accepted += verified.num_accepted
+    assert segments == expected and num_accepted > len(tokens) / 3
 
 
 @pytest.mark.parametrize("sampling", [HOT, SamplingParams(0)])
@@ -214,7 +240,7 @@ async def test_proposal_ends_with_end_of_sequence_and_with_the_window(engine: Tr
     eos = min(engine.tokenizer.eos_ids)
     with pytest.MonkeyPatch.context() as patch:
         certain = (eos, certainly(engine, (eos,)).distributions[0])
-        patch.setattr("semspec.engine.transformers_engine.draw_with_distribution", lambda *_: certain)
+        patch.setattr("semspec.engine.calls.draw_with_distribution", lambda *_: certain)
         assert (await engine.propose(context, (), params(), 4)).token_ids == (eos,)
 
 

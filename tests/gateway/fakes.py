@@ -2,7 +2,7 @@
 
 import asyncio
 import struct
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -13,6 +13,7 @@ from semspec.types import (
     SURPRISAL_FEATURES,
     ChoiceScores,
     Context,
+    Conversation,
     Distribution,
     GeneratedSegment,
     GenerationParams,
@@ -34,6 +35,7 @@ from semspec.types import (
     Writer,
     uniform,
 )
+from tests.calibrations import calibration
 
 TOKENIZER = "characters"
 NUM_SEGMENTS = 6
@@ -53,7 +55,12 @@ class FakeModel:
             hidden_size=2,
             max_context_tokens=WINDOW,
             can_be_asked=True,
+            takes_grammars=True,
+            takes_min_p=True,
         )
+        if writer is Writer.DRAFT:
+            own_target = f"fingerprint-of-{Writer.TARGET}"
+            self.model_info = replace(self.model_info, datastore="fake", datastore_model=own_target)
         self.lost: SemspecError | None = None
         """Raised by every call from now on."""
         self.lost_at: int | None = None
@@ -68,10 +75,19 @@ class FakeModel:
         self.resume = asyncio.Event()
         self.prompts: list[str] = []
         """Encoded texts."""
+        self.says: str | Callable[[str, str], str | None] | None = None
+        """Written instead of the segments, as one that ends; or what says so of a prompt and a grammar."""
+        self.asked: list[GenerationParams] = []
+        """Of the calls of `generate`."""
         self.read: list[str] = []
         """The prompts of the contexts it wrote after."""
         self.refusal: Exception | None = None
         """Raised by `encode`."""
+
+    @property
+    def grammars(self) -> list[str]:
+        """Of the calls of `generate`."""
+        return [params.grammar for params in self.asked]
 
     async def info(self) -> ModelInfo:
         self._answer()
@@ -87,7 +103,9 @@ class FakeModel:
         if isinstance(prompt, str):
             text = prompt
         else:
-            text = "".join(f"{own}<{turn.role}>{turn.content}{turn.tool_calls}" for turn in prompt)
+            turns, tools = (prompt.messages, prompt.tools) if isinstance(prompt, Conversation) else (prompt, "")
+            text = tools + "".join(f"{own}<{turn.role}>{turn.content}{turn.tool_calls}" for turn in turns)
+            prompt = turns
         if not text.strip() or (not isinstance(prompt, str) and not prompt[-1].content.strip()):
             raise InvalidRequest("the prompt is empty")
         if len(text) >= WINDOW:
@@ -98,6 +116,7 @@ class FakeModel:
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         self.num_writing += 1
         self.read.append(context.pieces[0].text)
+        self.asked.append(params)
         try:
             first, room = len(context.pieces) - 1, params.max_tokens
             last = min(NUM_SEGMENTS, first + params.max_segments) if params.max_segments else NUM_SEGMENTS
@@ -165,6 +184,10 @@ class FakeModel:
         return ChoiceScores(tuple(float(option == likeliest) for option in options), likeliest, 1.0)
 
     def _segment(self, index: int, params: GenerationParams, room: int) -> Segment:
+        says = self.says(self.read[-1], params.grammar) if callable(self.says) else self.says
+        if says is not None:
+            text, end = says[:room], SegmentEnd.EOS if len(says) <= room else SegmentEnd.LENGTH
+            return Segment(text, tuple(map(ord, text)), TOKENIZER, self.writer, end)
         word = int(uniform(params.sampling.seed, "token", index) * 1e6)
         text = f"{self.writer} {index} says {word}."
         end = SegmentEnd.EOS if index == NUM_SEGMENTS - 1 else SegmentEnd.BOUNDARY
@@ -237,6 +260,7 @@ class Fakes:
     drafter: FakeModel
     target: FakeModel
     verifier: FakeVerifier
+    is_calibrated: bool = True
 
     @classmethod
     def make(cls) -> "Fakes":
@@ -244,7 +268,12 @@ class Fakes:
 
     @property
     def backends(self) -> Backends:
-        return Backends(self.drafter, self.target, self.verifier)
+        probes, likelihood = self.verifier.verifier_info, None
+        if self.is_calibrated:  # for the models that the probes are for
+            draft = replace(self.drafter.model_info, fingerprint=probes.draft_model)
+            target = replace(self.target.model_info, fingerprint=probes.target_model)
+            likelihood = calibration(draft, target, middle=2.5)
+        return Backends(self.drafter, self.target, self.verifier, likelihood=likelihood)
 
     @property
     def num_writing(self) -> int:

@@ -114,3 +114,18 @@ async def test_strictness_becomes_a_rule_and_what_to_expect(start_gateway: Gatew
         assert answer["expected"]["acceptance"] == pytest.approx(point.acceptance)
         assert answer["expected"]["speed_up"] == pytest.approx(point.speed_up)
     assert (await gateway.chat()).json()["semspec"]["expected"] is None
+
+
+async def test_min_p_reaches_both_writers_or_is_refused(start_gateway: GatewayFactory) -> None:
+    gateway = await start_gateway()
+    answer = (await gateway.chat(min_p=0.1)).json()
+    assert answer["semspec"]["parameters"]["min_p"] == 0.1
+    fakes = gateway.fakes
+    assert {one.sampling.min_p for one in (*fakes.drafter.asked, *fakes.target.asked)} == {0.1}
+    unaware = Fakes.make()
+    unaware.drafter.model_info = replace(unaware.drafter.model_info, takes_min_p=False)
+    gateway = await start_gateway(unaware)
+    refused = await gateway.chat(min_p=0.1)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "min_p")
+    assert (await gateway.chat(min_p=0.1, semspec={"strategy": "target"})).status_code == 200
+    assert (await gateway.chat(min_p=0)).status_code == 200

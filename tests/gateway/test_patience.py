@@ -15,7 +15,7 @@ from tests.gateway.fakes import FakeModel, Fakes, FakeVerifier
 from tests.gateway.support import GENEROUS_S, Gateway, GatewayFactory, eventually
 from tests.gateway.test_resume import only_running
 
-BY_TARGET = [s for s in STRATEGIES if s not in ("token-level", "auto", "spec-thinking", "draft")]
+BY_TARGET = [s for s in STRATEGIES if s not in ("token-level", "retrieval", "auto", "spec-thinking", "draft")]
 """By ADR 8 and 12 the first two go on with other words; the others hardly need the target."""
 OUTAGE = 5
 """Calls in a row that nobody answers."""

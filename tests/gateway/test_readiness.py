@@ -7,14 +7,24 @@ import pytest
 
 from semspec.decoding import STRATEGIES
 from semspec.errors import Mismatch, Unavailable
-from semspec.gateway.readiness import Served, describe, mismatch
+from semspec.gateway.readiness import describe
+from semspec.gateway.served import Served, mismatch
 from semspec.types import ModelInfo, Segmentation, Writer
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import GatewayFactory, eventually, make_readiness, make_settings
 
 
 def served(fakes: Fakes) -> Served:
-    return Served(fakes.drafter.model_info, fakes.target.model_info, fakes.verifier.verifier_info)
+    return Served(
+        fakes.drafter.model_info, fakes.target.model_info, fakes.verifier.verifier_info, fakes.backends.likelihood
+    )
+
+
+def foreign(served: Served) -> Served:
+    """With a calibration of another draft."""
+    assert served.likelihood is not None
+    draft = replace(served.likelihood.draft, fingerprint="x")
+    return replace(served, likelihood=replace(served.likelihood, draft=draft))
 
 
 def test_matching_services_fit() -> None:
@@ -33,6 +43,7 @@ def test_matching_services_fit() -> None:
         ),
         (lambda s: replace(s, verifier=replace(s.verifier, state_convention="?")), ["verifier", "upgrade"]),
         (lambda s: replace(s, verifier=replace(s.verifier, segmentations=())), ["segmentation", "probes"]),
+        (foreign, ["likelihood calibration is for the draft", "semspec train calibrate", "SEMSPEC_GATEWAY_LIKELIHOOD"]),
     ],
 )
 def test_mismatch_is_one_line_that_says_what_to_do(change: Callable[[Served], Served], words: list[str]) -> None:
@@ -89,6 +100,7 @@ async def test_new_gateway_serves_without_a_helper_that_an_older_one_has_met(
 ) -> None:
     fakes, fingerprint = Fakes.make(), f"target-{role}"
     fakes.target.model_info = replace(fakes.target.model_info, fingerprint=fingerprint)
+    fakes.drafter.model_info = replace(fakes.drafter.model_info, datastore_model=fingerprint)
     fakes.verifier.verifier_info = replace(fakes.verifier.verifier_info, target_model=fingerprint)
     await start_gateway(fakes)
     getattr(fakes, role).lost = Unavailable("gone")
@@ -119,6 +131,16 @@ async def test_loss_of_the_target_ends_readiness_and_its_return_restores_it(star
     gateway.fakes.target.lost = None
     await eventually(lambda: status.status.error is None)
     assert (await gateway.chat()).status_code == 200
+
+
+def test_datastore_of_another_target_is_refused_in_one_line() -> None:
+    whole = served(Fakes.make())
+    foreign = replace(whole, draft=replace(whole.draft, datastore_model="fingerprint-of-another"))
+    reason = str(mismatch(foreign, make_settings()))
+    assert all(
+        word in reason for word in ("fingerprint-of-another", whole.target.fingerprint, "SEMSPEC_DRAFT_DATASTORE")
+    )
+    assert "\n" not in reason
 
 
 @pytest.mark.parametrize("role", ["drafter", "verifier"])
@@ -164,6 +186,7 @@ async def test_helper_that_comes_back_with_another_model_is_refused() -> None:
 OBSTACLES: dict[str, tuple[Callable[[Served], Served], list[str]]] = {
     "token-level": (lambda s: replace(s, draft=replace(s.draft, tokenizer="x")), ["draft has x", "one vocabulary"]),
     "semantic+token-level": (lambda s: replace(s, target=replace(s.target, tokenizer="x")), ["target x", "'semantic'"]),
+    "retrieval": (lambda s: replace(s, draft=replace(s.draft, datastore="")), ["SEMSPEC_DRAFT_DATASTORE"]),
     "spec-reason": (
         lambda s: replace(s, target=replace(s.target, can_be_asked=False)), ["fake-target", "serve another target"]
     ),
@@ -173,6 +196,7 @@ OBSTACLES: dict[str, tuple[Callable[[Served], Served], list[str]]] = {
     "surprisal": (
         lambda s: replace(s, verifier=replace(s.verifier, alternatives=())), ["VERIFIER_ALTERNATIVES"]
     ),
+    "likelihood": (lambda s: replace(s, likelihood=None), ["semspec train calibrate", "SEMSPEC_GATEWAY_LIKELIHOOD"]),
 }  # fmt: skip
 """Per strategy: a pair that cannot do it, and words of the reason."""
 
@@ -191,7 +215,7 @@ async def test_special_tokens_may_differ_for_strategies_that_propose_tokens() ->
 def change(fakes: Fakes, changed: Served) -> Fakes:
     fakes.drafter.model_info, fakes.target.model_info = changed.draft, changed.target
     fakes.verifier.verifier_info = changed.verifier
-    return fakes
+    return replace(fakes, is_calibrated=changed.likelihood is not None)
 
 
 @pytest.mark.parametrize("strategy", OBSTACLES)
@@ -222,7 +246,7 @@ def test_whole_pair_can_do_every_strategy(strategy: str) -> None:
 
 @pytest.mark.parametrize("strategy", OBSTACLES)
 def test_default_strategy_the_pair_cannot_do_is_a_mismatch(strategy: str) -> None:
-    spoiled = OBSTACLES[strategy][0](served(Fakes.make()))
+    spoiled = replace(OBSTACLES[strategy][0](served(Fakes.make())), likelihood=None)
     assert mismatch(spoiled, make_settings()) is None
     reason = mismatch(spoiled, make_settings(default_strategy=strategy))
     assert reason is not None and "SEMSPEC_GATEWAY_DEFAULT_STRATEGY" in reason and strategy in reason

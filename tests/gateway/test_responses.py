@@ -132,7 +132,7 @@ async def test_output_can_be_sent_back_as_input(thinker: Gateway) -> None:
         ({"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}, "input.0.type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.type"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
-        ({"text": {"format": {"type": "json_object"}}}, "text"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"reasoning": {"effort": "low"}}, "reasoning"),
         ({"store": False}, "store"),
         ({"background": True}, "background"),

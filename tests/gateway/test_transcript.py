@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semspec.gateway.generation.output import Delta, ReasoningParser, StopChecker
+from semspec.gateway.generation.parsers import Delta, ReasoningParser, StopChecker
 
 LETTERS = st.text("ab</think>\n ", max_size=30)
 

@@ -9,7 +9,7 @@ from semspec.errors import Unavailable
 from semspec.remote.client import Api
 from semspec.training.config import ServerSampler
 from semspec.training.data.writers import ServerWriter, WritingRecipe
-from semspec.types import Context, SamplingParams, Segment, SegmentEnd, Writer
+from semspec.types import Context, SamplingParams, Segment, Segmentation, SegmentEnd, Writer
 from tests.remote.servers import Script, serving
 from tests.remote.support import Local
 
@@ -18,10 +18,19 @@ pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.parametrize
 STEP = "On day 1, Sara gets 9 extra books."
 
 
-async def sampled(local: Local, context: Context, api: Api, script: Script, seeds: list[int]) -> list[Segment]:
+async def sampled(
+    local: Local,
+    context: Context,
+    api: Api,
+    script: Script,
+    seeds: list[int],
+    segmentation: Segmentation = Segmentation.PARAGRAPH,
+) -> list[Segment]:
     async with serving(api, script) as url:
         config = ServerSampler(backend=api, base_url=url, model="m", concurrency=2, max_retries=0)
-        writer = ServerWriter(config, Writer.DRAFT, WritingRecipe(SamplingParams(0.8)), local.lm.tokenizer)
+        writer = ServerWriter(
+            config, Writer.DRAFT, WritingRecipe(SamplingParams(0.8), segmentation), local.lm.tokenizer
+        )
         return await asyncio.to_thread(writer.generate, context, seeds)
 
 
@@ -33,6 +42,12 @@ async def test_each_seed_is_a_request_that_is_left_at_the_boundary(local: Local,
     ]
     assert sorted((body["parameters"] if api == "tgi" else body)["seed"] for body in script.seen) == [1, 2, 3]
     await asyncio.wait_for(script.hung_up.wait(), 5)
+
+
+async def test_sentence_ends_with_its_whole_token(local: Local, context: Context, api: Api) -> None:
+    """`.\\n\\n` is one token of the bundled pair; a server's piece of text may end within it."""
+    segments = await sampled(local, context, api, Script([STEP, "\n", "\n", STEP]), [1], Segmentation.SENTENCE)
+    assert [(one.text, one.end) for one in segments] == [(f"{STEP}\n\n", SegmentEnd.BOUNDARY)]
 
 
 async def test_end_without_a_word_is_a_sample(local: Local, context: Context, api: Api) -> None:

@@ -17,6 +17,7 @@ from semspec.types import (
     SURPRISAL_FEATURES,
     ChoiceScores,
     Context,
+    Conversation,
     Distribution,
     GeneratedSegment,
     GenerationParams,
@@ -93,7 +94,8 @@ class FakeEngine:
         self._fail()
         if isinstance(prompt, TokenIds):
             return Piece("".join(map(chr, prompt.ids)), prompt.ids, "tokens-1")
-        text = prompt if isinstance(prompt, str) else "|".join(_shown(turn) for turn in prompt)
+        turns = prompt.messages if isinstance(prompt, Conversation) else prompt
+        text = turns if isinstance(turns, str) else "|".join(_shown(turn) for turn in turns)
         return Piece(text, tuple(range(len(text))), "tokens-1")
 
     async def tokenize(self, text: str) -> list[Token]:

@@ -14,6 +14,7 @@ from semspec.rpc.codec import common, generation, handshake, scoring
 from semspec.types import (
     SURPRISAL_FEATURES,
     Context,
+    Conversation,
     GeneratedSegment,
     GenerationParams,
     Judgement,
@@ -60,6 +61,7 @@ samplings = st.builds(
     st.floats(0, 1, exclude_min=True),
     uint32,
     st.integers(0, 2**64 - 1),
+    st.floats(0, 1),
 )
 orders = st.builds(
     GenerationParams,
@@ -71,6 +73,7 @@ orders = st.builds(
     st.booleans(),
     st.none() | st.integers(0, 20),
     text,
+    grammar=text,
 )
 states = st.tuples(st.integers(1, 4), st.integers(1, 8)).flatmap(
     lambda shape: st.builds(
@@ -137,7 +140,10 @@ messages = st.builds(Message, st.sampled_from(get_args(Role)), text, text, text)
 token_prompts = st.builds(TokenIds, st.lists(uint32, min_size=1).map(tuple))
 
 
-@given(text | token_prompts | st.lists(messages, min_size=1))
+with_tools = st.builds(Conversation, st.lists(messages, min_size=1).map(tuple), st.text("[]{}", min_size=1))
+
+
+@given(text | token_prompts | st.lists(messages, min_size=1) | with_tools)
 def test_encode_request_survives_the_wire(prompt: Prompt) -> None:
     assert generation.encode_request_from_wire(generation.encode_request_to_wire(prompt)) == prompt
 
@@ -156,8 +162,10 @@ def test_tokens_survive_the_wire(rows: list[tuple[int, str, int, int]]) -> None:
 
 
 def test_handshakes_survive_the_wire() -> None:
-    model = ModelInfo(
-        "m", "f", "t", 24, 512, 4096, "states-v1", (Segmentation.SENTENCE,), "0.1", True, chat_template="d"
+    model = replace(
+        ModelInfo("m", "f", "t", 24, 512, 4096, "states-v1", (Segmentation.SENTENCE,), "0.1", True, chat_template="d"),
+        takes_grammars=True,
+        takes_min_p=True,
     )
     segmentations = (Segmentation.PARAGRAPH, Segmentation.SENTENCE)
     alternatives = ("last-hidden", "surprisal")
@@ -196,6 +204,7 @@ def _write_request() -> types_pb2.WriteRequest:
         (lambda m: m.ClearField("max_segment_tokens"), "max_segment_tokens"),
         (lambda m: setattr(m.sampling, "temperature", math.nan), "sampling.temperature"),
         (lambda m: setattr(m.sampling, "temperature", -0.1), "sampling.temperature"),
+        (lambda m: setattr(m.sampling, "min_p", 1.1), "sampling.min_p"),
         (lambda m: setattr(m.sampling, "temperature", math.inf), "sampling.temperature"),
         (lambda m: setattr(m.sampling, "top_p", 0.0), "sampling.top_p"),
         (lambda m: setattr(m.sampling, "top_p", 1.01), "sampling.top_p"),

@@ -71,7 +71,7 @@ def test_verify_request_survives_the_wire(
 ) -> None:
     sent = scoring.verify_request_to_wire(context, open_ids, proposal, params).SerializeToString()
     received = scoring.verify_request_from_wire(target_pb2.VerifyRequest.FromString(sent))
-    assert received == (context, open_ids, proposal, replace(params, want_states=False, num_logprobs=None))
+    assert received == (context, open_ids, proposal, replace(params, want_states=False, num_logprobs=None, grammar=""))
 
 
 @given(st.builds(VerifiedTokens, st.lists(segments).map(tuple), token_ids, uint32, single))

@@ -12,8 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from semspec.decoding import Backends
 from semspec.engine.transformers_engine import TransformersEngine
+from semspec.likelihood import as_json
 from semspec.stack import Stack, StackConfig
 from semspec.types import Writer
+from tests.calibrations import calibration
 from tests.checkpoints import random_probes
 from tests.stack.support import GENEROUS_S, Pair, Running, Victim
 from tests.words import build_tokenizer
@@ -51,7 +53,10 @@ async def pair(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFa
     draft = TransformersEngine.load(str(paths["draft"]), writer=Writer.DRAFT, device="cpu")
     target = TransformersEngine.load(str(paths["target"]), writer=Writer.TARGET, device="cpu")
     verifier = await random_probes(draft, target, folder / "probes")
-    yield Pair(paths["draft"], paths["target"], folder / "probes", Backends(draft, target, verifier))
+    likelihood = calibration(await draft.info(), await target.info(), middle=-5.5)
+    (folder / "likelihood.json").write_text(json.dumps(as_json(likelihood)))
+    backends = Backends(draft, target, verifier, likelihood=likelihood)
+    yield Pair(paths["draft"], paths["target"], folder / "probes", backends)
     await draft.aclose()
     await target.aclose()
 
@@ -64,6 +69,7 @@ def stack_config(pair: Pair) -> StackConfig:
         pair.target,
         pair.probe("draft"),
         pair.probe("target"),
+        pair.calibration,
         serving={},
         environment={"SEMSPEC_GATEWAY_RECHECK_S": "0.2", "SEMSPEC_GATEWAY_TARGET_PATIENCE_S": "1"},
         start_timeout_s=GENEROUS_S,

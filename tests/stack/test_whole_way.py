@@ -37,6 +37,7 @@ CASES: list[tuple[str, int, Segmentation, Acceptance]] = [
     ("spec-thinking", 1, Segmentation.PARAGRAPH, Acceptance()),
     ("last-hidden", 2, Segmentation.PARAGRAPH, Acceptance("sample")),
     ("surprisal", 1, Segmentation.PARAGRAPH, Acceptance("sample")),
+    ("likelihood", 2, Segmentation.PARAGRAPH, Acceptance()),
     ("random", 2, Segmentation.PARAGRAPH, Acceptance("sample")),
     ("target", 1, Segmentation.PARAGRAPH, Acceptance()),
     ("draft", 1, Segmentation.PARAGRAPH, Acceptance()),

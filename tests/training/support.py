@@ -32,6 +32,13 @@ class ByLength:
         return clusters
 
 
+class ByAlphabet:
+    """Segments in plain letters mean the same; the target writes no others, the draft does."""
+
+    def clusters(self, groups: Sequence[Alternatives]) -> list[list[int]]:
+        return [[int(text.isascii()) for text in group.segments] for group in groups]
+
+
 def solved() -> Iterator[dict[str, str]]:
     """Problems with a solution."""
     for seed in SPLITS["tune"]:

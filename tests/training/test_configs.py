@@ -13,9 +13,18 @@ import pytest
 import yaml
 
 from semspec import cli as semspec_cli
+from semspec.commands.options import stack_config
 from semspec.errors import InvalidRequest
 from semspec.training import cli
-from semspec.training.config import EntailmentEquivalenceConfig, PipelineConfig, ServerSampler, load_config
+from semspec.training.config import (
+    DatastoreConfig,
+    EntailmentEquivalenceConfig,
+    PipelineConfig,
+    ServerSampler,
+    load_config,
+    quick,
+    read_config,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL_PAIRS = sorted((ROOT / "training" / "configs").glob("*.yaml"))
@@ -32,9 +41,36 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 # Configurations
 
 
-@pytest.mark.parametrize("path", [*REAL_PAIRS, *sorted((ROOT / "demo").glob("*.yaml"))], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [*REAL_PAIRS, *sorted((ROOT / "demo").glob("probes*.yaml"))], ids=lambda path: path.stem
+)
 def test_configuration_loads(path: Path) -> None:
     assert load_config(path).samples.num_samples == 20
+
+
+@pytest.mark.parametrize("path", [*REAL_PAIRS, ROOT / "demo" / "probes.yaml"], ids=lambda path: path.stem)
+def test_quick_preset_fits_on_some_600_contexts(path: Path) -> None:
+    config, whole = quick(load_config(path)), load_config(path)
+    limits = {role: [one.limit or 0 for one in config.questions if one.role == role] for role in ("train", "test")}
+    fitted = 1 - whole.shares.validation - whole.shares.calibration - (0 if limits["test"] else whole.shares.test)
+    assert config.contexts.per_question is not None
+    assert 500 < sum(limits["train"]) * config.contexts.per_question * fitted < 800
+    assert sum(limits["test"]) <= 60 and config.name == f"{whole.name}-quick" and not config.report.variants
+    assert PipelineConfig.model_validate(config.model_dump()) == config
+    unchanged = {"questions", "contexts", "report", "name"}
+    assert config.model_dump(exclude=unchanged) == whole.model_dump(exclude=unchanged)
+
+
+def test_preset_is_refused_for_a_datastore(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["datastore", "--preset", "quick", "--config", str(ROOT / "demo" / "datastore.yaml")])
+    assert ended.value.code == 2 and "--preset is for probes" in capsys.readouterr().err
+
+
+def test_datastore_of_the_bundled_pair_leaves_the_reports_questions_out() -> None:
+    config = read_config(ROOT / "demo" / "datastore.yaml", DatastoreConfig)
+    splits = {source.arguments["split"]: source.role for source in config.questions}
+    assert splits == {"probe": "train", "report": "test"}
 
 
 @pytest.mark.parametrize("path", REAL_PAIRS, ids=lambda path: path.stem)
@@ -220,17 +256,20 @@ def yaml_blocks() -> list[str]:
 def test_train_commands_of_the_guide_parse() -> None:
     commands = [words[2:] for words in shell_commands() if words[:2] == ["semspec", "train"]]
     options = [parsed(words) for words in commands]
-    assert {option.command for option in options} == {"estimate", "run", "status", "check"}
-    assert [option.shard for option in options if option.command == "run"] == [(0, 2), (1, 2), (0, 1)]
+    assert {option.command for option in options} == {"estimate", "run", "status", "check", "calibrate"}
+    assert [option.shard for option in options if option.command == "run"] == [(0, 1), (0, 2), (1, 2), (0, 1)]
     assert all((ROOT / option.config).is_file() for option in options)
 
 
-def test_serve_command_of_the_guide_names_the_probes_the_configuration_makes() -> None:
-    [words] = [words[1:] for words in shell_commands() if words[:2] == ["semspec", "serve"]]
-    options = semspec_cli._parser([]).parse_args(words)
+def test_serve_commands_of_the_guide_name_what_the_configuration_makes() -> None:
+    commands = [words[1:] for words in shell_commands() if words[:2] == ["semspec", "serve"]]
+    bare, whole = (semspec_cli._parser([]).parse_args(words) for words in commands)
     config = load_config(ROOT / "training" / "configs" / "r1-1.5b-r1-32b.yaml")
-    assert (options.draft_model, options.target_model) == (config.draft.model, config.target.model)
-    assert (options.draft_probe.parent, options.target_probe.parent) == (config.output, config.output)
+    for options in (bare, whole):
+        assert (options.draft_model, options.target_model) == (config.draft.model, config.target.model)
+    assert (whole.draft_probe.parent, whole.target_probe.parent) == (config.output, config.output)
+    assert bare.likelihood == config.output / "likelihood.json"
+    assert not stack_config(bare).has_probes and stack_config(whole).has_probes
 
 
 def test_revisions_of_the_guide_are_the_configurations() -> None:

@@ -63,6 +63,11 @@ class Questions:
         """Number of shards."""
         return -(-len(self.all) // self._per_shard)
 
+    def pilot(self, num_questions: int) -> list[int]:
+        """Numbers of the shards that hold the first `num_questions` questions that are not of the split `test`."""
+        others = [number for number, question in enumerate(self.all) if question.split != "test"][:num_questions]
+        return sorted({number // self._per_shard for number in others})
+
     def numbers(self, shard: int) -> range:
         """Numbers of the questions in a shard."""
         return range(shard * self._per_shard, min((shard + 1) * self._per_shard, len(self.all)))

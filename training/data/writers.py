@@ -9,12 +9,13 @@ from typing import Protocol
 
 from semspec.engine.batch import ContextBatch
 from semspec.engine.causal_lm import CausalLM
-from semspec.engine.segmentation import ended_by_look_ahead, first_segment
+from semspec.engine.segmentation import ended_by_look_ahead
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InvalidRequest, Unavailable
 from semspec.remote.client import Completion, CompletionClient, Server, connect
+from semspec.remote.segmenter import TextSegmenter
 from semspec.training.config import ServerSampler
-from semspec.types import Context, SamplingParams, Segment, Segmentation, SegmentEnd, Writer
+from semspec.types import Context, GenerationParams, SamplingParams, Segment, Segmentation, Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class CachedModel:
 class ServerWriter:
     """Generates segments with a remote completion stream, which is closed as soon as the segment is complete.
 
-    It returns text only, which the reader tokenizes, so the server needs no feature beyond streaming.
+    The server returns text only, which is tokenized here, so it needs no feature beyond streaming.
     """
 
     def __init__(self, config: ServerSampler, writer: Writer, recipe: WritingRecipe, tokenizer: ModelTokenizer) -> None:
@@ -105,14 +106,13 @@ class ServerWriter:
         return [task.result() for task in tasks]
 
     async def _segment(self, client: CompletionClient, completion: Completion, semaphore: asyncio.Semaphore) -> Segment:
-        text = ""
+        recipe, limit = self._recipe, completion.max_tokens
+        params = GenerationParams(recipe.sampling, recipe.segmentation, 1, limit, limit)
+        segmenter = TextSegmenter(self._tokenizer, self._writer, params, num_context_tokens=0)
         async with semaphore, aclosing(client.stream(completion)) as deltas:
             async for delta in deltas:
-                text += delta.text
-                if (whole := first_segment(text, self._recipe.segmentation)) is not None:
-                    return Segment(whole, (), "", self._writer, SegmentEnd.BOUNDARY)
-                if delta.end:
-                    return Segment(text, (), "", self._writer, delta.end)
+                for segment in segmenter.take(delta.text, delta.end):
+                    return segment
         raise Unavailable(f"{self._config.base_url} broke off without an end; run the same command again")
 
 

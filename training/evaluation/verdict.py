@@ -18,6 +18,7 @@ FEW_QUESTIONS = 30
 
 SAVES = {
     "surprisal alone": "you may not need the target's states",
+    "likelihood": "you may not need probes",
     "last layer": "the states of the other layers may not be needed",
     "states alone": "the surprisal statistics may not be needed",
     "paper recipe": "draft-written segments may not be needed in training",

@@ -18,6 +18,7 @@ const ABOUT = {
   auto: "Semantic, with gamma chosen by measured cost; the target alone where drafting does not pay.",
   "semantic+token-level": "Semantic; refused segments are written with token-level speculation.",
   "token-level": "The draft proposes tokens, the target verifies them. Lossless.",
+  retrieval: "A datastore proposes tokens, the target verifies them. Lossless.",
   "spec-reason": "The target scores each drafted step from 0 to 9.",
   "spec-thinking": "The draft leads; the target takes over at words of doubt.",
   "last-hidden": "Semantic, judged by probes that see the last layer only.",

@@ -10,9 +10,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from semspec.engine.grammar import no_grammars
 from semspec.engine.scheduler import MAX_CALLS
 from semspec.engine.segmentation import TokenSegmenter, ended_by_look_ahead
-from semspec.engine.speculative import check_proposal, check_token_ids, shared_part
+from semspec.engine.speculative import check_no_retrieval, check_proposal, check_token_ids, shared_part
 from semspec.engine.tokenization import ModelTokenizer, option_ids, parameter_of
 from semspec.engine.vllm.options import check_installed, engine_args, load_model, prepare_environment
 from semspec.engine.vllm.process import Core
@@ -117,6 +118,8 @@ class VllmEngine:
         return self.tokenizer.tokenize(text)
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+        if params.grammar:
+            raise no_grammars()
         tokens = self.tokenizer.context_ids(context)
         self.tokenizer.check_room(len(tokens), "context")
         request = Generate(params, ended_by_look_ahead(context, params.segmentation))
@@ -152,6 +155,7 @@ class VllmEngine:
     async def propose(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
     ) -> Proposal:
+        check_no_retrieval(params)
         check_token_ids(self.tokenizer, open_ids, "open_token_ids")
         tokens = [*self.tokenizer.context_ids(context), *open_ids]
         self.tokenizer.check_room(len(tokens), "context")
@@ -167,6 +171,8 @@ class VllmEngine:
     ) -> VerifiedTokens:
         check_token_ids(self.tokenizer, open_ids, "open_token_ids")
         check_proposal(self.tokenizer, proposal)
+        if params.gate is not None:
+            raise InvalidRequest("gate: the engine vllm verifies exactly; leave the gate at exact", "gate")
         context_ids = self.tokenizer.context_ids(context)
         tokens = [*context_ids, *open_ids]
         self.tokenizer.check_room(len(tokens), "context")

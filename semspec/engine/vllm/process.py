@@ -25,6 +25,7 @@ READ_TIMEOUT_S = 2.0
 
 REMEDIES = {
     "hidden states": "set the engine to auto",
+    "cache blocks": "set more kv_bytes or vllm_gpu_memory_utilization",
     "KV cache": "set more kv_bytes or vllm_gpu_memory_utilization, or less max_context_tokens",
     "memory": "set less vllm_gpu_memory_utilization, kv_bytes or vllm_max_num_batched_tokens, or use more GPUs",
     "uantiz": "choose another vllm_quantization",

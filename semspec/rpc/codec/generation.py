@@ -21,6 +21,7 @@ from semspec.rpc.codec.common import (
 )
 from semspec.types import (
     Context,
+    Conversation,
     Distribution,
     GeneratedSegment,
     GenerationParams,
@@ -28,6 +29,8 @@ from semspec.types import (
     Piece,
     Prompt,
     Proposal,
+    Retrieval,
+    RetrievalSource,
     Role,
     SamplingParams,
     Token,
@@ -45,8 +48,9 @@ def encode_request_to_wire(prompt: Prompt) -> types_pb2.EncodeRequest:
         return types_pb2.EncodeRequest(text=prompt)
     if isinstance(prompt, TokenIds):
         return types_pb2.EncodeRequest(tokens=types_pb2.TokenIds(ids=prompt.ids))
-    turns = [types_pb2.Message(**asdict(turn)) for turn in prompt]
-    return types_pb2.EncodeRequest(conversation=types_pb2.Conversation(messages=turns))
+    messages, tools = (prompt.messages, prompt.tools) if isinstance(prompt, Conversation) else (prompt, "")
+    turns = [types_pb2.Message(**asdict(turn)) for turn in messages]
+    return types_pb2.EncodeRequest(conversation=types_pb2.Conversation(messages=turns, tools=tools))
 
 
 def encode_request_from_wire(message: types_pb2.EncodeRequest) -> Prompt:
@@ -58,7 +62,8 @@ def encode_request_from_wire(message: types_pb2.EncodeRequest) -> Prompt:
             check_filled(message.tokens.ids, "tokens.ids")
             return TokenIds(tuple(message.tokens.ids))
         case "conversation":
-            return _messages_from_wire(message.conversation.messages)
+            messages, tools = _messages_from_wire(message.conversation.messages), message.conversation.tools
+            return Conversation(tuple(messages), tools) if tools else messages
         case _:
             raise invalid("prompt", "give a text, token ids or a conversation")
 
@@ -159,6 +164,7 @@ def write_request_to_wire(context: Context, params: GenerationParams) -> types_p
         session=params.session,
         projection=params.projection,
         is_ahead=params.is_ahead,
+        grammar=params.grammar,
     )
     for piece in context.pieces:
         put_piece(message.context.add(), piece)
@@ -174,6 +180,7 @@ def write_request_from_wire(message: types_pb2.WriteRequest) -> tuple[Context, G
         num_logprobs=_num_logprobs(message),
         projection=message.projection,
         is_ahead=message.is_ahead,
+        grammar=message.grammar,
     )
     return context_from_wire(message.context), params
 
@@ -203,7 +210,11 @@ def _num_logprobs(message: types_pb2.WriteRequest) -> int | None:
 def sampling_to_wire(sampling: SamplingParams) -> types_pb2.Sampling:
     """Sampling parameters."""
     return types_pb2.Sampling(
-        temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, seed=sampling.seed
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        min_p=sampling.min_p,
     )
 
 
@@ -213,7 +224,9 @@ def sampling_from_wire(message: types_pb2.Sampling) -> SamplingParams:
         raise invalid("sampling.temperature", f"must be at least 0, not {message.temperature}")
     if not 0 < message.top_p <= 1:
         raise invalid("sampling.top_p", f"must be above 0 and at most 1, not {message.top_p}")
-    return SamplingParams(message.temperature, message.top_p, message.top_k, message.seed)
+    if not 0 <= message.min_p <= 1:
+        raise invalid("sampling.min_p", f"must be in [0, 1], not {message.min_p}")
+    return SamplingParams(message.temperature, message.top_p, message.top_k, message.seed, message.min_p)
 
 
 def written_to_wire(generated: GeneratedSegment) -> types_pb2.WriteResponse:
@@ -241,13 +254,15 @@ _ENTRY_BYTES = 4
 def propose_request_to_wire(
     context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
 ) -> types_pb2.ProposeRequest:
-    """The request of a `Propose` call; of `params`, only sampling and session are sent."""
+    """The request of a `Propose` call; of `params`, only sampling, session and retrieval are sent."""
     message = types_pb2.ProposeRequest(
         open_token_ids=open_ids,
         sampling=sampling_to_wire(params.sampling),
         num_tokens=num_tokens,
         session=params.session,
     )
+    if params.retrieval is not None:
+        message.retrieval.state, message.retrieval.source = params.retrieval.state, params.retrieval.source
     for piece in context.pieces:
         put_piece(message.context.add(), piece)
     return message
@@ -258,8 +273,16 @@ def propose_request_from_wire(
 ) -> tuple[Context, tuple[int, ...], GenerationParams, int]:
     """Context, open tokens, parameters and number of tokens of a `Propose` call."""
     check_positive(message.num_tokens, "num_tokens")
-    params = GenerationParams(sampling_from_wire(message.sampling), session=message.session)
+    retrieval = _retrieval_from_wire(message.retrieval) if message.HasField("retrieval") else None
+    params = GenerationParams(sampling_from_wire(message.sampling), session=message.session, retrieval=retrieval)
     return context_from_wire(message.context), tuple(message.open_token_ids), params, message.num_tokens
+
+
+def _retrieval_from_wire(message: types_pb2.Retrieval) -> Retrieval:
+    for source in get_args(RetrievalSource):
+        if message.source == source:
+            return Retrieval(message.state, source)
+    raise invalid("retrieval.source", f"must be one of {get_args(RetrievalSource)}, not {message.source!r}")
 
 
 def proposal_to_wire(proposal: Proposal) -> types_pb2.Proposal:
@@ -274,6 +297,8 @@ def put_proposal(message: types_pb2.Proposal, proposal: Proposal) -> None:
     message.token_ids.extend(proposal.token_ids)
     message.tokenizer = proposal.tokenizer
     message.duration_ms = proposal.duration_ms
+    if proposal.state_layer is not None:
+        message.state_layer = proposal.state_layer
     for distribution in proposal.distributions:
         entry = message.distributions.add()
         entry.token_ids, entry.probabilities = distribution.token_ids, distribution.probabilities
@@ -288,7 +313,8 @@ def proposal_from_wire(message: types_pb2.Proposal, field: str = "") -> Proposal
     distributions = tuple(
         _distribution_from_wire(entry, f"{path}distributions[{i}]") for i, entry in enumerate(message.distributions)
     )
-    return Proposal(tuple(message.token_ids), distributions, message.tokenizer, message.duration_ms)
+    state_layer = message.state_layer if message.HasField("state_layer") else None
+    return Proposal(tuple(message.token_ids), distributions, message.tokenizer, message.duration_ms, state_layer)
 
 
 def _distribution_from_wire(message: types_pb2.Distribution, field: str) -> Distribution:

@@ -32,6 +32,10 @@ def model_info_to_wire(info: ModelInfo) -> types_pb2.ModelInfo:
         cache_bytes=info.cache_bytes,
         max_cache_bytes=info.max_cache_bytes,
         chat_template=info.chat_template,
+        takes_grammars=info.takes_grammars,
+        takes_min_p=info.takes_min_p,
+        datastore=info.datastore,
+        datastore_model=info.datastore_model,
     )
 
 
@@ -52,6 +56,10 @@ def model_info_from_wire(message: types_pb2.ModelInfo) -> ModelInfo:
         cache_bytes=message.cache_bytes,
         max_cache_bytes=message.max_cache_bytes,
         chat_template=message.chat_template,
+        takes_grammars=message.takes_grammars,
+        takes_min_p=message.takes_min_p,
+        datastore=message.datastore,
+        datastore_model=message.datastore_model,
     )
 
 

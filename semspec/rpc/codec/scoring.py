@@ -2,10 +2,12 @@
 
 import struct
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 
 from semspec.rpc.codec.common import (
     SEGMENTATIONS_TO_WIRE,
     check_filled,
+    check_positive,
     context_from_wire,
     invalid,
     piece_from_wire,
@@ -27,6 +29,7 @@ from semspec.types import (
     SURPRISAL_FEATURES,
     ChoiceScores,
     Context,
+    Gate,
     GenerationParams,
     Judgement,
     Proposal,
@@ -106,6 +109,8 @@ def verify_request_to_wire(
         session=params.session,
     )
     put_proposal(message.proposal, proposal)
+    if params.gate is not None:
+        message.gate.CopyFrom(target_pb2.Gate(**asdict(params.gate)))
     for piece in context.pieces:
         put_piece(message.context.add(), piece)
     return message
@@ -116,14 +121,30 @@ def verify_request_from_wire(
 ) -> tuple[Context, tuple[int, ...], Proposal, GenerationParams]:
     """Context, open tokens, proposal and parameters of a `Verify` call."""
     params = params_from_wire(message)
+    if message.HasField("gate"):
+        params = replace(params, gate=_gate_from_wire(message.gate))
     proposal = proposal_from_wire(message.proposal, "proposal")
     return context_from_wire(message.context), tuple(message.open_token_ids), proposal, params
+
+
+def _gate_from_wire(message: target_pb2.Gate) -> Gate:
+    check_positive(message.window, "gate.window")
+    shares = (
+        probability(value, f"gate.{name}")
+        for name, value in (("entropy", message.entropy), ("floor", message.floor), ("density", message.density))
+    )
+    entropy, floor, density = shares
+    return Gate(entropy, floor, message.top_k, density, message.window, tuple(message.recent))
 
 
 def verify_response_to_wire(verified: VerifiedTokens) -> target_pb2.VerifyResponse:
     """The verified tokens."""
     message = target_pb2.VerifyResponse(
-        open_token_ids=verified.open_ids, num_accepted=verified.num_accepted, duration_ms=verified.duration_ms
+        open_token_ids=verified.open_ids,
+        num_accepted=verified.num_accepted,
+        duration_ms=verified.duration_ms,
+        state=verified.state,
+        mismatches=verified.mismatches,
     )
     for segment in verified.segments:
         put_piece(message.segments.add(), segment)
@@ -139,7 +160,15 @@ def verify_response_from_wire(message: target_pb2.VerifyResponse, num_proposed: 
     segments = tuple(segment_from_wire(piece, f"segments[{i}]") for i, piece in enumerate(message.segments))
     open_piece = piece_from_wire(message.open, "open") if message.HasField("open") else None
     open_ids = tuple(message.open_token_ids)
-    return VerifiedTokens(segments, open_ids, message.num_accepted, message.duration_ms, open_piece)
+    return VerifiedTokens(
+        segments,
+        open_ids,
+        message.num_accepted,
+        message.duration_ms,
+        open_piece,
+        message.state,
+        tuple(message.mismatches),
+    )
 
 
 def ask_request_to_wire(

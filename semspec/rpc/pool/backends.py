@@ -51,7 +51,7 @@ async def _model(client: RemoteDrafter) -> object:
 
 
 def _identity(info: ModelInfo) -> object:
-    return info.fingerprint, info.tokenizer, info.state_convention
+    return info.fingerprint, info.tokenizer, info.state_convention, info.datastore
 
 
 async def _probes(client: RemoteVerifier) -> object:

@@ -1,0 +1,91 @@
+"""Grammars of what a client asks for: JSON by a schema, or calls of tools. Texts in llguidance's Lark syntax.
+
+A grammar here defines the rule `answer`; `of_output` makes it that of a whole output, whose reasoning is free.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from semspec.errors import InvalidRequest
+from semspec.gateway.generation.parsers import CALL, END_OF_CALL, THINK, beginning_of_call
+
+Json = Mapping[str, Any]
+
+ANY_OBJECT: Json = {"type": "object"}
+
+MAX_REPETITIONS = 10_000
+"""Maximum sum of the numbers of items and properties in a schema: its grammar grows with them."""
+
+_COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains")
+
+_COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+"""White space in JSON: none but a space after a separator, since some models go on with it until their budget ends."""
+
+
+def json_grammar(schema: Json, is_strict: bool, field: str) -> str:
+    """JSON that is valid by `schema`. Not `is_strict`: keywords that cannot be held are ignored.
+
+    Raises: InvalidRequest naming `field` when the schema is invalid, or strict and not supported.
+    """
+    return f"answer: {_json_rule(schema, is_strict, field)}\n"
+
+
+def tools_grammar(functions: Sequence[Json], is_required: bool, is_parallel: bool, fields: Sequence[str]) -> str:
+    """Calls of `functions`, OpenAI's objects, with a text before them or alone unless a call is required.
+
+    Each call has the form that the chat templates of Hermes and Qwen ask for. Raises: InvalidRequest naming the one of
+    `fields` whose parameters cannot be held.
+    """
+    names = [f"call_{index}" for index in range(len(functions))]
+    rules = [f"body: {_quoted(chr(10))} ({' | '.join(names)}) {_quoted(chr(10) + END_OF_CALL)}"]
+    for name, function, field in zip(names, functions, fields, strict=True):
+        parameters = function.get("parameters") or ANY_OBJECT
+        rules.append(f"{name}: {_quoted(beginning_of_call(function['name']))} {name}_arguments {_quoted('}')}")
+        rules.append(f"{name}_arguments: {_json_rule(parameters, bool(function.get('strict')), field)}")
+    more = f"(/[ \\n]{{1,4}}/? {_quoted(CALL)} body)*" if is_parallel else ""
+    if is_required:
+        first = [f"answer: {_quoted(CALL)} body {more}"]
+    else:  # a lazy trigger ends the free text as soon as it matches, so that every call has the right form
+        first = [f"answer: FREE | trigger body {more}", "FREE: /(.|\\n)*/", f"trigger[lazy]: FREE {_quoted(CALL)}"]
+    return "\n".join([*first, *rules]) + "\n"
+
+
+def of_output(grammar: str, prompt: str) -> str:
+    """The grammar of the output after `prompt`, whose answer follows `grammar`; empty if that is.
+
+    Reasoning comes first where the prompt has opened it; elsewhere the model may open it itself.
+    """
+    if not grammar:
+        return ""
+    mark = "" if prompt.rstrip().endswith(THINK) else f"[ \\n]{{0,4}}{THINK}"
+    rules = f"thought[lazy]: /{mark}(.|\\n)*<\\/think>/\nspaced: /[ \\n]{{1,4}}/? answer\n{grammar}"
+    return f"start: thought spaced{' | answer' if mark else ''}\n{rules}"
+
+
+def _json_rule(schema: Json, is_strict: bool, field: str) -> str:
+    """JSON by `schema`, as a part of a rule. Raises: InvalidRequest."""
+    from llguidance import LLMatcher  # native code, which other requests do without
+
+    if (repetitions := sum(_repetitions(schema))) > MAX_REPETITIONS:
+        message = f"{field}: its numbers of items and properties add up to {repetitions}"
+        raise InvalidRequest(f"{message}; the limit is {MAX_REPETITIONS}", field)
+    options = {**_COMPACT, "lenient": not is_strict, "coerce_one_of": not is_strict}
+    rule = f"%json {json.dumps({**schema, 'x-guidance': options})}"
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(f"start: {rule}")
+    if is_error:
+        reason = messages[0].partition("\n   1 |")[0].removeprefix("at 1(8): failed to compile JSON schema: ")
+        raise InvalidRequest(f"{field}: {' '.join(reason.split())[:300]}", field)
+    return rule
+
+
+def _repetitions(schema: Any) -> Iterator[int]:
+    """The counts of items and properties in a schema, wherever they stand."""
+    if isinstance(schema, Mapping):
+        yield from (schema[name] for name in _COUNTS if isinstance(schema.get(name), int))
+    for value in schema.values() if isinstance(schema, Mapping) else schema if isinstance(schema, list) else ():
+        yield from _repetitions(value)
+
+
+def _quoted(literal: str) -> str:
+    return json.dumps(literal)

@@ -1,0 +1,155 @@
+"""What is served: the models and probes of a handshake, whether they match, and what they support."""
+
+from dataclasses import dataclass, replace
+from typing import Protocol, Self, runtime_checkable
+
+from semspec.decoding import STRATEGIES, Backends
+from semspec.gateway.settings import GatewaySettings
+from semspec.likelihood import Calibration
+from semspec.types import STATE_CONVENTION, ModelInfo, Segmentation, VerifierInfo, Writer, shares_ordinary_tokens
+
+
+@runtime_checkable
+class Replicated(Protocol):
+    """A backend with several replicas, which may serve different models during an upgrade."""
+
+    def of(self, info: ModelInfo) -> Self:
+        """A backend that calls only replicas of this model."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Models and probes that the three services reported."""
+
+    draft: ModelInfo
+    target: ModelInfo
+    verifier: VerifierInfo
+    likelihood: Calibration | None = None
+    """What the gateway judges by under `likelihood`."""
+
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """Names of the strategies that this pair supports."""
+        return tuple(strategy for strategy in STRATEGIES if self.unsupported_reason(strategy) is None)
+
+    def pinned(self, backends: Backends) -> Backends:
+        """Backends restricted to these models and probes, so that a generation never continues with others."""
+        drafter, target = backends.drafter, backends.target
+        return replace(
+            backends,
+            drafter=drafter.of(self.draft) if isinstance(drafter, Replicated) else drafter,
+            target=target.of(self.target) if isinstance(target, Replicated) else target,
+            projections=self.verifier.projections,
+            likelihood=self.likelihood,
+        )
+
+    def unsupported_reason(self, strategy: str) -> str | None:
+        """Why this pair does not support the strategy, with the remedy, in one line; None if it does."""
+        needs = STRATEGIES[strategy]
+        draft, target = self.draft.tokenizer, self.target.tokenizer
+        if needs.needs_one_vocabulary and not shares_ordinary_tokens(draft, target):
+            return (
+                f"the strategy {strategy!r} proposes tokens to the target, so both models need the same ordinary "
+                f"tokens (special tokens may differ), but the draft has {draft} and the target {target}: choose a "
+                "strategy that transfers text, such as 'semantic', or serve a pair with one vocabulary"
+            )
+        if needs.needs_datastore and not self.draft.datastore:
+            return (
+                f"the strategy {strategy!r} needs a datastore of the target's answers, which the draft service does "
+                "not have: build one with `semspec train datastore` and set SEMSPEC_DRAFT_DATASTORE"
+            )
+        if needs.needs_earlier_turns and not self.target.can_be_asked:
+            return (
+                f"the strategy {strategy!r} asks the target about each step, but the chat template of "
+                f"{self.target.model} drops earlier turns: choose another strategy, or serve another target"
+            )
+        if needs.probes is not None and not self.verifier.has_probes:
+            return (
+                f"the strategy {strategy!r} needs probes, but the pair is served without: choose 'likelihood' or "
+                "another strategy that needs none, or train probes with `semspec train run` and start the verifier"
+            )
+        if needs.needs_calibration and self.likelihood is None:
+            return (
+                f"the strategy {strategy!r} needs a calibration for this pair: choose another strategy, or make one "
+                "with `semspec train calibrate` and name the file in SEMSPEC_GATEWAY_LIKELIHOOD"
+            )
+        if needs.probes and needs.probes not in self.verifier.alternatives:
+            return (
+                f"the strategy {strategy!r} needs probes of that name, which the verifier does not serve: choose "
+                "another strategy, or add them to the folder SEMSPEC_VERIFIER_ALTERNATIVES"
+            )
+        return None
+
+    def tells_logprobs(self, strategy: str) -> bool:
+        """Whether all kept tokens have their writer's logprobs."""
+        writers = {Writer.DRAFT: self.draft, Writer.TARGET: self.target}
+        kept = (writers[writer] for writer in STRATEGIES[strategy].writers)
+        return STRATEGIES[strategy].tells_logprobs and all(writer.tells_logprobs for writer in kept)
+
+    def takes_grammars(self, strategy: str) -> bool:
+        """Whether all models that may write can be held to a grammar; the target goes on where the draft fails."""
+        models = {Writer.DRAFT: self.draft, Writer.TARGET: self.target}
+        return all(models[writer].takes_grammars for writer in (*STRATEGIES[strategy].writers, Writer.TARGET))
+
+    def takes_min_p(self, strategy: str) -> bool:
+        """Whether all models that may write know the filter."""
+        models = {Writer.DRAFT: self.draft, Writer.TARGET: self.target}
+        return all(models[writer].takes_min_p for writer in (*STRATEGIES[strategy].writers, Writer.TARGET))
+
+    def max_context_tokens(self, strategy: str) -> int:
+        """The context window of a generation, in tokens; the smaller one where the draft's text is kept."""
+        if Writer.DRAFT not in STRATEGIES[strategy].writers:
+            return self.target.max_context_tokens
+        return min(self.draft.max_context_tokens, self.target.max_context_tokens)
+
+    def segmentations(self, strategy: str) -> frozenset[Segmentation]:
+        """The segmentations that all services of a strategy support."""
+        common = frozenset(self.target.segmentations)
+        if Writer.DRAFT in STRATEGIES[strategy].writers:
+            common &= frozenset(self.draft.segmentations)
+        if STRATEGIES[strategy].needs_calibration and self.likelihood is not None:
+            common &= {self.likelihood.segmentation}
+        is_judged = STRATEGIES[strategy].probes is not None
+        return common & frozenset(self.verifier.segmentations) if is_judged else common
+
+
+def mismatch(served: Served, settings: GatewaySettings) -> str | None:
+    """What does not match, with the remedy, in one line; None if everything matches."""
+    draft, target, verifier = served.draft, served.target, served.verifier
+    conventions = {
+        "draft": draft.state_convention,
+        "target": target.state_convention,
+        "verifier": verifier.state_convention,
+    }
+    for role, convention in conventions.items():
+        if convention != STATE_CONVENTION:
+            return f"the {role} service uses {convention!r}, this gateway {STATE_CONVENTION!r}: upgrade the older one"
+    for role, info, expected, tokenizer, address in (
+        ("draft", draft, verifier.draft_model, verifier.draft_tokenizer, settings.draft_address),
+        ("target", target, verifier.target_model, verifier.target_tokenizer, settings.target_address),
+    ):
+        if verifier.has_probes and info.fingerprint != expected:
+            return (
+                f"the verifier's {role} probe was trained on model {expected}, but the {role} service at {address} "
+                f"serves {info.fingerprint} ({info.model}): start the verifier with that model's probe"
+            )
+        if tokenizer and info.tokenizer != tokenizer:
+            return (
+                f"the verifier's {role} probe was trained with the tokenizer {tokenizer}, but the {role} service at "
+                f"{address} has {info.tokenizer}: put the model's own tokenizer files back"
+            )
+    if served.likelihood and (reason := served.likelihood.foreign_reason(draft, target)):
+        return f"{reason}, or unset SEMSPEC_GATEWAY_LIKELIHOOD"
+    if draft.datastore and draft.datastore_model != target.fingerprint:
+        return (
+            f"the draft service's datastore holds answers of model {draft.datastore_model}, but the target service at "
+            f"{settings.target_address} serves {target.fingerprint} ({target.model}): build a datastore of this "
+            "target, or unset SEMSPEC_DRAFT_DATASTORE"
+        )
+    if not served.segmentations("semantic"):
+        return "draft, target and verifier have no segmentation in common: use probes trained for one the engines have"
+    unsupported_reason = served.unsupported_reason(settings.default_strategy)
+    return (
+        None if unsupported_reason is None else f"SEMSPEC_GATEWAY_DEFAULT_STRATEGY is unsupported: {unsupported_reason}"
+    )

@@ -1,0 +1,78 @@
+"""Rounds of exact speculative sampling (Leviathan et al. 2023, Algorithm 1), whoever proposes the tokens.
+
+tokens are proposed -> the target verifies them in one forward pass, keeps those up to the first rejection and adds one
+recovered or bonus token; a segment is recorded once it is complete.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from semspec.decoding.protocols import Target
+from semspec.decoding.steps import Progress, Stopwatch, of_drafted, total, waited
+from semspec.types import Piece, Proposal, Segment, SegmentRecord, StageTimes, VerifiedTokens
+
+NOTHING = Proposal((), (), "", 0.0)
+
+Propose = Callable[[Progress, Sequence[int], Piece | None], Awaitable[Proposal]]
+"""(progress, tokens of the incomplete segment, the same as `VerifiedTokens.open_piece`) -> the tokens to verify next.
+They may end up unverified, but never exceed `num_proposable`. Raises: BackendUnavailable."""
+
+
+def num_proposable(progress: Progress, open_ids: Sequence[int], limit: int) -> int:
+    """How many of `limit` tokens to propose, so that they and the target's own token fit the budget."""
+    return max(0, min(limit, progress.tokens_left - len(open_ids) - 1))
+
+
+async def rounds(
+    progress: Progress, target: Target, propose: Propose, max_segments: Literal[0, 1] = 0
+) -> AsyncGenerator[SegmentRecord, None]:
+    """Run rounds of proposing and verifying until one segment is complete or, with `max_segments` 0, until the end.
+
+    A round may continue past a segment's end, and its last token is drawn without a proposal. So a sampled generation
+    that is resumed after a segment has other tokens of the same distribution than an uninterrupted one. A greedy
+    generation, or a single segment, has the same tokens. Raises: BackendUnavailable, and what the target raises.
+    """
+    open_ids: tuple[int, ...] = ()
+    open_piece: Piece | None = None
+    tally = Tally()
+    while progress.finish_reason is None:
+        clock = Stopwatch()
+        proposal = await propose(progress, open_ids, open_piece)
+        tally = tally.proposed(proposal, clock.lap_ms())
+        params = progress.params("target", max_segments)
+        verified = await of_drafted(target.verify(progress.context, open_ids, proposal, params))
+        tally = tally.verified(verified, clock.lap_ms())
+        for segment in verified.segments:
+            yield tally.record(len(progress.segments), segment)
+            progress, tally = progress.after(segment), Tally()
+        if max_segments and verified.segments:
+            return
+        open_ids, open_piece = verified.open_ids, verified.open_piece
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Token counts and times since the last complete segment."""
+
+    num_proposed: int = 0
+    num_accepted: int = 0
+    times: StageTimes = field(default_factory=StageTimes)
+
+    def proposed(self, proposal: Proposal, wall_ms: float) -> "Tally":
+        times = total(self.times, waited("draft_ms", wall_ms, proposal.duration_ms))
+        return Tally(self.num_proposed + len(proposal.token_ids), self.num_accepted, times)
+
+    def verified(self, verified: VerifiedTokens, wall_ms: float) -> "Tally":
+        times = total(self.times, waited("read_ms", wall_ms, verified.duration_ms))
+        return Tally(self.num_proposed, self.num_accepted + verified.num_accepted, times)
+
+    def record(self, index: int, segment: Segment) -> SegmentRecord:
+        return SegmentRecord(
+            index,
+            segment,
+            accepted=None,
+            num_proposed_tokens=self.num_proposed,
+            num_accepted_tokens=self.num_accepted,
+            times=self.times,
+        )

@@ -1,0 +1,250 @@
+"""The calls of our engine as generators: each yields what it has fed, and its results. See `semspec.engine.steps`."""
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import accumulate
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from semspec.engine.causal_lm import CausalLM
+from semspec.engine.gate import check_gate, gated_tokens
+from semspec.engine.grammar import Matcher
+from semspec.engine.logits import draw_first_tokens, draw_token, only, scores_of, token_logprob
+from semspec.engine.prefix_cache import Prefix, PrefixCache
+from semspec.engine.segmentation import TokenSegmenter, ended_by_look_ahead
+from semspec.engine.speculative import (
+    check_proposal,
+    check_state_layer,
+    check_token_ids,
+    draw_with_distribution,
+    shared_part,
+    state_before,
+    verify_tokens,
+)
+from semspec.engine.steps import Feed, Output, Steps, fed
+from semspec.engine.tokenization import ModelTokenizer, option_ids
+from semspec.errors import InvalidRequest
+from semspec.probes.projection import Projections
+from semspec.types import (
+    ChoiceScores,
+    Context,
+    Distribution,
+    GeneratedSegment,
+    GenerationParams,
+    Proposal,
+    Segment,
+    SegmentScore,
+    TokenLogprob,
+    VerifiedTokens,
+    Writer,
+)
+
+
+class Calls:
+    """The calls to one model. Each runs on the worker's thread."""
+
+    def __init__(self, lm: CausalLM, writer: Writer, cache: PrefixCache, projections: Projections) -> None:
+        self._lm, self._writer, self._cache, self._projections = lm, writer, cache, projections
+        self._tokenizer: ModelTokenizer = lm.tokenizer
+
+    @contextmanager
+    def _prefix(self, tokens: list[int], session: str) -> Iterator[Prefix]:
+        """A cached prefix of `tokens`, returned to the cache when the call ends or fails."""
+        prefix = self._cache.take(tokens, session)
+        try:
+            yield prefix
+        finally:
+            num_tokens = prefix.kv.num_tokens  # fewer than the prefix has after an eviction
+            if num_tokens <= len(prefix.tokens):  # otherwise a forward pass failed midway and the cache is invalid
+                prefix.crop(num_tokens)
+                self._cache.give(prefix)
+
+    def _rows_after(
+        self,
+        prefix: Prefix,
+        tokens: Sequence[int],
+        following: Sequence[int],
+        segments: Sequence[int] = (),
+        wants_each: bool = False,
+    ) -> Generator[Feed, Output | None, tuple[Tensor, Sequence[Tensor]]]:
+        """Feed the tokens that `prefix` lacks, and `following`. Returns logits `[len(following) + 1, vocab_size]`,
+        after `tokens` and each token of `following`, and the states of `segments`: `following` cut at these lengths.
+        `wants_each`: instead the states of each row's token, the first of them only if `prefix` lacked it, and none
+        if `prefix` lacked more.
+        """
+        known = [prefix.logits[len(tokens)][None]] if len(prefix.tokens) == len(tokens) else []
+        rest = [*tokens[len(prefix.tokens) :], *following]
+        if not rest:
+            return known[0], ()
+        if wants_each and len(rest) <= len(following) + 1:  # not of a whole prompt, whose states need much memory
+            segments = (1,) * len(rest)
+        output = yield from fed(Feed(prefix, rest, len(following) + 1 - len(known), segments))
+        rows = torch.cat([*known, output.rows])
+        ends = () if wants_each else accumulate(segments[:-1], initial=0)
+        for position in ends:  # where a later call may go on
+            prefix.remember_logits(len(tokens) + position, rows[position])
+        return rows, output.pooled
+
+    def generate(
+        self, context: Context, params: GenerationParams, matcher: Matcher | None = None
+    ) -> Steps[GeneratedSegment]:
+        tokens = self._tokenizer.context_ids(context)
+        self._tokenizer.check_room(len(tokens), "context")
+        segmenter = TokenSegmenter(self._tokenizer, self._writer, params, tokens)
+        start = perf_counter()
+        with self._prefix(tokens, params.session) as prefix:
+            token = yield from self._first_token(prefix, context, tokens, params, matcher)
+            while not segmenter.is_done:
+                generated, token = yield from self._write_segment(prefix, token, segmenter, params, matcher)
+                now = perf_counter()
+                yield replace(generated, duration_ms=(now - start) * 1e3)
+                start = now
+
+    def _first_token(
+        self,
+        prefix: Prefix,
+        context: Context,
+        tokens: Sequence[int],
+        params: GenerationParams,
+        matcher: Matcher | None,
+    ) -> Generator[Feed, Output | None, int]:
+        """The token drawn after `tokens`, those of `context`."""
+        sampling = params.sampling
+        if rest := tokens[len(prefix.tokens) :]:
+            yield from fed(Feed(prefix, rest))
+        logits = prefix.logits[len(tokens)]
+        if matcher:  # one model writes all, so a token that ended a sentence is drawn again as it was
+            return draw_token(only(logits, matcher.allowed()), sampling, len(tokens))
+        if ended_by_look_ahead(context, params.segmentation):
+            return draw_first_tokens(self._tokenizer, logits[None], sampling, [sampling.seed], len(tokens))[0]
+        return draw_token(logits, sampling, len(tokens))
+
+    def _write_segment(
+        self,
+        prefix: Prefix,
+        token: int,
+        segmenter: TokenSegmenter,
+        params: GenerationParams,
+        matcher: Matcher | None = None,
+    ) -> Generator[Feed, Output | None, tuple[GeneratedSegment, int]]:
+        """The next segment after `prefix`, from its first `token` on, all of its tokens fed; and the token after it."""
+        logprobs: list[TokenLogprob] = []
+        total: Tensor | None = None
+        segment = segmenter.end_before(token)
+        while segment is None:
+            if params.num_logprobs is not None:
+                logits = prefix.logits[len(prefix.tokens)]
+                logprobs.append(token_logprob(self._tokenizer, logits, token, params.num_logprobs))
+            own = (1,) if params.want_states else ()
+            allowed = matcher.allowed_after(token) if matcher else None
+            output = yield from fed(Feed(prefix, [token], segments=own, sampling=params.sampling, allowed=allowed))
+            for one in output.pooled:
+                total = one if total is None else total + one
+            segment = segmenter.append(token)
+            token = output.token
+            segment = segment or segmenter.end_before(token)
+        pooled = [] if total is None else [total / len(segment.token_ids)]
+        states = next(iter(self._projections.states_of(pooled, params.projection)), None)
+        told = None if params.num_logprobs is None else tuple(logprobs)
+        return GeneratedSegment(segment, states, 0.0, told), token
+
+    def score(
+        self, context: Context, segments: Sequence[Segment], session: str, projection: str
+    ) -> Steps[list[SegmentScore]]:
+        tokens = self._tokenizer.context_ids(context)
+        ids = [list(self._tokenizer.read_ids(segment, is_first=False)) for segment in segments]
+        if not ids or not all(ids):
+            raise InvalidRequest("nothing to score; send segments that contain text", "segments")
+        all_ids = [token for segment_ids in ids for token in segment_ids]
+        self._tokenizer.check_room(len(tokens) + len(all_ids), "segments")
+        start = perf_counter()
+        with self._prefix(tokens, session) as prefix:
+            rows, pooled = yield from self._rows_after(prefix, tokens, all_ids, [len(one) for one in ids])
+            scores = scores_of(ids, rows, self._projections.states_of(pooled, projection))
+            duration_ms = (perf_counter() - start) * 1e3
+            yield [replace(score, duration_ms=duration_ms) for score in scores]
+
+    def propose(
+        self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
+    ) -> Steps[Proposal]:
+        check_token_ids(self._tokenizer, open_ids, "open_token_ids")
+        tokens = [*self._tokenizer.context_ids(context), *open_ids]
+        self._tokenizer.check_room(len(tokens), "context")
+        start = perf_counter()
+        with self._prefix(tokens, params.session) as prefix:
+            drafted: list[int] = []
+            distributions: list[Distribution] = []
+            for _ in range(min(num_tokens, self._lm.info.max_context_tokens - len(tokens))):
+                # Without the last token: the next call feeds it, with the target's token.
+                if rest := [*tokens, *drafted][len(prefix.tokens) :]:
+                    yield from fed(Feed(prefix, rest))
+                position = len(prefix.tokens)
+                token, distribution = draw_with_distribution(prefix.logits[position], params.sampling, position)
+                drafted.append(token)
+                distributions.append(distribution)
+                if token in self._tokenizer.eos_ids:
+                    break
+            duration_ms = (perf_counter() - start) * 1e3
+            yield Proposal(tuple(drafted), tuple(distributions), self._lm.info.tokenizer, duration_ms)
+
+    def verify(
+        self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
+    ) -> Steps[VerifiedTokens]:
+        check_token_ids(self._tokenizer, open_ids, "open_token_ids")
+        check_proposal(self._tokenizer, proposal)
+        check_state_layer(self._tokenizer, proposal)
+        check_gate(params.gate, params.sampling)
+        context_ids = self._tokenizer.context_ids(context)
+        tokens = [*context_ids, *open_ids]
+        self._tokenizer.check_room(len(tokens), "context")
+        segmenter = TokenSegmenter(self._tokenizer, self._writer, params, context_ids, open_ids)
+        if segmenter.num_left < 1:
+            raise InvalidRequest("open_token_ids: they already fill max_tokens", "open_token_ids")
+        drafted = proposal.token_ids[: segmenter.num_left]
+        start = perf_counter()
+        with self._prefix(tokens, params.session) as prefix:
+            num_shared, distributions = shared_part(self._tokenizer, proposal)
+            layer = proposal.state_layer
+            rows, states = yield from self._rows_after(
+                prefix, tokens, drafted[:num_shared], wants_each=layer is not None
+            )
+            is_first = not open_ids and ended_by_look_ahead(context, params.segmentation)
+            ended = self._tokenizer if is_first else None
+            mismatches: tuple[bool, ...] = ()
+            if params.gate is None:
+                distributions = distributions[: len(drafted)]
+                chosen = verify_tokens(rows, drafted, distributions, params.sampling, len(tokens), ended)
+            else:
+                chosen, mismatches = gated_tokens(rows, drafted, params.gate, ended)
+            num_taken = next((index for index, token in enumerate(chosen) if not segmenter.take(token)), len(chosen))
+            num_accepted = min(num_taken, len(chosen) - 1)
+            prefix.crop(len(tokens) + num_accepted)
+            prefix.remember_logits(len(prefix.tokens), rows[num_accepted])
+            duration_ms = (perf_counter() - start) * 1e3
+            is_foreign = bool(drafted) and proposal.tokenizer != self._lm.info.tokenizer
+            open_piece = segmenter.open_piece if is_foreign else None
+            open_ids = tuple(segmenter.open_ids)
+            state = b"" if layer is None else state_before(num_taken - 1 - len(rows), states, layer)
+            yield VerifiedTokens(
+                tuple(segmenter.segments), open_ids, num_accepted, duration_ms, open_piece, state, mismatches
+            )
+
+    def score_choices(
+        self, context: Context, question: str, prefill: str, options: Sequence[str], session: str
+    ) -> Steps[ChoiceScores]:
+        tokens = self._tokenizer.context_ids(context)
+        turn = self._tokenizer.question_ids(tokens, question, prefill)
+        choice_ids = option_ids(self._tokenizer.raw, options)
+        self._tokenizer.check_room(len(tokens) + len(turn), "context")
+        start = perf_counter()
+        with self._prefix(tokens, session) as prefix:
+            rows, _ = yield from self._rows_after(prefix, tokens, turn)
+            prefix.crop(len(tokens))  # remove the question: the next call continues from the context
+            prefix.remember_logits(len(tokens), rows[0])
+            probabilities = torch.softmax(rows[-1].float(), -1)
+            likeliest = self._tokenizer.token_text(int(probabilities.argmax()))
+            duration_ms = (perf_counter() - start) * 1e3
+            yield ChoiceScores(tuple(probabilities[choice_ids].tolist()), likeliest, duration_ms)

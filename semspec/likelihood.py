@@ -1,0 +1,153 @@
+"""The calibration of the strategy `likelihood`: how probable it is that the target says what a drafted segment says, by
+statistics of the target's log-probabilities over it, and the least such probability to accept.
+
+`semspec train calibrate` makes the file, for a pair of models and one segmentation; the gateway reads it.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import exp, isfinite
+from pathlib import Path
+from typing import Any
+
+from semspec.errors import Mismatch
+from semspec.types import SURPRISAL_FEATURES, ModelInfo, OperatingPoint, Segmentation
+
+CALIBRATION_FILE = "likelihood.json"
+"""Its name in the folder of a pair's probes."""
+CALIBRATION_FORMAT = 1
+LEAST_QUESTIONS, LEAST_SEGMENTS = 20, 10
+"""Least number of questions of a pilot, and of right and of wrong drafted segments in it."""
+_REMEDY = "make it again with `semspec train calibrate`"
+
+
+@dataclass(frozen=True, slots=True)
+class CalibratedModel:
+    """A model of the pair, by what its service says of it."""
+
+    model: str
+    """Name or path."""
+    fingerprint: str
+    tokenizer: str
+
+    @classmethod
+    def of(cls, info: ModelInfo) -> "CalibratedModel":
+        return cls(info.model, info.fingerprint, info.tokenizer)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A logistic function of the statistics of a segment's score, and the threshold that the pilot led to."""
+
+    draft: CalibratedModel
+    target: CalibratedModel
+    segmentation: Segmentation
+    statistics: tuple[str, ...]
+    """Names in `SURPRISAL_FEATURES`."""
+    weights: tuple[float, ...]
+    """One per statistic, none negative: what is likelier is never less probable to be right."""
+    bias: float
+    threshold: float
+    """Least probability to accept: the one at which at most `max_wrong_accepted` of the wrong segments were."""
+    max_wrong_accepted: float
+    num_questions: int
+    num_right: int
+    """Drafted segments of the pilot that one of the target's samples at the same context means too."""
+    num_wrong: int
+    """Those that none of them means."""
+    curve: tuple[OperatingPoint, ...]
+    """Effects of other thresholds on the pilot, each question judged by weights of the others."""
+    data_digest: str
+    format: int = CALIBRATION_FORMAT
+
+    @property
+    def digest(self) -> str:
+        """Of all fields, 16 hexadecimal digits."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+
+    def probability(self, surprisal: Sequence[float]) -> float:
+        """Probability in [0, 1] that the target says it, too, from a score aligned with `SURPRISAL_FEATURES`.
+
+        0 if a statistic is no finite number, as that of a token which the target cannot write.
+        """
+        values = [surprisal[SURPRISAL_FEATURES.index(name)] for name in self.statistics]
+        score = self.bias + sum(weight * value for weight, value in zip(self.weights, values, strict=True))
+        return _logistic(score) if all(map(isfinite, values)) else 0.0
+
+    def foreign_reason(self, draft: ModelInfo, target: ModelInfo) -> str | None:
+        """Why it is not of the served pair, in one line; None if it is."""
+        for role, own, served in (("draft", self.draft, draft), ("target", self.target, target)):
+            if own.fingerprint != served.fingerprint:
+                return (
+                    f"the likelihood calibration is for the {role} {own.model} ({own.fingerprint}), but the {role} "
+                    f"service serves {served.model} ({served.fingerprint}): {_REMEDY}"
+                )
+            if own.tokenizer != served.tokenizer:
+                return (
+                    f"the likelihood calibration is for a {role} with the tokenizer {own.tokenizer}, but the {role} "
+                    f"service has {served.tokenizer}: put the model's own tokenizer files back"
+                )
+        return None
+
+
+def too_small_reason(num_questions: int, num_right: int, num_wrong: int) -> str | None:
+    """Why nothing can be calibrated on such a pilot, in words; None if it is large enough."""
+    if num_questions < LEAST_QUESTIONS:
+        return f"the pilot has {num_questions} questions with labels, at least {LEAST_QUESTIONS} are needed"
+    for kind, number in (("right", num_right), ("wrong", num_wrong)):
+        if number < LEAST_SEGMENTS:
+            return f"the pilot has {number} {kind} drafted segments, at least {LEAST_SEGMENTS} are needed"
+    return None
+
+
+def as_json(calibration: Calibration) -> dict[str, Any]:
+    """The contents of its file."""
+    return asdict(calibration) | {"digest": calibration.digest}
+
+
+def load_calibration(path: Path) -> Calibration:
+    """Read a file of `as_json`.
+
+    Raises: Mismatch, naming the file and the remedy, when it is missing, damaged, of another format, or of a pilot that
+    is too small.
+    """
+    try:
+        fields = json.loads(path.read_text())
+        if isinstance(fields, dict) and fields.get("format") != CALIBRATION_FORMAT:
+            found = fields.get("format")
+            raise Mismatch(f"likelihood calibration {path} has format {found!r}, not {CALIBRATION_FORMAT}; {_REMEDY}")
+        digest = fields.pop("digest")
+        calibration = _parsed(fields)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        raise Mismatch(f"cannot read likelihood calibration {path}: {reason}; {_REMEDY}") from error
+    if digest != calibration.digest:
+        raise Mismatch(f"likelihood calibration {path} is damaged: it has not the digest it names; {_REMEDY}")
+    if reason := too_small_reason(calibration.num_questions, calibration.num_right, calibration.num_wrong):
+        raise Mismatch(f"likelihood calibration {path}: {reason}; {_REMEDY} on more questions")
+    return calibration
+
+
+def _parsed(fields: dict[str, Any]) -> Calibration:
+    """Raises: ValueError, TypeError or KeyError when the fields are not those of a calibration."""
+    calibration = Calibration(
+        **fields
+        | {role: CalibratedModel(**fields[role]) for role in ("draft", "target")}
+        | {name: tuple(fields[name]) for name in ("statistics", "weights")}
+        | {"segmentation": Segmentation(fields["segmentation"])}
+        | {"curve": tuple(OperatingPoint(**point) for point in fields["curve"])},
+    )
+    numbers = (*calibration.weights, calibration.bias, calibration.threshold)
+    if not all(isinstance(number, int | float) and isfinite(number) for number in numbers):
+        raise ValueError("weights, bias or threshold is not a finite number")
+    if not calibration.weights or len(calibration.weights) != len(calibration.statistics):
+        raise ValueError("there must be one weight for each statistic")
+    if unknown := set(calibration.statistics) - set(SURPRISAL_FEATURES):
+        raise ValueError(f"this build computes no statistic {', '.join(sorted(unknown))}")
+    return calibration
+
+
+def _logistic(score: float) -> float:
+    return 1 / (1 + exp(-score)) if score >= 0 else exp(score) / (1 + exp(score))

@@ -1,0 +1,173 @@
+"""A datastore on disk: the tokens of a target's answers, their order, and the index of the states before them.
+
+The folder holds `card.json` and the files that it names, each with its size and digest. The names contain the digests,
+and the card is replaced last, so a folder always holds one whole datastore, or none.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from semspec.errors import Mismatch
+from semspec.retrieval.neighbours import Neighbours, Projection, import_faiss
+from semspec.retrieval.ngrams import StaticTokens, TokenArray
+from semspec.types import ModelInfo
+
+FORMAT = 1
+_AGAIN = "build it again with `semspec train datastore`"
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a datastore holds."""
+
+    model: str
+    """Fingerprint of the target that wrote the answers."""
+    model_name: str
+    tokenizer: str
+    layer: int | None
+    """Row of `states-v1` that the neighbours are of; None: there are none."""
+    num_tokens: int
+    """Of all documents: prompts, answers and one end each."""
+    num_entries: int
+    """Neighbours."""
+    data: str
+    """Digest of the questions and answers."""
+    files: Mapping[str, str]
+    """Name of each file by its part: `tokens`, `projection`, `neighbours`."""
+    sizes: Mapping[str, int]
+    digests: Mapping[str, str]
+    """SHA-256 of each part."""
+    format: int = FORMAT
+
+    @property
+    def digest(self) -> str:
+        """Names the datastore."""
+        parts = json.dumps([self.model, self.layer, sorted(self.digests.items())])
+        return hashlib.sha256(parts.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Datastore:
+    """A loaded datastore."""
+
+    card: Card
+    static: StaticTokens
+    neighbours: Neighbours | None
+
+    @classmethod
+    def load(cls, folder: Path) -> "Datastore":
+        """Raises: Mismatch in one line when it is missing, half-built, damaged, or of another format."""
+        card = _card(folder)
+        paths = {part: folder / name for part, name in card.files.items()}
+        for part, path in paths.items():
+            if not path.is_file() or path.stat().st_size != card.sizes[part] or _sha256(path) != card.digests[part]:
+                raise Mismatch(f"the datastore {folder} is damaged: {path.name} is not what its card says; {_AGAIN}")
+        try:
+            arrays = load_file(paths["tokens"])
+            static = StaticTokens(arrays["tokens"], arrays["places"])
+            neighbours = None
+            if card.layer is not None:
+                loaded = load_file(paths["projection"])
+                neighbours = Neighbours.load(paths["neighbours"], Projection(loaded["mean"], loaded["weight"]))
+        except (KeyError, SafetensorError, UnicodeDecodeError) as error:
+            raise Mismatch(f"the datastore {folder} cannot be read: {error}; {_AGAIN}") from error
+        return cls(card, static, neighbours)
+
+
+def write_datastore(
+    folder: Path,
+    target: ModelInfo,
+    data: str,
+    tokens: TokenArray,
+    places: TokenArray,
+    neighbours: "tuple[int, Projection, Any, int] | None" = None,
+) -> Card:
+    """Write a datastore, or replace the one in `folder`; an interrupted call leaves what was there.
+
+    `neighbours`: layer, projection, faiss index and number of entries.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    bare = Card(target.fingerprint, target.model, target.tokenizer, None, len(tokens), 0, data, {}, {}, {})
+    card = _with_file(bare, folder, "tokens", ".safetensors", _saver({"tokens": tokens, "places": places}))
+    if neighbours is not None:
+        layer, projection, index, num_entries = neighbours
+        card = replace(card, layer=layer, num_entries=num_entries)
+        numbers = {"mean": projection.mean, "weight": projection.weight}
+        card = _with_file(card, folder, "projection", ".safetensors", _saver(numbers))
+        faiss = import_faiss()
+        card = _with_file(card, folder, "neighbours", ".faiss", lambda path: faiss.write_index(index, str(path)))
+    _replace(folder / "card.json", lambda path: path.write_text(json.dumps(asdict(card), indent=2) + "\n"))
+    for path in folder.iterdir():  # of the datastore before, and of interrupted calls
+        if path.name not in {"card.json", *card.files.values()} and path.name.startswith(_PREFIXES):
+            path.unlink()
+    return card
+
+
+_PREFIXES = ("tokens-", "projection-", "neighbours-", "partial-")
+
+
+def _saver(arrays: dict[str, Any]) -> Any:
+    def save(path: Path) -> None:
+        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path)
+        path.chmod(0o644)  # safetensors creates it private
+
+    return save
+
+
+def _with_file(card: Card, folder: Path, part: str, suffix: str, save: Any) -> Card:
+    """The card with one more file, which `save` writes."""
+    partial = folder / f"partial-{part}-{os.getpid()}"
+    save(partial)
+    digest = _sha256(partial)
+    name = f"{part}-{digest[:16]}{suffix}"
+    _synced(partial).replace(folder / name)
+    return replace(
+        card,
+        files={**card.files, part: name},
+        sizes={**card.sizes, part: (folder / name).stat().st_size},
+        digests={**card.digests, part: digest},
+    )
+
+
+def _replace(path: Path, save: Any) -> None:
+    partial = path.with_name(f"partial-{path.name}-{os.getpid()}")
+    save(partial)
+    _synced(partial).replace(path)
+
+
+def _synced(path: Path) -> Path:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return path
+
+
+def _card(folder: Path) -> Card:
+    path = folder / "card.json"
+    if not path.is_file():
+        state = "is half-built" if folder.is_dir() and any(folder.iterdir()) else "does not exist"
+        raise Mismatch(f"the datastore {folder} {state}: it has no card.json; {_AGAIN}")
+    try:
+        values = json.loads(path.read_text())
+        if values.get("format") != FORMAT:
+            raise Mismatch(f"the datastore {folder} has format {values.get('format')!r}, not {FORMAT}; {_AGAIN}")
+        card = Card(**values)
+        wanted = {"tokens"} if card.layer is None else {"tokens", "projection", "neighbours"}
+        if {*card.files} != wanted or {*card.sizes} != wanted or {*card.digests} != wanted:
+            raise ValueError("it does not name its files")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise Mismatch(f"the datastore {folder} is damaged: card.json: {error}; {_AGAIN}") from error
+    return card
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,160 @@
+"""Proposals from a datastore, beside the draft model of a service."""
+
+from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from semspec.engine.protocol import CountsSteps, Engine, StepCounter
+from semspec.errors import InvalidRequest
+from semspec.retrieval.datastore import Datastore
+from semspec.retrieval.ngrams import Match, agreed, as_text, earlier_match
+from semspec.types import (
+    ChoiceScores,
+    Context,
+    Distribution,
+    GeneratedSegment,
+    GenerationParams,
+    ModelInfo,
+    Piece,
+    ProjectionSpec,
+    Prompt,
+    Proposal,
+    Retrieval,
+    Segment,
+    SegmentScore,
+    Token,
+    VerifiedTokens,
+)
+
+WINDOW = 8192
+"""Last tokens of a context that are searched."""
+LEAST_MATCH = 3
+"""Length in tokens of an n-gram that ranks before semantic neighbours."""
+LEAST_SHARE = 0.3
+"""A proposal ends where fewer of the places agree on its tokens."""
+
+
+class Retriever:
+    """Proposes tokens after a context: what followed its last tokens before, or what followed similar states.
+
+    The longest n-gram wins, of equal ones that in the context itself. Semantic neighbours are used where there is no
+    n-gram of `LEAST_MATCH` tokens; shorter n-grams where there are no neighbours either. The session's own part is the
+    context of the call, so nothing is kept between calls, and nothing of one owner reaches another.
+    """
+
+    def __init__(self, datastore: Datastore) -> None:
+        self._datastore = datastore
+
+    @property
+    def datastore(self) -> Datastore:
+        return self._datastore
+
+    def propose(self, context: Context, open_ids: Sequence[int], retrieval: Retrieval, num_tokens: int) -> Proposal:
+        """Up to `num_tokens` tokens, each with probability 1; none if nothing is found. Takes about a millisecond.
+
+        Raises: InvalidRequest when the state is of another size, or an id is beyond any vocabulary.
+        """
+        start = perf_counter()
+        text = self._text(context, open_ids)
+        token_ids = self._found(text, retrieval, num_tokens) if text else []
+        certain = tuple(map(Distribution.certain, token_ids))
+        layer = self._datastore.card.layer if retrieval.source == "all" else None
+        duration_ms = (perf_counter() - start) * 1e3
+        return Proposal(tuple(token_ids), certain, self._datastore.card.tokenizer, duration_ms, layer)
+
+    def _found(self, text: str, retrieval: Retrieval, num_tokens: int) -> list[int]:
+        best = earlier_match(text, num_tokens)
+        if retrieval.source != "context":
+            static = self._datastore.static.match(text, num_tokens)
+            best = static if static.length > best.length else best
+        if best.length < LEAST_MATCH and retrieval.source == "all":
+            near = self._near(text, retrieval.state, num_tokens)
+            best = near if near.continuations else best
+        return agreed(best.continuations, num_tokens, LEAST_SHARE)
+
+    def _near(self, text: str, state: bytes, num_tokens: int) -> Match:
+        """Neighbours of the state before the last token that were followed by the same token."""
+        neighbours, static = self._datastore.neighbours, self._datastore.static
+        if neighbours is None or not state:
+            return Match(0, ())
+        if len(state) != 4 * neighbours.hidden_size:
+            wanted = 4 * neighbours.hidden_size
+            raise InvalidRequest(f"retrieval.state: {len(state)} bytes, not {wanted}", "retrieval.state")
+        places = neighbours.near(np.frombuffer(state, "<f4"))
+        followed = (static.following(place, num_tokens + 1) for place in places)
+        return Match(0, tuple(one[1:] for one in followed if one[:1] == text[-1]))
+
+    def _text(self, context: Context, open_ids: Sequence[int]) -> str:
+        """The last tokens; only those after the last piece of another tokenizer, whose ids mean other text."""
+        ids: list[int] = [*open_ids]
+        for piece in reversed(context.pieces):
+            if piece.tokenizer != self._datastore.card.tokenizer or len(ids) >= WINDOW:
+                break
+            ids = [*piece.token_ids, *ids]
+        try:
+            return as_text(ids[-WINDOW:])
+        except UnicodeDecodeError:
+            raise InvalidRequest("open_token_ids: an id is beyond the vocabulary", "open_token_ids") from None
+
+
+def load_retriever(folder: Path) -> Retriever:
+    """Raises: Mismatch in one line when the datastore in `folder` cannot be used."""
+    return Retriever(Datastore.load(folder))
+
+
+class RetrievingDraft:
+    """A draft's engine whose `propose` uses a datastore if `GenerationParams.retrieval` says so.
+
+    See `semspec.engine.protocol.Engine`.
+    """
+
+    def __init__(self, engine: Engine, retriever: Retriever) -> None:
+        self._engine, self._retriever = engine, retriever
+
+    @property
+    def steps(self) -> StepCounter | None:
+        return self._engine.steps if isinstance(self._engine, CountsSteps) else None
+
+    async def info(self) -> ModelInfo:
+        card = self._retriever.datastore.card
+        return replace(await self._engine.info(), datastore=card.digest, datastore_model=card.model)
+
+    async def propose(
+        self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
+    ) -> Proposal:
+        if params.retrieval is None:
+            return await self._engine.propose(context, open_ids, params, num_tokens)
+        return self._retriever.propose(context, open_ids, params.retrieval, num_tokens)
+
+    async def encode(self, prompt: Prompt) -> Piece:
+        return await self._engine.encode(prompt)
+
+    async def tokenize(self, text: str) -> list[Token]:
+        return await self._engine.tokenize(text)
+
+    def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+        return self._engine.generate(context, params)
+
+    async def score(
+        self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
+    ) -> list[SegmentScore]:
+        return await self._engine.score(context, segments, session, projection)
+
+    async def project(self, spec: ProjectionSpec, data: AsyncIterable[bytes]) -> None:
+        await self._engine.project(spec, data)
+
+    async def verify(
+        self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
+    ) -> VerifiedTokens:
+        return await self._engine.verify(context, open_ids, proposal, params)
+
+    async def score_choices(
+        self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
+    ) -> ChoiceScores:
+        return await self._engine.score_choices(context, question, prefill, options, session)
+
+    async def aclose(self) -> None:
+        await self._engine.aclose()

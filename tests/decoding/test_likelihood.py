@@ -1,0 +1,108 @@
+"""What is particular to `likelihood`: the rule, no states of the draft, no verifier."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from math import exp, inf, nan
+
+import pytest
+
+from semspec.decoding import decode
+from semspec.decoding.protocols import WithoutProbes
+from semspec.errors import Mismatch, Unavailable
+from semspec.types import (
+    SURPRISAL_FEATURES,
+    Acceptance,
+    Context,
+    GeneratedSegment,
+    GenerationParams,
+    SegmentScore,
+    Writer,
+)
+from tests.calibrations import calibration
+from tests.decoding.support import Players, generation, outcome, players, records, run, segments
+from tests.fakes import FakeModel
+
+MADE_UP = calibration(FakeModel(Writer.DRAFT).model_info, FakeModel(Writer.TARGET).model_info)
+
+
+class Stateless(FakeModel):
+    """A draft whose states nobody may ask for."""
+
+    async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+        assert not params.want_states and not params.projection
+        async for generated in super().generate(context, params):
+            yield generated
+
+
+async def test_segment_is_accepted_iff_its_probability_reaches_the_threshold() -> None:
+    fakes = Players(Stateless(Writer.DRAFT, 30), FakeModel(Writer.TARGET, 30), players().verifier)
+    asked = await generation(strategy="likelihood", gamma=2)
+    trace = records(await run(asked, fakes))
+    assert {record.accepted for record in trace} == {True, False}
+    scores = [await _score(asked.context, trace[:index], record) for index, record in enumerate(trace)]
+    for record, score in zip(trace, scores, strict=True):
+        assert record.judgement is not None and record.judgement.draft_probability == 1
+        assert record.judgement.target_probability == MADE_UP.probability(score.surprisal)
+        assert record.accepted == (record.judgement.target_probability >= MADE_UP.threshold)
+    assert fakes.verifier.num_judged == 0
+
+
+async def _score(context: Context, before: list, record) -> SegmentScore:  # type: ignore[no-untyped-def,type-arg]
+    context = context.extended(*(one.segment for one in before))
+    [score] = await FakeModel(Writer.TARGET).score(context, [record.rejected or record.segment])
+    return score
+
+
+@pytest.mark.parametrize(("threshold", "acceptance"), [(0.0, 0.0), (1.0, 1e9)])
+@pytest.mark.parametrize("gamma", [1, 3])
+async def test_ends_of_the_threshold_equal_those_of_semantic(threshold: float, acceptance: float, gamma: int) -> None:
+    by_likelihood = await generation(strategy="likelihood", likelihood_threshold=threshold, gamma=gamma)
+    by_probes = await generation(strategy="semantic", acceptance=Acceptance("threshold", acceptance), gamma=gamma)
+    one, other = await run(by_likelihood, players()), await run(by_probes, players())
+    assert segments(one) == segments(other)
+    assert {record.accepted for record in records(one)} == {threshold == 0}
+
+
+async def test_requests_threshold_overrides_the_calibrations() -> None:
+    trace = records(
+        await run(await generation(strategy="likelihood", likelihood_threshold=0.7), players(num_segments=30))
+    )
+    kept = [(record.judgement.target_probability >= 0.7, record.accepted) for record in trace if record.judgement]
+    assert all(wanted == accepted for wanted, accepted in kept) and {True, False} == {one for one, _ in kept}
+
+
+async def test_acceptance_of_the_request_does_not_apply() -> None:
+    strict = await generation(strategy="likelihood", acceptance=Acceptance("threshold", 1e9))
+    usual = await generation(strategy="likelihood")
+    assert outcome(await run(strict, players())) == outcome(await run(usual, players()))
+
+
+async def test_pair_without_probes_is_enough() -> None:
+    fakes = players()
+    bare = replace(fakes.backends, verifier=WithoutProbes())
+    asked = await generation(strategy="likelihood")
+    events = [event async for event in decode(asked, bare)]
+    assert outcome(events) == outcome(await run(asked, players()))
+    with pytest.raises(Unavailable, match="without probes"):
+        await bare.verifier.judge([], [])
+
+
+async def test_pair_without_calibration_is_refused_with_the_remedy() -> None:
+    bare = replace(players().backends, likelihood=None)
+    with pytest.raises(Mismatch, match="semspec train calibrate"):
+        await anext(decode(await generation(strategy="likelihood"), bare))
+
+
+def test_probability_is_the_logistic_function_of_the_statistics() -> None:
+    made_up = replace(MADE_UP, weights=(2.0, 3.0), bias=-1.0)
+    surprisal = [0.25 * position for position in range(len(SURPRISAL_FEATURES))]
+    score = 2 * 0.0 + 3 * 0.25 * SURPRISAL_FEATURES.index("min_margin") - 1
+    assert made_up.probability(surprisal) == pytest.approx(1 / (1 + exp(-score)))
+    assert made_up.probability([-1e6] * len(surprisal)) == 0.0
+    assert made_up.probability([1e6] * len(surprisal)) == 1.0
+
+
+@pytest.mark.parametrize("value", [nan, inf, -inf])
+def test_statistic_that_is_no_number_is_never_accepted(value: float) -> None:
+    surprisal = [value] + [0.0] * (len(SURPRISAL_FEATURES) - 1)
+    assert MADE_UP.probability(surprisal) == 0.0

@@ -1,0 +1,180 @@
+"""Output held to a grammar: it is valid, drawn as ever, and everything else stays as it is."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import validate  # type: ignore[import-untyped]
+
+from semspec.engine.grammar import Grammars
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.errors import InvalidRequest
+from semspec.gateway.generation.grammar import json_grammar, of_output, tools_grammar
+from semspec.gateway.generation.parsers import CallParser
+from semspec.types import (
+    Context,
+    Conversation,
+    GeneratedSegment,
+    GenerationParams,
+    Message,
+    SamplingParams,
+    Segment,
+    Segmentation,
+    SegmentEnd,
+    Writer,
+)
+from tests.checkpoints import save_spelling_checkpoint
+from tests.words import build_tokenizer
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 5},
+        "kind": {"enum": ["one. Two", "three? Four"]},
+        "count": {"type": "integer", "minimum": 0, "maximum": 9999},
+        "is_new": {"type": "boolean"},
+        "parts": {"type": "array", "items": {"$ref": "#/$defs/part"}, "maxItems": 2},
+    },
+    "required": ["name", "kind", "count", "is_new", "parts"],
+    "additionalProperties": False,
+    "$defs": {"part": {"anyOf": [{"type": "null"}, {"type": "boolean"}]}},
+}
+GRAMMAR = "start: answer\n" + json_grammar(SCHEMA, True, "schema")
+PROMPT = "What is it?"
+
+
+@pytest.fixture(scope="module")
+def spelling(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_spelling_checkpoint(tmp_path_factory.mktemp("spelling"))
+
+
+@pytest.fixture(params=["fast", "transformers"])
+async def engine(spelling: Path, request: pytest.FixtureRequest) -> AsyncIterator[TransformersEngine]:
+    engine = TransformersEngine.load(str(spelling), writer=Writer.TARGET, device="cpu", engine=request.param)
+    yield engine
+    await engine.aclose()
+
+
+def params(seed: int = 0, temperature: float = 1.0, **fields: Any) -> GenerationParams:
+    sampling = SamplingParams(temperature, 1.0, 0, seed)
+    return GenerationParams(sampling, **{"max_segments": 0, "max_tokens": 500, "grammar": GRAMMAR, **fields})
+
+
+async def written(engine: TransformersEngine, asked: GenerationParams, *segments: Segment) -> list[GeneratedSegment]:
+    context = Context((await engine.encode(PROMPT), *segments))
+    return [generated async for generated in engine.generate(context, asked)]
+
+
+def text_of(generated: list[GeneratedSegment]) -> str:
+    return "".join(one.segment.text for one in generated)
+
+
+async def test_every_sample_is_valid_by_the_schema(engine: TransformersEngine, request: pytest.FixtureRequest) -> None:
+    assert (await engine.info()).takes_grammars
+    num_samples = 20 if request.node.callspec.params["engine"] == "fast" else 3  # the other computes them one by one
+    asked = [params(seed) for seed in range(num_samples)]
+    answers = await asyncio.gather(*(written(engine, one) for one in asked))  # in shared steps
+    for generated in answers:
+        validate(json.loads(text_of(generated)), SCHEMA)
+        assert generated[-1].segment.end is SegmentEnd.EOS
+    assert len({text_of(generated) for generated in answers}) > num_samples - 3
+    alone = [await written(engine, one) for one in asked[:3]]
+    assert [[one.segment for one in own] for own in alone] == [[one.segment for one in own] for own in answers[:3]]
+
+
+async def test_greedy_answer_is_valid_whatever_the_filters(engine: TransformersEngine) -> None:
+    validate(json.loads(text_of(await written(engine, params(temperature=0.0)))), SCHEMA)
+    narrow = replace(params(3), sampling=SamplingParams(1.0, 0.05, 3, 3))
+    validate(json.loads(text_of(await written(engine, narrow))), SCHEMA)
+
+
+@pytest.mark.parametrize("segmentation", Segmentation)
+async def test_answer_in_many_calls_equals_one(engine: TransformersEngine, segmentation: Segmentation) -> None:
+    """Each call gets the grammar's state from the context, so that any replica can go on."""
+    cuts: dict[str, Any] = {"segmentation": segmentation, "max_segment_tokens": 7}
+    whole = [one.segment for one in await written(engine, params(5, **cuts))]
+    parts = list[Segment]()
+    while not parts or parts[-1].end is not SegmentEnd.EOS:
+        [generated] = await written(engine, params(5, **cuts, max_segments=1), *parts)
+        parts.append(generated.segment)
+    assert parts == whole and len(parts) > 3
+
+
+async def test_logprobs_and_scores_are_those_of_all_tokens(engine: TransformersEngine) -> None:
+    """A grammar changes what is drawn, not what the model finds likely."""
+    generated = await written(engine, params(2, num_logprobs=3, want_states=True))
+    told = [token for one in generated for token in one.logprobs or ()]
+    assert sum(token.logprob < -1 for token in told) > len(told) / 2  # a forced token is as unlikely as it is
+    assert any(token.token_id not in {other.token_id for other in token.alternatives} for token in told)
+    context = Context((await engine.encode(PROMPT),))
+    scores = await engine.score(context, [one.segment for one in generated])
+    total = sum(score.surprisal[2] for score in scores)
+    assert total == pytest.approx(sum(token.logprob for token in told), abs=1e-3)
+
+
+async def test_answer_that_does_not_end_is_cut_by_its_budget(engine: TransformersEngine) -> None:
+    generated = await written(engine, params(1, max_tokens=9))
+    assert generated[-1].segment.end is SegmentEnd.LENGTH and sum(len(one.segment.token_ids) for one in generated) == 9
+
+
+async def test_reasoning_is_free_and_the_answer_is_not(engine: TransformersEngine) -> None:
+    grammar = of_output(json_grammar({"type": "boolean"}, True, "schema"), "Why? <think>\n")
+    piece = await engine.encode("So.</think>")
+    thought = Segment(piece.text, piece.token_ids, piece.tokenizer, Writer.TARGET, SegmentEnd.BOUNDARY)
+    for seed in range(5):
+        free = text_of(await written(engine, params(seed, grammar=grammar, max_tokens=20)))
+        assert not free.startswith(("true", "false"))
+        answer = text_of(await written(engine, params(seed, grammar=grammar, max_tokens=60), thought))
+        assert json.loads(answer) in (True, False)
+
+
+FUNCTIONS: list[dict[str, Any]] = [
+    {"name": "look", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
+    {"name": "count", "parameters": {**SCHEMA, "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}},
+]
+
+
+@pytest.mark.parametrize("is_required", [True, False])
+async def test_calls_have_the_form_that_is_read(engine: TransformersEngine, is_required: bool) -> None:
+    tools = json.dumps([{"type": "function", "function": function} for function in FUNCTIONS])
+    prompt = await engine.encode(Conversation((Message("user", PROMPT),), tools))
+    assert "look" in prompt.text and "count" in prompt.text
+    grammar = of_output(tools_grammar(FUNCTIONS, is_required, False, ["", ""]), "<think>")
+    begun = await engine.encode("</think>" if is_required else "</think>I look.<tool_call>")
+    before = Segment(begun.text, begun.token_ids, begun.tokenizer, Writer.TARGET, SegmentEnd.BOUNDARY)
+    names = set()
+    for seed in range(6):
+        asked = params(seed, grammar=grammar)
+        answer = text_of([one async for one in engine.generate(Context((prompt, before)), asked)])
+        parser = CallParser("chatcmpl-1")
+        seen = parser.split(begun.text.removeprefix("</think>") + answer) + parser.close()
+        assert seen.content == ("" if is_required else "I look.") and len(seen.calls) == 1
+        names.add(seen.calls[0].name)
+        validate(json.loads(seen.calls[0].arguments), {"enum": [{}, {"n": 1}, {"n": 2}]})
+    assert names == {"look", "count"}
+
+
+async def test_call_with_a_wrong_grammar_or_context_is_refused(engine: TransformersEngine) -> None:
+    with pytest.raises(InvalidRequest, match="grammar: "):
+        await written(engine, params(grammar="start: ]"))
+    piece = await engine.encode("Not JSON")
+    strange = Segment(piece.text, piece.token_ids, piece.tokenizer, Writer.TARGET, SegmentEnd.BOUNDARY)
+    with pytest.raises(InvalidRequest, match="do not follow the grammar"):
+        await written(engine, params(), strange)
+
+
+@pytest.fixture
+def words(checkpoints: dict[str, Path]) -> Iterator[TransformersEngine]:
+    yield TransformersEngine.load(str(checkpoints["qwen2"]), writer=Writer.TARGET, device="cpu")
+
+
+async def test_model_whose_vocabulary_spells_no_json_takes_none(words: TransformersEngine) -> None:
+    assert Grammars.of(words.tokenizer) is None and len(build_tokenizer()) < 500
+    assert not (await words.info()).takes_grammars
+    with pytest.raises(InvalidRequest, match="grammar: this model takes none"):
+        await written(words, params())
+    await words.aclose()

@@ -1,0 +1,190 @@
+"""Retrieved proposals on engines: what is written with a datastore's help is what the target writes alone."""
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from semspec.decoding import Backends, Generation, decode
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.errors import InvalidRequest, Mismatch
+from semspec.retrieval.drafter import Retriever, RetrievingDraft, load_retriever
+from semspec.types import Context, Gate, Proposal, Retrieval, SamplingParams, SegmentRecord, Writer
+from tests.decoding.test_three_ways import behind_sockets
+from tests.engine.speculation import certainly, segments_of
+from tests.engine.test_equivalence import params, prompt
+from tests.engine.test_token_level import pairs
+from tests.fakes import FakeVerifier
+from tests.retrieval.support import write
+
+
+@pytest.fixture
+def checkpoint(checkpoints: dict[str, Path]) -> Path:
+    """The target's."""
+    return checkpoints["qwen2"]
+
+
+async def own_tokens(engine: TransformersEngine, num_tokens: int = 80) -> list[int]:
+    """What the engine writes greedily."""
+    what = params(sampling=SamplingParams(0), max_segments=0, max_tokens=num_tokens)
+    return [token for one in await segments_of(engine, await prompt(engine), what) for token in one.token_ids]
+
+
+async def states_of(engine: TransformersEngine, ids: list[int], layer: int) -> np.ndarray:
+    forward = engine.lm.forward(ids, engine.lm.new_kv(), want_states=True)
+    return forward.states[layer].float().numpy()
+
+
+@pytest.fixture
+async def retriever(engine: TransformersEngine, tmp_path: Path) -> Retriever:
+    """Of an answer that is the target's own but for every seventh token."""
+    answer = await own_tokens(engine)
+    document = [*(await prompt(engine)).pieces[0].token_ids, *answer]
+    for index in range(len(document) - len(answer) + 3, len(document), 7):
+        document[index] = (document[index] + 1) % 50
+    write(tmp_path, await engine.info(), [document])
+    return load_retriever(tmp_path)
+
+
+@pytest.fixture
+async def backends(
+    engine: TransformersEngine, retriever: Retriever, checkpoints: dict[str, Path]
+) -> AsyncIterator[Backends]:
+    draft = TransformersEngine.load(str(checkpoints["llama"]), writer=Writer.DRAFT, device="cpu")
+    yield Backends(RetrievingDraft(draft, retriever), engine, FakeVerifier())
+    await draft.aclose()
+
+
+async def records(backends: Backends, **fields: object) -> list[SegmentRecord]:
+    context = Context((await backends.target.encode("Tom has pens: 25. Day 1: Tom sells 6 pens."),))
+    generation = Generation(context, SamplingParams(0), 80, "retrieval", session="s")
+    generation = replace(generation, **fields)  # type: ignore[arg-type]
+    events = [event async for event in decode(generation, backends)]
+    return [event for event in events if isinstance(event, SegmentRecord)]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 40])
+async def test_greedy_exact_retrieval_writes_what_the_target_writes(
+    backends: Backends, engine: TransformersEngine, num_tokens: int
+) -> None:
+    context = await prompt(engine)
+    alone = await records(backends, context=context, strategy="target")
+    helped = await records(backends, context=context, retrieval_tokens=num_tokens)
+    assert [record.segment for record in helped] == [record.segment for record in alone]
+    num_accepted = sum(record.num_accepted_tokens for record in helped)
+    num_proposed = sum(record.num_proposed_tokens for record in helped)
+    assert 80 * num_tokens / (num_tokens + 1) * 0.4 < num_accepted <= num_proposed
+    assert not any(record.fallback for record in helped)
+
+
+async def test_sampled_retrieval_keeps_the_targets_distribution(backends: Backends, engine: TransformersEngine) -> None:
+    """Chi-square of the first two tokens at fixed seeds, 0.1% level, with a store that proposes a likely token."""
+    context, sampling = await prompt(engine), SamplingParams(1.5, 1.0, 3)
+    counts: Counter[tuple[int, ...]] = Counter()
+    num_proposed = num_accepted = 0
+    for seed in range(250):
+        written = await records(backends, context=context, sampling=replace(sampling, seed=seed), max_tokens=2)
+        counts[tuple(token for record in written for token in record.segment.token_ids)] += 1
+        num_proposed += sum(record.num_proposed_tokens for record in written)
+        num_accepted += sum(record.num_accepted_tokens for record in written)
+    expected = pairs(engine, context.pieces[0].token_ids, sampling)
+    assert counts.keys() <= expected.keys() and 0 < num_accepted < num_proposed
+    observed = [counts[pair] for pair in expected]
+    assert chisquare(observed, [250 * probability for probability in expected.values()]).pvalue > 0.001
+
+
+async def test_returned_state_is_that_before_the_last_token(engine: TransformersEngine) -> None:
+    context, layer = await prompt(engine), 1
+    answer = await own_tokens(engine, 20)
+    prompt_ids = list(context.pieces[0].token_ids)
+    states = await states_of(engine, [*prompt_ids, *answer], layer)
+    wrong = (answer[8] + 1) % 50
+    what = params(sampling=SamplingParams(0), max_segments=0, session="s")
+    await engine.verify(context, (), Proposal((), (), "", 0.0), what)
+    for open_ids, drafted, num_kept in (
+        (answer[:4], answer[4:8], 5),  # all accepted, and one more
+        (answer[:5], [*answer[5:8], wrong], 4),  # the last one is corrected
+        (answer[:6], [(answer[6] + 1) % 50], 1),
+        (answer[:7], [], 1),
+    ):
+        proposal = replace(certainly(engine, tuple(drafted)), state_layer=layer)
+        verified = await engine.verify(context, tuple(open_ids), proposal, what)
+        assert verified.num_accepted == num_kept - 1
+        written = [token for one in verified.segments for token in one.token_ids] + list(verified.open_ids)
+        assert written == answer[: len(written)] and len(written) == len(open_ids) + num_kept
+        expected = states[len(prompt_ids) + len(written) - 2]
+        assert np.allclose(np.frombuffer(verified.state, "<f4"), expected, rtol=1e-3, atol=1e-4)
+
+
+async def test_state_is_returned_only_where_it_is_asked_for_and_known(engine: TransformersEngine) -> None:
+    context, what = await prompt(engine), params(max_segments=0)
+    assert (await engine.verify(context, (), certainly(engine, (5,)), what)).state == b""
+    wanting = replace(certainly(engine, (5,)), state_layer=2)
+    assert len((await engine.verify(context, (5,), wanting, what)).state) == 4 * (await engine.info()).hidden_size
+    for layer in (-1, 99):
+        with pytest.raises(InvalidRequest, match="state_layer"):
+            await engine.verify(context, (), replace(wanting, state_layer=layer), what)
+
+
+async def test_soft_gate_keeps_more_and_its_open_ends_equal_the_exact_one(
+    backends: Backends, engine: TransformersEngine
+) -> None:
+    context = await prompt(engine)
+    exact = await records(backends, context=context)
+    shut = await records(backends, context=context, gate="soft", gate_entropy=1.0)
+    assert [record.segment for record in shut] == [record.segment for record in exact]
+    open_wide = {"gate": "soft", "gate_entropy": 0.0, "gate_floor": 0.0, "gate_top_k": 1000}
+    soft = await records(backends, context=context, **open_wide)
+    assert sum(r.num_accepted_tokens for r in soft) == sum(r.num_proposed_tokens for r in soft) > 60
+    assert [record.segment for record in soft] != [record.segment for record in exact]
+
+
+async def test_soft_gate_for_sampled_tokens_is_refused_by_name(backends: Backends, engine: TransformersEngine) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        await records(backends, gate="soft", sampling=SamplingParams(0.6))
+    assert refusal.value.parameter == "semspec.gate"
+    with pytest.raises(InvalidRequest) as refusal:
+        await engine.verify(await prompt(engine), (), certainly(engine, (5,)), params(gate=Gate()))
+    assert refusal.value.parameter == "gate"
+
+
+async def test_engine_without_a_datastore_lets_the_target_write_alone(engine: TransformersEngine) -> None:
+    with pytest.raises(Mismatch, match="SEMSPEC_DRAFT_DATASTORE"):
+        await engine.propose(await prompt(engine), (), params(retrieval=Retrieval()), 4)
+    written = await records(Backends(engine, engine, FakeVerifier()))
+    assert written and all(record.fallback for record in written)
+
+
+@pytest.mark.parametrize("with_neighbours", [False, True])
+async def test_retrieval_over_grpc_equals_that_in_process(
+    engine: TransformersEngine, checkpoints: dict[str, Path], tmp_path: Path, with_neighbours: bool
+) -> None:
+    context = await prompt(engine)
+    sampled = {"context": context, "sampling": SamplingParams(0.8, 1.0, 0, 3)}
+    alone = await records(Backends(engine, engine, FakeVerifier()), strategy="target", **sampled)
+    answers = [await own_tokens(engine), [token for record in alone for token in record.segment.token_ids]]
+    documents = [[*context.pieces[0].token_ids, *answer] for answer in answers]
+    states = None
+    if with_neighbours:
+        pytest.importorskip("faiss")
+        each = [await states_of(engine, document, 1) for document in documents]
+        # The state before each token, and before the document's end.
+        states = np.concatenate([np.concatenate([one[:1], one]) for one in each])
+    write(tmp_path, await engine.info(), documents, states)
+    draft = TransformersEngine.load(str(checkpoints["llama"]), writer=Writer.DRAFT, device="cpu")
+    retrieving = RetrievingDraft(draft, load_retriever(tmp_path))
+    local = Backends(retrieving, engine, FakeVerifier())
+    soft = {"context": context, "gate": "soft", "retrieval_tokens": 3}
+    async with behind_sockets(retrieving, engine, FakeVerifier()) as remote:
+        assert await remote.drafter.info() == await retrieving.info()
+        for fields in (sampled, soft):
+            here, there = await records(local, **fields), await records(remote, **fields)
+            assert [(r.segment, r.num_accepted_tokens, r.num_proposed_tokens) for r in here] == [
+                (r.segment, r.num_accepted_tokens, r.num_proposed_tokens) for r in there
+            ]
+            assert sum(r.num_accepted_tokens for r in here) > 0 and not any(r.fallback for r in here)
+    await draft.aclose()

@@ -1,0 +1,272 @@
+"""JSON and calls of tools: what the models are held to, what the answer says, and what is refused."""
+
+import json
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.gateway.generation.parsers import CallParser, Delta
+from semspec.types import Writer
+from tests.checkpoints import random_probes, save_spelling_checkpoint
+from tests.decoding.test_three_ways import behind_sockets
+from tests.gateway.fakes import Fakes
+from tests.gateway.support import Gateway, GatewayFactory, make_settings, running_gateway
+
+SCHEMA = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "count", "schema": SCHEMA, "strict": True}}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "count", "description": "Count.", "parameters": SCHEMA, "strict": True},
+}
+OTHER = {"type": "function", "function": {"name": "sell"}}
+CALL = '<tool_call>\n{"name": "count", "arguments": {"number": 3, "of": "</tool_call>"}}\n</tool_call>'
+ARGUMENTS = '{"number": 3, "of": "</tool_call>"}'
+
+
+NESTED: dict[str, Any] = reduce(lambda inner, _: {"items": inner}, range(400), {})
+
+
+def schema(**keywords: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": keywords, "strict": True}}
+
+
+@pytest.fixture
+def fakes() -> Fakes:
+    return Fakes.make()
+
+
+@pytest.fixture
+async def gateway(start_gateway: GatewayFactory, fakes: Fakes) -> Gateway:
+    return await start_gateway(fakes)
+
+
+async def refused(gateway: Gateway, param: str, match: str, **fields: Any) -> None:
+    response = await gateway.chat(**fields)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param), error
+    assert match in error["message"] and "\n" not in error["message"]
+
+
+@pytest.mark.parametrize("format", [JSON_SCHEMA, {"type": "json_object"}], ids=lambda one: str(one["type"]))
+async def test_format_is_written_by_the_target_under_a_grammar(gateway: Gateway, format: dict[str, Any]) -> None:
+    gateway.fakes.target.says = '{"number": 3}'
+    answer = (await gateway.chat(response_format=format)).json()
+    assert answer["choices"][0]["message"]["content"] == '{"number": 3}'
+    assert answer["choices"][0]["finish_reason"] == "stop" and answer["semspec"]["strategy"] == "target"
+    [grammar] = gateway.fakes.target.grammars
+    assert "%json" in grammar and ("number" in grammar) is (format == JSON_SCHEMA)
+    assert gateway.fakes.drafter.read == []
+    plain = (await gateway.chat(response_format={"type": "text"})).json()
+    assert plain["semspec"]["strategy"] == "semantic" and set(gateway.fakes.drafter.grammars) == {""}
+
+
+async def test_reasoning_that_the_prompt_opens_precedes_the_format(gateway: Gateway) -> None:
+    messages = [{"role": "user", "content": "How many? <think>"}]
+    gateway.fakes.target.says = 'Three.</think>\n{"number": 3}'
+    message = (await gateway.chat(messages=messages, response_format=JSON_SCHEMA)).json()["choices"][0]["message"]
+    assert (message["reasoning"], json.loads(message["content"])) == ("Three.", {"number": 3})
+    assert gateway.fakes.target.grammars[0].startswith("start: thought spaced\n")
+    await gateway.chat(response_format=JSON_SCHEMA)
+    assert gateway.fakes.target.grammars[1].startswith("start: thought spaced | answer\n")
+
+
+@pytest.mark.parametrize(
+    ("format", "param", "match"),
+    [
+        (schema(type="objekt"), "response_format.json_schema.schema", "Invalid type: objekt"),
+        (schema(type="array", uniqueItems=True), "response_format.json_schema.schema", "uniqueItems"),
+        (schema(**{"$ref": "http://127.0.0.1:1/schema"}), "response_format.json_schema.schema", "does not fetch"),
+        (schema(items=NESTED), "response_format.json_schema.schema", "deeper than 100"),
+        (schema(type="array", maxItems=10**9), "response_format.json_schema.schema", "the limit is 10000"),
+        ({"type": "json_schema"}, "response_format", "json_schema goes with the type"),
+        ({"type": "json_object", "json_schema": {"name": "x"}}, "response_format", "json_schema goes with the type"),
+        ({"type": "yaml"}, "response_format.type", "json_object"),
+        ({**JSON_SCHEMA, "extra": 1}, "response_format.extra", "not a field"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+async def test_wrong_format_is_refused_by_name(
+    gateway: Gateway, format: dict[str, Any], param: str, match: str
+) -> None:
+    await refused(gateway, param, match, response_format=format)
+    assert gateway.fakes.target.grammars == []
+
+
+async def test_keyword_that_cannot_be_held_is_ignored_unless_strict(gateway: Gateway) -> None:
+    lenient = schema(type="array", uniqueItems=True)
+    lenient["json_schema"]["strict"] = False
+    assert (await gateway.chat(response_format=lenient)).status_code == 200
+
+
+async def test_strategy_that_judges_meaning_is_refused_with_a_format(gateway: Gateway) -> None:
+    chosen = {"strategy": "semantic"}
+    await refused(gateway, "semspec.strategy", "choose 'target'", response_format=JSON_SCHEMA, semspec=chosen)
+    await refused(gateway, "model", "choose 'target'", response_format=JSON_SCHEMA, model="semspec-demo:token-level")
+    gateway.fakes.drafter.says = '{"number": 3}'
+    answer = (await gateway.chat(response_format=JSON_SCHEMA, semspec={"strategy": "draft"})).json()
+    assert answer["choices"][0]["message"]["content"] == '{"number": 3}' and gateway.fakes.drafter.grammars[0]
+
+
+async def test_format_is_refused_where_the_target_takes_no_grammars(
+    start_gateway: GatewayFactory, fakes: Fakes
+) -> None:
+    fakes.target.model_info = replace(fakes.target.model_info, takes_grammars=False)
+    gateway = await start_gateway(fakes)
+    await refused(gateway, "response_format", "cannot be held to a format", response_format=JSON_SCHEMA)
+    await refused(gateway, "tools", "cannot be held to a format", tools=[TOOL])
+    assert (await gateway.chat(tools=[TOOL], tool_choice="none")).status_code == 200
+
+
+async def test_tools_are_shown_and_their_calls_split_off(gateway: Gateway) -> None:
+    gateway.fakes.target.says = f"Let me count.{CALL}\n{CALL}"
+    answer = (await gateway.chat(tools=[TOOL, OTHER])).json()
+    [choice] = answer["choices"]
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] == "Let me count."
+    calls = choice["message"]["tool_calls"]
+    assert [call["function"] for call in calls] == [{"name": "count", "arguments": ARGUMENTS}] * 2
+    assert len({call["id"] for call in calls}) == 2 and {call["type"] for call in calls} == {"function"}
+    prompt = gateway.fakes.target.prompts[-1]
+    assert prompt.startswith("[{") and "strict" not in prompt and '"sell"' in prompt
+    [grammar] = gateway.fakes.target.grammars
+    assert "FREE" in grammar and "sell" in grammar
+    messages = [{"role": "user", "content": "How many?"}, choice["message"]]
+    messages[1] = {"role": "assistant", "content": None, "tool_calls": calls}
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "3"} for call in calls]
+    assert (await gateway.chat(messages=[*messages, *results], tools=[TOOL])).status_code == 200
+
+
+async def test_answer_without_a_call_is_a_text(gateway: Gateway) -> None:
+    gateway.fakes.target.says = "Three <tool."
+    [choice] = (await gateway.chat(tools=[TOOL])).json()["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", "Three <tool.")
+    assert choice["message"]["tool_calls"] is None
+
+
+async def test_streamed_calls_are_those_of_the_whole_answer(gateway: Gateway) -> None:
+    gateway.fakes.target.says = f"Let me count.\n{CALL}{CALL}"
+    fields: Any = {"model": "semspec-demo", "messages": [{"role": "user", "content": "How many?"}], "tools": [TOOL]}
+    stream: Any = await gateway.openai.chat.completions.create(**fields, stream=True)
+    chunks = [chunk.choices[0] async for chunk in stream]
+    calls = [call for chunk in chunks for call in chunk.delta.tool_calls or ()]
+    assert [call.index for call in calls] == [0, 1]
+    assert {call.function.arguments for call in calls if call.function} == {ARGUMENTS}
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == "Let me count."
+    assert chunks[-1].finish_reason == "tool_calls"
+
+
+async def test_call_that_is_cut_stays_in_the_text(gateway: Gateway) -> None:
+    gateway.fakes.target.says = CALL
+    [choice] = (await gateway.chat(tools=[TOOL], max_tokens=30)).json()["choices"]
+    assert choice["finish_reason"] == "length" and choice["message"]["tool_calls"] is None
+    assert choice["message"]["content"] == CALL[:30]
+
+
+async def test_choice_of_tools_decides_the_grammar(gateway: Gateway) -> None:
+    gateway.fakes.target.says = CALL
+    named = {"type": "function", "function": {"name": "count"}}
+    for choice, is_parallel in (("required", True), (named, True), ("auto", False)):
+        fields = {"tools": [TOOL, OTHER], "tool_choice": choice, "parallel_tool_calls": is_parallel}
+        answer = (await gateway.chat(**fields)).json()
+        assert answer["choices"][0]["finish_reason"] == "tool_calls", answer
+    required, one, single = gateway.fakes.target.grammars
+    assert "FREE" not in required and "sell" in required and ")*" in required
+    assert "sell" not in one and ")*" not in one.partition("answer: ")[2].partition("\n")[0]
+    assert "FREE" in single and ")*" not in single.partition("answer: ")[2].partition("\n")[0]
+    await gateway.chat(tools=[TOOL], tool_choice="none")
+    assert gateway.fakes.target.grammars[3:] and set(gateway.fakes.target.grammars[3:]) == {""}
+    assert "count" not in gateway.fakes.target.prompts[-1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "match"),
+    [
+        ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+        (
+            {"tools": [OTHER], "tool_choice": {"type": "function", "function": {"name": "count"}}},
+            "tool_choice.function.name",
+            "no tool 'count'",
+        ),
+        ({"tools": [TOOL, TOOL]}, "tools", "the same name"),
+        ({"tools": [TOOL], "response_format": JSON_SCHEMA}, "response_format", "without tools"),
+        (
+            {"tools": [OTHER, {"type": "function", "function": {"name": "f", "parameters": {"type": 3}}}]},
+            "tools.1.function.parameters",
+            "type",
+        ),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name", "pattern"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type", "function"),
+    ],
+    ids=str,
+)
+async def test_wrong_tools_are_refused_by_name(gateway: Gateway, fields: Any, param: str, match: str) -> None:
+    await refused(gateway, param, match, **fields)
+
+
+async def test_session_keeps_the_calls(gateway: Gateway) -> None:
+    gateway.fakes.target.says = CALL
+    await gateway.chat(tools=[TOOL], semspec={"session": "counting"})
+    result = [{"role": "tool", "content": "3"}]
+    assert (await gateway.chat(messages=result, tools=[TOOL], semspec={"session": "counting"})).status_code == 200
+    assert '<assistant>[{"id": "call-' in gateway.fakes.target.prompts[-1]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_calls_are_read_however_the_text_arrives(size: int) -> None:
+    text = f"\n\nWell, <b>.{CALL}\n{CALL}\n"
+    parser, seen = CallParser("chatcmpl-a-1"), Delta()
+    for start in range(0, len(text), size):
+        seen += parser.split(text[start : start + size])
+    seen += parser.close()
+    assert seen.content == "\n\nWell, <b>." and [call.id for call in seen.calls] == ["call-a-1-0", "call-a-1-1"]
+    assert {call.arguments for call in seen.calls} == {ARGUMENTS}
+
+
+async def test_text_of_a_response_has_its_format(gateway: Gateway) -> None:
+    gateway.fakes.target.says = '{"number": 3}'
+    format = {"type": "json_schema", "name": "count", "schema": SCHEMA, "strict": True}
+    text: Any = {"format": format}
+    answer = await gateway.openai.responses.create(model="semspec-demo", input="How many?", text=text)
+    assert json.loads(answer.output_text) == {"number": 3} and "number" in gateway.fakes.target.grammars[0]
+    wrong: tuple[tuple[Any, str], ...] = (
+        ({**format, "schema": {"type": 3}}, "text.format.schema"),
+        ({"type": "json_schema", "name": "count"}, "text.format"),
+        ({"type": "json_object", "strict": True}, "text.format"),
+    )
+    for given, param in wrong:
+        body = {"input": "How many?", "text": {"format": given}}
+        response = await gateway.http.post("/v1/responses", json=body)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+
+
+async def test_formats_are_held_over_grpc_and_rest(tmp_path: Path, redis_url: str) -> None:
+    """By a model of random weights, which by itself writes anything; half of its answers open a reasoning first."""
+    folder = str(save_spelling_checkpoint(tmp_path / "model"))
+    draft, target = (
+        TransformersEngine.load(folder, writer=writer, device="cpu") for writer in (Writer.DRAFT, Writer.TARGET)
+    )
+    closed = {**SCHEMA, "properties": {"number": {"enum": [1, 22, 333]}}, "additionalProperties": False}
+    format = {"type": "json_schema", "json_schema": {"name": "count", "schema": closed, "strict": True}}
+    tool = {"type": "function", "function": {"name": "count", "parameters": closed, "strict": True}}
+    fields = {"temperature": 1, "top_p": 1, "max_tokens": 90, "n": 8}
+    async with AsyncExitStack() as stack:
+        backends = await stack.enter_async_context(
+            behind_sockets(draft, target, await random_probes(draft, target, tmp_path))
+        )
+        behind: Any = SimpleNamespace(backends=backends)
+        gateway = await stack.enter_async_context(running_gateway(make_settings(redis_url=redis_url), behind))
+        for strategy in ("target", "draft"):
+            answer = (await gateway.chat(response_format=format, semspec={"strategy": strategy}, **fields)).json()
+            whole = [choice["message"] for choice in answer["choices"] if choice["finish_reason"] == "stop"]
+            assert whole and all(json.loads(one["content"])["number"] in (1, 22, 333) for one in whole)
+        answer = (await gateway.chat(tools=[tool], tool_choice="required", **fields)).json()
+        whole = [choice["message"] for choice in answer["choices"] if choice["finish_reason"] == "tool_calls"]
+        calls = [call["function"] for one in whole for call in one["tool_calls"]]
+        assert calls and all(json.loads(call["arguments"])["number"] in (1, 22, 333) for call in calls)
+    for engine in (draft, target):
+        await engine.aclose()

@@ -1,0 +1,115 @@
+"""A pair without probes and without a verifier, served with `likelihood`."""
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from pydantic import ValidationError
+
+from semspec.decoding.protocols import WithoutProbes
+from semspec.gateway.served import Served, mismatch
+from semspec.likelihood import as_json
+from semspec.types import Segmentation
+from tests.calibrations import CURVE, calibration
+from tests.gateway.fakes import Fakes
+from tests.gateway.support import Gateway, make_settings, running_gateway
+
+WITHOUT_PROBES = {
+    "likelihood", "token-level", "retrieval", "spec-reason", "spec-thinking", "random", "target", "draft",
+}  # fmt: skip
+
+
+@pytest.fixture
+async def bare(redis_url: str) -> AsyncIterator[Gateway]:
+    """A gateway of a pair without probes."""
+    fakes = Fakes.make()
+    behind = SimpleNamespace(backends=replace(fakes.backends, verifier=WithoutProbes()))
+    settings = make_settings(redis_url=redis_url, verifier_address="none", default_strategy="likelihood")
+    async with running_gateway(settings, cast(Fakes, behind)) as gateway:
+        yield gateway
+
+
+async def test_pair_without_probes_is_ready_and_answers_by_likelihood(bare: Gateway) -> None:
+    assert (await bare.http.get("/ready")).json() == {"status": "ready", "detail": "ready"}
+    services = {one["name"]: one for one in (await bare.http.get("/v1/services")).json()["services"]}
+    assert services["verifier"]["status"] == "ok" and "without probes" in services["verifier"]["detail"]
+    answer = (await bare.chat(semspec={"trace": True})).json()
+    assert answer["semspec"]["strategy"] == "likelihood" and answer["semspec"]["fallback"] is None
+    trace = answer["semspec"]["trace"]
+    assert {record["verdict"] for record in trace} == {"accepted", "rewritten"}
+    assert {record["draft_probability"] for record in trace} == {1.0}
+    again = (await bare.chat(semspec={"trace": True})).json()
+    assert [record["text"] for record in again["semspec"]["trace"]] == [record["text"] for record in trace]
+
+
+async def test_only_strategies_without_probes_are_offered(bare: Gateway) -> None:
+    names = {model["id"] for model in (await bare.http.get("/v1/models")).json()["data"]}
+    assert names == {"semspec-demo", *(f"semspec-demo:{strategy}" for strategy in WITHOUT_PROBES)}
+    refused = await bare.chat(semspec={"strategy": "semantic"})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "semspec.strategy")
+    assert "needs probes, but the pair is served without: choose 'likelihood'" in error["message"]
+
+
+async def test_generation_names_its_calibration(bare: Gateway) -> None:
+    answer = (await bare.chat()).json()
+    stored = (await bare.http.get(f"/v1/generations/{answer['id']}")).json()
+    fakes = Fakes.make()
+    own = calibration(fakes.drafter.model_info, fakes.target.model_info, middle=2.5)
+    assert stored["models"]["likelihood"] == own.digest and stored["models"]["draft_probe"] == ""
+
+
+async def test_strictness_moves_the_threshold_on_the_calibrations_curve(bare: Gateway) -> None:
+    for strictness, point in zip((0.0, 1.0), CURVE, strict=True):
+        body = (await bare.chat(semspec={"strictness": strictness})).json()["semspec"]
+        assert body["parameters"]["likelihood_threshold"] == point.threshold
+        assert body["expected"]["acceptance"] == point.acceptance
+    both = await bare.chat(semspec={"strictness": 0.5, "likelihood_threshold": 0.5})
+    assert both.status_code == 400 and "give one of strictness and likelihood_threshold" in both.text
+
+
+@pytest.mark.parametrize("threshold", [-0.1, 1.1, "high"])
+async def test_threshold_out_of_bounds_is_refused(bare: Gateway, threshold: object) -> None:
+    refused = await bare.chat(semspec={"likelihood_threshold": threshold})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "semspec.likelihood_threshold")
+
+
+async def test_threshold_of_one_rejects_every_draft(bare: Gateway) -> None:
+    answer = (await bare.chat(semspec={"trace": True, "likelihood_threshold": 1})).json()
+    assert {record["verdict"] for record in answer["semspec"]["trace"]} == {"rewritten"}
+
+
+async def test_segmentation_of_another_pilot_is_refused(bare: Gateway) -> None:
+    refused = await bare.chat(semspec={"segmentation": "sentence"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "semspec.segmentation")
+
+
+async def test_default_strategy_that_needs_probes_is_a_mismatch() -> None:
+    fakes = Fakes.make()
+    likelihood = calibration(fakes.drafter.model_info, fakes.target.model_info)
+    none = await WithoutProbes().info()
+    served = Served(fakes.drafter.model_info, fakes.target.model_info, none, likelihood)
+    assert mismatch(served, make_settings(default_strategy="likelihood")) is None
+    reason = mismatch(served, make_settings())
+    assert reason is not None and "SEMSPEC_GATEWAY_DEFAULT_STRATEGY" in reason and "choose 'likelihood'" in reason
+    assert served.segmentations("likelihood") == {Segmentation.PARAGRAPH}
+
+
+def test_calibration_that_cannot_be_read_is_refused_before_the_start(tmp_path: Path) -> None:
+    fakes = Fakes.make()
+    path = tmp_path / "likelihood.json"
+    path.write_text(json.dumps(as_json(calibration(fakes.drafter.model_info, fakes.target.model_info))))
+    assert make_settings(likelihood=path).likelihood == path
+    path.write_text(path.read_text()[:-9])
+    with pytest.raises(ValidationError, match=r"cannot read likelihood calibration .*likelihood\.json"):
+        make_settings(likelihood=path)
+
+
+def test_only_the_verifier_may_be_missing() -> None:
+    assert make_settings(verifier_address="none").verifier_address == "none"
+    with pytest.raises(ValidationError, match="draft_address"):
+        make_settings(draft_address="none")

@@ -1,0 +1,31 @@
+"""Small datastores of given tokens."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semspec.retrieval.datastore import Card, write_datastore
+from semspec.retrieval.neighbours import Projection, build_index
+from semspec.retrieval.ngrams import DOCUMENT_END, sorted_places
+from semspec.types import ModelInfo
+
+WIDTH = 32
+
+
+def write(
+    folder: Path,
+    target: ModelInfo,
+    documents: Sequence[Sequence[int]],
+    states: NDArray[np.float32] | None = None,
+    layer: int = 1,
+) -> Card:
+    """`states`: `[num_tokens, hidden_size]`, the state before each token of all documents and their ends."""
+    tokens = np.array([token for one in documents for token in (*one, DOCUMENT_END)], np.uint32)
+    neighbours = None
+    if states is not None:
+        projection = Projection.fitted(states, min(WIDTH, states.shape[1]))
+        index = build_index(projection.keys(states), np.arange(len(states)))
+        neighbours = layer, projection, index, len(states)
+    return write_datastore(folder, target, "data", tokens, sorted_places(tokens), neighbours)

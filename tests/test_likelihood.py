@@ -1,0 +1,92 @@
+"""The file of a calibration: what is written is read; what is damaged, foreign or of a small pilot is refused."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semspec.errors import Mismatch
+from semspec.likelihood import Calibration, as_json, load_calibration
+from semspec.stack import BUNDLED_PAIR
+from semspec.types import Writer
+from tests.calibrations import calibration
+from tests.fakes import FakeModel
+
+DRAFT, TARGET = (FakeModel(writer).model_info for writer in (Writer.DRAFT, Writer.TARGET))
+MADE_UP = calibration(DRAFT, TARGET)
+
+
+def write(path: Path, value: Calibration, **changes: Any) -> Path:
+    path.write_text(json.dumps(as_json(value) | changes))
+    return path
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    assert load_calibration(write(tmp_path / "likelihood.json", MADE_UP)) == MADE_UP
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda text: text[:-20], "JSONDecodeError"),
+        (lambda text: "[]", "TypeError"),
+        (lambda text: text.replace('"threshold": 0.5', '"threshold": 0.4'), "is damaged"),
+        (lambda text: text.replace('"format": 1', '"format": 9'), "has format 9, not 1"),
+        (lambda text: text.replace('"bias": -2.0', '"bias": NaN'), "not a finite number"),
+        (lambda text: text.replace("min_margin", "min_colour"), "no statistic min_colour"),
+        (lambda text: text.replace('"weights": [4.0, 0.0]', '"weights": [4.0]'), "one weight for each statistic"),
+        (lambda text: text.replace('"draft": {', '"drift": {'), "KeyError"),
+        (lambda text: text.replace('"paragraph"', '"page"'), "page"),
+    ],
+)
+def test_damaged_file_is_refused_by_name(tmp_path: Path, spoil: Callable[[str], str], reason: str) -> None:
+    path = write(tmp_path / "likelihood.json", MADE_UP)
+    path.write_text(spoil(path.read_text()))
+    with pytest.raises(Mismatch) as caught:
+        load_calibration(path)
+    message = caught.value.message
+    assert str(path) in message and reason in message and "semspec train calibrate" in message and "\n" not in message
+
+
+def test_missing_file_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(Mismatch, match=r"likelihood\.json: No such file or directory; make it again with"):
+        load_calibration(tmp_path / "likelihood.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_questions": 19}, "has 19 questions with labels, at least 20"),
+        ({"num_wrong": 9}, "has 9 wrong drafted segments, at least 10"),
+        ({"num_right": 0}, "has 0 right drafted segments, at least 10"),
+    ],
+)
+def test_small_pilot_is_refused(tmp_path: Path, changes: dict[str, int], reason: str) -> None:
+    path = write(tmp_path / "likelihood.json", replace(MADE_UP, **changes))  # type: ignore[arg-type]
+    with pytest.raises(Mismatch, match=reason):
+        load_calibration(path)
+
+
+def test_foreign_pair_is_named_by_role() -> None:
+    assert MADE_UP.foreign_reason(DRAFT, TARGET) is None
+    for role, pair in (
+        ("draft", (replace(DRAFT, fingerprint="x"), TARGET)),
+        ("target", (DRAFT, replace(TARGET, fingerprint="x"))),
+    ):
+        reason = MADE_UP.foreign_reason(*pair)
+        assert reason is not None and f"for the {role} fake-{role}" in reason and "semspec train calibrate" in reason
+    tokenizer = MADE_UP.foreign_reason(DRAFT, replace(TARGET, tokenizer="x"))
+    assert tokenizer is not None and "tokenizer files back" in tokenizer
+
+
+def test_bundled_pair_has_one_of_its_own_models() -> None:
+    bundled = load_calibration(BUNDLED_PAIR / "probes" / "likelihood.json")
+    for role, own in (("draft", bundled.draft), ("target", bundled.target)):
+        card = json.loads((BUNDLED_PAIR / "probes" / f"{role}.json").read_text())
+        assert (own.fingerprint, own.tokenizer) == (card["fingerprint"], card["tokenizer"])
+    accepted = [point.acceptance for point in bundled.curve]
+    assert accepted == sorted(accepted, reverse=True) and len(accepted) >= 8
+    assert min(bundled.weights) >= 0

@@ -1,0 +1,144 @@
+"""`semspec train datastore`: built from answers, resumed, refused."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from semspec.engine.causal_lm import CausalLM
+from semspec.errors import InvalidRequest, Mismatch
+from semspec.retrieval.datastore import Datastore
+from semspec.retrieval.ngrams import DOCUMENT_END, as_text
+from semspec.training.config import DatastoreConfig
+from semspec.training.datastore import DatastoreBuild
+from semspec.training.files import read_rows
+
+QUESTIONS = {"python": "tests.training.support:solved", "id": "id", "limit": 12}
+HELD_OUT = {"python": "semspec.demo.probe_data:questions", "arguments": {"split": "report"}, "id": "id", "limit": 4}
+
+
+@pytest.fixture
+def configured(models: tuple[Path, Path], tmp_path: Path) -> Callable[..., DatastoreConfig]:
+    def configure(**changes: Any) -> DatastoreConfig:
+        whole = {
+            "name": "tiny",
+            "target": {"model": str(models[1]), "device": "cpu"},
+            "questions": [QUESTIONS, HELD_OUT | {"role": "test"}],
+            "answers": {"max_tokens": 12},
+            "neighbours": False,
+            "shard_questions": 5,
+            "output": tmp_path / "out",
+        }
+        return DatastoreConfig.model_validate(whole | changes)
+
+    return configure
+
+
+def tokens_of(folder: Path) -> np.ndarray:
+    from safetensors.numpy import load_file
+
+    [path] = folder.glob("tokens-*")
+    tokens: np.ndarray = load_file(path)["tokens"]
+    return tokens
+
+
+def test_datastore_holds_the_targets_answers_to_all_but_test_questions(
+    configured: Callable[..., DatastoreConfig], tmp_path: Path
+) -> None:
+    config = configured()
+    DatastoreBuild(config, tmp_path / "work").run()
+    datastore, tokens = Datastore.load(config.output), tokens_of(config.output)
+    lm = CausalLM.load(config.target.model, None, "cpu", "auto")
+    assert datastore.card.model == lm.info.fingerprint and datastore.card.tokenizer == lm.info.tokenizer
+    rows = read_rows(tmp_path / "work" / "questions" / "00000.parquet")
+    text = as_text(tokens)
+    for row in rows:
+        is_held_out = row["split"] == "test"
+        assert (as_text(lm.tokenizer.ids_of(row["text"])) in text) is not is_held_out
+    assert sum(row["split"] == "test" for row in rows) == 4
+    assert (tokens == DOCUMENT_END).sum() == 12
+
+
+def test_given_answers_are_taken_from_the_data(configured: Callable[..., DatastoreConfig], tmp_path: Path) -> None:
+    config = configured(
+        questions=[QUESTIONS | {"trace": "solution"}, HELD_OUT | {"role": "test"}], answers={"source": "data"}
+    )
+    DatastoreBuild(config, tmp_path / "work").run()
+    lm = CausalLM.load(config.target.model, None, "cpu", "auto")
+    [first, *_] = [row for row in read_rows(tmp_path / "work" / "questions" / "00000.parquet") if row["trace"]]
+    assert as_text(lm.tokenizer.ids_of(first["trace"])) in as_text(tokens_of(config.output))
+    without = configured(answers={"source": "data"}, output=tmp_path / "other")
+    with pytest.raises(InvalidRequest, match="has no answer"):
+        DatastoreBuild(without, tmp_path / "work2").run()
+    assert not (tmp_path / "other").exists()
+
+
+def test_keys_are_the_states_before_the_tokens(configured: Callable[..., DatastoreConfig], tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    config = configured(neighbours=True, width=16, layer=1, fit_tokens=64)
+    DatastoreBuild(config, tmp_path / "work").run()
+    datastore, tokens = Datastore.load(config.output), tokens_of(config.output)
+    assert datastore.neighbours is not None and datastore.card.layer == 1
+    lm = CausalLM.load(config.target.model, None, "cpu", "auto")
+    document = tokens[: int(np.flatnonzero(tokens == DOCUMENT_END)[0])].tolist()
+    states = lm.forward(document, lm.new_kv(), want_states=True).states[1].float().numpy()
+    for place in (len(document) - 1, len(document) - 7):
+        near = datastore.neighbours.near(states[place - 1])
+        assert place in near[:3] or datastore.static.following(near[0], 1) == chr(tokens[place])
+
+
+def test_layer_the_target_lacks_is_refused(configured: Callable[..., DatastoreConfig], tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    with pytest.raises(InvalidRequest, match="layer: 99"):
+        DatastoreBuild(configured(neighbours=True, layer=99), tmp_path / "work").run()
+
+
+def test_other_settings_in_the_same_folder_are_refused(
+    configured: Callable[..., DatastoreConfig], tmp_path: Path
+) -> None:
+    DatastoreBuild(configured(), tmp_path / "work").run()
+    with pytest.raises(Mismatch, match="max_tokens"):
+        DatastoreBuild(configured(answers={"max_tokens": 13}), tmp_path / "work").run()
+
+
+@pytest.mark.slow
+def test_shares_of_several_workers_make_the_same_datastore(
+    configured: Callable[..., DatastoreConfig], tmp_path: Path
+) -> None:
+    whole, parts = configured(), configured(output=tmp_path / "parts")
+    DatastoreBuild(whole, tmp_path / "work").run()
+    DatastoreBuild(parts, tmp_path / "shared", shard=(1, 2)).run()
+    assert not parts.output.exists()
+    DatastoreBuild(parts, tmp_path / "shared", shard=(0, 2)).run()
+    DatastoreBuild(parts, tmp_path / "shared").run()
+    assert Datastore.load(whole.output).card.digest == Datastore.load(parts.output).card.digest
+
+
+@pytest.mark.slow
+def test_killed_command_goes_on_where_it_was(configured: Callable[..., DatastoreConfig], tmp_path: Path) -> None:
+    config, work = configured(), tmp_path / "work"
+    path = tmp_path / "datastore.yaml"
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_none=True)))
+    command = [sys.executable, "-m", "semspec.cli", "train", "datastore", "--config", str(path), "--work", str(work)]
+    running = subprocess.Popen([*command, "--threads", "1"], stderr=subprocess.DEVNULL)
+    first = work / "answers" / "00000.json"
+    while running.poll() is None and not first.exists():
+        time.sleep(0.01)
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    assert not config.output.exists() or not (config.output / "card.json").exists()
+    before = first.stat().st_mtime_ns
+    assert subprocess.run([*command, "--threads", "1"], capture_output=True).returncode == 0
+    assert first.stat().st_mtime_ns == before, "a finished shard is kept"
+    killed = Datastore.load(config.output).card
+    undisturbed = config.model_copy(update={"output": tmp_path / "undisturbed"})
+    DatastoreBuild(undisturbed, tmp_path / "work2").run()
+    assert Datastore.load(undisturbed.output).card.digest == killed.digest

@@ -1,0 +1,258 @@
+"""Calibrates the strategy `likelihood` on a pilot: a logistic function of a few statistics of the target's
+log-probabilities over drafted segments, the threshold to serve with, and the curve of thresholds."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+
+from semspec.errors import InvalidRequest
+from semspec.likelihood import CalibratedModel, Calibration, too_small_reason
+from semspec.training.data.labels import Labels
+from semspec.training.evaluation.acceptance import Cost
+from semspec.training.evaluation.metrics import Floats, Mask, Resampling, auroc, dense_ranks
+from semspec.training.evaluation.verification import Predicted
+from semspec.training.report.numbers import Measured
+from semspec.types import SURPRISAL_FEATURES, ModelInfo, OperatingPoint, Segmentation
+
+STATISTICS = ("mean_log_probability", "min_log_probability", "sum_log_probability", "min_margin")
+"""What the rule uses."""
+LIMITS = (0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.165, 0.13, 0.1, 0.075, 0.05, 0.03)
+"""Shares of wrong segments accepted at the thresholds of the curve."""
+NUM_CANDIDATES = 500
+NUM_FOLDS = 5
+RIDGE = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pilot:
+    """Segments of both models at the same contexts, and whether the target says them.
+
+    A segment is *said* if another sample of the target at its context means the same. Few samples miss some of what
+    the target does say; how many, its own unsaid segments show. As many of the draft's unsaid segments are not counted
+    as *wrong*; the others are.
+    """
+
+    surprisal: Floats
+    """`[num_segments, num_surprisal_features]`."""
+    by_draft: Mask
+    said: Mask
+    question: NDArray[np.int64]
+    num_tokens: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, labels: Labels, surprisal: Floats, num_questions: int) -> "Pilot":
+        """The first questions that are not of the split `test`; `surprisal` is aligned with `labels`."""
+        questions = np.unique(labels.question[labels.split != "test"])[:num_questions]
+        rows = labels.where(np.isin(labels.question, questions))
+        said = labels.target_probability[rows] > 0
+        return cls(surprisal[rows], labels.by_draft[rows], said, labels.question[rows], labels.num_tokens[rows])
+
+    @property
+    def num_questions(self) -> int:
+        return len(np.unique(self.question))
+
+    @property
+    def num_right(self) -> int:
+        """Drafted segments that are said."""
+        return int((self.by_draft & self.said).sum())
+
+    @property
+    def num_wrong(self) -> int:
+        """Estimated number of wrong drafted segments."""
+        return max(0, round(self.wrong_share(np.ones(len(self.said))) * int(self.by_draft.sum())))
+
+    def wrong_share(self, weight: Floats) -> float:
+        """Share of wrong segments among the draft's, both counted by `weight` `[num_segments]`."""
+        every = np.ones(len(self.said), dtype=bool)
+        unsaid, missed = self._unsaid(every, weight)
+        return max(0.0, (unsaid - missed) / (1 - missed)) if missed < 1 else 0.0
+
+    def wrong_accepted(self, accepted: Mask, weight: Floats) -> float:
+        """Share of the wrong segments that are accepted; nan if there are none."""
+        wrong = self.wrong_share(weight)
+        unsaid, missed = self._unsaid(accepted, weight)
+        return float(np.clip((unsaid - missed * (1 - wrong)) / wrong, 0, 1)) if wrong else float("nan")
+
+    def _unsaid(self, mask: Mask, weight: Floats) -> tuple[float, float]:
+        """Shares of the draft's and of the target's segments that are unsaid and in `mask`."""
+        draft, target = (_share(mask & ~self.said, weight * writer) for writer in (self.by_draft, ~self.by_draft))
+        return np.nan_to_num(draft), np.nan_to_num(target)
+
+    def check(self) -> None:
+        """Raises: InvalidRequest when the pilot is too small, or has right or wrong segments only."""
+        if reason := too_small_reason(self.num_questions, self.num_right, self.num_wrong):
+            raise InvalidRequest(
+                f"{reason}; raise likelihood.num_questions, or name more questions", "likelihood.num_questions"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class LikelihoodPoint:
+    """Effects of a threshold on the pilot."""
+
+    threshold: float
+    acceptance: Measured
+    right_accepted: Measured
+    wrong_accepted: Measured
+    speed_up: float
+
+
+@dataclass(frozen=True, slots=True)
+class LikelihoodReport:
+    """A calibration and its curve, with standard errors by resampling questions."""
+
+    calibration: Calibration
+    auroc: Measured
+    """Of drafted segments, said against unsaid."""
+    missed: float
+    """Share of the target's own segments that none of its other samples means."""
+    chosen: LikelihoodPoint
+    curve: tuple[LikelihoodPoint, ...]
+    """By rising threshold."""
+
+
+def calibrated(
+    pilot: Pilot,
+    models: dict[str, ModelInfo],
+    segmentation: Segmentation,
+    cost: Cost,
+    max_wrong_accepted: float,
+    data_digest: str,
+) -> LikelihoodReport:
+    """Fit the function on the whole pilot; choose the threshold by what functions fitted on other questions say.
+
+    The threshold is the lowest that accepts at most `max_wrong_accepted` of the wrong segments.
+    Raises: InvalidRequest when the pilot is too small, or has right or wrong segments only.
+    """
+    pilot.check()
+    weights, bias = fit(pilot.surprisal[pilot.by_draft], pilot.said[pilot.by_draft])
+    probability, resampling = held_out(pilot), Resampling.of(pilot.question)
+    limits = {*LIMITS, max_wrong_accepted}
+    thresholds = thresholds_at(pilot, probability, limits)
+    points = {one: _point(pilot, probability, one, cost, resampling) for one in sorted(set(thresholds.values()))}
+    drafted = pilot.by_draft
+    calibration = Calibration(
+        draft=CalibratedModel.of(models["draft"]),
+        target=CalibratedModel.of(models["target"]),
+        segmentation=segmentation,
+        statistics=STATISTICS,
+        weights=tuple(weights.tolist()),
+        bias=bias,
+        threshold=thresholds[max_wrong_accepted],
+        max_wrong_accepted=max_wrong_accepted,
+        num_questions=pilot.num_questions,
+        num_right=pilot.num_right,
+        num_wrong=pilot.num_wrong,
+        curve=tuple(_operating_point(point) for point in points.values()),
+        data_digest=data_digest,
+    )
+    separation = partial(auroc, dense_ranks(probability[drafted]), pilot.said[drafted])
+    return LikelihoodReport(
+        calibration,
+        resampling.measured(separation, pilot.question[drafted]),
+        float((~pilot.said[~drafted]).mean()) if (~drafted).any() else 0.0,
+        points[calibration.threshold],
+        tuple(points.values()),
+    )
+
+
+def fit(surprisal: Floats, said: Mask) -> tuple[Floats, float]:
+    """Weights of `STATISTICS`, none negative, and the bias: penalised logistic regression of `said`."""
+    features = _features(surprisal)
+    mean, scale = features.mean(0), features.std(0)
+    scale = np.where(scale > 0, scale, 1.0)
+    inputs = (features - mean) / scale
+
+    def loss(values: Floats) -> tuple[float, Floats]:
+        score = inputs @ values[:-1] + values[-1]
+        error = _logistic(score) - said
+        penalty = RIDGE / 2 * float(values[:-1] @ values[:-1])
+        gradient = np.append(inputs.T @ error + RIDGE * values[:-1], error.sum())
+        return float(np.logaddexp(0, np.where(said, -score, score)).sum()) + penalty, gradient
+
+    num_inputs = inputs.shape[1]
+    bounds = [(0, None)] * num_inputs + [(None, None)]
+    found = minimize(loss, np.zeros(num_inputs + 1), jac=True, method="L-BFGS-B", bounds=bounds).x
+    weights = found[:-1] / scale
+    return weights, float(found[-1] - weights @ mean)
+
+
+def probabilities(surprisal: Floats, weights: Floats, bias: float) -> Floats:
+    """`[num_segments]`, as `Calibration.probability`."""
+    return _logistic(_features(surprisal) @ weights + bias)
+
+
+def held_out(pilot: Pilot) -> Floats:
+    """The probability of each segment by a function fitted on the drafted segments of the other folds' questions."""
+    questions = np.random.default_rng(0).permutation(np.unique(pilot.question))
+    result = np.zeros(len(pilot.said))
+    for fold in np.array_split(questions, NUM_FOLDS):
+        own = np.isin(pilot.question, fold)
+        others = ~own & pilot.by_draft
+        result[own] = probabilities(pilot.surprisal[own], *fit(pilot.surprisal[others], pilot.said[others]))
+    return result
+
+
+def thresholds_at(pilot: Pilot, probability: Floats, limits: set[float]) -> dict[float, float]:
+    """For each limit the lowest threshold from which on no more than this share of the wrong segments is accepted."""
+    unsaid = np.unique(probability[pilot.by_draft & ~pilot.said])
+    candidates = unsaid[np.linspace(0, len(unsaid) - 1, min(NUM_CANDIDATES, len(unsaid))).astype(int)]
+    weight = np.ones(len(probability))
+    shares = np.array([pilot.wrong_accepted(probability > one, weight) for one in candidates])
+    most_from_here = np.maximum.accumulate(shares[::-1])[::-1]
+    thresholds = {}
+    for limit in limits:
+        within = np.flatnonzero(most_from_here <= limit)
+        at = candidates[within[0]] if len(within) else 1.0
+        thresholds[limit] = min(float(np.ceil(np.nextafter(at, 2) * 1e5) / 1e5), 1.0)
+    return thresholds
+
+
+def predicted(labels: Labels, surprisal: Floats, calibration: Calibration) -> Predicted:
+    """Its probabilities of all segments, as those of a pair of probes whose q is 1."""
+    p = probabilities(surprisal, np.array(calibration.weights), calibration.bias).astype(np.float32)
+    return Predicted("likelihood", p, np.ones_like(p))
+
+
+def _features(surprisal: Floats) -> Floats:
+    chosen = [SURPRISAL_FEATURES.index(name) for name in STATISTICS]
+    return surprisal[:, chosen].astype(np.float64)
+
+
+def _logistic(score: Floats) -> Floats:
+    result: Floats = 1 / (1 + np.exp(-score.clip(-500, 500)))
+    return result
+
+
+def _point(pilot: Pilot, probability: Floats, threshold: float, cost: Cost, resampling: Resampling) -> LikelihoodPoint:
+    accepted, drafted = probability >= threshold, pilot.by_draft
+
+    def share_of(mask: Mask) -> Measured:
+        return resampling.measured(partial(_share, accepted[mask]), pilot.question[mask])
+
+    acceptance = share_of(drafted)
+    return LikelihoodPoint(
+        threshold,
+        acceptance,
+        share_of(drafted & pilot.said),
+        resampling.measured(partial(pilot.wrong_accepted, accepted), pilot.question),
+        cost.speed_up(float(pilot.num_tokens[drafted].mean()), acceptance.value),
+    )
+
+
+def _share(accepted: Mask, weight: Floats) -> float:
+    total = weight.sum()
+    return float(weight @ accepted / total) if total else float("nan")
+
+
+def _operating_point(point: LikelihoodPoint) -> OperatingPoint:
+    return OperatingPoint(
+        threshold=point.threshold,
+        acceptance=round(point.acceptance.value, 4),
+        right_accepted=round(point.right_accepted.value, 4),
+        wrong_accepted=round(point.wrong_accepted.value, 4),
+        speed_up=round(point.speed_up, 3),
+    )
