@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from playwright.async_api import Browser, ConsoleMessage, Page, Playwright, Request, async_playwright
+from playwright.async_api import Browser, ConsoleMessage, Page, Playwright, Request, async_playwright, expect
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = (
@@ -15,6 +15,8 @@ ARGUMENTS = (
     "--disable-component-update --disable-sync"
 ).split()
 WIDE, PHONE = (1440, 900), (360, 740)
+PATIENCE_MS = 60_000
+"""Of every expectation: models answer slowly on a busy machine."""
 
 Scheme = Literal["light", "dark"]
 
@@ -88,7 +90,8 @@ async def opened(
         base_url=site.base_url, viewport={"width": width, "height": height}, color_scheme=scheme
     )
     page, complaints = await context.new_page(), Complaints(site.base_url)
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(PATIENCE_MS)
+    expect.set_options(timeout=PATIENCE_MS)
     complaints.watch(page)
     await page.goto(site.path)
     yield page
