@@ -64,7 +64,8 @@ def main(arguments: Sequence[str]) -> None:
 
 def run(options: argparse.Namespace, reporter: Reporter) -> None:
     """Perform one run, and print its table."""
-    plan = replace(_plan(options, options.task, options.temperature), pacing=_pacing(options))
+    plan = _plan(options, options.task, options.temperature)
+    plan = replace(plan, pacing=_pacing(options), num_sessions=_num_sessions(options))
     folder = options.output or default_folder(plan)
     _run({folder: plan}, reporter)
     _report([folder], options, folder / "report", reporter)
@@ -154,21 +155,29 @@ def _plan(options: argparse.Namespace, task_name: str, temperature: float | None
 def _pacing(options: argparse.Namespace) -> Pacing | None:
     """Raises: InvalidRequest."""
     if options.pace is None:
-        if (options.dilate, options.sessions) != (1.0, 1):
-            raise InvalidRequest("--dilate and --sessions are for paced runs; name a --pace", "pace")
+        if options.dilate != 1.0:
+            raise InvalidRequest("--dilate is for paced runs; name a --pace", "pace")
         return None
     if options.gateway:
         raise InvalidRequest("a running gateway cannot be paced; leave out --gateway or --pace", "pace")
-    if others := [one.label for one in _configurations(options.strategy or [DEFAULT]) if not _can_be_paced(one)]:
+    if others := [one.label for one in _configurations(options.strategy or [DEFAULT]) if not _is_served(one)]:
         raise InvalidRequest(f"{others[0]} cannot be paced; only strategies through the gateway can", "strategy")
     if not 1 <= options.dilate <= MAX_DILATION:
         raise InvalidRequest(f"--dilate is {options.dilate:g}; choose 1 to {MAX_DILATION:g}", "dilate")
+    return Pacing(load_pace(options.pace), options.dilate)
+
+
+def _num_sessions(options: argparse.Namespace) -> int:
+    """Raises: InvalidRequest."""
     if not 1 <= options.sessions <= MAX_SESSIONS:
         raise InvalidRequest(f"--sessions is {options.sessions}; choose 1 to {MAX_SESSIONS}", "sessions")
-    return Pacing(load_pace(options.pace), options.dilate, options.sessions)
+    others = [one.label for one in _configurations(options.strategy or [DEFAULT]) if not _is_served(one)]
+    if others and options.sessions > 1:
+        raise InvalidRequest(f"{others[0]} answers one question at a time; leave --sessions out", "sessions")
+    return int(options.sessions)
 
 
-def _can_be_paced(configuration: Configuration) -> bool:
+def _is_served(configuration: Configuration) -> bool:
     return configuration.runner == "gateway"
 
 
@@ -204,7 +213,13 @@ def parser() -> argparse.ArgumentParser:
         "--pace", metavar="NAME", help=f"emulate the step times of {', '.join(PACES)}; DRAFT.csv,TARGET.csv"
     )
     one.add_argument("--dilate", type=float, default=1.0, metavar="K", help="stretch emulated steps by this factor")
-    one.add_argument("--sessions", type=int, default=1, metavar="N", help="questions at a time in a paced run")
+    one.add_argument(
+        "--sessions",
+        type=int,
+        default=1,
+        metavar="N",
+        help="questions at a time; without --pace only quality is reported then",
+    )
     _add_run_options(one, limit=None)
     _add_report_options(one)
     many = commands.add_parser("suite", help="all strategies on the demo language, sampled and greedy, and the report")

@@ -16,7 +16,7 @@ from semspec.bench.environment import code_digest, environment, memory_bytes
 from semspec.bench.pace.counts import Counts
 from semspec.bench.record import RECORDS, STAGES, Record, as_line, read_records
 from semspec.bench.runners.assisted import open_transformers
-from semspec.bench.runners.gateway import open_gateway, open_stack
+from semspec.bench.runners.gateway import open_gateway, open_stack, with_room
 from semspec.bench.runners.in_process import open_in_process
 from semspec.bench.runners.paced import PacedRunner, Pacing, open_paced
 from semspec.bench.runners.protocol import Ask, NotApplicable, Outcome, Runner, RunnerError
@@ -50,6 +50,8 @@ class Plan:
     """Interpreter of an environment with vLLM, for its configurations."""
     pacing: Pacing | None = None
     """Emulated step times; None: those of this machine."""
+    num_sessions: int = 1
+    """Questions asked at the same time. Above 1, a run that is not paced measures quality only."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -63,6 +65,7 @@ class Plan:
             "max_tokens": self.max_tokens,
             "samples": self.samples,
             "seed": self.seed,
+            "sessions": self.num_sessions,
             "code": code_digest(),
             "paced": {**self.pacing.settings, "serving": self._serving()} if self.pacing else None,
         }
@@ -70,10 +73,6 @@ class Plan:
     def _serving(self) -> dict[str, Any]:
         """The pair's served options, which configurations have unless their labels say otherwise."""
         return dict(StackConfig.of_pair(self.pair).read_serving())
-
-    @property
-    def num_sessions(self) -> int:
-        return self.pacing.num_sessions if self.pacing else 1
 
 
 Runners = Mapping[RunnerName, Runner]
@@ -93,9 +92,10 @@ async def opened(plan: Plan) -> AsyncIterator[Runners]:
 def _runner(name: RunnerName, plan: Plan) -> AbstractAsyncContextManager[Runner]:
     match name:
         case "gateway":
-            if plan.pacing:
-                return open_paced(plan.pair, plan.pacing)
-            return open_gateway(plan.gateway) if plan.gateway else open_stack(StackConfig.of_pair(plan.pair))
+            if plan.gateway:
+                return open_gateway(plan.gateway)
+            config = with_room(StackConfig.of_pair(plan.pair), plan.num_sessions)
+            return open_paced(config, plan.pacing) if plan.pacing else open_stack(config)
         case "in-process":
             return open_in_process(plan.pair)
         case "transformers":
@@ -110,6 +110,10 @@ def _runner(name: RunnerName, plan: Plan) -> AbstractAsyncContextManager[Runner]
 
 Turn = tuple[int, Question, Configuration]
 """Number of the sample, question and configuration."""
+
+
+def _label(turn: Turn) -> str:
+    return turn[2].label
 
 
 class Comparison:
@@ -159,21 +163,21 @@ class Comparison:
         bar = self._reporter.bar(title, len(schedule), "answers", done=len(schedule) - len(left))
         with bar as advance, path.open("a") as file:
             for batch in self._batches(left):
-                configuration = batch[0][2]
-                runner = runners[configuration.runner]
-                with self._counted(configuration.label, runner):
-                    await self._ask_side_by_side(runner, batch, file, advance)
+                with self._counted(batch, runners):
+                    await self._ask_side_by_side(runners, batch, file, advance)
 
     def _batches(self, left: Sequence[Turn]) -> Iterator[Sequence[Turn]]:
-        """What is asked before the next configuration has its turn: with several sessions, all of a configuration."""
-        if self._plan.num_sessions == 1:
-            yield from ([turn] for turn in left)
+        """Turns that may be under way together: in a paced run, which counts steps, of one configuration only."""
+        if self._plan.pacing is None:
+            yield left
             return
-        for _, batch in groupby(sorted(left, key=lambda turn: turn[2].label), key=lambda turn: turn[2].label):
+        if self._plan.num_sessions > 1:
+            left = sorted(left, key=_label)
+        for _, batch in groupby(left, key=_label):
             yield list(batch)
 
     async def _ask_side_by_side(
-        self, runner: Runner, batch: Sequence[Turn], file: TextIO, advance: Callable[[int], None]
+        self, runners: Runners, batch: Sequence[Turn], file: TextIO, advance: Callable[[int], None]
     ) -> None:
         """Ask as many at a time as there are sessions; each answer makes room for the next question."""
         turns = iter(batch)
@@ -181,7 +185,7 @@ class Comparison:
         async def session() -> None:
             for sample, question, configuration in turns:
                 request = self._request(question, configuration, sample)
-                outcome = await runner.ask(request)
+                outcome = await runners[configuration.runner].ask(request)
                 is_right = self._plan.task.is_right(question, outcome.text)
                 file.write(as_line(_record(request, question, sample, outcome, is_right)))
                 file.flush()
@@ -190,14 +194,15 @@ class Comparison:
         await asyncio.gather(*(session() for _ in range(self._plan.num_sessions)))
 
     @contextmanager
-    def _counted(self, label: str, runner: Runner) -> Iterator[None]:
-        """Add the paced steps of the body to those of `label`."""
+    def _counted(self, batch: Sequence[Turn], runners: Runners) -> Iterator[None]:
+        """Add the paced steps of the body to those of the configuration of `batch`."""
+        runner = runners.get("gateway")
         if not isinstance(runner, PacedRunner):
             yield
             return
         before = runner.counts()
         yield
-        own = self._counts.setdefault(label, {role: Counts() for role in before})
+        own = self._counts.setdefault(_label(batch[0]), {role: Counts() for role in before})
         for role, counts in runner.counts().items():
             own[role] = own[role].plus(counts.minus(before[role]))
 
@@ -249,9 +254,9 @@ def claim(folder: Path, plan: Plan) -> None:
 def default_folder(plan: Plan) -> Path:
     """The plan's folder: the same command resumes its run; other settings or other code begin a new one."""
     digest = hashlib.sha256(json.dumps(plan.settings, sort_keys=True).encode()).hexdigest()[:8]
-    pacing = plan.pacing
-    paced = f"paced-{pacing.pace.name}-{pacing.num_sessions}x-" if pacing else ""
-    return Path(".work/bench") / f"{plan.task.name}-t{plan.temperature:g}-{paced}{digest}"
+    paced = f"paced-{plan.pacing.pace.name}-" if plan.pacing else ""
+    sessions = f"{plan.num_sessions}x-" if plan.num_sessions > 1 else ""
+    return Path(".work/bench") / f"{plan.task.name}-t{plan.temperature:g}-{paced}{sessions}{digest}"
 
 
 def _record(request: Ask, question: Question, sample: int, outcome: Outcome, is_right: bool) -> Record:

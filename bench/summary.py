@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 
 from semspec.bench.configuration import Configuration, parse
+from semspec.bench.intervals import Interval, interval_of_difference, interval_of_share
 from semspec.bench.pace.counts import MAX_LATE_SHARE, Counts
 from semspec.bench.record import RECORDS, STAGES, Record, read_records
 from semspec.errors import InvalidRequest
@@ -33,6 +34,13 @@ class Row:
     """Share of right answers; the samples of a question are averaged first."""
     difference: Measured
     """pass@1 minus the baseline's, paired by question."""
+    pass_at_1_95: Interval
+    difference_95: Interval
+    num_right: int
+    num_gained: int
+    """Right answers where the baseline's with the same seed is wrong."""
+    num_lost: int
+    """Wrong answers where the baseline's with the same seed is right."""
     mcnemar_p: float | None
     """McNemar's p-value of the difference: exact, two-sided; None with several samples per question."""
     latency_s: Measured
@@ -79,6 +87,11 @@ class Run:
     steps: Mapping[str, Mapping[str, Counts]] = field(default_factory=dict)
     """Paced steps by label and role; empty unless the run is paced."""
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether its times are results: not if several questions were under way, of all configurations at once."""
+        return bool(self.settings.get("paced")) or self.settings["sessions"] == 1
+
 
 def load_run(folder: Path) -> Run:
     """Raises: InvalidRequest when the folder is no run, none of its questions has been answered by all, or the host
@@ -92,7 +105,7 @@ def load_run(folder: Path) -> Run:
         for label, roles in facts.get("steps", {}).items()
     }
     _check_pace(folder, facts["settings"], steps)
-    num_sessions = (facts["settings"].get("paced") or {}).get("sessions", 1)
+    num_sessions = facts["settings"]["sessions"]
     return Run(
         folder=folder,
         name=folder.resolve().name,
@@ -153,6 +166,11 @@ def _row(own: Sequence[Record], baseline: Sequence[Record], num_sessions: int) -
         num_samples=len(own) // len(right),
         pass_at_1=mean(right),
         difference=mean(right - base_right),
+        pass_at_1_95=interval_of_share(right),
+        difference_95=interval_of_difference(right, base_right),
+        num_right=sum(record.is_right for record in own),
+        num_gained=sum(one.is_right > other.is_right for one, other in zip(own, baseline, strict=True)),
+        num_lost=sum(one.is_right < other.is_right for one, other in zip(own, baseline, strict=True)),
         mcnemar_p=_mcnemar(right, base_right) if len(own) == len(right) else None,
         latency_s=mean(latency),
         median_latency_s=float(np.median(_array(own, "latency_s"))),

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from semspec.bench.report.ablations import Ablation
-from semspec.bench.report.tables import is_peer, setting, without
+from semspec.bench.report.tables import MARGIN, is_peer, setting, without
 from semspec.bench.summary import Row, Run
 from semspec.training.report.drawing import (
     BLACK,
@@ -128,6 +128,22 @@ def speedups(run: Run) -> Figure:
     axes.axvline(1, color=GREY, linewidth=0.8, linestyle="--")
     axes.set(xlim=(0, 1.28 * max(one.value for one in estimates)), ylim=(-0.6, len(rows) - 0.4))
     axes.set_xlabel("speed-up over the target alone")
+    axes.grid(axis="y", visible=False)
+    return figure
+
+
+def quality(run: Run) -> Figure:
+    """pass@1 minus the baseline's with 95% intervals, a line per configuration, and the margin."""
+    rows = list(reversed(run.rows[1:]))
+    figure, (axes,) = panels(1, (9.0, 1.3 + 0.3 * len(rows)))
+    for index, row in enumerate(rows):
+        low, high = 100 * row.difference_95.low, 100 * row.difference_95.high
+        value = 100 * row.difference.value
+        axes.errorbar([value], [index], xerr=[[value - low], [high - value]], fmt="o", color=BLUE, elinewidth=1.2)
+    axes.axvline(0, color=GREY, linewidth=0.8, linestyle="--")
+    axes.axvline(-100 * MARGIN, color=RED, linewidth=0.8)
+    axes.set_yticks(range(len(rows)), [row.label for row in rows])
+    axes.set(ylim=(-0.6, len(rows) - 0.4), xlabel="pass@1 minus the target's, points")
     axes.grid(axis="y", visible=False)
     return figure
 

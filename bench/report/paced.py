@@ -32,7 +32,7 @@ def blocks(run: Run) -> Iterator[Block]:
     divided = _DIVIDED.format(dilation=settings["dilation"]) if settings["dilation"] != 1 else ""
     yield Text(_EMULATED.format(label=paced_label(run).capitalize(), tables=tables, divided=divided))
     yield Table(_STEPS, tuple(_steps(run)))
-    if settings["sessions"] == 1:
+    if run.settings["sessions"] == 1:
         yield Table(_HOST, tuple(_host(run, settings["dilation"])))
         yield Text(
             "Host: judging, the wire and everything outside the stages, in undilated milliseconds an answer. "

@@ -3,7 +3,7 @@
 import gzip
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from semspec.bench.record import as_line
 from semspec.bench.report import sections
 from semspec.bench.report.probes import ProbesReport, read_probes
 from semspec.bench.report.speed_of_light import SpeedOfLight, read_cost
-from semspec.bench.report.tables import main_table, paced_label
+from semspec.bench.report.tables import main_table, paced_label, quality_table
 from semspec.bench.summary import Run
 from semspec.errors import InvalidRequest
 from semspec.training.files import plain, replacing, write_json
@@ -35,9 +35,10 @@ def write_report(runs: Sequence[Run], output: Path, probes: Path | None = None, 
     contents = [*_contents(runs, known, speed), *sections.caveats(runs, {"--probes": probes, "--cost": cost})]
     write_pictures(output, contents)
     for run in runs:
-        write_text(output / f"{run.name}.md", main_table(run).as_markdown())
+        table = main_table(run) if run.is_timed else quality_table(run)
+        write_text(output / f"{run.name}.md", table.as_markdown())
         with replacing(output / f"{run.name}.jsonl.gz") as partial:
-            partial.write_bytes(gzip.compress("".join(map(as_line, run.records)).encode(), mtime=0))
+            partial.write_bytes(gzip.compress("".join(_lines(run)).encode(), mtime=0))
     write_text(output / "report.md", as_markdown(TITLE, contents))
     write_text(output / "report.html", as_html(TITLE, contents))
     write_json(output / "summary.json", {run.name: _summary(run) for run in runs})
@@ -46,9 +47,16 @@ def write_report(runs: Sequence[Run], output: Path, probes: Path | None = None, 
 def _contents(runs: Sequence[Run], probes: ProbesReport | None, speed: SpeedOfLight | None) -> Iterator[Section]:
     yield sections.headline(runs)
     yield from map(sections.measured, runs)
-    yield from sections.paper_layout(runs)
-    yield from sections.parts(runs, probes)
+    timed = [run for run in runs if run.is_timed]
+    if timed:
+        yield from sections.paper_layout(timed)
+        yield from sections.parts(timed, probes)
     yield sections.speed_of_light(speed)
+
+
+def _lines(run: Run) -> Iterator[str]:
+    """The records; without their traces if there are no times in them to look at, since such runs are long."""
+    return (as_line(record if run.is_timed else replace(record, trace=[])) for record in run.records)
 
 
 def _check(runs: Sequence[Run]) -> None:

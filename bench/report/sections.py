@@ -31,6 +31,14 @@ def _in_short(run: Run) -> Iterator[str]:
     if row is None or row is base:
         yield f"{name}: no semantic strategy was run."
         return
+    if not run.is_timed:
+        loss = f"{100 * -row.difference_95.low:.1f} points (95%)"
+        yield (
+            f"{name}: `{row.label}` has pass@1 {measured_decimal(row.pass_at_1)} against "
+            f"{measured_decimal(base.pass_at_1)} of `{base.label}`: a difference of {lost(row)}, "
+            f"a loss of at most {loss}."
+        )
+        return
     yield (
         f"{name}: `{row.label}` answers {measured_decimal(row.speedup, 2)} times as fast as `{base.label}`, with "
         f"pass@1 {measured_decimal(row.pass_at_1)} against {measured_decimal(base.pass_at_1)}: "
@@ -52,11 +60,13 @@ def _fastest_rival(run: Run) -> Row | None:
 def measured(run: Run) -> Section:
     """One run: its tables and pictures."""
     title = f"{run.name}: {setting(run)}, {sample_size(run)}"
-    blocks: list[Block] = [tables.main_table(run), Text(_COLUMNS), *paced.blocks(run), *_run_pictures(run)]
-    blocks += [
-        Text("Where a mean answer's time goes, in milliseconds, and how answers end:"),
-        tables.details_table(run),
-    ]
+    blocks: list[Block] = [tables.main_table(run), Text(_COLUMNS if run.is_timed else _UNTIMED), *paced.blocks(run)]
+    blocks += [tables.quality_table(run), Text(_QUALITY), *_run_pictures(run)]
+    if run.is_timed:
+        blocks += [
+            Text("Where a mean answer's time goes, in milliseconds, and how answers end:"),
+            tables.details_table(run),
+        ]
     return Section(title, tuple(blocks))
 
 
@@ -67,8 +77,28 @@ _COLUMNS = (
 )
 
 
+_UNTIMED = (
+    "± is one standard error, by resampling questions; differences are paired by question, p is McNemar's exact test. "
+    "Several questions of all configurations were under way at once: quality is measured, times are not. "
+    "Target ratio: share of the tokens that the target wrote or drew."
+)
+_QUALITY = (
+    "Intervals of 95%: Wilson's for a share, Newcombe's (method 10) for a paired difference; several answers to a "
+    "question count as the independent answers whose mean would vary as much. The last columns are about the lower end."
+)
+
+
 def _run_pictures(run: Run) -> Iterator[Picture]:
     asked = f"{setting(run)}, {sample_size(run)}"
+    if len(run.rows) > 1:
+        yield Picture.drawn(
+            f"{run.name}-quality", "Loss of quality",
+            f"{asked}. Bars: 95% intervals. Left of the red line is a loss of {100 * tables.MARGIN:g} points or more.",
+            f"pass@1 minus the target's, {len(run.rows) - 1} configurations; the table has the numbers.",
+            figures.quality, run,
+        )  # fmt: skip
+    if not run.is_timed:
+        return
     yield Picture.drawn(
         f"{run.name}-pareto", "Quality against speed",
         f"{asked}. Bars: one standard error. A line joins one strategy's thresholds. Further up and right is better.",

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from semspec.bench.configuration import PEER_METHODS
+from semspec.bench.intervals import Interval
 from semspec.bench.record import STAGES
 from semspec.bench.report import paper
 from semspec.bench.summary import Row, Run
@@ -11,6 +12,8 @@ from semspec.stack import BUNDLED_PAIR
 from semspec.training.report.document import Table
 from semspec.training.report.numbers import NONE, decimal, measured_decimal, signed
 
+MARGIN = 0.03
+"""Largest loss of pass@1 that counts as none, fixed before the runs that it judges."""
 MAIN = (
     "configuration", "pass@1", "minus target (McNemar)", "latency s", "speed-up", "tokens/s", "target ratio",
     "accepted segments", "accepted tokens",
@@ -20,6 +23,10 @@ DETAILS = (
     "configuration", "median latency s", "tokens an answer", "judged segments", *(name[:-3] for name in TIMES),
     "cut short", "same answer",
 )  # fmt: skip
+QUALITY = (
+    "configuration", "right", "pass@1 in % (95%)", "minus target, points (95%)", "only it / only the target right",
+    "loses at most, points", f"loses less than {100 * MARGIN:g} points",
+)  # fmt: skip
 CELL = "pass@1 / tokens per s / latency s / target ratio"
 
 
@@ -28,7 +35,7 @@ def main_table(run: Run) -> Table:
     refused = [
         (label, f"not applicable: {reason}", *(NONE,) * (len(MAIN) - 2)) for label, reason in run.not_applicable.items()
     ]
-    return Table(_headed(run, MAIN), (*(_main_row(row, row is run.rows[0]) for row in run.rows), *refused))
+    return Table(_headed(run, MAIN), (*(_main_row(run, row) for row in run.rows), *refused))
 
 
 def _headed(run: Run, header: Sequence[str]) -> tuple[str, ...]:
@@ -41,23 +48,53 @@ def paced_label(run: Run) -> str:
     paced = run.settings.get("paced")
     if not paced:
         return ""
-    sessions = f"{paced['sessions']} session{'s' if paced['sessions'] > 1 else ''}"
+    num_sessions = run.settings["sessions"]
+    sessions = f"{num_sessions} session{'s' if num_sessions > 1 else ''}"
     dilated = f", dilated {paced['dilation']:g}x" if paced["dilation"] != 1 else ""
     return f"paced: {paced['name']}, {sessions}{dilated}"
 
 
-def _main_row(row: Row, is_baseline: bool) -> tuple[str, ...]:
+def _main_row(run: Run, row: Row) -> tuple[str, ...]:
+    is_baseline = row is run.rows[0]
+    times = (
+        measured_decimal(row.latency_s),
+        "1" if is_baseline else measured_decimal(row.speedup, 2),
+        decimal(row.tokens_per_s, 0),
+    )
     return (
         row.label,
         measured_decimal(row.pass_at_1),
         NONE if is_baseline else lost(row),
-        measured_decimal(row.latency_s),
-        "1" if is_baseline else measured_decimal(row.speedup, 2),
-        decimal(row.tokens_per_s, 0),
+        *(times if run.is_timed else (NONE,) * len(times)),
         decimal(row.target_ratio),
         decimal(row.acceptance_rate),
         decimal(row.token_acceptance_rate),
     )
+
+
+def quality_table(run: Run) -> Table:
+    """Right answers with 95% intervals, and whether the loss against the baseline is within the margin."""
+    base = run.rows[0]
+    return Table(_headed(run, QUALITY), tuple(_quality_row(row, row is base) for row in run.rows))
+
+
+def _quality_row(row: Row, is_baseline: bool) -> tuple[str, ...]:
+    num_answers = row.num_questions * row.num_samples
+    right = (row.label, f"{row.num_right:,} of {num_answers:,}", _percent(row.pass_at_1.value, row.pass_at_1_95))
+    if is_baseline:
+        return (*right, *(NONE,) * (len(QUALITY) - len(right)))
+    loss = -row.difference_95.low
+    return (
+        *right,
+        _percent(row.difference.value, row.difference_95),
+        f"{row.num_gained:,} / {row.num_lost:,}",
+        f"{100 * loss:.1f}",
+        "yes" if loss < MARGIN else "not shown",
+    )
+
+
+def _percent(value: float, interval: Interval) -> str:
+    return f"{100 * value:.1f} ({100 * interval.low:.1f} to {100 * interval.high:.1f})"
 
 
 def details_table(run: Run) -> Table:
@@ -176,7 +213,7 @@ def without(knobs: Mapping[str, Any], *names: str) -> tuple[tuple[str, Any], ...
     return tuple(sorted((name, value) for name, value in knobs.items() if name not in names))
 
 
-_PACED_OPTIONS = {"pace": "name", "dilate": "dilation", "sessions": "sessions"}
+_PACED_OPTIONS = {"pace": "name", "dilate": "dilation"}
 
 
 def run_command(run: Run, labels: Sequence[str]) -> str:
@@ -190,6 +227,7 @@ def run_command(run: Run, labels: Sequence[str]) -> str:
         "--limit": run.rows[0].num_questions,
         "--samples": run.rows[0].num_samples if run.rows[0].num_samples > 1 else None,
         **{f"--{option}": paced.get(name) for option, name in _PACED_OPTIONS.items()},
+        "--sessions": settings["sessions"] if settings["sessions"] > 1 else None,
         "--strategy": ",".join(dict.fromkeys([run.rows[0].label, *labels])),
     }
     named = " ".join(f"{name} {value}" for name, value in options.items() if value is not None)

@@ -3,6 +3,7 @@
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 
 import httpx
 
@@ -52,6 +53,12 @@ async def open_stack(config: StackConfig) -> AsyncIterator[GatewayRunner]:
     async with Stack(config) as stack, _http(stack.base_url, stack.api_key) as http:
         processes = {name: child.pid for name, child in stack.processes.items()}
         yield GatewayRunner(await ChatClient.connect(http), processes)
+
+
+def with_room(config: StackConfig, num_sessions: int) -> StackConfig:
+    """`config` with a gateway that runs so many generations at the same time."""
+    room = {"SEMSPEC_GATEWAY_MAX_CONCURRENT": str(max(num_sessions, 32))}
+    return replace(config, environment={**config.environment, **room})
 
 
 @asynccontextmanager

@@ -28,8 +28,6 @@ class Pacing:
     pace: Pace
     dilation: float = 1.0
     """Factor by which emulated steps are stretched, for many sessions on a small host."""
-    num_sessions: int = 1
-    """Questions asked at the same time."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -38,7 +36,6 @@ class Pacing:
         return {
             "name": self.pace.name,
             "dilation": self.dilation,
-            "sessions": self.num_sessions,
             "num_targets": self.pace.num_targets,
             "tables": {role: {"name": one.name, "digest": one.digest, **one.facts} for role, one in tables.items()},
         }
@@ -67,22 +64,21 @@ class PacedRunner:
 
 
 @asynccontextmanager
-async def open_paced(pair: Path, pacing: Pacing) -> AsyncIterator[PacedRunner]:
+async def open_paced(config: StackConfig, pacing: Pacing) -> AsyncIterator[PacedRunner]:
     """Run the whole stack with paced engines within the block. Raises: StackError."""
     with tempfile.TemporaryDirectory(prefix="semspec-pace-") as name:
         folder = Path(name)
-        async with open_stack(config_of(StackConfig.of_pair(pair), pacing, folder)) as runner:
+        async with open_stack(config_of(config, pacing, folder)) as runner:
             yield PacedRunner(runner, pacing.dilation, folder)
 
 
 def config_of(config: StackConfig, pacing: Pacing, folder: Path) -> StackConfig:
-    """`config` with paced engines, a model name that says so, and room for the sessions."""
+    """`config` with paced engines and a model name that says so."""
     times = {"draft": pacing.pace.draft, "target": pacing.pace.target}
     ends = (f"{pacing.dilation:g}", str(folder))
     commands = {role: (*_SERVICE, role, str(one.path.resolve()), *ends) for role, one in times.items()}
     environment = {
         "SEMSPEC_GATEWAY_MODEL_NAME": f"paced/{pacing.pace.name}",
-        "SEMSPEC_GATEWAY_MAX_CONCURRENT": str(max(pacing.num_sessions, 32)),
         "SEMSPEC_GATEWAY_GENERATION_DEADLINE_S": HOUR_S,
         "SEMSPEC_DRAFT_STALL_S": HOUR_S,
         "SEMSPEC_TARGET_STALL_S": HOUR_S,

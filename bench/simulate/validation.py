@@ -83,7 +83,7 @@ def load_paced_run(folder: Path) -> PacedRun:
         label: max(Counts(**counts).late_share for counts in roles.values())
         for label, roles in facts.get("steps", {}).items()
     }
-    return PacedRun(folder, pace, paced["dilation"], paced["sessions"], gamma, labels, records, late_shares)
+    return PacedRun(folder, pace, paced["dilation"], facts["settings"]["sessions"], gamma, labels, records, late_shares)
 
 
 def host_of(run: PacedRun) -> Host:

@@ -41,8 +41,8 @@ COST = {
 }
 HOSTILE = "<script>alert('x')</script>"
 SETTINGS: Mapping[str, Any] = {
-    "task": "demo", "pair": "pair", "gateway": None, "temperature": 0.6, "top_p": 0.95, "max_tokens": 512, "samples": 1,
-    "seed": 0, "code": "0123abcd",
+    "task": "demo", "pair": "pair", "gateway": None, "temperature": 0.6, "top_p": 0.95, "max_tokens": 512,
+    "samples": 1, "sessions": 1, "seed": 0, "code": "0123abcd",
 }  # fmt: skip
 ENVIRONMENT: Mapping[str, Any] = {"python": "3.11.7", "num_cores": 2, "devices": [], "versions": {"torch": "2.13.0"}}
 

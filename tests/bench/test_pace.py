@@ -14,6 +14,7 @@ from semspec.bench.pace.paced import PacedStep, load_paced
 from semspec.bench.pace.roofline import H200, TABLES, as_csv, step_ms
 from semspec.bench.pace.table import FOLDER, PACES, StepTimes, load_pace, load_times
 from semspec.bench.report.tables import main_table, setting
+from semspec.bench.runners.gateway import with_room
 from semspec.bench.runners.paced import Pacing, config_of
 from semspec.bench.summary import _check_pace
 from semspec.engine.protocol import load_engine
@@ -223,7 +224,7 @@ def test_run_that_could_not_keep_the_pace_has_no_result(tmp_path: Path, num_late
 
 
 def test_paced_run_is_labelled_in_its_tables_and_headings() -> None:
-    run = made_up_run(labels=FEW, num_questions=5, paced=pacing(num_sessions=8).settings)
+    run = made_up_run(labels=FEW, num_questions=5, paced=pacing().settings, sessions=8)
     label = "paced: h200-1.5b-32b-2-targets, 8 sessions, dilated 4x"
     assert main_table(run).header[0] == f"configuration ({label})"
     assert label in setting(run)
@@ -231,7 +232,7 @@ def test_paced_run_is_labelled_in_its_tables_and_headings() -> None:
 
 
 def test_stack_of_a_paced_run_says_so_and_has_the_replicas(tmp_path: Path) -> None:
-    config = config_of(StackConfig(), pacing(num_sessions=64), tmp_path)
+    config = config_of(with_room(StackConfig(), 64), pacing(), tmp_path)
     assert config.environment["SEMSPEC_GATEWAY_MODEL_NAME"] == "paced/h200-1.5b-32b-2-targets"
     assert config.environment["SEMSPEC_GATEWAY_MAX_CONCURRENT"] == "64"
     assert list(config.services) == ["draft", "target", "verifier", "target-2"]
@@ -252,6 +253,7 @@ def test_stack_of_a_paced_run_says_so_and_has_the_replicas(tmp_path: Path) -> No
         (["--pace", "h200-1.5b-32b", "--strategy", "target,in-process/semantic"], "cannot be paced"),
         (["--pace", "h200-1.5b-32b", "--dilate", "0.5"], "choose 1 to 100"),
         (["--pace", "h200-1.5b-32b", "--sessions", "0"], "choose 1 to 128"),
+        (["--sessions", "4", "--strategy", "target,in-process/semantic"], "leave --sessions out"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(

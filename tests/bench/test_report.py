@@ -236,3 +236,23 @@ def test_code_stands_as_code_and_the_rest_is_escaped_in_both_settings() -> None:
     assert "`x < y` and &lt;b>" in markdown and "- &lt;i>\n" in markdown and "\n<u> `z`\n" in markdown
     assert "<code>x &lt; y</code> and &lt;b&gt;" in page
     assert "<li>&lt;i&gt;</li>" in page and "<pre>&lt;u&gt; `z`\n" in page
+
+
+def test_run_of_several_sessions_reports_quality_and_no_times(tmp_path: Path) -> None:
+    run = made_up_run("many", FEW, num_questions=200, sessions=16)
+    write_report([run], tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} >= {"many-quality.png", "many.md"}
+    assert not list(tmp_path.glob("many-pareto.png")) and not list(tmp_path.glob("many-speedup.png"))
+    quality = (tmp_path / "many.md").read_text()
+    assert "95%" in quality and "latency" not in quality
+    report = (tmp_path / "report.md").read_text()
+    assert "--sessions 16" in report and "a loss of at most" in report and "times as fast" not in report
+    times = [row[3:6] for row in tables.main_table(run).rows]
+    assert times == [("-", "-", "-")] * len(FEW)
+
+
+def test_quality_names_what_the_margin_allows() -> None:
+    run = made_up_run(labels=("target", "semantic", "draft"), num_questions=2000)
+    found = rows_of(tables.quality_table(run))
+    assert (found["semantic"][-1], found["draft"][-1]) == ("yes", "not shown")
+    assert found["target"][2:] == ("-",) * 4 + ("-",) * (len(found["target"]) - 6)

@@ -215,7 +215,7 @@ def paced_folder(folder: Path, dilation: float, slowness: float = 1.0, num_late:
             lines.append(as_line(made_record(label, number, planned, slowness * latency_s, HOST, dilation)))
     paced = Pacing(PACE, dilation).settings | {"serving": {"gamma": 1}}
     steps = {label: {"target": asdict(Counts(100, num_late))} for label in ("target", "semantic")}
-    facts = {"settings": {"paced": paced}, "labels": ["target", "semantic"], "steps": steps}
+    facts = {"settings": {"paced": paced, "sessions": 1}, "labels": ["target", "semantic"], "steps": steps}
     (folder / "run.json").write_text(json.dumps(facts))
     (folder / "records.jsonl").write_text("".join(lines))
     return folder
