@@ -1,12 +1,34 @@
-"""One vLLM for all tests that only ask: it takes a while to start."""
+"""One vLLM for all tests that only ask, since it takes a while to start; and the start of `make test-vllm`."""
 
 from collections.abc import AsyncIterator
 
+import pytest
 import pytest_asyncio
 
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.engine.vllm.engine import VllmEngine
+from tests.vllm.lane import Lane
 from tests.vllm.support import SMALL_TOKENS, kv_bytes_of_token, our_engine, vllm_engine
+
+LANE = pytest.StashKey[Lane]()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start the tests that run in vLLM's environment beside the others, which seldom use both cores."""
+    functions = [item for item in session.items if isinstance(item, pytest.Function)]
+    if any("own_lane" in item.fixturenames for item in functions) and not session.config.option.collectonly:
+        session.config.stash[LANE] = Lane()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if lane := session.config.stash.get(LANE, None):
+        lane.stop()
+
+
+@pytest.fixture
+def own_lane(request: pytest.FixtureRequest) -> Lane:
+    """`make test-vllm`, which has run since the first test."""
+    return request.config.stash[LANE]
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
