@@ -1,5 +1,6 @@
 """A REST client of the gateway, and interleaved comparisons that share the machine's varying load equally."""
 
+import random
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
@@ -128,8 +129,8 @@ def _text(message: Json) -> str:
 
 
 def in_turns(questions: Sequence[Q], contestants: Sequence[T]) -> Iterator[tuple[Q, T]]:
-    """Each question with all contestants, in rotating order, so that the machine's other load affects all equally."""
+    """Each question with all contestants, in an order drawn for it: neither other load on the machine nor what the one
+    before left in a cache favours a contestant."""
     for index, question in enumerate(questions):
-        first = index % len(contestants)
-        for contestant in (*contestants[first:], *contestants[:first]):
+        for contestant in random.Random(index).sample(contestants, len(contestants)):
             yield question, contestant

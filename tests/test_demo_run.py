@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from itertools import permutations
 
 import httpx
 import pytest
@@ -81,10 +82,12 @@ def test_boxed_takes_the_last(text: str, expected: str | None) -> None:
     assert boxed(text) == expected
 
 
-def test_turns_are_balanced_and_rotate() -> None:
-    turns = list(in_turns(range(30), STRATEGIES))
-    assert sorted(turns) == sorted((seed, strategy) for seed in range(30) for strategy in STRATEGIES)
-    assert {turns[3 * index][1] for index in range(3)} == set(STRATEGIES)
+def test_turns_are_balanced_and_in_every_order() -> None:
+    turns = list(in_turns(range(60), STRATEGIES))
+    assert [seed for seed, _ in turns[::3]] == list(range(60))
+    orders = {tuple(strategy for _, strategy in turns[3 * index : 3 * index + 3]) for index in range(60)}
+    assert orders == set(permutations(STRATEGIES))
+    assert turns == list(in_turns(range(60), STRATEGIES))
 
 
 def answers(latency_s: float, rights: int, num_target_tokens: float) -> list[Answer]:

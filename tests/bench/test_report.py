@@ -19,6 +19,7 @@ from semspec.training.report.document import Bullets, Code, Section, Table, Text
 from tests.bench.made_up import COST, FEW, HOSTILE, RATES, made_up_run
 from tests.pages import num_pictures
 
+PICTURES = ("quality", "pareto", "speedup", "round", "depth")
 ROOT = Path(__file__).resolve().parents[2]
 PROBES = ROOT / "bench/results/probes/report.json"
 OLD = {"vllm/draft_model": f"vocabularies | differ {HOSTILE}"}
@@ -46,8 +47,8 @@ def rows_of(table: Table) -> dict[str, Sequence[str]]:
 
 
 def test_report_writes_pages_pictures_numbers_and_tables(output: Path) -> None:
-    of_runs = {f"sampled-{name}.png" for name in ("pareto", "speedup", "round", "depth")}
-    of_runs |= {f"greedy-{name}.png" for name in ("pareto", "speedup", "round", "depth")}
+    of_runs = {f"sampled-{name}.png" for name in PICTURES}
+    of_runs |= {f"greedy-{name}.png" for name in PICTURES}
     of_all = {"gamma.png", "learning_curve.png", "domains.png"}
     pages = {"report.md", "report.html", "summary.json", "sampled.md", "greedy.md"}
     pages |= {"sampled.jsonl.gz", "greedy.jsonl.gz"}
@@ -62,7 +63,7 @@ def test_report_is_the_same_when_written_again(runs: list[Run], output: Path, tm
 
 def test_html_is_whole_in_itself_and_escapes_what_others_wrote(output: Path) -> None:
     page = (output / "report.html").read_text()
-    assert num_pictures(page) == 11
+    assert num_pictures(page) == 13
     assert HOSTILE not in page and "&lt;script&gt;" in page
 
 

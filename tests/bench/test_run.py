@@ -42,8 +42,9 @@ def carry_out(made: Plan, folder: Path) -> None:
 def test_run_asks_in_turns_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     carry_out(plan(), tmp_path)
     records = read_records(tmp_path / "records.jsonl")
-    first, second = LABELS
-    assert [record.label for record in records] == [first, second, second, first, first, second]
+    turns = [(record.label, record.question) for record in records]
+    assert [question for _, question in turns[::2]] == [one.id for one in plan().task.questions]
+    assert all({label for label, _ in turns[at : at + 2]} == set(LABELS) for at in (0, 2, 4))
     assert len({record.seed for record in records}) == 3
     lines = (tmp_path / "records.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "records.jsonl").write_text("".join(lines[:3]) + lines[3][:40])  # as a kill leaves it
