@@ -22,12 +22,14 @@ from semspec.bench.summary import mean
 from semspec.probes.probe import LEAST_PROBABILITY, load_probe
 from semspec.stack import BUNDLED_PAIR, StackConfig
 from semspec.training.config import PipelineConfig, load_config
+from semspec.training.data.questions import Question, gather
+from semspec.training.data.stages import Questions
 from semspec.training.files import write_json
 from semspec.training.pipeline import SHARDED, Pipeline
 from semspec.training.progress import Reporter
 from semspec.training.report.document import Section, Table, Text, as_markdown, write_pictures, write_text
 from semspec.training.report.drawing import BLUE, Picture, errors_of, panels
-from semspec.training.report.numbers import Measured, measured_share
+from semspec.training.report.numbers import NONE, Measured, measured_share
 from semspec.training.trainer.fit import predict
 from semspec.training.trainer.recipe import Role
 from semspec.training.trainer.states import FeatureSource, StateStore
@@ -100,7 +102,8 @@ class Result:
     rule: str
     distance: Measured
     """Total variation distance from the target's meanings."""
-    accepted: Measured
+    accepted: Measured | None
+    """None where nothing is drafted."""
     wrong: Measured
     """Share of wrong segments that come out."""
 
@@ -123,7 +126,7 @@ def target_itself(points: Sequence[Point], num_samples: int, seed: int = 0) -> R
     again = [rng.multinomial(num_samples, point.p) / num_samples for point in points]
     distances = [distance(one, point.p) for one, point in zip(again, points, strict=True)]
     wrong = [float(point.p @ point.is_wrong) for point in points]
-    return Result("target, drawn again", _mean(distances, points), Measured(0.0), _mean(wrong, points))
+    return Result("target, drawn again", _mean(distances, points), None, _mean(wrong, points))
 
 
 def distance(one: Floats, other: Floats) -> float:
@@ -137,9 +140,12 @@ def _mean(values: Sequence[float], points: Sequence[Point]) -> Measured:
     return mean(np.bincount(numbers, values) / np.bincount(numbers))
 
 
-def sampled(config: PipelineConfig, work: Path, pair: Path, reporter: Reporter) -> list[Point]:
-    """The points of the configuration's questions, by the pipeline's first stages; resumable in `work`."""
+def sampled(
+    config: PipelineConfig, questions: Sequence[Question], work: Path, pair: Path, reporter: Reporter
+) -> list[Point]:
+    """The points of `questions`, by the pipeline's first stages; resumable in `work`."""
     pipeline = Pipeline(config, work, reporter=reporter)
+    pipeline.questions = Questions(questions, config.shard_questions)
     for stage in SHARDED:
         pipeline.make(stage)
     labels, store = pipeline.labels, StateStore(work / "samples")
@@ -179,7 +185,15 @@ def sampled(config: PipelineConfig, work: Path, pair: Path, reporter: Reporter) 
 
 def report(found: Sequence[Result], points: Sequence[Point], num_samples: int, output: Path) -> None:
     header = ("rule", "distance from the target's meanings", "accepted", "wrong segments")
-    rows = [(one.rule, *map(measured_share, (one.distance, one.accepted, one.wrong))) for one in found]
+    rows = [
+        (
+            one.rule,
+            measured_share(one.distance),
+            measured_share(one.accepted) if one.accepted else NONE,
+            measured_share(one.wrong),
+        )
+        for one in found
+    ]
     num_questions = len({point.question for point in points})
     picture = Picture.drawn(
         "distances", "Distance from the target's meanings", "Total variation distance; bars: one standard error.",
@@ -217,12 +231,11 @@ def bars(found: Sequence[Result]) -> Figure:
     return figure
 
 
-def configuration(num_questions: int, num_samples: int) -> PipelineConfig:
-    """The bundled probes' configuration with its test questions only, at most so many of each kind."""
-    config = load_config(CONFIG)
-    questions = [one.model_copy(update={"limit": num_questions}) for one in config.questions if one.role == "test"]
-    samples = config.samples.model_copy(update={"num_samples": num_samples, "num_test_samples": num_samples})
-    return config.model_copy(update={"questions": questions, "samples": samples})
+def chosen(config: PipelineConfig, num_questions: int) -> list[Question]:
+    """The configuration's test questions, at most so many of each domain."""
+    test = [one for one in gather(config.questions, config.evaluation_sets, config.shares)[0] if one.split == "test"]
+    domains = sorted({one.domain for one in test})
+    return [one for name in domains for one in [every for every in test if every.domain == name][:num_questions]]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -233,8 +246,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder of the results")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    config = configuration(options.questions, options.samples)
-    points = sampled(config, options.work, BUNDLED_PAIR, Reporter())
+    config = load_config(CONFIG)
+    samples = config.samples.model_copy(update={"num_samples": options.samples, "num_test_samples": options.samples})
+    config = config.model_copy(update={"samples": samples})
+    points = sampled(config, chosen(config, options.questions), options.work, BUNDLED_PAIR, Reporter())
     threshold = float(StackConfig.of_pair(BUNDLED_PAIR).read_serving()["threshold"])
     found = [target_itself(points, options.samples), *results(points, rules(threshold))]
     report(found, points, options.samples, options.output)

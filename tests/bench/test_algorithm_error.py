@@ -21,7 +21,9 @@ POINT = Point(
 
 def by_rule() -> dict[str, tuple[float, float, float]]:
     found = results([POINT], rules(0.4))
-    return {one.rule: (one.distance.value, one.accepted.value, one.wrong.value) for one in found}
+    return {
+        one.rule: (one.distance.value, one.accepted.value if one.accepted else 0.0, one.wrong.value) for one in found
+    }
 
 
 def test_rules_by_hand() -> None:
