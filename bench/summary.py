@@ -86,6 +86,8 @@ class Run:
     records: Sequence[Record]
     steps: Mapping[str, Mapping[str, Counts]] = field(default_factory=dict)
     """Paced steps by label and role; empty unless the run is paced."""
+    late: Mapping[str, str] = field(default_factory=dict)
+    """Label -> in which engines the host could not keep the emulated pace, so that there is no result."""
 
     @property
     def is_timed(self) -> bool:
@@ -94,8 +96,11 @@ class Run:
 
 
 def load_run(folder: Path) -> Run:
-    """Raises: InvalidRequest when the folder is no run, none of its questions has been answered by all, or the host
-    could not keep the emulated pace."""
+    """Configurations in which the host could not keep the emulated pace have no row; `late` has the reason.
+
+    Raises: InvalidRequest when the folder is no run, none of its questions has been answered by all, or the baseline or
+    all others have no row.
+    """
     path = folder / "run.json"
     if not path.is_file():
         raise InvalidRequest(f"{folder} is not a run: it has no run.json; make one with `semspec bench run`", "run")
@@ -104,33 +109,42 @@ def load_run(folder: Path) -> Run:
         label: {role: Counts(**counts) for role, counts in roles.items()}
         for label, roles in facts.get("steps", {}).items()
     }
-    _check_pace(folder, facts["settings"], steps)
+    late = {label: text for label, roles in steps.items() if (text := _lateness(roles))}
+    _check_pace(folder, facts, late)
+    labels = [label for label in facts["labels"] if label not in late]
     num_sessions = facts["settings"]["sessions"]
     return Run(
         folder=folder,
         name=folder.resolve().name,
         settings=facts["settings"],
         environment=facts["environment"],
-        rows=summarise(records, facts["labels"], num_sessions),
+        rows=summarise([record for record in records if record.label not in late], labels, num_sessions),
         not_applicable=facts["not_applicable"],
+        late=late,
         steps=steps,
         records=records,
     )
 
 
-def _check_pace(folder: Path, settings: Mapping[str, Any], steps: Mapping[str, Mapping[str, Counts]]) -> None:
-    """Raises: InvalidRequest when more than `MAX_LATE_SHARE` of the steps of an engine ended late."""
+def _lateness(roles: Mapping[str, Counts]) -> str:
+    """The engines of which more than `MAX_LATE_SHARE` of the steps ended late; empty if there are none."""
     late = [
-        f"{counts.late_share:.1%} of the {role}'s {counts.num_steps:,.0f} steps in {label}"
-        for label, roles in steps.items()
+        f"{counts.late_share:.1%} of the {role}'s {counts.num_steps:,.0f} steps were late"
         for role, counts in roles.items()
         if counts.late_share > MAX_LATE_SHARE
     ]
-    if late:
-        paced = settings["paced"]
+    return ", ".join(late)
+
+
+def _check_pace(folder: Path, facts: Mapping[str, Any], late: Mapping[str, str]) -> None:
+    """Raises: InvalidRequest when the baseline is late, or all others are."""
+    baseline, *others = facts["labels"]
+    if baseline in late or (others and late.keys() >= set(others)):
+        paced = facts["settings"]["paced"]
+        named = "; ".join(f"{label}: {text}" for label, text in late.items())
         raise InvalidRequest(
-            f"{folder} has no result: the host could not keep the pace of {paced['name']} in {', '.join(late)}; at "
-            f"most {MAX_LATE_SHARE:.0%} may be late: stretch the steps with a --dilate above {paced['dilation']:g}",
+            f"{folder} has no result: the host could not keep the pace of {paced['name']}: {named}; at most "
+            f"{MAX_LATE_SHARE:.0%} may be: stretch the steps with a --dilate above {paced['dilation']:g}",
             "dilate",
         )
 

@@ -32,9 +32,9 @@ CELL = "pass@1 / tokens per s / latency s / target ratio"
 
 def main_table(run: Run) -> Table:
     """One row per configuration; those that are not applicable come last, with the reason."""
-    refused = [
-        (label, f"not applicable: {reason}", *(NONE,) * (len(MAIN) - 2)) for label, reason in run.not_applicable.items()
-    ]
+    reasons = {label: f"not applicable: {reason}" for label, reason in run.not_applicable.items()}
+    reasons |= {label: f"no result, the host was too slow: {reason}" for label, reason in run.late.items()}
+    refused = [(label, reason, *(NONE,) * (len(MAIN) - 2)) for label, reason in reasons.items()]
     return Table(_headed(run, MAIN), (*(_main_row(run, row) for row in run.rows), *refused))
 
 

@@ -1,8 +1,8 @@
 """Tables of step times, and engines that keep them: the tokens are the same, the time is the table's."""
 
-from collections.abc import Callable
+import json
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +13,11 @@ from semspec.bench.pace.counts import Counts, CountsFile, read_counts
 from semspec.bench.pace.paced import PacedStep, load_paced
 from semspec.bench.pace.roofline import H200, TABLES, as_csv, step_ms
 from semspec.bench.pace.table import FOLDER, PACES, StepTimes, load_pace, load_times
+from semspec.bench.record import as_line
 from semspec.bench.report.tables import main_table, setting
 from semspec.bench.runners.gateway import with_room
 from semspec.bench.runners.paced import Pacing, config_of
-from semspec.bench.summary import _check_pace
+from semspec.bench.summary import load_run
 from semspec.engine.protocol import load_engine
 from semspec.errors import InvalidRequest
 from semspec.services.target.settings import TargetSettings
@@ -212,15 +213,29 @@ def pacing(**changes: object) -> Pacing:
     return replace(Pacing(load_pace("h200-1.5b-32b-2-targets"), dilation=4.0), **changes)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("num_late", "is_refused"), [(5, False), (6, True)])
-def test_run_that_could_not_keep_the_pace_has_no_result(tmp_path: Path, num_late: int, is_refused: bool) -> None:
-    steps = {"semantic": {"draft": Counts(100, num_late), "target": Counts(100, 0)}}
-    check: Callable[[], None] = lambda: _check_pace(tmp_path, {"paced": pacing().settings}, steps)  # noqa: E731
-    if is_refused:
-        with pytest.raises(InvalidRequest, match=r"6.0% of the draft's 100 steps in semantic.*--dilate above 4"):
-            check()
-    else:
-        check()
+def test_configuration_that_could_not_keep_the_pace_has_no_result(tmp_path: Path) -> None:
+    folder = paced_run(tmp_path / "run", {"semantic": 6, "draft": 5})
+    run = load_run(folder)
+    assert [row.label for row in run.rows] == ["target", "draft"]
+    [*_, last] = main_table(run).rows
+    assert last[:2] == ("semantic", "no result, the host was too slow: 6.0% of the draft's 100 steps were late")
+
+
+@pytest.mark.parametrize("num_late", [{"target": 6}, {"semantic": 6, "draft": 6}])
+def test_run_without_its_baseline_or_all_others_has_no_result(tmp_path: Path, num_late: dict[str, int]) -> None:
+    with pytest.raises(InvalidRequest, match=r"6.0% of the draft's 100 steps were late.*--dilate above 4"):
+        load_run(paced_run(tmp_path / "run", num_late))
+
+
+def paced_run(folder: Path, num_late: dict[str, int]) -> Path:
+    """A made-up run of 100 steps of the draft in each configuration, some of them late."""
+    made = made_up_run(labels=("target", "semantic", "draft"), num_questions=5, paced=pacing().settings)
+    steps = {row.label: {"draft": asdict(Counts(100, num_late.get(row.label, 0)))} for row in made.rows}
+    folder.mkdir()
+    facts = {"settings": made.settings, "environment": {}, "not_applicable": {}, "steps": steps}
+    (folder / "run.json").write_text(json.dumps(facts | {"labels": list(steps)}))
+    (folder / "records.jsonl").write_text("".join(map(as_line, made.records)))
+    return folder
 
 
 def test_paced_run_is_labelled_in_its_tables_and_headings() -> None:
