@@ -98,8 +98,9 @@ class Grammars:
             compiled = self._compiled.pop(grammar, None)
             if compiled is None:
                 compiled = LLMatcher(self._raw, grammar, log_level=0)
+                compiled.compute_bitmask()  # which finds out whether there is a first token
                 if compiled.is_error():
-                    raise InvalidRequest(f"grammar: {compiled.get_error()}", "grammar")
+                    raise InvalidRequest(f"grammar: {compiled.get_error().partition('<state>')[0].strip()}", "grammar")
             self._compiled[grammar] = compiled
             if len(self._compiled) > MAX_KEPT:
                 self._compiled.popitem(last=False)
