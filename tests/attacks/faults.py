@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from random import Random
+from time import monotonic
 
 import httpx
 
@@ -19,6 +21,8 @@ from tests.chaos.trial import SEEDS, Bench, Trial
 from tests.stack.support import GENEROUS_S, LONG_QUESTION, Json, answer_of, chat_body, text_of
 
 MOST_REQUESTS = 4
+ACCEPTED_S = 0.3
+"""A connection that is this old has been accepted."""
 
 
 def _fault_of(chance: Random, faults: list[Fault]) -> Fault:
@@ -92,6 +96,7 @@ class Shutdown:
     def __init__(self, bench: Bench, drain_s: int, settle_s: int) -> None:
         self._bench, self._site = bench, bench.site
         self._times = {"SEMSPEC_GATEWAY_DRAIN_S": str(drain_s), "SEMSPEC_GATEWAY_SETTLE_S": str(settle_s)}
+        self._told_at = math.inf
 
     async def run(self, begun: dict[int, float], after_s: float, second_s: float | None) -> None:
         """`begun`: when each seed is asked, in seconds. Raises: Broken."""
@@ -104,6 +109,7 @@ class Shutdown:
             async with asyncio.TaskGroup() as tasks:
                 clients = [tasks.create_task(self._ask(gateway, seed, wait_s)) for seed, wait_s in begun.items()]
                 await asyncio.sleep(after_s)
+                self._told_at = monotonic()
                 gateway.child.process.terminate()
                 if second_s is not None:
                     await asyncio.sleep(second_s)
@@ -125,12 +131,11 @@ class Shutdown:
         await asyncio.sleep(wait_s)
         body = chat_body(LONG_QUESTION, {"seed": seed, "stream": seed % 2 == 0, "semspec": {"trace": True}})
         async with _client(self._site, gateway) as http:
+            begin = monotonic()
             try:
                 return seed, await http.post("/v1/chat/completions", json=body), ""
-            except httpx.ConnectError:
-                return seed, None, ""
-            except httpx.TransportError as error:
-                return seed, None, f"{type(error).__name__}: {error}"
+            except httpx.TransportError as error:  # not accepted any more, unless it was asked long before
+                return seed, None, f"{type(error).__name__}: {error}" if begin < self._told_at - ACCEPTED_S else ""
 
     async def _check(self, seed: int, response: httpx.Response | None, why: str) -> None:
         if why:

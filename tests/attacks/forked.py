@@ -61,7 +61,7 @@ async def forks(log: Path) -> AsyncIterator[Forks]:
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
             *ordinary_user(), sys.executable, "-m", "tests.attacks.forked", stdin=-1, stdout=-1, stderr=errors,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+            limit=1 << 24, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
         )  # fmt: skip
     try:
         yield Forks(process)
@@ -80,10 +80,14 @@ def model(path: str) -> Json:
         info = await engine.info()
         prompt = await engine.encode([Message("user", "Tom has pens: 25. How many?")])
         order = GenerationParams(SamplingParams(0.0, seed=3), max_tokens=16, max_segment_tokens=8, max_segments=2)
-        segments = [one.segment async for one in engine.generate(Context((prompt,)), order)]
-        await engine.aclose()
-        ids = [list(prompt.token_ids), *(list(segment.token_ids) for segment in segments)]
         names = [info.fingerprint, info.tokenizer, info.chat_template, str(info.max_context_tokens)]
+        try:
+            segments = [one.segment async for one in engine.generate(Context((prompt,)), order)]
+        except Exception as error:  # weights may be no numbers
+            return {"identity": names, "said": [repr(error)]}
+        finally:
+            await engine.aclose()
+        ids = [list(prompt.token_ids), *(list(segment.token_ids) for segment in segments)]
         return {"identity": names, "said": [ids, [segment.text for segment in segments]]}
 
     return asyncio.run(written())

@@ -32,7 +32,7 @@ def wrong_key(key: str, chance: Random) -> str:
         (
             key[:place] + key[place + 1 :],
             key[:place] + chr(ord(key[place]) ^ 1) + key[place + 1 :],
-            key[:place] + chance.choice("aZ0-_=\x7f") + key[place:],
+            key[:place] + chance.choice("aZ0-_=~") + key[place:],
             f"{key[:place]} {key[place:]}",
             key.swapcase(),
             key[::-1],
@@ -54,7 +54,7 @@ def _credentials(key: str, chance: Random) -> dict[str, str]:
     wrong = wrong_key(key, chance).strip(" \t")
     match chance.choice(("wrong", "wrong", "wrong", "scheme", "elsewhere", "none")):
         case "wrong":
-            return {"authorization": f"Bearer {wrong}"}
+            return {"authorization": f"Bearer {wrong}".strip()}
         case "scheme":
             return {"authorization": chance.choice(("Basic {}", "Token {}", "{}", "Bearer:{}", "Bearer{}")).format(key)}
         case "elsewhere":
