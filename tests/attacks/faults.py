@@ -20,7 +20,8 @@ from tests.chaos.site import ALONE, Site
 from tests.chaos.trial import SEEDS, Bench, Trial
 from tests.stack.support import GENEROUS_S, LONG_QUESTION, Json, answer_of, chat_body, text_of
 
-MOST_REQUESTS = 4
+NUM_REQUESTS = (1, 2, 3, 4, 64)
+WEIGHTS = (8, 8, 8, 8, 1)
 ACCEPTED_S = 0.3
 """A connection that is this old has been accepted."""
 
@@ -28,7 +29,7 @@ ACCEPTED_S = 0.3
 def _fault_of(chance: Random, faults: list[Fault]) -> Fault:
     fault = chance.choice(faults)
     hold_s = None if fault.hold_s is None else fault.hold_s * chance.uniform(0.3, 1.2)
-    num_requests = fault.num_requests if fault.num_requests == 1 else chance.randint(1, MOST_REQUESTS)
+    num_requests = fault.num_requests if fault.num_requests == 1 else chance.choices(NUM_REQUESTS, WEIGHTS)[0]
     return replace(fault, hold_s=hold_s, num_requests=num_requests)
 
 

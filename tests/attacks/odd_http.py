@@ -26,6 +26,12 @@ BODIES: dict[str, dict[str, Any]] = {
         "stream": True, "stream_options": {"include_usage": True}, "logprobs": True, "top_logprobs": 2, "n": 2,
         **SAMPLING, "semspec": SEMSPEC,
     },
+    "/v1/chat/completions?strategy=target": {
+        "model": "semspec-demo:target", "messages": [TURN], "max_tokens": 20, "stream": False, "tool_choice": "auto",
+        "tools": [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": {
+            "type": "array", "items": {"$ref": "#/$defs/a"}, "maxItems": 3, "$defs": {"a": {"enum": [1, "x"]}}}}},
+    },
     "/v1/completions": {
         "model": "semspec-demo", "prompt": [QUESTION], "max_tokens": 20, "logprobs": 1, "echo": False, **SAMPLING,
     },

@@ -173,7 +173,8 @@ async def _set_out(
     site: Site, fault: Fault, chance: random.Random, over: asyncio.Event, tasks: asyncio.TaskGroup
 ) -> list[asyncio.Task[Told]]:
     """Clients, the first of them two segments ahead."""
-    requests = [Request(site, seed, fault.read_s) for seed in chance.sample(SEEDS, fault.num_requests)]
+    seeds = [seed for _ in range(0, fault.num_requests, len(SEEDS)) for seed in chance.sample(SEEDS, len(SEEDS))]
+    requests = [Request(site, seed, fault.read_s) for seed in seeds[: fault.num_requests]]
     clients = [tasks.create_task(_client(fault, request, over)) for request in requests]
     async with asyncio.timeout(BOUND_S):
         await requests[0].under_way.wait()
