@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from semspec.gateway.readiness import describe
-from tests.gateway.support import Gateway, GatewayFactory, RedisServer, eventually
+from tests.gateway.support import GENEROUS_S, Gateway, GatewayFactory, RedisServer, eventually
 
 KEYS = ("meta", "segments", "events", "writer")
 ROUTES = ("", "/trace", "/events")
@@ -172,7 +172,9 @@ async def test_log_that_lost_its_end_leaves_a_prefix_that_goes_on(
     for share in (0.02, 0.1, 0.25, 0.5, 0.8, 1.0):
         copied(log, int(share * whole_bytes))
         mortal_redis.restart()
-        meta = await gateway.http.get(f"/v1/generations/{id}")
+        async with asyncio.timeout(GENEROUS_S):
+            while (meta := await gateway.http.get(f"/v1/generations/{id}")).status_code == 503:
+                await asyncio.sleep(0.05)
         if meta.status_code == 404:  # not even its beginning is left
             assert (await gateway.http.get(f"/v1/generations/{id}/events")).status_code == 404
         else:
@@ -182,7 +184,9 @@ async def test_log_that_lost_its_end_leaves_a_prefix_that_goes_on(
             found.add(len(kept))
             events = await gateway.http.get(f"/v1/generations/{id}/events", headers={"last-event-id": "0"})
             assert events.status_code == 200 and content_of(events.text) == text
-        again = await gateway.chat(semspec={"session": "s"})
+        async with asyncio.timeout(GENEROUS_S):  # until the session's lease is over
+            while (again := await gateway.chat(semspec={"session": "s"})).status_code == 409:
+                await asyncio.sleep(0.2)
         assert again.status_code == 200 and again.json()["semspec"]["degraded"] is False
         mortal_redis.kill()
     assert len(found) >= 3, "the cuts are to leave different numbers of segments"
