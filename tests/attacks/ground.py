@@ -127,7 +127,9 @@ class Ground:
         return self._victim
 
     async def bench(self) -> Bench:
-        """Two replicas of each service, three gateways and proxies between them."""
+        """Two replicas of each service, three gateways and proxies between them; the other stack ends."""
         if self._bench is None:
+            await self._held.aclose()
+            self._victim = None
             self._bench = await Bench.of(await self._held.enter_async_context(built()))
         return self._bench
