@@ -162,7 +162,7 @@ async def test_log_that_lost_its_end_leaves_a_prefix_that_goes_on(
     mortal_redis.kill()
     mortal_redis.options = ("--appendonly", "yes", "--appendfsync", "everysec")
     mortal_redis.restart()
-    gateway = await start_gateway(redis_url=mortal_redis.url, writer_lease_s=1)
+    gateway = await start_gateway(redis_url=mortal_redis.url, writer_lease_s=1, session_lease_s=1)
     answer = (await gateway.chat(model="semspec-demo:target", semspec={"session": "s", "trace": True})).json()
     id, text, trace = answer["id"], answer["choices"][0]["message"]["content"], answer["semspec"]["trace"]
     mortal_redis.kill()
