@@ -95,6 +95,7 @@ def model(path: str) -> Json:
 
 def probes(path: str) -> Json:
     """Load probes, and have them judge."""
+    from semspec.errors import SemspecError
     from semspec.probes.verifier import ProbeVerifier
     from semspec.types import SURPRISAL_FEATURES, SegmentScore, States
 
@@ -103,15 +104,25 @@ def probes(path: str) -> Json:
 
     async def judged() -> Json:
         info = await verifier.info()
-        draft, target = States(b"\0\0\x80\x3e" * 4 * 128, (4, 128), info.draft_model), None
-        for num_layers in range(2, 12):
-            with contextlib.suppress(Exception):
-                states = States(b"\0\0\x80\x3e" * num_layers * 256, (num_layers, 256), info.target_model)
-                score = SegmentScore(states, (-0.5,) * len(SURPRISAL_FEATURES), 9, 1.0)
-                target = await verifier.judge([draft], [score])
-        return {"identity": [], "said": [str(info), str(target)]}
+        draft, target = (
+            States(b"\0\0\x80\x3e" * rows * width, (rows, width), model)
+            for (rows, width), model in zip(_state_shapes(), (info.draft_model, info.target_model), strict=True)
+        )
+        score = SegmentScore(target, (-0.5,) * len(SURPRISAL_FEATURES), 9, 1.0)
+        try:
+            return {"identity": [str(info)], "said": [str(await verifier.judge([draft], [score]))]}
+        except SemspecError as error:
+            return {"identity": [str(info)], "said": [error.message]}
 
     return asyncio.run(judged())
+
+
+def _state_shapes() -> list[tuple[int, int]]:
+    """Of the bundled draft and target."""
+    from semspec.stack import BUNDLED_PAIR
+
+    cards = [json.loads((BUNDLED_PAIR / "probes" / f"{role}.json").read_text()) for role in ("draft", "target")]
+    return [tuple(card["shape"]) for card in cards]
 
 
 def likelihood(path: str) -> Json:
