@@ -75,7 +75,7 @@ class Liar(grpc.GenericRpcHandler):
     """Passes every call of a service on, health checks as well, and changes the answers that the lie is about."""
 
     def __init__(self, upstream: aio.Channel) -> None:
-        self._upstream = upstream
+        self._upstream: Any = upstream
         self._methods = {path_of(method): method for method in METHODS}
         self.lie: Lie | None = None
 
@@ -102,14 +102,14 @@ class Liar(grpc.GenericRpcHandler):
 
     def _gathered(self, path: str, method: Any) -> Callable[[AsyncIterator[bytes], Any], Awaitable[bytes]]:
         async def answer(requests: AsyncIterator[bytes], context: Any) -> bytes:
-            call: Any = self._upstream.stream_unary(path)(requests, metadata=_metadata(context))
+            call = self._upstream.stream_unary(path)(requests, metadata=_metadata(context))
             return await self._changed(method, await _passed_on(call, context), context)
 
         return answer
 
     def _stream(self, path: str, method: Any) -> Callable[[bytes, Any], AsyncIterator[bytes]]:
         async def answer(request: bytes, context: Any) -> AsyncIterator[bytes]:
-            call: Any = self._upstream.unary_stream(path)(request, metadata=_metadata(context))
+            call = self._upstream.unary_stream(path)(request, metadata=_metadata(context))
             try:
                 async for response in call:
                     yield await self._changed(method, response, context)

@@ -20,7 +20,7 @@ NEVER = {
 }  # fmt: skip
 """What no request may be answered with."""
 METADATA = (
-    ("x-request-id", "a\tb"), ("x-request-id", "x" * 4000), ("traceparent", "00-zz-zz-00"), ("user-agent", "\x7f"),
+    ("x-request-id", "a\tb"), ("x-request-id", "x" * 4000), ("traceparent", "00-zz-zz-00"), ("x-forwarded-for", "x"),
     ("authorization", "Bearer "), ("grpc-timeout", "x"), ("grpc-encoding", "gzip"), ("te", "x"), ("x-bin", "x"),
 )  # fmt: skip
 CALL_S = 60.0
@@ -41,7 +41,8 @@ class Defects(logging.Handler):
 async def _broken_off(address: str, path: str, message: bytes, after_s: float) -> None:
     """A stream that the caller leaves."""
     async with aio.insecure_channel(address) as channel:
-        call: Any = channel.unary_stream(path)(message)
+        method: Any = channel.unary_stream(path)
+        call = method(message)
         with suppress(TimeoutError, aio.AioRpcError):
             async with asyncio.timeout(after_s):
                 await anext(aiter(call), None)
@@ -136,8 +137,8 @@ def _bytes_of(sound: dict[str, Any], method: Any) -> bytes:
 async def _call(address: str, path: str, data: bytes, metadata: tuple[tuple[str, str], ...]) -> grpc.StatusCode | str:
     async with aio.insecure_channel(address) as channel:
         try:
-            call: Any = channel.unary_unary(path)(data, timeout=CALL_S, metadata=metadata)
-            await call
+            method: Any = channel.unary_unary(path)
+            await method(data, timeout=CALL_S, metadata=metadata)
         except aio.AioRpcError as error:
             return error.code()
         except ValueError as error:  # the client's own library refuses it
