@@ -27,12 +27,12 @@ def main() -> int:
     """The exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.attacks")
     parser.add_argument("--seed", type=int, default=1, help="the cases are drawn from it")
-    parser.add_argument("--only", default="", help="only families in whose name this occurs")
+    parser.add_argument("--only", default="", help="only families in whose name one of these occurs, with commas")
     parser.add_argument("--case", type=int, help="only the case of this number")
     parser.add_argument("--share", type=float, default=1.0, help="share of each family's cases")
     parser.add_argument("--output", type=Path, help="folder for README.md and cases.jsonl")
     options = parser.parse_args()
-    families = [family for family in FAMILIES if options.only in family.name]
+    families = [family for family in FAMILIES if any(word in family.name for word in options.only.split(","))]
     begin = monotonic()
     results = asyncio.run(_run(families, options.seed, options.share, options.case))
     is_part = options.only or options.case is not None or options.share < 1

@@ -20,6 +20,14 @@ from tests.stack.support import GENEROUS_S, QUESTION, answer_of, chat_body
 
 DEFECTS = (b"Traceback", b"level=ERROR", b"level=CRITICAL")
 """What an attacker from outside must not be able to have logged."""
+START_S = 600.0
+PATIENT = {
+    "SEMSPEC_GATEWAY_RECHECK_S": "0.2",
+    "SEMSPEC_GATEWAY_HANDSHAKE_DEADLINE_S": "60",
+    "SEMSPEC_GATEWAY_HEALTH_TIMEOUT_S": "60",
+    "SEMSPEC_GATEWAY_REDIS_TIMEOUT_S": "10",
+}
+"""Looks often for what it has lost, and takes nothing for lost that is slow on a busy machine."""
 CONTROL = chat_body(QUESTION, {"seed": 5, "max_tokens": 24, "semspec": {"trace": True}})
 
 
@@ -116,8 +124,7 @@ class Ground:
             patch = self._held.enter_context(pytest.MonkeyPatch.context())
             patch.delenv("REDIS_URL", raising=False)
             other = new_key()
-            environment = {API_KEYS: entry("other", other), "SEMSPEC_GATEWAY_RECHECK_S": "0.2"}
-            config = StackConfig(environment=environment, start_timeout_s=GENEROUS_S)
+            config = StackConfig(environment={API_KEYS: entry("other", other), **PATIENT}, start_timeout_s=START_S)
             stack = await self._held.enter_async_context(Stack(config))
             http = httpx.AsyncClient(
                 base_url=stack.base_url, headers=stack.headers, timeout=GENEROUS_S, trust_env=False
