@@ -103,7 +103,9 @@ class Victim:
 class Ground:
     """`async with Ground(folder) as ground:` - what several families share is made once, when it is first used."""
 
-    def __init__(self, folder: Path, has_browser: bool = True) -> None:
+    def __init__(self, folder: Path, has_browser: bool = True, running: tuple[Stack, str] | None = None) -> None:
+        """`running`: a stack to attack instead of one of its own, and the API key of another owner."""
+        self._running = running
         self.folder = folder
         """For files of the attacks."""
         self.has_browser = has_browser
@@ -121,17 +123,20 @@ class Ground:
     async def victim(self) -> Victim:
         """The stack."""
         if self._victim is None:
-            patch = self._held.enter_context(pytest.MonkeyPatch.context())
-            patch.delenv("REDIS_URL", raising=False)
-            other = new_key()
-            config = StackConfig(environment={API_KEYS: entry("other", other), **PATIENT}, start_timeout_s=START_S)
-            stack = await self._held.enter_async_context(Stack(config))
+            stack, other = self._running or await self._started()
             http = httpx.AsyncClient(
                 base_url=stack.base_url, headers=stack.headers, timeout=GENEROUS_S, trust_env=False
             )
             await self._held.enter_async_context(http)
             self._victim = await Victim.of(stack, http, other)
         return self._victim
+
+    async def _started(self) -> tuple[Stack, str]:
+        patch = self._held.enter_context(pytest.MonkeyPatch.context())
+        patch.delenv("REDIS_URL", raising=False)
+        other = new_key()
+        config = StackConfig(environment={API_KEYS: entry("other", other), **PATIENT}, start_timeout_s=START_S)
+        return await self._held.enter_async_context(Stack(config)), other
 
     async def bench(self) -> Bench:
         """Two replicas of each service, three gateways and proxies between them; the other stack ends."""

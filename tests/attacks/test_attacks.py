@@ -7,27 +7,30 @@ from random import Random
 import pytest
 import pytest_asyncio
 
+from semspec.stack import Stack
 from tests.attacks import files, keys, liars, markup, odd_http, wire
 from tests.attacks.case import BOUND_S, Broken, Case, Family, Result, Verdict, edited, odd_json, tried
 from tests.attacks.ground import Ground
 from tests.attacks.report import line, page
+from tests.served import OTHER_KEY
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SEED = 19
 SAMPLE = (
-    (odd_http.FAMILY, 14),
-    (keys.FAMILY, 8),
-    (markup.FAMILY, 6),
-    (wire.FAMILY, 16),
-    (liars.FAMILY, 6),
-    (files.FAMILY, 12),
+    (odd_http.FAMILY, 10),
+    (keys.FAMILY, 6),
+    (markup.FAMILY, 4),
+    (wire.FAMILY, 12),
+    (liars.FAMILY, 4),
+    (files.FAMILY, 8),
 )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
-    async with Ground(tmp_path_factory.mktemp("attacks"), has_browser=False) as ground:
+async def ground(bundled: Stack, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
+    folder = tmp_path_factory.mktemp("attacks")
+    async with Ground(folder, has_browser=False, running=(bundled, OTHER_KEY)) as ground:
         yield ground
 
 
