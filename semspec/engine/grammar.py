@@ -20,7 +20,7 @@ MAX_KEPT = 64
 """Number of compiled grammars kept."""
 
 _ONE_BY_ONE = '%llguidance {"no_forcing": true}'
-"""Else a grammar that forces a text without an end, as a list of lists of at least one, would have it computed whole."""
+"""Else the text that a grammar forces would be computed at once, though it has no end, as a list of lists of lists."""
 
 _SPELLING = {bytes([byte]) for byte in (*b"\n", *range(0x20, 0x7F))}
 """A vocabulary with these tokens spells any JSON: other characters can be escaped."""

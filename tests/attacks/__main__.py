@@ -37,7 +37,8 @@ def main() -> int:
     results = asyncio.run(_run(families, options.seed, options.share, options.case))
     is_part = options.only or options.case is not None or options.share < 1
     if (folder := options.output or (None if is_part else RESULTS)) is not None:
-        write(folder, [options.seed], results, monotonic() - begin)
+        part = f"A part: {' '.join(sys.argv[1:])}." if is_part else ""
+        write(folder, [options.seed], results, monotonic() - begin, part)
     return 0 if results and all(result.verdict is Verdict.KEPT for result in results) else 1
 
 

@@ -19,21 +19,21 @@ another answer than the undisturbed one, with no word of it. The families are de
 """
 
 
-def write(folder: Path, seeds: Sequence[int], results: Sequence[Result], duration_s: float) -> None:
+def write(folder: Path, seeds: Sequence[int], results: Sequence[Result], duration_s: float, part: str = "") -> None:
     """`README.md` and `cases.jsonl`."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "README.md").write_text(page(seeds, results, duration_s))
+    (folder / "README.md").write_text(page(seeds, results, duration_s, part))
     (folder / "cases.jsonl").write_text("".join(f"{json.dumps(asdict(result))}\n" for result in results))
 
 
-def page(seeds: Sequence[int], results: Sequence[Result], duration_s: float) -> str:
-    """The report."""
+def page(seeds: Sequence[int], results: Sequence[Result], duration_s: float, part: str = "") -> str:
+    """The report. `part`: why there are not all cases."""
     families = dict.fromkeys(result.family for result in results)
     rows = [_row(family, [result for result in results if result.family == family]) for family in families]
     table = Table(["family", "cases", *Verdict, "kinds"], [*rows, [*_row("all", results)[:-1], ""]]).as_markdown()
     broken = [f"- {line(result)}" for result in results if result.verdict is not Verdict.KEPT]
     head = HEAD.format(seeds=", ".join(map(str, seeds)), plural="s" if len(seeds) > 1 else "")
-    return "\n".join([head, f"{duration_s:.0f} s in all.", "", table, "", *broken]).strip() + "\n"
+    return "\n".join([head, f"{duration_s:.0f} s in all. {part}".strip(), "", table, "", *broken]).strip() + "\n"
 
 
 def line(result: Result) -> str:
