@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tests.attacks.ground import Ground
 
-BOUND_S = 240.0
+BOUND_S = 1800.0
 """Timeout of a case, after which its answer counts as lost."""
 
 

@@ -23,7 +23,8 @@ from typing import Any
 
 MEMORY_BYTES = 6 << 30
 """Address space of a job."""
-JOB_S = 120
+JOB_S = 200
+TRAINING_S = 1200
 Json = dict[str, Any]
 
 
@@ -195,8 +196,9 @@ def _forked(name: str, arguments: dict[str, str], kill_after_s: float | None) ->
             out.write(result)
         os._exit(0)
     os.close(sink)
+    limit_s = kill_after_s or (TRAINING_S if name == "train" else JOB_S)
     with os.fdopen(source, "rb") as into:
-        is_done, _, _ = select.select([into], [], [], JOB_S if kill_after_s is None else kill_after_s)
+        is_done, _, _ = select.select([into], [], [], limit_s)
         if not is_done:
             os.kill(pid, signal.SIGKILL)
         data = into.read()

@@ -21,7 +21,7 @@ NEVER = {
 """What no request may be answered with."""
 METADATA = (
     ("x-request-id", "a\tb"), ("x-request-id", "x" * 4000), ("traceparent", "00-zz-zz-00"), ("x-forwarded-for", "x"),
-    ("authorization", "Bearer "), ("grpc-timeout", "x"), ("grpc-encoding", "gzip"), ("te", "x"), ("x-bin", "x"),
+    ("authorization", "Bearer "), ("grpc-timeout", "x"), ("grpc-encoding", "gzip"), ("te", "x"), ("x-odd", "\x7e"),
 )  # fmt: skip
 CALL_S = 60.0
 
