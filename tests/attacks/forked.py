@@ -123,7 +123,7 @@ def _state_shapes() -> list[tuple[int, int]]:
     from semspec.stack import BUNDLED_PAIR
 
     cards = [json.loads((BUNDLED_PAIR / "probes" / f"{role}.json").read_text()) for role in ("draft", "target")]
-    return [tuple(card["shape"]) for card in cards]
+    return [(card["shape"][0], card["shape"][1]) for card in cards]
 
 
 def likelihood(path: str) -> Json:
