@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from semspec.stack import Stack
-from tests.attacks import files, keys, liars, markup, odd_http, wire
+from tests.attacks import files, keys, markup, odd_http, wire
 from tests.attacks.case import BOUND_S, Broken, Case, Family, Result, Verdict, edited, odd_json, tried
 from tests.attacks.ground import Ground
 from tests.attacks.report import line, page
@@ -22,7 +22,6 @@ SAMPLE = (
     (keys.FAMILY, 6),
     (markup.FAMILY, 4),
     (wire.FAMILY, 12),
-    (liars.FAMILY, 4),
     (files.FAMILY, 8),
 )
 

@@ -209,7 +209,7 @@ RESOURCES = (
 )
 
 REDIS = (
-    Fault("Redis' scripts forgotten", "`SCRIPT FLUSH`", Promise.SAME, made.scripts_forgotten, hold_s=0, is_short=True),
+    Fault("Redis' scripts forgotten", "`SCRIPT FLUSH`", Promise.SAME, made.scripts_forgotten, hold_s=0),
     Fault("Redis emptied", "`FLUSHALL`", Promise.DEGRADED, made.emptied, hold_s=0),
     Fault(
         "Redis asks for a password",
@@ -225,7 +225,6 @@ REDIS = (
         made.log_cut,
         hold_s=0,
         prepared=made.append_only_log,
-        is_short=True,
     ),
 )
 
