@@ -2,13 +2,14 @@ PYTHON ?= python3
 TORCH_VARIANT ?= cpu
 PORT ?= 8080
 PROBLEMS ?= 100
+SEED ?= 1
 ARGS ?=
 TEST_PROCESSES ?= 2
 export PYTHON TORCH_VARIANT
 
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-slow test-api fuzz test-chaos test-clients test-compose test-manifests test-vllm soak lint docs audit proto bench bench-gpu \
+.PHONY: help setup demo serve test test-slow test-api fuzz test-chaos attack test-clients test-compose test-manifests test-vllm soak lint docs audit proto bench bench-gpu \
 	bench-aiperf bench-load bench-overload demo-models demo-nli demo-probes train-demo clean
 
 help:
@@ -45,6 +46,10 @@ fuzz: setup
 ## make test-chaos   processes killed and frozen, networks cut, rolling restarts under load; bench/results/chaos
 test-chaos: setup
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+## make attack     hundreds of cases drawn from SEED=N, from odd HTTP to killed trainings; bench/results/attacks
+attack: setup
+	@$(BIN)/python -m tests.attacks --seed $(SEED) $(ARGS)
 
 ## make soak         10,000 requests, 30% of them cancelled, and what becomes of every process; bench/results/soak
 soak: setup

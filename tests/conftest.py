@@ -10,6 +10,7 @@ __all__ = ["bundled"]
 
 TESTS = Path(__file__).parent
 SLOW = (
+    "attacks",
     "bench/test_gpu.py",
     "bench/test_load.py",
     "bench/test_peers.py",

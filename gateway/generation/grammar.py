@@ -65,7 +65,7 @@ def of_output(grammar: str, prompt: str) -> str:
 
 def _json_rule(schema: Json, is_strict: bool, field: str) -> str:
     """JSON by `schema`, as a part of a rule. Raises: InvalidRequest."""
-    from llguidance import LLMatcher  # native code, which other requests do without
+    from llguidance import LLMatcher, LLTokenizer  # native code, which other requests do without
 
     if (repetitions := sum(_repetitions(schema))) > MAX_REPETITIONS:
         message = f"{field}: its numbers of items and properties add up to {repetitions}"
@@ -76,6 +76,10 @@ def _json_rule(schema: Json, is_strict: bool, field: str) -> str:
     if is_error:
         reason = messages[0].partition("\n   1 |")[0].removeprefix("at 1(8): failed to compile JSON schema: ")
         raise InvalidRequest(f"{field}: {' '.join(reason.split())[:300]}", field)
+    matcher = LLMatcher(LLTokenizer("byte"), f"start: {rule}", log_level=0)
+    matcher.compute_bitmask()
+    if matcher.is_error():  # as for a schema that is a reference to itself
+        raise InvalidRequest(f"{field}: no JSON is valid by it", field)
     return rule
 
 

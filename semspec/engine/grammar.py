@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 MAX_KEPT = 64
 """Number of compiled grammars kept."""
 
+_ONE_BY_ONE = '%llguidance {"no_forcing": true}'
+"""Else the text that a grammar forces would be computed at once, though it has no end, as a list of lists of lists."""
+
 _SPELLING = {bytes([byte]) for byte in (*b"\n", *range(0x20, 0x7F))}
 """A vocabulary with these tokens spells any JSON: other characters can be escaped."""
 
@@ -97,9 +100,10 @@ class Grammars:
         with self._lock:
             compiled = self._compiled.pop(grammar, None)
             if compiled is None:
-                compiled = LLMatcher(self._raw, grammar, log_level=0)
+                compiled = LLMatcher(self._raw, f"{_ONE_BY_ONE}\n{grammar}", log_level=0)
+                compiled.compute_bitmask()  # which finds out whether there is a first token
                 if compiled.is_error():
-                    raise InvalidRequest(f"grammar: {compiled.get_error()}", "grammar")
+                    raise InvalidRequest(f"grammar: {compiled.get_error().partition('<state>')[0].strip()}", "grammar")
             self._compiled[grammar] = compiled
             if len(self._compiled) > MAX_KEPT:
                 self._compiled.popitem(last=False)

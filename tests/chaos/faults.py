@@ -208,6 +208,26 @@ RESOURCES = (
     ),
 )
 
+REDIS = (
+    Fault("Redis' scripts forgotten", "`SCRIPT FLUSH`", Promise.SAME, made.scripts_forgotten, hold_s=0),
+    Fault("Redis emptied", "`FLUSHALL`", Promise.DEGRADED, made.emptied, hold_s=0),
+    Fault(
+        "Redis asks for a password",
+        f"another one than the gateways have {UNTIL_ANSWERED}",
+        Promise.DEGRADED,
+        made.password_asked,
+    ),
+    Fault("Redis read-only", f"a replica of a server that is gone {UNTIL_ANSWERED}", Promise.DEGRADED, made.read_only),
+    Fault(
+        "Redis loses the end of its log",
+        "SIGKILL; the last 3,001 bytes of its append-only log are gone; started again at once",
+        Promise.DEGRADED,
+        made.log_cut,
+        hold_s=0,
+        prepared=made.append_only_log,
+    ),
+)
+
 RESTARTS = tuple(
     Fault(
         f"{names} restarted in turn",
@@ -227,4 +247,4 @@ RESTARTS = tuple(
     )
 )
 
-TABLE = (*ONE_OF_EACH, *TWO_OF_EACH, *GATEWAYS, *NETWORK, *RESOURCES, *RESTARTS)
+TABLE = (*ONE_OF_EACH, *TWO_OF_EACH, *GATEWAYS, *NETWORK, *RESOURCES, *REDIS, *RESTARTS)

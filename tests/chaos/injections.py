@@ -1,5 +1,6 @@
 """Fault injections, as context managers around the work that must survive them."""
 
+import os
 import struct
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from tests.chaos.site import ALONE, FIRST, SECOND, Site
 Holding = Callable[[Site], AbstractAsyncContextManager[None]]
 
 DISK_BYTES = 4 << 20
+LOST_LOG_BYTES = 3001
+"""Some segments' records."""
 SHIFTED_CLOCK = Path(__file__).with_name("clock.c")
 
 
@@ -94,6 +97,63 @@ async def memory_full(site: Site) -> AsyncIterator[None]:
             yield
         finally:
             await redis.config_set("maxmemory", 0)
+
+
+@asynccontextmanager
+async def scripts_forgotten(site: Site) -> AsyncIterator[None]:
+    """Redis has none of the scripts that the gateways run by their digest."""
+    async with site.redis as redis:
+        await redis.script_flush()
+    yield
+
+
+@asynccontextmanager
+async def emptied(site: Site) -> AsyncIterator[None]:
+    """All keys are gone."""
+    async with site.redis as redis:
+        await redis.flushall()
+    yield
+
+
+@asynccontextmanager
+async def password_asked(site: Site) -> AsyncIterator[None]:
+    """Redis asks for a password that nobody was told."""
+    async with site.redis as redis:
+        await redis.config_set("requirepass", "another")
+        await redis.client_kill_filter(_type="normal", skipme=True)
+        try:
+            yield
+        finally:
+            await redis.config_set("requirepass", "")
+
+
+@asynccontextmanager
+async def read_only(site: Site) -> AsyncIterator[None]:
+    """Redis is the replica of a server that does not answer."""
+    async with site.redis as redis:
+        await redis.replicaof("127.0.0.1", 1)
+        try:
+            yield
+        finally:
+            await redis.replicaof("NO", "ONE")
+
+
+@asynccontextmanager
+async def append_only_log(site: Site) -> AsyncIterator[None]:
+    """Redis writes a log, to the disk once a second."""
+    async with site.processes["redis"].changed("--appendonly", "yes", "--appendfsync", "everysec"):
+        yield
+
+
+@asynccontextmanager
+async def log_cut(site: Site) -> AsyncIterator[None]:
+    """SIGKILL, the end of the log is lost, in the middle of an entry, and Redis starts with the rest."""
+    redis = site.processes["redis"]
+    await redis.kill()
+    log = max(redis.folder.rglob("*.aof"), key=lambda path: path.stat().st_mtime)
+    os.truncate(log, max(0, log.stat().st_size - LOST_LOG_BYTES))
+    await redis.start()
+    yield
 
 
 def _disk(site: Site) -> Path:

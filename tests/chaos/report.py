@@ -3,7 +3,7 @@
 import json
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -20,12 +20,13 @@ answer, and differs when its text is not byte for byte that of the same seed und
 Segments of every request are read back from Redis: each must be there once, and be what the client was told. Recovery
 is the time until a short question ({short_s:.1f} s undisturbed) is answered normally: from the end of the fault, or
 from its beginning where others serve meanwhile (*). Undisturbed and one at a time, the questions take {long_s:.1f} s;
-the slowest answer is the longest that anybody waited for one, the fault and all included. What is promised:
-[reliability.md](../../../docs/reliability.md). `make test-chaos` does it again; `make test-slow` has a short
-form.
+the slowest answer is the longest that anybody waited for one, the fault and all included. A request fails when it does
+not get what is promised: [reliability.md](../../../docs/reliability.md). The latency before and after is that of the
+short question just before the fault, and once it is answered normally again (medians), the clients' requests beside it.
+`make test-chaos` does it again; `make test-slow` has a short form.
 """
-COLUMNS = ("fault", "made", "requests", "lost", "differing", "fell back", "degraded", "wrongly stored")
-TIMES = ("slowest answer s", "recovery s: median", "max")
+COLUMNS = ("fault", "made", "success", "failed", "lost", "differing", "fell back", "degraded", "wrongly stored")
+TIMES = ("slowest answer s", "latency s: before", "after", "recovery s: median", "max")
 
 
 @dataclass(slots=True)
@@ -42,7 +43,8 @@ class Row:
         outcomes = [outcome for trial in self.trials for outcome in trial.outcomes]
         return {
             "made": len(self.trials),
-            "requests": len(outcomes),
+            "success": len(outcomes) - (num_failed := sum(trial.num_failed for trial in self.trials)),
+            "failed": num_failed,
             "lost": sum(outcome.answer is None for outcome in outcomes),
             "differing": sum(outcome.differs for outcome in outcomes),
             "fell back": sum(outcome.fell_back for outcome in outcomes),
@@ -58,6 +60,11 @@ class Row:
     @property
     def recoveries_s(self) -> list[float]:
         return [trial.recovery_s for trial in self.trials]
+
+    @property
+    def latencies_s(self) -> tuple[float, float]:
+        """Of the short question, before and after; medians."""
+        return median(trial.before_s for trial in self.trials), median(trial.after_s for trial in self.trials)
 
     @property
     def complaints(self) -> list[str]:
@@ -107,13 +114,13 @@ class Report:
 
     def _total(self) -> list[str]:
         totals = [row.counts for row in self.rows.values()]
-        return ["all", *(str(sum(counts[name] for counts in totals)) for name in COLUMNS[1:]), "", "", ""]
+        return ["all", *(str(sum(counts[name] for counts in totals)) for name in COLUMNS[1:]), *[""] * len(TIMES)]
 
 
 def _cells(row: Row) -> list[str]:
     name = f"{row.fault.name}{'*' if row.fault.is_spared else ''}"
     counts = [str(row.counts[column]) for column in COLUMNS[1:]]
-    times = (row.slowest_s, median(row.recoveries_s), max(row.recoveries_s))
+    times = (row.slowest_s, *row.latencies_s, median(row.recoveries_s), max(row.recoveries_s))
     return [name, *counts, *(f"{seconds:.1f}" for seconds in times)]
 
 
@@ -124,7 +131,13 @@ def _json(row: Row) -> Json:
         "promise": row.fault.promise.value,
         "skipped": row.skipped or None,
         **row.counts,
-        "latency_s": [round(outcome.latency_s, 3) for trial in row.trials for outcome in trial.outcomes],
-        "recovery_s": [round(seconds, 3) if math.isfinite(seconds) else None for seconds in row.recoveries_s],
+        "latency_before_s": _rounded(trial.before_s for trial in row.trials),
+        "latency_after_s": _rounded(trial.after_s for trial in row.trials),
+        "latency_s": _rounded(outcome.latency_s for trial in row.trials for outcome in trial.outcomes),
+        "recovery_s": _rounded(row.recoveries_s),
         "complaints": row.complaints,
     }
+
+
+def _rounded(times_s: Iterable[float]) -> list[float | None]:
+    return [round(seconds, 3) if math.isfinite(seconds) else None for seconds in times_s]

@@ -82,12 +82,13 @@ def test_report_counts_what_came_of_the_trials(tmp_path: Path) -> None:
         Outcome(2, replace(ANSWER, fallback="the draft is gone")),
     )
     report.rows[ALONE.name].trials += [
-        Trial(ALONE, [lost, fell_back], 2, 2.0),
-        Trial(ALONE, [Outcome(1, ANSWER, 3.0)], 1, 4.0),
+        Trial(ALONE, [lost, fell_back], 2, 2.0, 0.5, 0.75),
+        Trial(ALONE, [Outcome(1, ANSWER, 3.0)], 1, 4.0, 0.5, 0.25),
     ]
     report.write(tmp_path, 60)
     page, numbers = (tmp_path / "README.md").read_text(), json.loads((tmp_path / "faults.json").read_text())
-    assert f"| {ALONE.name} | 2 | 3 | 1 | 0 | 1 | 0 | 0 | 3.0 | 3.0 | 4.0 |" in page
+    assert f"| {ALONE.name} | 2 | 2 | 1 | 1 | 0 | 1 | 0 | 0 | 3.0 | 0.5 | 0.5 | 3.0 | 4.0 |" in page
     assert f"- {ALONE.name}: seed 1: Unavailable: gone" in page and "Every promise was kept" not in page
     row = next(row for row in numbers["faults"] if row["name"] == ALONE.name)
-    assert (row["made"], row["requests"], row["lost"], row["recovery_s"]) == (2, 3, 1, [2.0, 4.0])
+    assert (row["made"], row["success"], row["failed"], row["lost"]) == (2, 2, 1, 1)
+    assert (row["latency_after_s"], row["recovery_s"]) == ([0.75, 0.25], [2.0, 4.0])

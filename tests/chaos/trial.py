@@ -56,6 +56,15 @@ class Trial:
     """Clients that were waiting when the fault came."""
     recovery_s: float
     """From the fault's end, or from its beginning where others serve, until a short question is answered normally."""
+    before_s: float = math.nan
+    """Latency of the short question just before the fault."""
+    after_s: float = math.nan
+    """The same once it is answered normally again."""
+
+    @property
+    def num_failed(self) -> int:
+        """Requests without what the fault's promise says."""
+        return sum(map(self._breaks, self.outcomes))
 
     @property
     def complaints(self) -> list[str]:
@@ -111,6 +120,7 @@ class Bench:
             self.site.lead_to(fault.gateway)
             await self.site.until_whole()
             await self._served_normally()
+            before_s = await self.short_s()
             over = asyncio.Event()
             async with asyncio.TaskGroup() as tasks:
                 clients = await _set_out(self.site, fault, chance, over, tasks)
@@ -118,7 +128,8 @@ class Bench:
                 num_hit = sum(not client.done() for client in clients)
                 recovery_s = await self._through(fault, clients, over)
             told = [one for client in clients for one in client.result()]
-            return Trial(fault, [await self._outcome(*one) for one in told], num_hit, recovery_s)
+            outcomes = [await self._outcome(*one) for one in told]
+            return Trial(fault, outcomes, num_hit, recovery_s, before_s, await self.short_s())
 
     async def _through(self, fault: Fault, clients: Sequence[asyncio.Task[Told]], over: asyncio.Event) -> float:
         """The recovery time."""
@@ -162,7 +173,8 @@ async def _set_out(
     site: Site, fault: Fault, chance: random.Random, over: asyncio.Event, tasks: asyncio.TaskGroup
 ) -> list[asyncio.Task[Told]]:
     """Clients, the first of them two segments ahead."""
-    requests = [Request(site, seed, fault.read_s) for seed in chance.sample(SEEDS, fault.num_requests)]
+    seeds = [seed for _ in range(0, fault.num_requests, len(SEEDS)) for seed in chance.sample(SEEDS, len(SEEDS))]
+    requests = [Request(site, seed, fault.read_s) for seed in seeds[: fault.num_requests]]
     clients = [tasks.create_task(_client(fault, request, over)) for request in requests]
     async with asyncio.timeout(BOUND_S):
         await requests[0].under_way.wait()

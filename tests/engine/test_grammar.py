@@ -121,6 +121,31 @@ async def test_answer_that_does_not_end_is_cut_by_its_budget(engine: Transformer
     assert generated[-1].segment.end is SegmentEnd.LENGTH and sum(len(one.segment.token_ids) for one in generated) == 9
 
 
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'start: "a" start',
+        'start: "(" start ")"',
+        "start: /(a|b)*a(a|b){200}/",
+        "start: answer\n" + json_grammar({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, True, "schema"),
+    ],
+)
+async def test_grammar_without_an_end_is_cut_by_its_budget(engine: TransformersEngine, grammar: str) -> None:
+    endless, other = await asyncio.gather(
+        written(engine, params(1, grammar=grammar, max_tokens=60)), written(engine, params(5))
+    )
+    assert endless[-1].segment.end is SegmentEnd.LENGTH
+    assert sum(len(one.segment.token_ids) for one in endless) == 60
+    assert other[-1].segment.end is SegmentEnd.EOS, "others' answers go on"
+
+
+@pytest.mark.parametrize("grammar", ['start: start "a"', "start: x\nx: x"])
+async def test_grammar_without_a_beginning_is_refused(engine: TransformersEngine, grammar: str) -> None:
+    with pytest.raises(InvalidRequest, match="grammar: NoExtension") as refusal:
+        await written(engine, params(1, grammar=grammar))
+    assert "\n" not in refusal.value.message
+
+
 async def test_reasoning_is_free_and_the_answer_is_not(engine: TransformersEngine) -> None:
     grammar = of_output(json_grammar({"type": "boolean"}, True, "schema"), "Why? <think>\n")
     piece = await engine.encode("So.</think>")

@@ -44,6 +44,7 @@ class RedisServer:
     port: int
     folder: Path
     program: str = ""
+    options: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -51,7 +52,17 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def restart(self) -> None:
-        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self.folder)]
+        options = [
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--dir",
+            str(self.folder),
+            *self.options,
+        ]
         self.process = subprocess.Popen([self.program or find_server(), *options], stdout=subprocess.DEVNULL)
         wait_for_port(self.port)
 

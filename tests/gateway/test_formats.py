@@ -82,6 +82,11 @@ async def test_reasoning_that_the_prompt_opens_precedes_the_format(gateway: Gate
         (schema(type="objekt"), "response_format.json_schema.schema", "Invalid type: objekt"),
         (schema(type="array", uniqueItems=True), "response_format.json_schema.schema", "uniqueItems"),
         (schema(**{"$ref": "http://127.0.0.1:1/schema"}), "response_format.json_schema.schema", "does not fetch"),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}},
+            "response_format.json_schema.schema",
+            "no JSON is valid by it",
+        ),
         (schema(items=NESTED), "response_format.json_schema.schema", "deeper than 100"),
         (schema(type="array", maxItems=10**9), "response_format.json_schema.schema", "the limit is 10000"),
         ({"type": "json_schema"}, "response_format", "json_schema goes with the type"),

@@ -4,12 +4,13 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
 
 from semspec.gateway.readiness import describe
-from tests.gateway.support import Gateway, GatewayFactory, RedisServer, eventually
+from tests.gateway.support import GENEROUS_S, Gateway, GatewayFactory, RedisServer, eventually
 
 KEYS = ("meta", "segments", "events", "writer")
 ROUTES = ("", "/trace", "/events")
@@ -146,3 +147,52 @@ async def test_handshake_that_cannot_be_read_is_repeated(start_gateway: GatewayF
         other = await start_gateway()
         async with asyncio.timeout(10):
             await eventually(lambda: describe(other.app.state.readiness.status) == "ready")  # noqa: B023
+
+
+def copied(log: Path, num_lost_bytes: int) -> None:
+    """Put the log back as it was, without its end."""
+    data = log.with_suffix(".whole").read_bytes()
+    log.write_bytes(data[: max(0, len(data) - num_lost_bytes)])
+
+
+async def test_log_that_lost_its_end_leaves_a_prefix_that_goes_on(
+    start_gateway: GatewayFactory, mortal_redis: RedisServer
+) -> None:
+    """A machine that loses power loses what Redis had not written to the disk, in the middle of an entry."""
+    mortal_redis.kill()
+    mortal_redis.options = ("--appendonly", "yes", "--appendfsync", "everysec")
+    mortal_redis.restart()
+    gateway = await start_gateway(redis_url=mortal_redis.url, writer_lease_s=1, session_lease_s=1)
+    answer = (await gateway.chat(model="semspec-demo:target", semspec={"session": "s", "trace": True})).json()
+    id, text, trace = answer["id"], answer["choices"][0]["message"]["content"], answer["semspec"]["trace"]
+    mortal_redis.kill()
+    [log] = [path for path in mortal_redis.folder.rglob("*.aof") if path.stat().st_size]
+    log.with_suffix(".whole").write_bytes(log.read_bytes())
+    whole_bytes, found = log.stat().st_size, set[int]()
+    for share in (0.02, 0.1, 0.25, 0.5, 0.8, 1.0):
+        copied(log, int(share * whole_bytes))
+        mortal_redis.restart()
+        async with asyncio.timeout(GENEROUS_S):
+            while (meta := await gateway.http.get(f"/v1/generations/{id}")).status_code == 503:
+                await asyncio.sleep(0.05)
+        if meta.status_code == 404:  # not even its beginning is left
+            assert (await gateway.http.get(f"/v1/generations/{id}/events")).status_code == 404
+        else:
+            assert meta.json()["status"] in ("finished", "running", "interrupted"), meta.text
+            kept = (await gateway.http.get(f"/v1/generations/{id}/trace")).json()["segments"]
+            assert kept == trace[: len(kept)]
+            found.add(len(kept))
+            events = await gateway.http.get(f"/v1/generations/{id}/events", headers={"last-event-id": "0"})
+            assert events.status_code == 200 and content_of(events.text) == text
+        async with asyncio.timeout(GENEROUS_S):  # until the session's lease is over
+            while (again := await gateway.chat(semspec={"session": "s"})).status_code == 409:
+                await asyncio.sleep(0.2)
+        assert again.status_code == 200 and again.json()["semspec"]["degraded"] is False
+        mortal_redis.kill()
+    assert len(found) >= 3, "the cuts are to leave different numbers of segments"
+
+
+def content_of(stream: str) -> str:
+    lines = [line.removeprefix("data: ") for line in stream.splitlines() if line.startswith("data: {")]
+    choices = [choice for line in lines for choice in json.loads(line)["choices"]]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)

@@ -113,14 +113,14 @@ async def test_bytes_that_are_no_message_are_refused(method: Any, caplog: pytest
     assert not [record for record in caplog.records if record.exc_info]
 
 
-@pytest.fixture
-async def addresses(checkpoints: dict[str, Path], tmp_path: Path) -> AsyncIterator[dict[str, str]]:
-    """Real engines and a real verifier, each served."""
+@asynccontextmanager
+async def engines_served(checkpoints: dict[str, Path], folder: Path) -> AsyncIterator[dict[str, str]]:
+    """Real engines and a real verifier over random probes in `folder`, each served; their addresses."""
     draft, target = (
         TransformersEngine.load(str(checkpoints[name]), writer=writer, device="cpu")
         for name, writer in (("llama", Writer.DRAFT), ("qwen2", Writer.TARGET))
     )
-    verifier = await random_probes(draft, target, tmp_path)
+    verifier = await random_probes(draft, target, folder)
     async with AsyncExitStack() as stack:
         services: dict[str, Service[Any]] = {
             "Draft": draft_service(lambda: draft),
@@ -129,6 +129,12 @@ async def addresses(checkpoints: dict[str, Path], tmp_path: Path) -> AsyncIterat
         }
         servers = {name: await stack.enter_async_context(serving(one)) for name, one in services.items()}
         yield {name: server.address for name, server in servers.items()}
+
+
+@pytest.fixture
+async def addresses(checkpoints: dict[str, Path], tmp_path: Path) -> AsyncIterator[dict[str, str]]:
+    async with engines_served(checkpoints, tmp_path) as addresses:
+        yield addresses
 
 
 async def sound_messages(address: str) -> dict[str, Wire]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from shutil import copytree
 import pytest
 
 from semspec.stack import Stack, StackConfig, StackError
+from tests.attacks.forked import ordinary_user
 from tests.stack.support import GENEROUS_S, Pair
 from tests.test_stack import SERVICE, left_alive
 
@@ -83,3 +85,20 @@ async def test_probes_of_another_pair(pair: Pair, tmp_path: Path) -> None:
     error = await refusal(with_cards(pair, tmp_path / "other", fingerprint="another"))
     assert "the verifier's draft probe was trained on model another" in str(error)
     assert str(error).endswith("start the verifier with that model's probe")
+
+
+@pytest.mark.parametrize(
+    ("role", "name"), [("target", "model.safetensors"), ("target", "tokenizer.json"), ("verifier", "draft.json")]
+)
+async def test_file_that_the_user_may_not_read(pair: Pair, tmp_path: Path, role: str, name: str) -> None:
+    """As where another user trained or downloaded it."""
+    config = with_cards(pair, tmp_path / "probes")
+    config = replace(config, target_model=copytree(pair.target, tmp_path / "target"))
+    (tmp_path / ("target" if role == "target" else "probes") / name).chmod(0)
+    if os.geteuid() == 0 and not ordinary_user():
+        pytest.skip("root may read everything here")
+    config = alone(config, role)
+    command = (*ordinary_user(), *config.commands[role])
+    error = await refusal(replace(config, commands={**config.commands, role: command}))
+    assert str(error).startswith(f"{role} ended with status 1")
+    assert name in only_complaint(error) or str(tmp_path) in only_complaint(error)

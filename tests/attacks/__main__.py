@@ -1,0 +1,67 @@
+"""Attacks from outside, drawn from a seed: `python -m tests.attacks --seed N`, also as `make attack SEED=N`.
+
+Ends with 1 if a promise was broken. `--only FAMILY --case K` tries one case again. A part is written nowhere unless
+`--output` says where.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+from time import monotonic
+
+from tests.attacks import faults, files, keys, liars, markup, odd_http, training, wire
+from tests.attacks.case import Family, Result, Verdict, tried
+from tests.attacks.ground import Ground
+from tests.attacks.report import line, write
+
+FAMILIES: tuple[Family, ...] = (
+    odd_http.FAMILY, keys.FAMILY, markup.FAMILY, wire.FAMILY, liars.FAMILY, files.FAMILY, training.FAMILY,
+    faults.KILLS, faults.REDIS, faults.SHUTDOWN,
+)  # fmt: skip
+RESULTS = Path("bench/results/attacks")
+
+
+def main() -> int:
+    """The exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.attacks")
+    parser.add_argument("--seed", type=int, default=1, help="the cases are drawn from it")
+    parser.add_argument("--only", default="", help="only families in whose name one of these occurs, with commas")
+    parser.add_argument("--case", type=int, help="only the case of this number")
+    parser.add_argument("--share", type=float, default=1.0, help="share of each family's cases")
+    parser.add_argument("--output", type=Path, help="folder for README.md and cases.jsonl")
+    options = parser.parse_args()
+    families = [family for family in FAMILIES if any(word in family.name for word in options.only.split(","))]
+    begin = monotonic()
+    results = asyncio.run(_run(families, options.seed, options.share, options.case))
+    is_part = options.only or options.case is not None or options.share < 1
+    if (folder := options.output or (None if is_part else RESULTS)) is not None:
+        part = f"A part: {' '.join(sys.argv[1:])}." if is_part else ""
+        write(folder, [options.seed], results, monotonic() - begin, part)
+    return 0 if results and all(result.verdict is Verdict.KEPT for result in results) else 1
+
+
+async def _run(families: list[Family], seed: int, share: float, case: int | None) -> list[Result]:
+    results = []
+    with tempfile.TemporaryDirectory(prefix="attacks-") as folder:
+        async with Ground(Path(folder)) as ground:
+            for family in families:
+                numbers = range(max(1, round(family.num_cases * share))) if case is None else [case]
+                begin = monotonic()
+                async with family.opened(ground) as draw:
+                    for number in numbers:
+                        results.append(await tried(family.name, seed, number, draw))
+                        if results[-1].verdict is not Verdict.KEPT:
+                            _say(f"{line(results[-1])}\n")
+                _say(f"{family.name}: {len(numbers)} cases, {monotonic() - begin:.0f} s\n")
+    return results
+
+
+def _say(words: str) -> None:
+    sys.stdout.write(words)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

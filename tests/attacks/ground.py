@@ -1,0 +1,147 @@
+"""What the families attack: one stack with the bundled pair, whose undisturbed answers are known."""
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import pytest
+
+from semspec.keys import entry, new_key
+from semspec.stack import Stack, StackConfig
+from semspec.stack.supervisor import API_KEYS
+from tests.attacks.case import Broken, Verdict
+from tests.chaos.site import built
+from tests.chaos.trial import Bench
+from tests.stack.support import GENEROUS_S, QUESTION, answer_of, chat_body
+
+DEFECTS = (b"Traceback", b"level=ERROR", b"level=CRITICAL")
+"""What an attacker from outside must not be able to have logged."""
+START_S = 600.0
+PATIENT = {
+    "SEMSPEC_GATEWAY_RECHECK_S": "0.2",
+    "SEMSPEC_GATEWAY_HANDSHAKE_DEADLINE_S": "60",
+    "SEMSPEC_GATEWAY_HEALTH_TIMEOUT_S": "60",
+    "SEMSPEC_GATEWAY_REDIS_TIMEOUT_S": "10",
+}
+"""Looks often for what it has lost, and takes nothing for lost that is slow on a busy machine."""
+CONTROL = chat_body(QUESTION, {"seed": 5, "max_tokens": 24, "semspec": {"trace": True}})
+
+
+@dataclass(slots=True)
+class Logs:
+    """The logs of processes, from a moment on."""
+
+    paths: Mapping[str, Path]
+    begun: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, stack: Stack) -> "Logs":
+        return cls({name: child.log for name, child in stack.processes.items() if name != "redis"})
+
+    def restart(self) -> None:
+        """Forget what was logged before."""
+        self.begun = {name: path.stat().st_size for name, path in self.paths.items()}
+
+    def defects(self, words: tuple[bytes, ...] = DEFECTS) -> list[str]:
+        """Lines since with one of the words in them."""
+        lines = []
+        for name, path in self.paths.items():
+            new = path.read_bytes()[self.begun.get(name, 0) :].splitlines()
+            lines += [f"{name}: {line.decode(errors='replace')}" for line in new if any(word in line for word in words)]
+        return lines
+
+
+@dataclass(slots=True)
+class Victim:
+    """A running stack, a client, and the answer to the control question."""
+
+    stack: Stack
+    http: httpx.AsyncClient
+    other_key: str
+    """API key of another owner."""
+    logs: Logs
+    answer: str = ""
+
+    @classmethod
+    async def of(cls, stack: Stack, http: httpx.AsyncClient, other_key: str) -> Self:
+        victim = cls(stack, http, other_key, Logs.of(stack))
+        victim.answer = await victim.asked()
+        return victim
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.stack.addresses["gateway"].rpartition(":")
+        return host, int(port)
+
+    async def asked(self) -> str:
+        """The control question's answer. Raises: Broken when it is lost or fell back."""
+        response = await self.http.post("/v1/chat/completions", json=CONTROL)
+        if response.status_code != 200:
+            raise Broken(Verdict.LOST, f"the control question got {response.status_code}: {response.text[:300]}")
+        body: dict[str, Any] = response.json()
+        if body["semspec"]["fallback"] or body["semspec"]["degraded"]:
+            raise Broken(Verdict.MEDIUM, f"the control question fell back: {json.dumps(body['semspec'])[:300]}")
+        return answer_of(body)
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Raises: Broken when after the block a process is gone, a defect logged, or the control's answer another."""
+        self.logs.restart()
+        yield
+        if gone := [name for name, child in self.stack.processes.items() if not child.is_alive]:
+            raise Broken(Verdict.LOST, f"ended: {', '.join(gone)}")
+        if lines := self.logs.defects():
+            raise Broken(Verdict.MEDIUM, f"logged: {lines[0][:500]}")
+        if (answer := await self.asked()) != self.answer:
+            raise Broken(Verdict.DIFFERING, f"the control question was answered {answer!r}, before {self.answer!r}")
+
+
+class Ground:
+    """`async with Ground(folder) as ground:` - what several families share is made once, when it is first used."""
+
+    def __init__(self, folder: Path, has_browser: bool = True, running: tuple[Stack, str] | None = None) -> None:
+        """`running`: a stack to attack instead of one of its own, and the API key of another owner."""
+        self._running = running
+        self.folder = folder
+        """For files of the attacks."""
+        self.has_browser = has_browser
+        """Whether a browser may be started, if there is one."""
+        self._held = AsyncExitStack()
+        self._victim: Victim | None = None
+        self._bench: Bench | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._held.aclose()
+
+    async def victim(self) -> Victim:
+        """The stack."""
+        if self._victim is None:
+            stack, other = self._running or await self._started()
+            http = httpx.AsyncClient(
+                base_url=stack.base_url, headers=stack.headers, timeout=GENEROUS_S, trust_env=False
+            )
+            await self._held.enter_async_context(http)
+            self._victim = await Victim.of(stack, http, other)
+        return self._victim
+
+    async def _started(self) -> tuple[Stack, str]:
+        patch = self._held.enter_context(pytest.MonkeyPatch.context())
+        patch.delenv("REDIS_URL", raising=False)
+        other = new_key()
+        config = StackConfig(environment={API_KEYS: entry("other", other), **PATIENT}, start_timeout_s=START_S)
+        return await self._held.enter_async_context(Stack(config)), other
+
+    async def bench(self) -> Bench:
+        """Two replicas of each service, three gateways and proxies between them; the other stack ends."""
+        if self._bench is None:
+            await self._held.aclose()
+            self._victim = None
+            self._bench = await Bench.of(await self._held.enter_async_context(built()))
+        return self._bench

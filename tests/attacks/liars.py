@@ -1,0 +1,272 @@
+"""Services that lie: between gateway and services stand servers that change what the services answer.
+
+A draft or verifier that lies within the bounds of its messages is another draft or verifier, and is believed: the
+answer may be another then, but it is whole, its segments are its text, and the client is not blamed for the lie.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import grpc
+import httpx
+from google.protobuf.message_factory import GetMessageClass
+from grpc import aio
+
+from tests.attacks.case import Broken, Case, Draw, Family, Verdict, edited, shown
+from tests.attacks.ground import Ground, Logs, Victim
+from tests.chaos.processes import Process
+from tests.gateway.support import free_port
+from tests.security.test_services import METHODS, path_of, spoil
+from tests.stack.support import LONG_QUESTION, answer_of, chat_body
+
+RECOVERY_S = 60.0
+LIES = ("field", "field", "field", "bytes", "status", "empty", "again", "cut")
+STATUSES = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
+TOLD = ("Draft.Info", "Draft.Write", "Draft.WriteAll", "Draft.Propose", "Target.Info", "Target.Read", "Target.Write",
+        "Target.WriteAll", "Target.Verify", "Target.Encode", "Verifier.Info", "Verifier.Judge")  # fmt: skip
+"""Methods whose answers are lied about."""
+STRATEGIES = ("semantic", "semantic", "semantic", "token-level", "surprisal", "likelihood", "target")
+Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Lie:
+    """What becomes of the answers to one method."""
+
+    method: Any
+    kind: str
+    chance: Random
+    after: int
+    """Answers that are left as they are before."""
+    num_told: int = 0
+    before: bytes = b""
+    """The answer before, to repeat."""
+
+    async def told(self, truth: bytes, context: Any) -> bytes:
+        """What is answered instead."""
+        self.after -= 1
+        earlier, self.before = self.before, truth
+        if self.after >= 0:
+            return truth
+        self.num_told += 1
+        match self.kind:
+            case "field":
+                message = GetMessageClass(self.method.output_type)()
+                message.ParseFromString(truth)
+                for _ in range(self.chance.randint(1, 3)):
+                    spoil(message, self.chance)
+                return message.SerializeToString()
+            case "bytes":
+                return edited(truth, self.chance)
+            case "status":
+                await context.abort(self.chance.choice(STATUSES), "a lie")
+            case "again":
+                return earlier or truth
+            case "cut":
+                return truth[: self.chance.randrange(len(truth) + 1)]
+        return b""
+
+
+class Liar(grpc.GenericRpcHandler):
+    """Passes every call of a service on, health checks as well, and changes the answers that the lie is about."""
+
+    def __init__(self, upstream: aio.Channel) -> None:
+        self._upstream: Any = upstream
+        self._methods = {path_of(method): method for method in METHODS}
+        self.lie: Lie | None = None
+
+    def service(self, handler_call_details: Any) -> Any:
+        path = handler_call_details.method
+        method = self._methods.get(path)
+        if method is None:
+            streams = path.endswith("/Watch")
+            return (
+                grpc.unary_stream_rpc_method_handler(self._stream(path, None)) if streams else _unary(self, path, None)
+            )
+        if method.server_streaming:
+            return grpc.unary_stream_rpc_method_handler(self._stream(path, method))
+        if method.client_streaming:
+            return grpc.stream_unary_rpc_method_handler(self._gathered(path, method))
+        return _unary(self, path, method)
+
+    def one(self, path: str, method: Any) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        async def answer(request: bytes, context: Any) -> bytes:
+            call = self._upstream.unary_unary(path)(request, metadata=_metadata(context))
+            return await self._changed(method, await _passed_on(call, context), context)
+
+        return answer
+
+    def _gathered(self, path: str, method: Any) -> Callable[[AsyncIterator[bytes], Any], Awaitable[bytes]]:
+        async def answer(requests: AsyncIterator[bytes], context: Any) -> bytes:
+            call = self._upstream.stream_unary(path)(requests, metadata=_metadata(context))
+            return await self._changed(method, await _passed_on(call, context), context)
+
+        return answer
+
+    def _stream(self, path: str, method: Any) -> Callable[[bytes, Any], AsyncIterator[bytes]]:
+        async def answer(request: bytes, context: Any) -> AsyncIterator[bytes]:
+            call = self._upstream.unary_stream(path)(request, metadata=_metadata(context))
+            try:
+                async for response in call:
+                    yield await self._changed(method, response, context)
+            except aio.AioRpcError as error:
+                await context.abort(error.code(), error.details() or "")
+            finally:
+                call.cancel()
+
+        return answer
+
+    async def _changed(self, method: Any, truth: bytes, context: Any) -> bytes:
+        lie = self.lie
+        return await lie.told(truth, context) if lie and lie.method is method else truth
+
+
+def _unary(liar: Liar, path: str, method: Any) -> Any:
+    return grpc.unary_unary_rpc_method_handler(liar.one(path, method))
+
+
+def _metadata(context: Any) -> tuple[tuple[str, str], ...]:
+    return tuple((name, value) for name, value in context.invocation_metadata() if name == "authorization")
+
+
+async def _passed_on(call: Any, context: Any) -> bytes:
+    try:
+        response: bytes = await call
+    except aio.AioRpcError as error:
+        context.set_trailing_metadata(tuple(error.trailing_metadata() or ()))
+        await context.abort(error.code(), error.details() or "")
+    return response
+
+
+@dataclass(frozen=True, slots=True)
+class LiedTo:
+    """A gateway over liars."""
+
+    http: httpx.AsyncClient
+    logs: Logs
+    liars: dict[str, Liar]
+    """By service, as `Draft`."""
+    gateway: Process
+
+    async def asked(self, body: Json) -> Json:
+        """The answer. Raises: Broken when it is no answer, or blames the client or the gateway."""
+        response = await self.http.post("/v1/chat/completions", json=body)
+        answer: Json = response.json()
+        if response.status_code not in (200, 503, 504):
+            verdict = Verdict.MEDIUM
+            raise Broken(verdict, f"{response.status_code}: {response.text[:300]}")
+        return answer if response.status_code == 200 else {}
+
+    async def until_normal(self, body: Json, text: str) -> None:
+        """Raises: Broken when the answer is not what it was before."""
+        answer: Json = {}
+        async with asyncio.timeout(RECOVERY_S):
+            while not answer or answer["semspec"]["fallback"]:
+                await asyncio.sleep(0.2)
+                answer = await self.asked(body)
+        if answer_of(answer) != text:
+            raise Broken(Verdict.DIFFERING, f"after the lie {answer_of(answer)!r}, before {text!r}")
+
+
+def _draw(site: LiedTo, texts: dict[str, str], chance: Random) -> Case:
+    name, kind, after = chance.choice(TOLD), chance.choice(LIES), chance.choice((0, 0, 1, 3))
+    service, _, rpc = name.partition(".")
+    method = next(one for one in METHODS if (one.containing_service.name, one.name) == (service, rpc))
+    lie, strategy = Lie(method, kind, chance, after), chance.choice(STRATEGIES)
+    body = _body(strategy)
+
+    async def run() -> None:
+        site.logs.restart()
+        site.liars[service].lie = lie
+        try:
+            answer = await site.asked(body)
+        finally:
+            site.liars[service].lie = None
+        await site.until_normal(_body("semantic"), texts["semantic"])
+        if not site.gateway.child.is_alive:
+            raise Broken(Verdict.LOST, "the gateway ended")
+        if lines := site.logs.defects((b"Traceback",)):
+            raise Broken(Verdict.MEDIUM, f"logged: {lines[0][:500]}")
+        if answer:
+            _check(answer, texts[strategy], service, kind)
+        elif service != "Target":
+            raise Broken(Verdict.LOST, "no answer, though the target was sound")
+
+    return Case(kind, shown(f"{name} from answer {after + 1} on, {strategy}"), run)
+
+
+def _check(answer: Json, text: str, service: str, kind: str) -> None:
+    said = answer["semspec"]
+    told = "".join(record["text"] for record in said["trace"])
+    if told.replace("</think>", "") != answer_of(answer).replace("</think>", ""):
+        raise Broken(Verdict.MEDIUM, f"the records are not the text: {answer_of(answer)!r}")
+    is_believable = service == "Target" or kind in ("field", "bytes", "again", "cut")
+    if not is_believable and not said["fallback"] and answer_of(answer) != text:
+        raise Broken(Verdict.DIFFERING, f"{answer_of(answer)!r}, undisturbed {text!r}")
+
+
+def _body(strategy: str) -> Json:
+    options = {"strategy": strategy, "trace": True}
+    return chat_body(LONG_QUESTION, {"seed": 3, "max_tokens": 120, "temperature": 0.0, "semspec": options})
+
+
+@asynccontextmanager
+async def opened(ground: Ground) -> AsyncIterator[Draw]:
+    victim = await ground.victim()
+    async with AsyncExitStack() as held:
+        liars, places = dict[str, Liar](), dict[str, str]()
+        for role in ("Draft", "Target", "Verifier"):
+            channel = await held.enter_async_context(_channel(victim.stack.addresses[role.lower()]))
+            liars[role] = Liar(channel)
+            places[role.lower()] = await held.enter_async_context(_served(liars[role]))
+        gateway = _gateway(victim, places)
+        await gateway.start()
+        http = await held.enter_async_context(
+            httpx.AsyncClient(
+                base_url=f"http://{gateway.address}", headers=victim.stack.headers, timeout=120, trust_env=False
+            )
+        )
+        site = LiedTo(http, Logs({"gateway": gateway.child.log}), liars, gateway)
+        texts = {strategy: answer_of(await site.asked(_body(strategy))) for strategy in dict.fromkeys(STRATEGIES)}
+        try:
+            yield lambda chance: _draw(site, texts, chance)
+        finally:
+            await gateway.kill()
+            del victim.stack.processes[gateway.name]
+
+
+@asynccontextmanager
+async def _channel(address: str) -> AsyncIterator[aio.Channel]:
+    async with aio.insecure_channel(address, options=_OPTIONS) as channel:
+        yield channel
+
+
+@asynccontextmanager
+async def _served(liar: Liar) -> AsyncIterator[str]:
+    server = aio.server(options=_OPTIONS)
+    server.add_generic_rpc_handlers((liar,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+_OPTIONS = (("grpc.max_receive_message_length", 1 << 30), ("grpc.max_send_message_length", 1 << 30))
+
+
+def _gateway(victim: Victim, places: dict[str, str]) -> Process:
+    first = Process.of(victim.stack, "gateway")
+    port = str(free_port())
+    own = {f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS": place for role, place in places.items()}
+    own |= {"SEMSPEC_GATEWAY_PORT": port, "SEMSPEC_GATEWAY_TARGET_PATIENCE_S": "1"}
+    own["SEMSPEC_GATEWAY_HANDSHAKE_INTERVAL_S"] = "1"  # so that handshakes are lied about as well
+    return Process(victim.stack, "gateway lied to", first.command, {**first.environment, **own}, f"127.0.0.1:{port}")
+
+
+FAMILY = Family("lying services", 70, opened)
