@@ -162,6 +162,8 @@ class _Audit:
         self._evidence = gauge("audit_evidence", "Evidence of a loss above the tolerance; the alarm is at 100.")
         self._alarm = gauge("audit_alarm", "1 once there was enough evidence of a loss with these probes.")
         self.ratio_drift = gauge("audit_ratio_drift", "Largest distance of p/q's distribution from the report's.")
+        for result in ("supported", "unsupported"):  # known from the start, so that an alert sees that none is added
+            self._segments.labels(result)
 
     def judged(self, is_supported: bool, support: float, reference: float, probability_gap: float) -> None:
         """Count a segment; the other three are means."""

@@ -46,7 +46,10 @@ def finding(clusters: Sequence[int | None]) -> Finding:
     )
 
 
-BETS = (0.1, 0.2, 0.4, 0.8)
+BETS = (0.15, 0.5)
+"""Shares of the evidence that the test stakes on a loss: for small and for large ones."""
+EARLY = 100
+"""The weight of the first so many starts is about equal."""
 
 
 @dataclass(slots=True)
@@ -61,7 +64,7 @@ class LossTest:
     """
 
     tolerance: float
-    """In [0, 0.25): with the largest bet no factor is negative."""
+    """In [0, 1): with the largest bet no factor is negative."""
     alpha: float = 0.01
     num_segments: int = 0
     evidence: float = 1.0
@@ -84,7 +87,7 @@ class LossTest:
 
 def _weight_left(num_segments: int) -> float:
     """Weight of the starts after `num_segments`; 1 at 0, falling slowly, so that a late loss is found, too."""
-    return 1 / (1 + log1p(num_segments))
+    return 1 / (1 + log1p(num_segments / EARLY))
 
 
 def ratio_drift(ratios: Collection[float], points: Sequence[OperatingPoint]) -> float | None:
