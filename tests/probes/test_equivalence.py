@@ -46,7 +46,7 @@ def test_class_that_a_card_names_is_imported_by_choice_only(tmp_path: Path) -> N
     foreign = {"equivalence": {"kind": "python", "object": "no.such.module:Equivalence"}}
     paths = [save(tmp_path / f"{role}.safetensors", card(role, training=foreign)) for role in ("draft", "target")]
     ProbeVerifier.load(*paths)
-    with pytest.raises(Mismatch, match="cannot find no.such.module:Equivalence"):
+    with pytest.raises(Mismatch, match=r"cannot find no\.such\.module:Equivalence"):
         ProbeVerifier.load(*paths, equivalence="card")
 
 
