@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import fmean
 from time import monotonic
@@ -31,7 +32,7 @@ from semspec.types import Acceptance, Context, GeneratedSegment, Segment, Segmen
 WINDOW = 500
 """Number of latest segments that the gauges are about."""
 PAUSE_S = 1.0
-"""After a failure, in seconds."""
+"""After a failure, and between looks at the services, in seconds."""
 SAID_S = 60.0
 """Least time between two log lines about skipped segments, in seconds."""
 
@@ -126,7 +127,8 @@ class Audit:
         while True:
             while not (self._cases and self._is_idle()):
                 self._changed.clear()
-                await self._changed.wait()
+                with suppress(TimeoutError):  # a service that comes back changes nothing in the admission
+                    await asyncio.wait_for(self._changed.wait(), PAUSE_S)
             case = self._cases.popleft()
             if _identity(case.choice.served) != self._probes:
                 self._skip("other probes")
