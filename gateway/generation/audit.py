@@ -130,24 +130,24 @@ class Audit:
                 with suppress(TimeoutError):  # a service that comes back changes nothing in the admission
                     await asyncio.wait_for(self._changed.wait(), PAUSE_S)
             case = self._cases.popleft()
-            if _identity(case.choice.served) != self._probes:
-                self._skip("other probes")
-                continue
             try:
                 result = await self._while_idle(self._finding(case))
             except SemspecError as error:
                 self._skip("failed", error.message)
                 await asyncio.sleep(PAUSE_S)
                 continue
-            if result is not None:
-                self._record(case, result)
-            else:
+            if result is None:
                 self._cases.appendleft(case)
                 self._drop_surplus()
+            elif _identity(case.choice.served) == self._probes:
+                self._record(case, result)
+            else:
+                self._skip("other probes")
 
     def _is_audited(self, choice: ChoiceRequest) -> bool:
         request, generation = choice.request, choice.generation
-        is_tightened = request.strictness is not None and request.strictness == self._settings.audit_strictness
+        chosen = self._settings.audit_strictness
+        is_tightened = self.has_alarm and chosen is not None and request.strictness == chosen
         is_default = request.strictness is None and generation.acceptance == self._default
         return STRATEGIES[generation.strategy].probes == "" and (is_default or is_tightened)
 
