@@ -44,10 +44,12 @@ async def test_verifier_without_an_equivalence_says_so() -> None:
 
 def test_class_that_a_card_names_is_imported_by_choice_only(tmp_path: Path) -> None:
     foreign = {"equivalence": {"kind": "python", "object": "no.such.module:Equivalence"}}
-    paths = [save(tmp_path / f"{role}.safetensors", card(role, training=foreign)) for role in ("draft", "target")]
-    ProbeVerifier.load(*paths)
+    draft, target = [
+        save(tmp_path / f"{role}.safetensors", card(role, training=foreign)) for role in ("draft", "target")
+    ]
+    ProbeVerifier.load(draft, target)
     with pytest.raises(Mismatch, match=r"cannot find no\.such\.module:Equivalence"):
-        ProbeVerifier.load(*paths, equivalence="card")
+        ProbeVerifier.load(draft, target, equivalence="card")
 
 
 @pytest.mark.parametrize(
