@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from sklearn.metrics import adjusted_rand_score
 
+from semspec.clustering.entailment import EntailmentConfig, EntailmentEquivalence
+from semspec.clustering.equivalence import Alternatives, clusters_of_whole
 from semspec.demo.probe_data import ParserEquivalence, questions
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.checkpoint import model_fingerprint
 from semspec.stack import BUNDLED_PAIR
-from semspec.training.clustering.entailment import EntailmentConfig, EntailmentEquivalence
-from semspec.training.clustering.equivalence import Alternatives, clusters_of_whole
 from semspec.training.config import ContextsConfig, PromptConfig
 from semspec.training.data.contexts import ProbeContext, choose_depths, mixed_trace, prompts
 from semspec.training.data.questions import Question

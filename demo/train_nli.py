@@ -18,12 +18,12 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 from transformers import DebertaV2Config, DebertaV2ForSequenceClassification, PreTrainedTokenizerFast
 
+from semspec.clustering.nli import NliConfig, NliModel, Verdict
 from semspec.demo.nli_data import ENTAILMENT, LABELS, Pair, Step, held_out_questions, pairs
 from semspec.demo.problems import SPLITS
 from semspec.demo.tokenizer import END_OF_TEXT, build_tokenizer
 from semspec.demo.trainer import Course, Trainer
 from semspec.engine.checkpoint import model_fingerprint
-from semspec.training.clustering.nli import NliConfig, NliModel, Verdict
 
 log = logging.getLogger("semspec.demo.train_nli")
 

@@ -18,6 +18,7 @@ from semspec.gateway.api.middleware import Authenticated, BodyDeadline, BodyLimi
 from semspec.gateway.api.sse import GENERATION_ID, FormatFactory, Responder
 from semspec.gateway.generation.admission import Admission, Limits
 from semspec.gateway.generation.attach import Attacher
+from semspec.gateway.generation.audit import Audit
 from semspec.gateway.generation.choice import ChoiceRunner
 from semspec.gateway.generation.generations import Generations
 from semspec.gateway.generation.request import Api
@@ -52,11 +53,14 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
         if isinstance(backend, PooledRole):
             metrics.of_services.replicas(service, backend)
     readiness = Readiness(backends, settings, store, metrics)
-    runner = ChoiceRunner(backends, readiness, metrics, background, settings)
     admission = Admission(Limits.of(settings), metrics)
+    audit = Audit(backends, readiness, admission, metrics, settings) if settings.audit_share else None
+    runner = ChoiceRunner(backends, readiness, metrics, background, settings, audit)
     sessions = Sessions(store, background, settings.session_lease_s)
     attacher = Attacher(runner, store, sessions, background, settings)
-    generations = Generations(backends, runner, admission, readiness, attacher, store, sessions, metrics, settings)
+    generations = Generations(
+        backends, runner, admission, readiness, attacher, store, sessions, metrics, settings, audit
+    )
     formats: dict[Api, FormatFactory] = {
         "chat": openai.ChatFormat,
         "completions": openai.CompletionFormat,
@@ -70,6 +74,8 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
         watches = [background.spawn(readiness.watch())]
         if keys is not None:
             watches.append(background.spawn(keys.watch()))
+        if audit is not None:
+            watches.append(background.spawn(audit.watch()))
         try:
             yield
         finally:

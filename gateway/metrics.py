@@ -73,6 +73,7 @@ class Metrics:
         self._accepted_tokens = counter("accepted_tokens", "Proposed tokens the target kept, in segments of its own.")
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens.")
         self._speculation = _Speculation(self._registry)
+        self.audit = _Audit(self._registry)
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
@@ -144,6 +145,39 @@ class _Speculation:
             self._drafts.inc()
             self._tokens.inc(step.num_draft_tokens)
             self._accepted_tokens.inc(step.num_accepted_tokens)
+
+
+class _Audit:
+    """Of accepted segments that were judged again; means are over the latest 500."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        counter = partial(Counter, namespace=_NAMESPACE, registry=registry)
+        gauge = partial(Gauge, namespace=_NAMESPACE, registry=registry)
+        self._segments = counter("audit_segments", "Accepted segments judged again.", ("result",))
+        self._skipped = counter("audit_skipped_segments", "Segments chosen for the audit and not judged.", ("reason",))
+        self.waiting = gauge("audit_waiting_segments", "Segments waiting for the audit.")
+        self._support = gauge("audit_support", "Share of accepted segments that a sample of the target means.")
+        self._reference = gauge("audit_reference", "Share of the target's samples that another one means.")
+        self._probability_gap = gauge("audit_probability_gap", "The probe's p less the share of samples, on average.")
+        self._evidence = gauge("audit_evidence", "Evidence of a loss above the tolerance; the alarm is at 100.")
+        self._alarm = gauge("audit_alarm", "1 once there was enough evidence of a loss with these probes.")
+        self.ratio_drift = gauge("audit_ratio_drift", "Largest distance of p/q's distribution from the report's.")
+        for result in ("supported", "unsupported"):  # known from the start, so that an alert sees that none is added
+            self._segments.labels(result)
+
+    def judged(self, is_supported: bool, support: float, reference: float, probability_gap: float) -> None:
+        """Count a segment; the other three are means."""
+        self._segments.labels("supported" if is_supported else "unsupported").inc()
+        self._support.set(support)
+        self._reference.set(reference)
+        self._probability_gap.set(probability_gap)
+
+    def tested(self, evidence: float, has_alarm: bool) -> None:
+        self._evidence.set(evidence)
+        self._alarm.set(has_alarm)
+
+    def skipped(self, reason: str) -> None:
+        self._skipped.labels(reason).inc()
 
 
 class _Services:

@@ -141,6 +141,8 @@ def mismatch(served: Served, settings: GatewaySettings) -> str | None:
             )
     if served.likelihood and (reason := served.likelihood.foreign_reason(draft, target)):
         return f"{reason}, or unset SEMSPEC_GATEWAY_LIKELIHOOD"
+    if reason := _unaudited_reason(verifier, settings):
+        return reason
     if draft.datastore and draft.datastore_model != target.fingerprint:
         return (
             f"the draft service's datastore holds answers of model {draft.datastore_model}, but the target service at "
@@ -153,3 +155,19 @@ def mismatch(served: Served, settings: GatewaySettings) -> str | None:
     return (
         None if unsupported_reason is None else f"SEMSPEC_GATEWAY_DEFAULT_STRATEGY is unsupported: {unsupported_reason}"
     )
+
+
+def _unaudited_reason(verifier: VerifierInfo, settings: GatewaySettings) -> str | None:
+    """Why the audit that the settings ask for is impossible, with the remedy; None if it is possible or off."""
+    if settings.audit_share and not verifier.equivalence:
+        return (
+            "SEMSPEC_GATEWAY_AUDIT_SHARE asks for an audit, but the verifier has no equivalence of meaning: "
+            "set SEMSPEC_VERIFIER_EQUIVALENCE=card there, or unset SEMSPEC_GATEWAY_AUDIT_SHARE"
+        )
+    has_curve = any(point.threshold is not None for point in verifier.operating_points)
+    if settings.audit_share and settings.audit_strictness is not None and not has_curve:
+        return (
+            "SEMSPEC_GATEWAY_AUDIT_STRICTNESS needs a curve of thresholds, but the probes' report has none: unset it, "
+            "or train probes with a report"
+        )
+    return None

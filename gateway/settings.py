@@ -121,6 +121,33 @@ class GatewaySettings(_StrategyDefaults):
     max_session_bytes: int = Field(MEBIBYTE, ge=1024, description="most text in all turns of a session, in bytes")
     max_generation_bytes: int = Field(16 * MEBIBYTE, ge=1024, description="largest stored trace, in bytes")
 
+    audit_share: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of accepted segments that are judged again from samples of the target, in memory, while the "
+        "gateway has capacity to spare; 0: no audit",
+    )
+    audit_samples: int = Field(8, ge=3, le=64, description="samples of the target for each segment judged again")
+    audit_tolerance: float = Field(
+        0.02,
+        ge=0,
+        le=0.2,
+        description="how much less often than the target's own segments the accepted ones may have its support before "
+        "the audit's alarm",
+    )
+    audit_max_running: int = Field(0, ge=0, description="most generations running while the audit works; more pause it")
+    audit_max_waiting: int = Field(
+        256, ge=1, description="most segments waiting for the audit; the oldest is skipped for a new one"
+    )
+    audit_strictness: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="strictness of requests that choose none while the audit's alarm stands; unset: the alarm changes "
+        "no request",
+    )
+
     ttl_s: int = Field(86_400, ge=1, description="seconds an untouched trace or session is kept")
     session_lease_s: float = Field(30.0, ge=1, description="seconds a dead gateway holds its sessions")
     writer_lease_s: float = Field(6.0, ge=1, description="seconds a dead gateway holds its generations")

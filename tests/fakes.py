@@ -5,6 +5,7 @@ import struct
 from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from dataclasses import replace
 
+from semspec.clustering.equivalence import Alternatives, in_order_of_appearance
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
 from semspec.probes.projection import Projection
 from semspec.types import (
@@ -235,6 +236,11 @@ class FakeVerifier:
             Judgement(_value(draft, place), _value(score.states, place))
             for draft, score in zip(draft_states, scores, strict=True)
         ]
+
+    async def cluster(self, group: Alternatives, ends: Sequence[SegmentEnd]) -> list[int | None]:
+        """Equal texts mean the same; a cut segment has no meaning."""
+        places = [None if end is SegmentEnd.LENGTH else text for text, end in zip(group.segments, ends, strict=True)]
+        return in_order_of_appearance(places)
 
     def projection(self, digest: str) -> Projection:
         raise InvalidRequest("a fake has no probes", "digest")

@@ -7,12 +7,10 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from semspec.clustering.loading import EquivalenceConfig, PythonObject
 from semspec.errors import InvalidRequest
-from semspec.training.clustering.entailment import EntailmentConfig
 from semspec.training.trainer.recipe import FitRecipe
 from semspec.types import SamplingParams, Segmentation
-
-PythonObject = Annotated[str, Field(pattern=r"^[\w.]+:\w+$", description="module:attribute")]
 
 
 class Part(BaseModel):
@@ -131,19 +129,6 @@ class SamplesConfig(Part):
         return SamplingParams(self.temperature, self.top_p, self.top_k, self.seed)
 
 
-class PythonEquivalence(Part):
-    """Equivalence by a user's class (see `semspec.training.clustering.equivalence.Equivalence`)."""
-
-    kind: Literal["python"]
-    object: PythonObject
-
-
-class EntailmentEquivalenceConfig(EntailmentConfig):
-    """Equivalence by bidirectional entailment."""
-
-    kind: Literal["entailment"]
-
-
 class ProbesConfig(FitRecipe):
     """The pair of probes to be served."""
 
@@ -191,7 +176,7 @@ class PipelineConfig(Part):
     max_segment_tokens: int = Field(512, ge=2)
     contexts: ContextsConfig = ContextsConfig()
     samples: SamplesConfig = SamplesConfig()
-    equivalence: Annotated[EntailmentEquivalenceConfig | PythonEquivalence, Field(discriminator="kind")]
+    equivalence: EquivalenceConfig
     truth: PythonObject | None = Field(
         None,
         description="function (question id, reasoning, segment) -> whether it is right here, or None; for reports only",

@@ -7,15 +7,15 @@ from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 
+from semspec.clustering.equivalence import Equivalence
+from semspec.clustering.loading import load_equivalence
 from semspec.errors import InvalidRequest, Unavailable
 from semspec.probes.probe import layer_indices
 from semspec.training.checks import check_models, check_output
-from semspec.training.clustering.entailment import EntailmentEquivalence
-from semspec.training.clustering.equivalence import Equivalence
-from semspec.training.config import DatastoreConfig, EntailmentEquivalenceConfig, PipelineConfig
+from semspec.training.config import DatastoreConfig, PipelineConfig
 from semspec.training.data.labels import Labels, gather_labels, label, read_labels, write_labels
 from semspec.training.data.pair import Pair
-from semspec.training.data.questions import Question, gather, question_row, resolve
+from semspec.training.data.questions import Question, gather, question_row
 from semspec.training.data.stages import ClustersStage, ContextsStage, Questions, SamplesStage, Stage
 from semspec.training.estimate import Estimate, fit_seconds, gigabytes, state_row_bytes, timed
 from semspec.training.export import Export
@@ -275,8 +275,4 @@ class Pipeline:
         return {name: recipe for name, recipe in recipes.items() if (self.work / name / "recipe.json").exists()}
 
     def _load_equivalence(self) -> Equivalence:
-        config = self.config.equivalence
-        if isinstance(config, EntailmentEquivalenceConfig):
-            return EntailmentEquivalence.load(config, self.config.max_segment_tokens)
-        equivalence: Equivalence = resolve(config.object)()
-        return equivalence
+        return load_equivalence(self.config.equivalence, self.config.max_segment_tokens)

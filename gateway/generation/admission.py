@@ -59,6 +59,8 @@ class Admission:
         self._running: Counter[str] = Counter()
         self._waiting: dict[str, deque[_Request]] = {}
         self._durations_s = deque([FIRST_GUESS_S], NUM_REMEMBERED)
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when requests have arrived, begun or ended."""
         metrics.queue_depth.set_function(lambda: self.num_waiting)
 
     @property
@@ -110,6 +112,7 @@ class Admission:
             self._metrics.queue_wait(request.since - arrival)
             request.is_running = True
             request.settled.set()
+        self.on_change()
 
     def _next(self) -> _Request | None:
         """The next request: that of the owner below its limit with the fewest running generations, ties by arrival."""

@@ -20,6 +20,7 @@ from semspec.errors import (
     SemspecError,
     Unavailable,
 )
+from semspec.gateway.generation.audit import Audit
 from semspec.gateway.generation.output import ChoiceEvent, ChoiceOutput, Ended, usage
 from semspec.gateway.generation.request import ChoiceRequest
 from semspec.gateway.metrics import Metrics
@@ -52,12 +53,14 @@ class ChoiceRunner:
         metrics: Metrics,
         background: Background,
         settings: GatewaySettings,
+        audit: Audit | None = None,
     ) -> None:
         self._backends = backends
         self._readiness = readiness
         self._metrics = metrics
         self._background = background
         self._settings = settings
+        self._audit = audit
         self._costs = _CostTable()
 
     async def run(
@@ -143,6 +146,8 @@ class ChoiceRunner:
         if not output.records:
             self._metrics.first_segment(choice.generation.strategy, output.latency_s)
         self._metrics.segment(record)
+        if self._audit is not None:
+            self._audit.offer(choice, output.records, record)
 
     async def _finish(
         self,

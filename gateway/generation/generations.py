@@ -19,6 +19,7 @@ from semspec.errors import (
 )
 from semspec.gateway.generation.admission import Admission
 from semspec.gateway.generation.attach import Attacher, SharedSlots
+from semspec.gateway.generation.audit import Audit
 from semspec.gateway.generation.choice import ChoiceRunner, Emit, broken_target
 from semspec.gateway.generation.output import ChoiceEvent, ChoiceOutput
 from semspec.gateway.generation.request import ChoiceRequest, Request, RequestPrompt, stored_choice, stored_fields
@@ -112,7 +113,9 @@ class Generations:
         sessions: Sessions,
         metrics: Metrics,
         settings: GatewaySettings,
+        audit: Audit | None = None,
     ) -> None:
+        self._audit = audit
         self._backends = backends
         self._runner = runner
         self._admission = admission
@@ -130,7 +133,7 @@ class Generations:
         Raises: every error with which a request with a valid schema may be refused.
         """
         settings, served = self._settings, self._readiness.require()
-        request = _checked(request, served)
+        request = _checked(self._audit.tightened(request) if self._audit else request, served)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._admission.admitted(request.owner, request.num_choices))
             lease = None

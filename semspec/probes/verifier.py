@@ -1,7 +1,7 @@
 """The verifier: a default pair of probes for the states of two models, and named alternative pairs."""
 
 import math
-from asyncio import wrap_future
+from asyncio import get_running_loop, wrap_future
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from semspec import __version__
+from semspec.clustering.equivalence import Alternatives, Equivalence, clusters_of_whole
+from semspec.clustering.loading import served_equivalence
 from semspec.engine.device import device_of
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import LEAST_PROBABILITY, Artifact, ProbeCard, load_probe
@@ -21,6 +23,7 @@ from semspec.types import (
     Judgement,
     OperatingPoint,
     ProbeProjections,
+    SegmentEnd,
     SegmentScore,
     States,
     VerifierInfo,
@@ -108,10 +111,17 @@ class _Call:
 class ProbeVerifier:
     """A pure function from states to probabilities. See `semspec.decoding.protocols.Verifier`."""
 
-    def __init__(self, own: ProbePair, alternatives: Mapping[str, ProbePair] | None = None) -> None:
-        """Raises: Mismatch when an alternative has other models or segmentations than `own`, or the card of the target
-        probe of `own` is malformed."""
+    def __init__(
+        self,
+        own: ProbePair,
+        alternatives: Mapping[str, ProbePair] | None = None,
+        equivalence: tuple[str, Equivalence] | None = None,
+    ) -> None:
+        """`equivalence`: of meaning, with its name. Raises: Mismatch when an alternative has other models or
+        segmentations than `own`, or the card of the target probe of `own` is malformed."""
         self._own, self._alternatives = own, dict(alternatives or {})
+        self._equivalence = equivalence
+        self._clustering = ThreadPoolExecutor(1, "clustering")  # its own: judging never waits for it
         self._waiting: deque[_Call] = deque()
         self._thread = ThreadPoolExecutor(1, "probes")
         self._operating_points = operating_points(own.target.card)
@@ -126,13 +136,15 @@ class ProbeVerifier:
         alternatives: Path | None = None,
         device: str = "cpu",
         precision: Precision = "float32",
+        equivalence: str | None = None,
     ) -> "ProbeVerifier":
         """Load the default probes and, if a folder is given, those in `alternatives`/NAME/{draft,target}.safetensors.
 
-        Raises: Mismatch, with a remedy, when they cannot serve.
+        `equivalence`: as `served_equivalence` takes it. Raises: Mismatch, with a remedy, when they cannot serve.
         """
         own = ProbePair.load(draft_probe, target_probe, device, precision)
-        return cls(own, _load_alternatives(alternatives, device, precision) if alternatives else None)
+        named = served_equivalence(equivalence, own.target.card.training) if equivalence else None
+        return cls(own, _load_alternatives(alternatives, device, precision) if alternatives else None, named)
 
     async def info(self) -> VerifierInfo:
         draft, target = self._own.draft, self._own.target
@@ -149,6 +161,7 @@ class ProbeVerifier:
             draft_tokenizer=draft.card.tokenizer,
             target_tokenizer=target.card.tokenizer,
             projections=tuple(_projections(name, pair) for name, pair in {"": self._own, **self._alternatives}.items()),
+            equivalence=self._equivalence[0] if self._equivalence else "",
         )
 
     async def judge(
@@ -165,6 +178,16 @@ class ProbeVerifier:
         self._waiting.append(call)
         self._thread.submit(self._judge_waiting)
         return await wrap_future(call.result)
+
+    async def cluster(self, group: Alternatives, ends: Sequence[SegmentEnd]) -> list[int | None]:
+        """See `semspec.clustering.equivalence.Clusterer`."""
+        if self._equivalence is None:
+            raise Mismatch("this verifier has no equivalence of meaning; set SEMSPEC_VERIFIER_EQUIVALENCE")
+        equivalence = self._equivalence[1]
+        (clusters,) = await get_running_loop().run_in_executor(
+            self._clustering, clusters_of_whole, equivalence, [group], [ends]
+        )
+        return clusters
 
     def projection(self, digest: str) -> Projection:
         """A probe's projection, for an engine to compute. Raises: InvalidRequest when no probe has that digest."""

@@ -13,6 +13,7 @@ import grpc
 from grpc import aio
 from opentelemetry.trace import Span
 
+from semspec.clustering.equivalence import Alternatives
 from semspec.errors import (
     DeadlineExceeded,
     InternalError,
@@ -36,6 +37,7 @@ from semspec.types import (
     Prompt,
     Proposal,
     Segment,
+    SegmentEnd,
     SegmentScore,
     States,
     Token,
@@ -224,6 +226,14 @@ class RemoteVerifier(_Remote):
         response = await self._call(self._stub.Judge, request)
         with _checked_response():
             return _one_each(scoring.judge_response_from_wire(response), draft_states)
+
+    async def cluster(self, group: Alternatives, ends: Sequence[SegmentEnd]) -> list[int | None]:
+        """See `Clusterer.cluster`."""
+        with _encodable_request():
+            request = scoring.cluster_request_to_wire(group, ends)
+        response = await self._call(self._stub.Cluster, request)
+        with _checked_response():
+            return _one_each(scoring.cluster_response_from_wire(response), ends)
 
     async def projection(self, digest: str) -> AsyncGenerator[types_pb2.ProjectionPart, None]:
         """The parts of a projection, for `RemoteDrafter.project`. Raises: InvalidRequest when there is none."""

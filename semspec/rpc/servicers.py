@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from grpc import aio
 
+from semspec.clustering.equivalence import Clusterer
 from semspec.decoding.protocols import Verifier
 from semspec.engine.protocol import CountsSteps, Engine, StepCounter
 from semspec.errors import Unavailable
@@ -35,7 +36,7 @@ VERIFIER = "semspec.v1.Verifier"
 B = TypeVar("B")
 
 
-class ServedVerifier(Verifier, Protocol):
+class ServedVerifier(Verifier, Clusterer, Protocol):
     """A verifier that knows its probes."""
 
     def projection(self, digest: str) -> "Projection":
@@ -180,6 +181,11 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         with self._verifier.calls.counted():
             judgements = await self._verifier.get().judge(draft_states, scores, probes)
         return scoring.judge_response_to_wire(judgements)
+
+    async def Cluster(self, request: verifier_pb2.ClusterRequest, context: Context) -> verifier_pb2.ClusterResponse:
+        """Which segments of one context mean the same."""
+        group, ends = scoring.cluster_request_from_wire(request)
+        return scoring.cluster_response_to_wire(await self._verifier.get().cluster(group, ends))
 
     async def Projection(
         self, request: verifier_pb2.ProjectionRequest, context: Context

@@ -273,6 +273,8 @@ class VerifierInfo:
     target_tokenizer: str = ""
     projections: tuple["ProbeProjections", ...] = ()
     """What engines can compute for the probes, by the probes' name; those that use no states are not listed."""
+    equivalence: str = ""
+    """Name of the equivalence of meaning that it clusters by; empty: it has none."""
 
     @property
     def has_probes(self) -> bool:

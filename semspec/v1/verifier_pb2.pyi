@@ -51,6 +51,7 @@ class VerifierInfo(_message.Message):
     DRAFT_TOKENIZER_FIELD_NUMBER: _builtins.int
     TARGET_TOKENIZER_FIELD_NUMBER: _builtins.int
     PROJECTIONS_FIELD_NUMBER: _builtins.int
+    EQUIVALENCE_FIELD_NUMBER: _builtins.int
     draft_model: _builtins.str
     """fingerprint of the draft the probe belongs to"""
     target_model: _builtins.str
@@ -67,6 +68,8 @@ class VerifierInfo(_message.Message):
     """fingerprint of the tokenizer of the draft the probe belongs to"""
     target_tokenizer: _builtins.str
     """fingerprint of the tokenizer of the target the probe belongs to"""
+    equivalence: _builtins.str
+    """name of the equivalence of meaning that Cluster uses; empty: it has none"""
     @_builtins.property
     def segmentations(self) -> _containers.RepeatedScalarFieldContainer[_types_pb2.Segmentation.ValueType]:
         """those the probes were trained on"""
@@ -98,10 +101,11 @@ class VerifierInfo(_message.Message):
         draft_tokenizer: _builtins.str = ...,
         target_tokenizer: _builtins.str = ...,
         projections: _abc.Iterable[Global___ProbeProjections] | None = ...,
+        equivalence: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alternatives", b"alternatives", "build", b"build", "draft_model", b"draft_model", "draft_probe", b"draft_probe", "draft_tokenizer", b"draft_tokenizer", "operating_points", b"operating_points", "projections", b"projections", "segmentations", b"segmentations", "state_convention", b"state_convention", "target_model", b"target_model", "target_probe", b"target_probe", "target_tokenizer", b"target_tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alternatives", b"alternatives", "build", b"build", "draft_model", b"draft_model", "draft_probe", b"draft_probe", "draft_tokenizer", b"draft_tokenizer", "equivalence", b"equivalence", "operating_points", b"operating_points", "projections", b"projections", "segmentations", b"segmentations", "state_convention", b"state_convention", "target_model", b"target_model", "target_probe", b"target_probe", "target_tokenizer", b"target_tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -240,6 +244,65 @@ class JudgeRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JudgeRequest: _TypeAlias = JudgeRequest  # noqa: Y015
+
+@_typing.final
+class ClusterRequest(_message.Message):
+    """Alternative next segments after one context."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUESTION_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    SEGMENTS_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
+    question: _builtins.str
+    reasoning: _builtins.str
+    """the text after the question, before the segments"""
+    @_builtins.property
+    def segments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """texts"""
+
+    @_builtins.property
+    def ends(self) -> _containers.RepeatedScalarFieldContainer[_types_pb2.SegmentEnd.ValueType]:
+        """how each segment ends"""
+
+    def __init__(
+        self,
+        *,
+        question: _builtins.str = ...,
+        reasoning: _builtins.str = ...,
+        segments: _abc.Iterable[_builtins.str] | None = ...,
+        ends: _abc.Iterable[_types_pb2.SegmentEnd.ValueType] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends", b"ends", "question", b"question", "reasoning", b"reasoning", "segments", b"segments"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClusterRequest: _TypeAlias = ClusterRequest  # noqa: Y015
+
+@_typing.final
+class ClusterResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def clusters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """one per segment; equal numbers: same meaning; -1: it cannot tell"""
+
+    def __init__(
+        self,
+        *,
+        clusters: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clusters", b"clusters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClusterResponse: _TypeAlias = ClusterResponse  # noqa: Y015
 
 @_typing.final
 class JudgeResponse(_message.Message):

@@ -46,6 +46,11 @@ class VerifierStub:
                 request_serializer=semspec_dot_v1_dot_verifier__pb2.JudgeRequest.SerializeToString,
                 response_deserializer=semspec_dot_v1_dot_verifier__pb2.JudgeResponse.FromString,
                 _registered_method=True)
+        self.Cluster = channel.unary_unary(
+                '/semspec.v1.Verifier/Cluster',
+                request_serializer=semspec_dot_v1_dot_verifier__pb2.ClusterRequest.SerializeToString,
+                response_deserializer=semspec_dot_v1_dot_verifier__pb2.ClusterResponse.FromString,
+                _registered_method=True)
         self.Projection = channel.unary_stream(
                 '/semspec.v1.Verifier/Projection',
                 request_serializer=semspec_dot_v1_dot_verifier__pb2.ProjectionRequest.SerializeToString,
@@ -71,6 +76,13 @@ class VerifierServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Cluster(self, request, context):
+        """Which segments of one context mean the same.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Projection(self, request, context):
         """The part of a probe that an engine may compute: with it, a segment's states are `width` numbers.
         """
@@ -90,6 +102,11 @@ def add_VerifierServicer_to_server(servicer, server):
                     servicer.Judge,
                     request_deserializer=semspec_dot_v1_dot_verifier__pb2.JudgeRequest.FromString,
                     response_serializer=semspec_dot_v1_dot_verifier__pb2.JudgeResponse.SerializeToString,
+            ),
+            'Cluster': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cluster,
+                    request_deserializer=semspec_dot_v1_dot_verifier__pb2.ClusterRequest.FromString,
+                    response_serializer=semspec_dot_v1_dot_verifier__pb2.ClusterResponse.SerializeToString,
             ),
             'Projection': grpc.unary_stream_rpc_method_handler(
                     servicer.Projection,
@@ -152,6 +169,33 @@ class Verifier:
             '/semspec.v1.Verifier/Judge',
             semspec_dot_v1_dot_verifier__pb2.JudgeRequest.SerializeToString,
             semspec_dot_v1_dot_verifier__pb2.JudgeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cluster(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/semspec.v1.Verifier/Cluster',
+            semspec_dot_v1_dot_verifier__pb2.ClusterRequest.SerializeToString,
+            semspec_dot_v1_dot_verifier__pb2.ClusterResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,8 @@ class VerifierStub:
     """The models and states the probes were trained on."""
     Judge: _grpc.UnaryUnaryMultiCallable[_verifier_pb2.JudgeRequest, _verifier_pb2.JudgeResponse]
     """The semantic probability of each segment under both models."""
+    Cluster: _grpc.UnaryUnaryMultiCallable[_verifier_pb2.ClusterRequest, _verifier_pb2.ClusterResponse]
+    """Which segments of one context mean the same."""
     Projection: _grpc.UnaryStreamMultiCallable[_verifier_pb2.ProjectionRequest, _types_pb2.ProjectionPart]
     """The part of a probe that an engine may compute: with it, a segment's states are `width` numbers."""
 
@@ -50,6 +52,8 @@ class VerifierAsyncStub(VerifierStub):
     """The models and states the probes were trained on."""
     Judge: _aio.UnaryUnaryMultiCallable[_verifier_pb2.JudgeRequest, _verifier_pb2.JudgeResponse]  # type: ignore[assignment]
     """The semantic probability of each segment under both models."""
+    Cluster: _aio.UnaryUnaryMultiCallable[_verifier_pb2.ClusterRequest, _verifier_pb2.ClusterResponse]  # type: ignore[assignment]
+    """Which segments of one context mean the same."""
     Projection: _aio.UnaryStreamMultiCallable[_verifier_pb2.ProjectionRequest, _types_pb2.ProjectionPart]  # type: ignore[assignment]
     """The part of a probe that an engine may compute: with it, a segment's states are `width` numbers."""
 
@@ -71,6 +75,14 @@ class VerifierServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_verifier_pb2.JudgeResponse, _abc.Awaitable[_verifier_pb2.JudgeResponse]]:
         """The semantic probability of each segment under both models."""
+
+    @_abc_1.abstractmethod
+    def Cluster(
+        self,
+        request: _verifier_pb2.ClusterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_verifier_pb2.ClusterResponse, _abc.Awaitable[_verifier_pb2.ClusterResponse]]:
+        """Which segments of one context mean the same."""
 
     @_abc_1.abstractmethod
     def Projection(

@@ -24,7 +24,12 @@ def load_probes(settings: VerifierSettings) -> ServedVerifier:
     from semspec.probes.verifier import ProbeVerifier  # slow import, deferred until health checks are answered
 
     return ProbeVerifier.load(
-        settings.draft_probe, settings.target_probe, settings.alternatives, settings.device, settings.precision
+        settings.draft_probe,
+        settings.target_probe,
+        settings.alternatives,
+        settings.device,
+        settings.precision,
+        settings.equivalence,
     )
 
 

@@ -25,3 +25,9 @@ class VerifierSettings(ServiceSettings):
     alternatives: DirectoryPath | None = Field(
         None, description="folder of other probes for the same pair, NAME/{draft,target}.safetensors each; unset: none"
     )
+    equivalence: str | None = Field(
+        None,
+        min_length=1,
+        description="equivalence of meaning for the gateway's audit: card, the one that the target probe's card names, "
+        "or a JSON file with the equivalence section of a training configuration; unset: none",
+    )

@@ -2,6 +2,8 @@
 
 import pytest
 
+from semspec.clustering.equivalence import Alternatives
+from semspec.clustering.nli import NliConfig, NliModel, PairFormat
 from semspec.demo.documents import DELIMITER, write_document
 from semspec.demo.meaning import Proposition
 from semspec.demo.nli_data import CONTRADICTION, ENTAILMENT, NEUTRAL, pairs, relation
@@ -9,8 +11,6 @@ from semspec.demo.probe_data import ParserEquivalence, is_right, questions
 from semspec.demo.problems import SPLITS, make_problem
 from semspec.demo.train_nli import COURSE, WINDOW, Examples, build_nli_model, build_nli_tokenizer
 from semspec.demo.wording import DRAFT_AUTHOR, TARGET_AUTHOR, read
-from semspec.training.clustering.equivalence import Alternatives
-from semspec.training.clustering.nli import NliConfig, NliModel, PairFormat
 
 CHANGE = Proposition("change", (2, "Tom", "pens", "+", 4, 25, 29))
 SWAP = Proposition("swap", (2, "a", "c", "a1 b2 c3 d4"))

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from semspec.clustering.equivalence import Alternatives, in_order_of_appearance
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.projection import Projection
 from semspec.rpc.server import ServiceServer
@@ -167,6 +168,11 @@ class FakeVerifier:
         if probes not in ("", "other"):
             raise InvalidRequest(f"no probes {probes!r}", "probes")
         return [Judgement(0.2 if probes else 0.1, 1 / (1 + score.num_tokens)) for score in scores]
+
+    async def cluster(self, group: Alternatives, ends: Sequence[SegmentEnd]) -> list[int | None]:
+        """Equal texts mean the same; a cut segment has no meaning."""
+        places = [None if end is SegmentEnd.LENGTH else text for text, end in zip(group.segments, ends, strict=True)]
+        return in_order_of_appearance(places)
 
     def projection(self, digest: str) -> Projection:
         raise InvalidRequest(f"no projection {digest!r}", "digest")

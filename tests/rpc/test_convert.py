@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from semspec.clustering.equivalence import Alternatives
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.rpc.codec import common, generation, handshake, scoring
 from semspec.types import (
@@ -136,6 +137,20 @@ def test_judgements_survive_the_wire_to_the_last_bit(judgements: list[Judgement]
     assert scoring.judge_response_from_wire(verifier_pb2.JudgeResponse.FromString(sent)) == judgements
 
 
+@given(text, text, st.lists(st.tuples(text, st.sampled_from(SegmentEnd)), min_size=1))
+def test_cluster_request_survives_the_wire(question: str, reasoning: str, rows: list[tuple[str, SegmentEnd]]) -> None:
+    ends = [end for _, end in rows]
+    group = Alternatives("", question, reasoning, tuple(said for said, _ in rows))
+    sent = scoring.cluster_request_to_wire(group, ends).SerializeToString()
+    assert scoring.cluster_request_from_wire(verifier_pb2.ClusterRequest.FromString(sent)) == (group, ends)
+
+
+@given(st.lists(st.none() | st.integers(0, 64)))
+def test_clusters_survive_the_wire(clusters: list[int | None]) -> None:
+    sent = scoring.cluster_response_to_wire(clusters).SerializeToString()
+    assert scoring.cluster_response_from_wire(verifier_pb2.ClusterResponse.FromString(sent)) == clusters
+
+
 messages = st.builds(Message, st.sampled_from(get_args(Role)), text, text, text)
 token_prompts = st.builds(TokenIds, st.lists(uint32, min_size=1).map(tuple))
 
@@ -170,6 +185,7 @@ def test_handshakes_survive_the_wire() -> None:
     segmentations = (Segmentation.PARAGRAPH, Segmentation.SENTENCE)
     alternatives = ("last-hidden", "surprisal")
     verifier = VerifierInfo("d", "t", "states-v1", segmentations, "p1", "p2", "0.1", alternatives, POINTS, "dt", "tt")
+    verifier = replace(verifier, equivalence="a-model")
     assert handshake.model_info_from_wire(handshake.model_info_to_wire(model)) == model
     assert handshake.verifier_info_from_wire(handshake.verifier_info_to_wire(verifier)) == verifier
 
@@ -243,6 +259,26 @@ def test_judge_request_is_refused_by_field(spoil: Callable[[verifier_pb2.JudgeRe
     spoil(message)
     with pytest.raises(InvalidRequest) as refusal:
         scoring.judge_request_from_wire(message)
+    assert refusal.value.parameter == field
+
+
+@pytest.mark.parametrize(
+    ("spoil", "field"),
+    [
+        (lambda m: m.ClearField("segments"), "segments"),
+        (lambda m: m.ends.append(types_pb2.SEGMENT_END_EOS), "ends"),
+        (lambda m: m.ends.__setitem__(1, 0), "ends[1]"),
+        (lambda m: m.ends.__setitem__(0, 9), "ends[0]"),
+    ],
+)
+def test_cluster_request_is_refused_by_field(
+    spoil: Callable[[verifier_pb2.ClusterRequest], object], field: str
+) -> None:
+    group = Alternatives("", "How many?", "", ("One.", "Two."))
+    message = scoring.cluster_request_to_wire(group, [SegmentEnd.BOUNDARY, SegmentEnd.EOS])
+    spoil(message)
+    with pytest.raises(InvalidRequest) as refusal:
+        scoring.cluster_request_from_wire(message)
     assert refusal.value.parameter == field
 
 

@@ -9,6 +9,7 @@ import grpc
 import pytest
 from grpc import aio
 
+from semspec.clustering.equivalence import Alternatives
 from semspec.decoding.protocols import Drafter, Target, Verifier
 from semspec.errors import (
     TABLE,
@@ -39,6 +40,7 @@ from semspec.types import (
     Message,
     Piece,
     Segment,
+    SegmentEnd,
     SegmentScore,
     States,
     TokenIds,
@@ -321,6 +323,13 @@ async def test_what_protobuf_cannot_hold_is_the_callers_mistake(params: Generati
     async with drafting(FakeEngine()) as drafter:
         with pytest.raises(InvalidRequest):
             await collected(drafter.generate(CONTEXT, params))
+
+
+async def test_segments_are_clustered_remotely() -> None:
+    group = Alternatives("", "How many?", "So far. ", ("One.", "Two.", "One.", "Thr"))
+    ends = [SegmentEnd.BOUNDARY, SegmentEnd.EOS, SegmentEnd.BOUNDARY, SegmentEnd.LENGTH]
+    async with verifying(FakeVerifier()) as verifier:
+        assert await verifier.cluster(group, ends) == [0, 1, 0, None]
 
 
 async def test_malformed_answer_is_the_services_defect() -> None:

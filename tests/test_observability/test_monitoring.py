@@ -51,6 +51,9 @@ def busy() -> Metrics:
     metrics.degraded()
     for record in (ACCEPTED, REWRITTEN, PROPOSED):
         metrics.segment(record)
+    metrics.audit.judged(True, 0.9, 0.9, 0.0)
+    metrics.audit.tested(1.0, False)
+    metrics.audit.skipped("failed")
     return metrics
 
 

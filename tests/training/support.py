@@ -13,10 +13,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from semspec.clustering.equivalence import Alternatives
 from semspec.demo.documents import DELIMITER, write_document
 from semspec.demo.problems import SPLITS
 from semspec.demo.wording import TARGET_AUTHOR, vocabulary_texts
-from semspec.training.clustering.equivalence import Alternatives
 from semspec.training.config import PipelineConfig
 from tests.words import END, build_tokenizer
 

@@ -13,12 +13,12 @@ import pytest
 import yaml
 
 from semspec import cli as semspec_cli
+from semspec.clustering.loading import EntailmentEquivalenceConfig
 from semspec.commands.options import stack_config
 from semspec.errors import InvalidRequest
 from semspec.training import cli
 from semspec.training.config import (
     DatastoreConfig,
-    EntailmentEquivalenceConfig,
     PipelineConfig,
     ServerSampler,
     load_config,

@@ -15,10 +15,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from semspec.clustering.entailment import EntailmentConfig, EntailmentEquivalence, context_of
+from semspec.clustering.equivalence import Alternatives
+from semspec.clustering.nli import NliConfig, NliModel, PairFormat, TextPair, TokenIds, Verdict, find_label
 from semspec.errors import Mismatch
-from semspec.training.clustering.entailment import EntailmentConfig, EntailmentEquivalence, context_of
-from semspec.training.clustering.equivalence import Alternatives
-from semspec.training.clustering.nli import NliConfig, NliModel, PairFormat, TextPair, TokenIds, Verdict, find_label
 
 MNLI = {0: "CONTRADICTION", 1: "NEUTRAL", 2: "ENTAILMENT"}
 WORDS = "one two three four five six seven eight nine ten".split()

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from semspec.training.clustering.entailment import EntailmentEquivalence
-from semspec.training.clustering.equivalence import Alternatives, Equivalence, clusters_of_whole
+from semspec.clustering.entailment import EntailmentEquivalence
+from semspec.clustering.equivalence import Alternatives, Equivalence, clusters_of_whole
 from semspec.types import SegmentEnd
 from tests.training.test_entailment import FakeJudge, group
 

@@ -1,13 +1,13 @@
 """Stage 0: questions, each in one split, without those of the evaluation sets."""
 
 import hashlib
-import importlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from semspec.clustering.equivalence import resolve
 from semspec.errors import InvalidRequest
 from semspec.training.config import QuestionSource, Shares
 from semspec.training.files import Row, json_lines
@@ -75,17 +75,6 @@ def gather(
 
 def question_row(question: Question) -> Row:
     return asdict(question)
-
-
-def resolve(path: str) -> Any:
-    """The object that `module:attribute` names. Raises: InvalidRequest when there is none."""
-    module, _, attribute = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise InvalidRequest(
-            f"cannot find {path}: {error}; give module:attribute within reach of PYTHONPATH"
-        ) from error
 
 
 def _check(questions: Sequence[Question]) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from sklearn.metrics import adjusted_rand_score
 
-from semspec.training.clustering.equivalence import WHOLE, Alternatives, Equivalence, clusters_of_whole
+from semspec.clustering.equivalence import WHOLE, Alternatives, Equivalence, clusters_of_whole, resolve
 from semspec.training.config import PipelineConfig
 from semspec.training.data.contexts import (
     ProbeContext,
@@ -19,7 +19,7 @@ from semspec.training.data.contexts import (
     trace_row,
 )
 from semspec.training.data.pair import Pair, stacked
-from semspec.training.data.questions import Question, question_row, resolve
+from semspec.training.data.questions import Question, question_row
 from semspec.training.files import Row, StageFolder, digest_of, write_rows, write_tensors
 from semspec.types import Context, SegmentEnd
 

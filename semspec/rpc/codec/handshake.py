@@ -81,6 +81,7 @@ def verifier_info_to_wire(info: VerifierInfo) -> verifier_pb2.VerifierInfo:
             verifier_pb2.ProbeProjections(probes=one.probes, draft=one.draft, target=one.target)
             for one in info.projections
         ],
+        equivalence=info.equivalence,
     )
 
 
@@ -101,6 +102,7 @@ def verifier_info_from_wire(message: verifier_pb2.VerifierInfo) -> VerifierInfo:
         draft_tokenizer=message.draft_tokenizer,
         target_tokenizer=message.target_tokenizer,
         projections=tuple(ProbeProjections(one.probes, one.draft, one.target) for one in message.projections),
+        equivalence=message.equivalence,
     )
 
 

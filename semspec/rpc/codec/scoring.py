@@ -1,15 +1,19 @@
-"""Messages of `Read`, `Verify`, `Ask` and `Judge`."""
+"""Messages of `Read`, `Verify`, `Ask`, `Judge` and `Cluster`."""
 
 import struct
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
+from semspec.clustering.equivalence import Alternatives
 from semspec.rpc.codec.common import (
+    ENDS_FROM_WIRE,
+    ENDS_TO_WIRE,
     SEGMENTATIONS_TO_WIRE,
     check_filled,
     check_positive,
     context_from_wire,
     invalid,
+    known,
     piece_from_wire,
     probability,
     put_piece,
@@ -34,6 +38,7 @@ from semspec.types import (
     Judgement,
     Proposal,
     Segment,
+    SegmentEnd,
     SegmentScore,
     States,
     VerifiedTokens,
@@ -250,3 +255,36 @@ def judge_response_from_wire(message: verifier_pb2.JudgeResponse) -> list[Judgem
         )
         for i, judgement in enumerate(message.judgements)
     ]
+
+
+_UNKNOWN = -1
+"""Cluster of a segment whose meaning is unknown."""
+
+
+def cluster_request_to_wire(group: Alternatives, ends: Sequence[SegmentEnd]) -> verifier_pb2.ClusterRequest:
+    """Alternatives and how they end."""
+    return verifier_pb2.ClusterRequest(
+        question=group.question,
+        reasoning=group.reasoning,
+        segments=group.segments,
+        ends=[ENDS_TO_WIRE[end] for end in ends],
+    )
+
+
+def cluster_request_from_wire(message: verifier_pb2.ClusterRequest) -> tuple[Alternatives, list[SegmentEnd]]:
+    """Alternatives, at least one, and how each ends."""
+    check_filled(message.segments, "segments")
+    if len(message.ends) != len(message.segments):
+        raise invalid("ends", f"{len(message.ends)}, but {len(message.segments)} segments")
+    ends = [known(ENDS_FROM_WIRE, end, f"ends[{i}]") for i, end in enumerate(message.ends)]
+    return Alternatives("", message.question, message.reasoning, tuple(message.segments)), ends
+
+
+def cluster_response_to_wire(clusters: Sequence[int | None]) -> verifier_pb2.ClusterResponse:
+    """A number per segment."""
+    return verifier_pb2.ClusterResponse(clusters=[_UNKNOWN if one is None else one for one in clusters])
+
+
+def cluster_response_from_wire(message: verifier_pb2.ClusterResponse) -> list[int | None]:
+    """A number per segment; None where the meaning is unknown."""
+    return [None if one == _UNKNOWN else one for one in message.clusters]

@@ -8,6 +8,7 @@ from copy import copy
 from dataclasses import replace
 from typing import Generic, Self, TypeVar
 
+from semspec.clustering.equivalence import Alternatives
 from semspec.errors import Mismatch, SemspecError
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.rpc.pool.pool import ELSEWHERE, Pool
@@ -253,6 +254,10 @@ class PooledVerifier(PooledRole[RemoteVerifier]):
     ) -> list[Judgement]:
         """See `Verifier.judge`."""
         return await self._pool.call(lambda verifier: verifier.judge(draft_states, scores, probes))
+
+    async def cluster(self, group: Alternatives, ends: Sequence[SegmentEnd]) -> list[int | None]:
+        """See `Clusterer.cluster`."""
+        return await self._pool.call(lambda verifier: verifier.cluster(group, ends))
 
     async def projection(self, digest: str) -> AsyncGenerator[types_pb2.ProjectionPart, None]:
         """See `RemoteVerifier.projection`."""

@@ -1,10 +1,12 @@
 """The protocol of clustering by meaning, and what holds for every implementation: how a segment ends is part of its
 meaning."""
 
+import importlib
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
+from semspec.errors import InvalidRequest
 from semspec.types import SegmentEnd
 
 WHOLE = (SegmentEnd.BOUNDARY, SegmentEnd.EOS)
@@ -16,6 +18,7 @@ class Alternatives:
     """Alternative next segments after one context."""
 
     question_id: str
+    """Empty for a request that is served."""
     question: str
     reasoning: str
     """The text after the prompt, before the segments."""
@@ -30,6 +33,15 @@ class Equivalence(Protocol):
 
         The pipeline calls it by `clusters_of_whole`: the segments of a group all end the same way, and none is cut.
         """
+        ...
+
+
+@runtime_checkable
+class Clusterer(Protocol):
+    """A verifier that also tells which segments mean the same."""
+
+    async def cluster(self, group: Alternatives, ends: Sequence[SegmentEnd]) -> list[int | None]:
+        """`clusters_of_whole` of one group. Raises: Mismatch without an equivalence, InvalidRequest, Unavailable."""
         ...
 
 
@@ -62,3 +74,14 @@ def in_order_of_appearance(meanings: Sequence[Hashable]) -> list[int | None]:
     """Equal meanings as equal numbers, from 0 by first appearance; None stays None."""
     numbers: dict[Hashable, int] = {}
     return [None if meaning is None else numbers.setdefault(meaning, len(numbers)) for meaning in meanings]
+
+
+def resolve(path: str) -> Any:
+    """The object that `module:attribute` names. Raises: InvalidRequest when there is none."""
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise InvalidRequest(
+            f"cannot find {path}: {error}; give module:attribute within reach of PYTHONPATH"
+        ) from error

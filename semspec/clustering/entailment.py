@@ -11,9 +11,9 @@ from typing import Literal, Protocol
 
 from pydantic import Field
 
+from semspec.clustering.equivalence import Alternatives, in_order_of_appearance
+from semspec.clustering.nli import NliConfig, NliModel, TextPair, TokenIds, Verdict
 from semspec.errors import Mismatch
-from semspec.training.clustering.equivalence import Alternatives, in_order_of_appearance
-from semspec.training.clustering.nli import NliConfig, NliModel, TextPair, TokenIds, Verdict
 
 Linkage = Literal["representative", "components"]
 """representative: each member of a cluster is equivalent to its first member, never only through a chain. components:
@@ -67,7 +67,7 @@ Walk = Generator[TextPair, Verdict, list[int | None]]
 
 
 class EntailmentEquivalence:
-    """Equal cluster numbers mean entailment both ways; see `semspec.training.clustering.equivalence.Equivalence`.
+    """Equal cluster numbers mean entailment both ways; see `semspec.clustering.equivalence.Equivalence`.
 
     All texts of a group are read after the same end of the context. A text too long for that has no cluster: what was
     cut off might make the difference, and a cluster of its own would state that no other text has its meaning.

@@ -1,0 +1,248 @@
+"""The audit: a share of accepted segments is judged again from samples of the target, while there is capacity to spare.
+
+The gateway keeps a bounded number of accepted segments. While few enough generations run, it takes one, has the target
+write the next segment several times in the same context, by calls that come after all others (ADR 34), and asks the
+verifier which of these mean the same. A request that arrives ends the calls; the segment waits for the next pause.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from statistics import fmean
+from time import monotonic
+from typing import Any, TypeVar
+
+from semspec.clustering.equivalence import Alternatives, Clusterer
+from semspec.decoding import STRATEGIES, Backends
+from semspec.decoding.steps import Progress, cancelled, together, write_all
+from semspec.errors import SemspecError, Unavailable
+from semspec.gateway.generation.admission import Admission
+from semspec.gateway.generation.loss import Finding, LossTest, finding, ratio_drift
+from semspec.gateway.generation.request import ChoiceRequest, Request
+from semspec.gateway.generation.strictness import at_strictness
+from semspec.gateway.metrics import Metrics
+from semspec.gateway.readiness import Readiness
+from semspec.gateway.served import Served
+from semspec.gateway.settings import GatewaySettings
+from semspec.types import Acceptance, Context, GeneratedSegment, Segment, SegmentRecord, derive_seed, uniform
+
+WINDOW = 500
+"""Number of latest segments that the gauges are about."""
+PAUSE_S = 1.0
+"""After a failure, and between looks at the services, in seconds."""
+SAID_S = 60.0
+"""Least time between two log lines about skipped segments, in seconds."""
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An accepted segment and where it stands."""
+
+    choice: ChoiceRequest
+    context: Context
+    segment: Segment
+    target_probability: float
+    """As the probe said."""
+
+    @property
+    def alternatives(self) -> Alternatives:
+        """The question and the reasoning before the segment, without segments."""
+        asked = [message.content for message in self.choice.request.messages if message.role == "user"]
+        reasoning = "".join(piece.text for piece in self.context.pieces[1:])
+        return Alternatives("", asked[-1] if asked else self.choice.prompt, reasoning, ())
+
+
+class Audit:
+    """Compares accepted segments with what the target would have said, and raises an alarm when they fall short.
+
+    It is about requests judged by the pair's own probes under the gateway's default rule: what a client chose for
+    itself is not the gateway's quality. All in memory: contexts are neither stored nor logged, and a restart begins
+    anew.
+    """
+
+    def __init__(
+        self,
+        backends: Backends,
+        readiness: Readiness,
+        admission: Admission,
+        metrics: Metrics,
+        settings: GatewaySettings,
+    ) -> None:
+        self._backends, self._readiness, self._admission = backends, readiness, admission
+        self._metrics, self._settings = metrics.audit, settings
+        self._default = Acceptance(settings.default_acceptance_rule, settings.default_threshold)
+        self._cases: deque[Case] = deque()
+        self._changed = asyncio.Event()
+        admission.on_change = self._changed.set
+        self._said = -SAID_S
+        self._probes: tuple[str, ...] = ()
+        self._begin_test(())
+        self._metrics.waiting.set_function(lambda: len(self._cases))
+        self._metrics.ratio_drift.set_function(self._ratio_drift)
+
+    @property
+    def has_alarm(self) -> bool:
+        """Whether the probes that serve now lose more than is tolerated."""
+        return self.test.has_alarm
+
+    def offer(self, choice: ChoiceRequest, before: Sequence[SegmentRecord], record: SegmentRecord) -> None:
+        """Note a judged segment, and keep a share of the accepted ones. `before`: the records of its context."""
+        judgement, generation = record.judgement, choice.generation
+        if record.accepted is None or judgement is None or not self._is_audited(choice):
+            return
+        self._note_probes(choice.served)
+        ratio = judgement.target_probability / judgement.draft_probability if judgement.draft_probability else 1e9
+        self._ratios.append(ratio)
+        if (
+            not record.accepted
+            or uniform(generation.sampling.seed, "audit", record.index) >= self._settings.audit_share
+        ):
+            return
+        context = generation.context.extended(*(one.segment for one in before))
+        self._cases.append(Case(choice, context, record.segment, judgement.target_probability))
+        self._drop_surplus()
+        self._changed.set()
+
+    def tightened(self, request: Request) -> Request:
+        """The request with `audit_strictness` while the alarm stands, if that is stricter than the default and the
+        client chose nothing itself."""
+        strictness, served = self._settings.audit_strictness, self._readiness.status.served
+        is_plain = request.strictness is None and request.plan.acceptance == self._default
+        if strictness is None or served is None or not (self.has_alarm and is_plain):
+            return request
+        if STRATEGIES[request.plan.strategy].probes != "":
+            return request
+        threshold = at_strictness(strictness, served.verifier.operating_points).acceptance.threshold
+        is_stricter = self._default.rule == "sample" or threshold > self._default.threshold
+        return replace(request, strictness=strictness) if is_stricter else request
+
+    async def watch(self) -> None:
+        """Judge the kept segments again, one after another, until cancelled."""
+        while True:
+            while not (self._cases and self._is_idle()):
+                self._changed.clear()
+                with suppress(TimeoutError):  # a service that comes back changes nothing in the admission
+                    await asyncio.wait_for(self._changed.wait(), PAUSE_S)
+            case = self._cases.popleft()
+            try:
+                result = await self._while_idle(self._finding(case))
+            except SemspecError as error:
+                self._skip("failed", error.message)
+                await asyncio.sleep(PAUSE_S)
+                continue
+            if result is None:
+                self._cases.appendleft(case)
+                self._drop_surplus()
+            elif _identity(case.choice.served) == self._probes:
+                self._record(case, result)
+            else:
+                self._skip("other probes")
+
+    def _is_audited(self, choice: ChoiceRequest) -> bool:
+        request, generation = choice.request, choice.generation
+        chosen = self._settings.audit_strictness
+        is_tightened = self.has_alarm and chosen is not None and request.strictness == chosen
+        is_default = request.strictness is None and generation.acceptance == self._default
+        return STRATEGIES[generation.strategy].probes == "" and (is_default or is_tightened)
+
+    def _is_idle(self) -> bool:
+        status, admission = self._readiness.status, self._admission
+        is_well = status.served is not None and status.error is None and status.missing is None
+        has_room = admission.num_running <= self._settings.audit_max_running and not admission.num_waiting
+        return has_room and is_well and not self._readiness.is_draining
+
+    async def _while_idle(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """The result of `work`, or None if it was cancelled for a request. Raises: what `work` raises."""
+        task = asyncio.create_task(work)
+        try:
+            while not task.done() and self._is_idle():
+                self._changed.clear()
+                waiter = asyncio.create_task(self._changed.wait())
+                try:
+                    await asyncio.wait((task, waiter), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    waiter.cancel()
+            return task.result() if task.done() else None
+        finally:
+            await cancelled(task)
+
+    async def _finding(self, case: Case) -> Finding:
+        """Raises: what the target and the verifier raise."""
+        backends, generation = case.choice.served.pinned(self._backends), case.choice.generation
+        params = replace(Progress(generation, case.context).params("target", 1), num_logprobs=None, is_ahead=True)
+        seed = derive_seed(generation.sampling.seed, "audit", len(case.context.pieces))
+        sampling = replace(
+            params.sampling, temperature=params.sampling.temperature or self._settings.default_temperature
+        )
+        seeds = [derive_seed(seed, "sample", number) for number in range(self._settings.audit_samples)]
+        written = await together(
+            write_all(backends.target, case.context, replace(params, sampling=replace(sampling, seed=own)))
+            for own in seeds
+        )
+        segments = [case.segment, *map(_first, written)]
+        group = replace(case.alternatives, segments=tuple(segment.text for segment in segments))
+        verifier = backends.verifier
+        if not isinstance(verifier, Clusterer):
+            raise Unavailable("the verifier has no equivalence of meaning")
+        return finding(await verifier.cluster(group, [segment.end for segment in segments]))
+
+    def _record(self, case: Case, result: Finding) -> None:
+        had_alarm = self.has_alarm
+        self.test.add(result.loss)
+        self._findings.append(result)
+        self._gaps.append(case.target_probability - result.share)
+        support, reference = (
+            fmean(one.support for one in self._findings),
+            fmean(one.reference for one in self._findings),
+        )
+        self._metrics.judged(result.support > 0, support, reference, fmean(self._gaps))
+        self._metrics.tested(self.test.evidence, self.has_alarm)
+        if self.has_alarm and not had_alarm:
+            numbers = {"support": round(support, 3), "reference": round(reference, 3)}
+            numbers |= {"num_segments": self.test.num_segments, "tolerance": self.test.tolerance}
+            _log.error("audit: the target supports accepted segments less often than its own", extra=numbers)
+
+    def _note_probes(self, served: Served) -> None:
+        """Begin a new test when other probes or models are served."""
+        if (probes := _identity(served)) != self._probes:
+            self._begin_test(probes)
+
+    def _begin_test(self, probes: tuple[str, ...]) -> None:
+        self._probes, self.test = probes, LossTest(self._settings.audit_tolerance)
+        self._findings: deque[Finding] = deque(maxlen=WINDOW)
+        self._gaps: deque[float] = deque(maxlen=WINDOW)
+        self._ratios: deque[float] = deque(maxlen=WINDOW)
+        self._metrics.tested(self.test.evidence, self.has_alarm)
+
+    def _ratio_drift(self) -> float:
+        served = self._readiness.status.served
+        return (ratio_drift(self._ratios, served.verifier.operating_points) if served else None) or 0.0
+
+    def _drop_surplus(self) -> None:
+        while len(self._cases) > self._settings.audit_max_waiting:
+            self._cases.popleft()
+            self._skip("no spare capacity", "raise SEMSPEC_GATEWAY_AUDIT_MAX_RUNNING or lower _AUDIT_SHARE")
+
+    def _skip(self, reason: str, detail: str = "") -> None:
+        """Count a segment that is not judged again, and say so, at most once in `SAID_S`."""
+        self._metrics.skipped(reason)
+        if monotonic() - self._said >= SAID_S:
+            self._said = monotonic()
+            _log.warning("audit: skips segments: %s", reason, extra={"detail": detail} if detail else None)
+
+
+def _identity(served: Served) -> tuple[str, ...]:
+    probes = served.verifier.draft_probe, served.verifier.target_probe
+    return (*probes, served.draft.fingerprint, served.target.fingerprint, served.verifier.equivalence)
+
+
+def _first(written: Sequence[GeneratedSegment]) -> Segment:
+    if not written:
+        raise Unavailable("the target ended its stream without a segment")
+    return written[0].segment

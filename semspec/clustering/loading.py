@@ -1,0 +1,73 @@
+"""Which equivalence of meaning is used: settings of one, and how it is loaded."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from semspec.clustering.entailment import EntailmentConfig, EntailmentEquivalence
+from semspec.clustering.equivalence import Equivalence, resolve
+from semspec.errors import InvalidRequest, Mismatch
+
+PythonObject = Annotated[str, Field(pattern=r"^[\w.]+:\w+$", description="module:attribute")]
+
+
+class PythonEquivalence(BaseModel):
+    """Equivalence by a user's class (see `semspec.clustering.equivalence.Equivalence`)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["python"]
+    object: PythonObject
+
+
+class EntailmentEquivalenceConfig(EntailmentConfig):
+    """Equivalence by bidirectional entailment."""
+
+    kind: Literal["entailment"]
+
+
+EquivalenceConfig = Annotated[EntailmentEquivalenceConfig | PythonEquivalence, Field(discriminator="kind")]
+
+OF_THE_CARD = "card"
+"""Selects the equivalence that the target probe's card names: the one its labels come from."""
+_REMEDY = "name a JSON file with the `equivalence` of a training configuration in SEMSPEC_VERIFIER_EQUIVALENCE"
+_CONFIG: TypeAdapter[EntailmentEquivalenceConfig | PythonEquivalence] = TypeAdapter(EquivalenceConfig)
+
+
+def load_equivalence(
+    config: EntailmentEquivalenceConfig | PythonEquivalence, max_segment_tokens: int = 0
+) -> Equivalence:
+    """Raises: Mismatch when the NLI model cannot be used; InvalidRequest when there is no such class."""
+    if isinstance(config, EntailmentEquivalenceConfig):
+        return EntailmentEquivalence.load(config, max_segment_tokens)
+    equivalence: Equivalence = resolve(config.object)()
+    return equivalence
+
+
+def served_equivalence(source: str, training: Mapping[str, Any]) -> tuple[str, Equivalence]:
+    """An equivalence with its name. `source` is `OF_THE_CARD` or a JSON file; `training` is of the probe's card.
+
+    Raises: Mismatch, with the remedy, when there is none or it cannot be loaded.
+    """
+    if source == OF_THE_CARD:
+        fields = training.get("equivalence")
+        if fields is None:
+            raise Mismatch(f"the card of the target's probe names no equivalence of meaning; {_REMEDY}")
+    else:
+        try:
+            fields = json.loads(Path(source).read_text())
+        except (OSError, ValueError) as error:
+            raise Mismatch(f"cannot read the equivalence of meaning {source}: {error}; {_REMEDY}") from error
+    try:
+        config = _CONFIG.validate_python(fields)
+        name = config.model if isinstance(config, EntailmentEquivalenceConfig) else config.object
+        return name, load_equivalence(config)
+    except ValidationError as error:
+        complaint = error.errors()[0]
+        field = ".".join(map(str, complaint["loc"])) or "all of it"
+        raise Mismatch(f"equivalence of meaning {source}: {field}: {complaint['msg']}; {_REMEDY}") from error
+    except InvalidRequest as error:
+        raise Mismatch(f"equivalence of meaning {source}: {error.message}; or {_REMEDY}") from error

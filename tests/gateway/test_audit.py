@@ -1,0 +1,183 @@
+"""The audit beside a running gateway: what it judges again, when, and what its alarm does."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from semspec.clustering.equivalence import Alternatives
+from semspec.errors import Unavailable
+from semspec.types import OperatingPoint, SegmentEnd, Writer
+from tests.gateway.fakes import NUM_SEGMENTS, FakeModel, Fakes, FakeVerifier
+from tests.gateway.support import Gateway, GatewayFactory, eventually
+
+NUM_ACCEPTED = NUM_SEGMENTS - 2
+"""Of each request: every third segment is rejected."""
+SUPPORTED = 'semspec_gateway_audit_segments_total{result="supported"}'
+UNSUPPORTED = 'semspec_gateway_audit_segments_total{result="unsupported"}'
+PATIENCE_S = 60.0
+
+
+class Clustering(FakeVerifier):
+    """Finds that all segments mean the same, or, while `disagrees`, that the first means something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        curve = tuple(OperatingPoint(threshold, 0.8, None, None, None) for threshold in (0.5, 1.5))
+        self.verifier_info = replace(
+            self.verifier_info, equivalence="words", draft_probe="a", target_probe="b", operating_points=curve
+        )
+        self.disagrees = False
+        self.is_broken = False
+        self.groups: list[Alternatives] = []
+
+    async def cluster(self, group: Alternatives, ends: Sequence[SegmentEnd]) -> list[int | None]:
+        if self.is_broken:
+            raise Unavailable("no clusters now")
+        self.groups.append(group)
+        return [int(self.disagrees), *[0] * (len(ends) - 1)]
+
+
+class Audited:
+    """A gateway that audits every accepted segment, and its fakes."""
+
+    def __init__(self, gateway: Gateway, verifier: Clustering) -> None:
+        self.gateway, self.fakes, self.verifier = gateway, gateway.fakes, verifier
+
+    async def until(self, name: str, value: float) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while await self.gateway.metric(name) < value:
+                await asyncio.sleep(0.01)
+        assert await self.gateway.metric(name) == value
+
+    async def strictness_of(self, **semspec: Any) -> float | None:
+        response = await self.gateway.chat(semspec=semspec)
+        stored = await self.gateway.http.get(f"/v1/generations/{response.json()['id']}")
+        strictness: float | None = stored.json()["parameters"]["strictness"]
+        return strictness
+
+
+async def audited(start_gateway: GatewayFactory, **settings: Any) -> Audited:
+    verifier = Clustering()
+    fakes = Fakes(FakeModel(Writer.DRAFT), FakeModel(Writer.TARGET), verifier)
+    return Audited(await start_gateway(fakes, **{"audit_share": 1.0, "audit_samples": 3, **settings}), verifier)
+
+
+async def test_audit_without_equivalence_is_refused_with_the_remedy(start_gateway: GatewayFactory) -> None:
+    gateway = await start_gateway(audit_share=0.1)
+    refusal = (await gateway.http.get("/ready")).json()["error"]["message"]
+    assert "SEMSPEC_VERIFIER_EQUIVALENCE=card" in refusal and "SEMSPEC_GATEWAY_AUDIT_SHARE" in refusal
+
+
+async def test_tightening_without_a_curve_is_refused_with_the_remedy(start_gateway: GatewayFactory) -> None:
+    verifier = Clustering()
+    verifier.verifier_info = replace(verifier.verifier_info, operating_points=())
+    fakes = Fakes(FakeModel(Writer.DRAFT), FakeModel(Writer.TARGET), verifier)
+    gateway = await start_gateway(fakes, audit_share=0.1, audit_strictness=0.5)
+    assert "SEMSPEC_GATEWAY_AUDIT_STRICTNESS" in (await gateway.http.get("/ready")).json()["error"]["message"]
+
+
+async def test_accepted_segments_are_judged_from_samples_in_their_context(start_gateway: GatewayFactory) -> None:
+    audit = await audited(start_gateway)
+    body = (await audit.gateway.chat()).json()
+    await audit.until(SUPPORTED, NUM_ACCEPTED)
+    trace = (await audit.gateway.http.get(f"/v1/generations/{body['id']}/trace")).json()["segments"]
+    before = ["".join(one["text"] for one in trace[: segment["index"]]) for segment in trace]
+    accepted = [segment for segment in trace if segment["verdict"] == "accepted"]
+    assert [group.segments[0] for group in audit.verifier.groups] == [segment["text"] for segment in accepted]
+    assert [group.reasoning for group in audit.verifier.groups] == [before[one["index"]] for one in accepted]
+    assert {group.question for group in audit.verifier.groups} == {"How many?"}
+    assert all(len(group.segments) == 4 for group in audit.verifier.groups)
+    samples = [params for params in audit.fakes.target.asked if params.is_ahead]
+    assert len(samples) == 3 * NUM_ACCEPTED and len({params.sampling.seed for params in samples}) == len(samples)
+    assert all(params.max_segments == 1 for params in samples)
+    assert await audit.gateway.metric("semspec_gateway_audit_reference") == 1
+    assert await audit.gateway.metric("semspec_gateway_audit_alarm") == 0
+
+
+async def test_acceptance_that_a_client_chose_is_not_audited(start_gateway: GatewayFactory) -> None:
+    audit = await audited(start_gateway)
+    await audit.gateway.chat(semspec={"acceptance": {"threshold": 0.1}})
+    await audit.gateway.chat(semspec={"strictness": 0.0})
+    await audit.gateway.chat(semspec={"strategy": "random"})
+    await audit.gateway.chat()
+    await audit.until(SUPPORTED, NUM_ACCEPTED)
+    assert len(audit.verifier.groups) == NUM_ACCEPTED
+
+
+async def test_request_interrupts_the_audit_and_nothing_is_lost(start_gateway: GatewayFactory) -> None:
+    audit = await audited(start_gateway)
+    target = audit.fakes.target
+    target.stuck_at = 1  # the request has this segment from the draft; the audit's samples stop there
+    await audit.gateway.chat()
+    await asyncio.wait_for(target.stuck.wait(), PATIENCE_S)
+    await eventually(lambda: target.num_writing == 3, PATIENCE_S)
+    target.stuck_at, audit.fakes.drafter.pause_at = None, 1
+    second = asyncio.create_task(audit.gateway.chat(seed=8))
+    await asyncio.wait_for(audit.fakes.drafter.paused.wait(), PATIENCE_S)
+    await eventually(lambda: target.num_writing == 0, PATIENCE_S)  # while the request runs, no sample is written
+    audit.fakes.drafter.resume.set()
+    assert (await second).status_code == 200
+    await audit.until(SUPPORTED, 2 * NUM_ACCEPTED)
+    assert await audit.gateway.metric('semspec_gateway_audit_skipped_segments_total{reason="no spare capacity"}') == 0
+
+
+async def test_audit_without_spare_capacity_says_so_and_skips(
+    start_gateway: GatewayFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    audit = await audited(start_gateway, audit_max_waiting=2)
+    audit.fakes.drafter.pause_at = NUM_SEGMENTS - 1
+    with caplog.at_level(logging.WARNING):
+        requests = [asyncio.create_task(audit.gateway.chat(seed=seed)) for seed in range(2)]
+        skipped = 'semspec_gateway_audit_skipped_segments_total{reason="no spare capacity"}'
+        await audit.until(skipped, 2 * NUM_ACCEPTED - 2)
+        assert await audit.gateway.metric("semspec_gateway_audit_waiting_segments") == 2
+        assert audit.verifier.groups == []
+        audit.fakes.drafter.resume.set()
+        assert [response.status_code for response in await asyncio.gather(*requests)] == [200, 200]
+    assert sum("audit: skips segments: no spare capacity" in message for message in caplog.messages) == 1
+
+
+async def test_audit_may_work_beside_as_many_generations_as_set(start_gateway: GatewayFactory) -> None:
+    audit = await audited(start_gateway, audit_max_running=1)
+    audit.fakes.drafter.pause_at = NUM_SEGMENTS - 1
+    request = asyncio.create_task(audit.gateway.chat())
+    await audit.until(SUPPORTED, NUM_ACCEPTED)
+    audit.fakes.drafter.resume.set()
+    assert (await request).status_code == 200
+
+
+async def test_alarm_is_logged_and_tightens_what_no_client_chose(
+    start_gateway: GatewayFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    audit = await audited(start_gateway, audit_strictness=1.0)
+    audit.verifier.disagrees = True
+    assert await audit.strictness_of() is None
+    with caplog.at_level(logging.ERROR):
+        for number in range(2, 9):
+            await audit.gateway.chat(seed=number)
+            await audit.until(UNSUPPORTED, number * NUM_ACCEPTED)
+    assert await audit.gateway.metric("semspec_gateway_audit_alarm") == 1
+    assert await audit.gateway.metric("semspec_gateway_audit_evidence") >= 100
+    assert await audit.gateway.metric("semspec_gateway_audit_support") == 0
+    assert len([message for message in caplog.messages if "audit" in message]) == 1
+    assert await audit.strictness_of() == 1.0
+    assert await audit.strictness_of(strictness=0.2) == 0.2
+    assert await audit.strictness_of(acceptance={"threshold": 0.1}) is None
+    assert await audit.strictness_of(strategy="target") is None
+    audit.verifier.verifier_info = replace(audit.verifier.verifier_info, target_probe="c")
+    await audit.gateway.app.state.readiness.check()
+    await audit.gateway.chat()  # the first one under new probes begins a new test
+    assert await audit.gateway.metric("semspec_gateway_audit_alarm") == 0
+
+
+async def test_failing_audit_is_counted_and_disturbs_no_request(start_gateway: GatewayFactory) -> None:
+    audit = await audited(start_gateway)
+    audit.verifier.is_broken = True
+    assert (await audit.gateway.chat()).status_code == 200
+    await audit.until('semspec_gateway_audit_skipped_segments_total{reason="failed"}', 1)
+    audit.verifier.is_broken = False
+    await audit.until(SUPPORTED, NUM_ACCEPTED - 1)

@@ -1,0 +1,77 @@
+"""The equivalence of meaning that a verifier clusters by: from the probe's card or a file, and only by choice."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semspec.clustering.equivalence import Alternatives
+from semspec.clustering.loading import served_equivalence
+from semspec.errors import Mismatch
+from semspec.probes.verifier import ProbeVerifier
+from semspec.stack import BUNDLED_PAIR
+from semspec.types import SegmentEnd
+from tests.probes.test_probe import card, save
+
+PARSER = {"kind": "python", "object": "semspec.demo.probe_data:ParserEquivalence"}
+PROBES = BUNDLED_PAIR / "probes"
+STEPS = ("That was the last day, all counted.\n\n", "No day is left, that is all.\n\n", "The end.\n\n", "No day is le")
+ENDS = [SegmentEnd.BOUNDARY, SegmentEnd.BOUNDARY, SegmentEnd.BOUNDARY, SegmentEnd.LENGTH]
+
+
+def bundled(equivalence: str | None) -> ProbeVerifier:
+    return ProbeVerifier.load(PROBES / "draft.safetensors", PROBES / "target.safetensors", equivalence=equivalence)
+
+
+@pytest.mark.parametrize("source", ["card", "file"])
+async def test_verifier_clusters_by_the_equivalence_of_its_choice(source: str, tmp_path: Path) -> None:
+    if source == "file":
+        (tmp_path / "equivalence.json").write_text(json.dumps(PARSER))
+        source = str(tmp_path / "equivalence.json")
+    verifier = bundled(source)
+    assert (await verifier.info()).equivalence == PARSER["object"]
+    group = Alternatives("", "Tom has pens: 25. How many pens does Tom have now?", "", STEPS)
+    assert await verifier.cluster(group, ENDS) == [0, 0, 1, None]
+
+
+async def test_verifier_without_an_equivalence_says_so() -> None:
+    verifier = bundled(None)
+    assert (await verifier.info()).equivalence == ""
+    with pytest.raises(Mismatch, match="set SEMSPEC_VERIFIER_EQUIVALENCE"):
+        await verifier.cluster(Alternatives("", "", "", STEPS), ENDS)
+
+
+def test_class_that_a_card_names_is_imported_by_choice_only(tmp_path: Path) -> None:
+    foreign = {"equivalence": {"kind": "python", "object": "no.such.module:Equivalence"}}
+    draft, target = [
+        save(tmp_path / f"{role}.safetensors", card(role, training=foreign)) for role in ("draft", "target")
+    ]
+    ProbeVerifier.load(draft, target)
+    with pytest.raises(Mismatch, match=r"cannot find no\.such\.module:Equivalence"):
+        ProbeVerifier.load(draft, target, equivalence="card")
+
+
+@pytest.mark.parametrize(
+    ("training", "says"),
+    [
+        ({}, "names no equivalence of meaning"),
+        ({"equivalence": {"kind": "parser"}}, "equivalence of meaning card"),
+        ({"equivalence": {"kind": "python", "object": "os"}}, "python.object"),
+        ({"equivalence": {"kind": "python", "object": "no.such:Class"}}, "cannot find no.such:Class"),
+        ({"equivalence": PARSER | {"strict": True}}, "python.strict"),
+    ],
+)
+def test_unusable_equivalence_is_refused_with_the_remedy(training: dict[str, Any], says: str) -> None:
+    with pytest.raises(Mismatch, match=says) as refusal:
+        served_equivalence("card", training)
+    assert "SEMSPEC_VERIFIER_EQUIVALENCE" in refusal.value.message
+
+
+@pytest.mark.parametrize("content", [None, "no JSON", "[]"])
+def test_unreadable_file_is_refused_with_the_remedy(content: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "equivalence.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(Mismatch, match=r"equivalence\.json.*SEMSPEC_VERIFIER_EQUIVALENCE"):
+        served_equivalence(str(path), {})
