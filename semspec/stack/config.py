@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ ROLES = ("draft", "target", "verifier")
 Command = tuple[str, ...]
 
 API_KEYS = "SEMSPEC_GATEWAY_API_KEYS"
+MODEL_NAME = "SEMSPEC_GATEWAY_MODEL_NAME"
 ENDING_S = 4
 """Seconds that the gateway may take to end after its drain."""
 OWNER = "stack"
@@ -101,6 +103,16 @@ class StackConfig:
         beside = Path(self.target_probe).parent / CALIBRATION_FILE
         return beside if beside.is_file() else None
 
+    @property
+    def model_name(self) -> str:
+        """The pair's name in the API: the target's, of its folder or on the hub; empty for the bundled pair, which has
+        the gateway's default. A folder named `target` gives that of the folder around it."""
+        path = Path(self.target_model)
+        if path.is_absolute() and path == BUNDLED_PAIR / "target":
+            return ""
+        name = path.resolve().parent.name if path.name in ("", "target") else path.name
+        return re.sub(r"[^\w.-]", "-", name, flags=re.ASCII)[:128]
+
     def service_environment(self, role: str) -> dict[str, str]:
         """The settings of one service, without its port file and its token."""
         prefix = f"SEMSPEC_{role.upper()}"
@@ -139,7 +151,8 @@ class StackConfig:
             "SEMSPEC_GATEWAY_DRAIN_S": str(max(0, int(self.stop_grace_s) - ENDING_S)),
             API_KEYS: " ".join((self.given(API_KEYS), entry(OWNER, api_key))),
         }
-        return self.gateway_defaults() | replicas | own | calibration
+        name = {MODEL_NAME: self.model_name} if self.model_name and not self.given(MODEL_NAME) else {}
+        return self.gateway_defaults() | name | replicas | own | calibration
 
     def given(self, variable: str) -> str:
         """Value of an environment variable in every child process; empty if unset."""
