@@ -25,8 +25,6 @@ from semspec.types import Writer
 T = TypeVar("T")
 TIMED_ROWS = 1024
 """Segments that parts of a fit are timed on."""
-LONG_S = 3600.0
-"""From here on, the estimate names the quick preset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +40,13 @@ class Estimate:
     def __str__(self) -> str:
         lines = [f"{self.num_questions} questions, about {self.num_contexts} contexts"]
         lines += [f"{name:<9} {duration(seconds)}" for name, seconds in self.stage_s.items()]
-        lines += [
-            f"{'together':<9} {duration(sum(self.stage_s.values()))} on one worker; --shard i/n divides the first three"
-        ]
+        lines += [f"{'together':<9} {duration(self.total_s)} on one worker; --shard i/n divides the first three"]
         lines += [f"{'disk':<9} {gigabytes(self.states_bytes)} for the states ({gigabytes(self.free_bytes)} free)"]
-        if sum(self.stage_s.values()) > LONG_S:
-            lines += ["for a sooner, coarser result: --preset quick (docs/probes.md says what it brings)"]
         return "\n".join(lines)
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.stage_s.values())
 
 
 def state_row_bytes(pair: Pair, config: PipelineConfig) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from semspec.errors import InvalidRequest, Unavailable
 from semspec.probes.probe import layer_indices
+from semspec.training import pilot as pilots
 from semspec.training.checks import check_models, check_output
 from semspec.training.clustering.entailment import EntailmentEquivalence
 from semspec.training.clustering.equivalence import Equivalence
@@ -20,7 +21,6 @@ from semspec.training.data.stages import ClustersStage, ContextsStage, Questions
 from semspec.training.estimate import Estimate, fit_seconds, gigabytes, state_row_bytes
 from semspec.training.export import Export
 from semspec.training.files import Row, StageFolder, check_format, write_json, write_rows
-from semspec.training.pilot import LEAST_S, run_pilot
 from semspec.training.progress import Reporter
 from semspec.training.trainer.recipe import Role
 from semspec.types import Writer
@@ -232,11 +232,11 @@ class Pipeline:
     def _make_report(self) -> None:
         self._export.report(self.pair)
 
-    def estimate(self, num_questions: int = 2, least_s: float = LEAST_S) -> Estimate:
+    def estimate(self, num_questions: int = 2, least_s: float | None = None) -> Estimate:
         """Estimate the whole run, from a pilot in a temporary folder.
 
         `num_questions`: of each kind at a time, to train on and for the report; the pilot takes more of them until
-        `least_s` seconds are over.
+        `least_s` seconds are over; None: `pilot.LEAST_S`.
         """
         every = self.questions.all
         with tempfile.TemporaryDirectory() as folder:
@@ -244,7 +244,9 @@ class Pipeline:
             pilot.pair = self.pair
             self.pair.models  # noqa: B018  (load before timing)
             pilot.clusters.load()
-            piloted = run_pilot(pilot, every, num_questions, least_s, SHARDED, self.reporter)
+            piloted = pilots.run_pilot(
+                pilot, every, num_questions, pilots.LEAST_S if least_s is None else least_s, SHARDED, self.reporter
+            )
             fits = fit_seconds(self.config, piloted, every, self.reporter)
         contexts = sum(piloted.contexts[question.split == "test"] for question in every)
         free = shutil.disk_usage(self.work if self.work.exists() else Path()).free
