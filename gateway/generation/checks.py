@@ -27,6 +27,7 @@ def checked(request: Request, served: Served) -> Request:
     _check_grammar(request, served)
     if request.plan.sampling.min_p and not served.takes_min_p(strategy):
         raise InvalidRequest("min_p: a server writes for one of the models that may not know it; leave it out", "min_p")
+    _check_penalties(request, served)
     if request.plan.num_logprobs is not None and not served.tells_logprobs(strategy):
         request = _without_logprobs(request)
     if request.strictness is None:
@@ -61,6 +62,31 @@ def _check_grammar(request: Request, served: Served) -> None:
         message = f"{request.format_field}: {served.target.model} cannot be held to a format"
         remedy = "it needs the engine 'auto', 'fast' or 'transformers', and a vocabulary that spells any text"
         raise InvalidRequest(f"{message}: {remedy}; leave it out", request.format_field)
+
+
+def _check_penalties(request: Request, served: Served) -> None:
+    penalties, strategy = request.plan.penalties, request.plan.strategy
+    if penalties.is_neutral:
+        return
+    if not STRATEGIES[strategy].takes_grammars:
+        message = f"the strategy {strategy!r} judges or verifies drafts by the models' own probabilities"
+        raise InvalidRequest(
+            f"{message}, not by penalised ones; leave out {request.penalty_field}, or choose 'target'",
+            request.strategy_field,
+        )
+    if not served.takes_penalties(strategy):
+        message = f"{request.penalty_field}: {served.target.model} takes no penalties"
+        remedy = "it needs the engine 'auto', 'fast' or 'transformers'"
+        raise InvalidRequest(f"{message}: {remedy}; leave it out", request.penalty_field)
+    if not penalties.logit_bias:
+        return
+    if Writer.DRAFT in STRATEGIES[strategy].writers and served.draft.tokenizer != served.target.tokenizer:
+        message = "logit_bias: draft and target have other token ids"
+        raise InvalidRequest(f"{message}; leave it out, or choose 'target'", "logit_bias")
+    last, limit = max(token for token, _ in penalties.logit_bias), served.target.num_token_ids
+    if last >= limit:
+        message = f"logit_bias: {last} is no token of {served.target.model}, whose ids are below {limit}"
+        raise InvalidRequest(f"{message}; POST /tokenize tells those of a text", "logit_bias")
 
 
 def _check_segmentation(request: Request, served: Served) -> None:
