@@ -64,7 +64,6 @@ TGI_NEUTRAL: dict[str, tuple[object, ...]] = {
     "decoder_input_details": (False,),
     "frequency_penalty": (0,),
     "grammar": (),
-    "repetition_penalty": (1,),
     "truncate": (),
     "typical_p": (1,),
     "watermark": (False,),
