@@ -75,11 +75,14 @@ def _json_object(text: str) -> str:
     return text
 
 
+ObjectText = Annotated[Text, AfterValidator(_json_object)]
+
+
 class FunctionCall(Strict):
     """The function that an assistant called."""
 
     name: Text = Field(min_length=1)
-    arguments: Annotated[Text, AfterValidator(_json_object)]
+    arguments: ObjectText
 
 
 class ToolCall(Strict):

@@ -76,13 +76,10 @@ RESPONSES_NEUTRAL: dict[str, tuple[object, ...]] = {
     "conversation": (),
     "include": ([],),
     "max_tool_calls": (),
-    "parallel_tool_calls": (True, False),
     "prompt": (),
     "reasoning": ({},),
     "service_tier": ("auto", "default"),
     "store": (True,),
-    "tool_choice": ("auto", "none"),
-    "tools": ([],),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }

@@ -113,6 +113,8 @@ class Request:
     """A system message before all others, that a response which follows this one does not inherit."""
     tools: str = ""
     """A JSON list of the tools that the model may call; see `Conversation`. With them, calls are split off the text."""
+    call_options: str = ""
+    """A JSON object of the Responses API's `tools`, `tool_choice` and `parallel_tool_calls`, if there are tools."""
     format_field: str = ""
     """The request field that asks for the plan's grammar, if there is one."""
     penalty_field: str = ""
