@@ -1,5 +1,6 @@
 // The numbers of a generation and the picture of its time.
 
+import { spread } from "./comparison.js";
 import { element, unseen } from "./dom.js";
 import { rate, seconds, share, times } from "./format.js";
 import { duration } from "./generation.js";
@@ -37,22 +38,9 @@ function speedUp(generation, other) {
   return figure("Speed-up", times(ratio), `target alone ${seconds(other.latencyMs)}; ${agreement(generation, other)}`);
 }
 
-/** What two generations took with one seed. */
-export function pairOf(own, other) {
-  const same = own.answer === null || other.answer === null ? null : own.answer === other.answer;
-  return { seed: own.seed, own_ms: own.latencyMs, target_ms: other.latencyMs, speed_up: other.latencyMs / own.latencyMs, same };
-}
-
 function speedUps(pairs) {
   const { least, middle, most } = spread(pairs.map((pair) => pair.speed_up));
   return figure("Speed-up", times(middle), `median of ${pairs.length} seeds, ${times(least)} to ${times(most)}`);
-}
-
-/** Least, median and greatest number. */
-function spread(numbers) {
-  const sorted = [...numbers].sort((one, two) => one - two);
-  const half = (sorted.length - 1) / 2;
-  return { least: sorted[0], middle: (sorted[Math.floor(half)] + sorted[Math.ceil(half)]) / 2, most: sorted.at(-1) };
 }
 
 /** Fills the table of several seeds, with their spread. */

@@ -2,8 +2,10 @@
 
 import * as api from "./api.js";
 import { byId, element } from "./dom.js";
+import { pairs, withTurns } from "./comparison.js";
 import { Conversation } from "./conversation.js";
-import { pairOf, showMeters, showSpread, showTimeline } from "./figures.js";
+import { exported, save } from "./export.js";
+import { showMeters, showSpread, showTimeline } from "./figures.js";
 import { BUNDLED, Form } from "./form.js";
 import { Generation } from "./generation.js";
 import { History, named, permalink, showSessions } from "./history.js";
@@ -113,26 +115,18 @@ class Playground {
       this.listSessions();
     }
     this.form.expect(own.summary?.expected);
-    if (ended && compares) await this.compare(withTurns(body, earlier), own, target, this.form.numSeeds);
+    if (ended && compares) await this.compare(withTurns(body, earlier), own, target);
     if (own.status === "finished" && this.conversation.session) this.form.prompt = "";
     this.render();
   }
 
-  /** The same question and seed to the target alone, after the first so that neither slows the other; then both with
-   * further seeds, in turn first and second. */
-  async compare(body, own, target, numSeeds) {
-    const other = new Generation(target, own.prompt);
-    const alone = ({ semspec: _, ...rest }, seed) => ({ ...rest, model: target, seed, semspec: { trace: true } });
-    this.addPane(other, "Target alone", "target");
+  /** The same question to the target alone, and both with further seeds. */
+  async compare(body, own, target) {
     const ask = (generation, asked) => this.run(generation, (changed, signal) => generate(asked, generation, changed, signal));
-    if (!(await ask(other, alone(body, own.seed)))) return;
-    this.pairs = [pairOf(own, other)];
-    for (let number = 1; number < numSeeds; number++) {
-      const seed = own.seed + number;
-      const both = [new Generation(body.model, own.prompt), new Generation(target, own.prompt)];
-      const bodies = [{ ...body, seed }, alone(body, seed)];
-      for (const index of number % 2 ? [1, 0] : [0, 1]) if (!(await ask(both[index], bodies[index]))) return;
-      this.pairs.push(pairOf(...both));
+    const alone = new Generation(target, own.prompt);
+    this.addPane(alone, "Target alone", "target");
+    for await (const pair of pairs({ body, own, alone, numSeeds: this.form.numSeeds }, ask)) {
+      this.pairs.push(pair);
       this.render();
     }
   }
@@ -340,23 +334,13 @@ class Playground {
   }
 
   export() {
-    save(JSON.stringify(this.exported(), null, 2), "application/json", `${this.own.id}.json`);
+    const text = JSON.stringify(exported(this.panes.map((pane) => pane.generation), this.pairs, this.conversation), null, 2);
+    save(text, "application/json", `${this.own.id}.json`);
   }
 
   /** The conversation as Markdown, with the reasoning of the last answer. */
   exportText() {
     save(this.conversation.asText(this.own), "text/markdown", `${this.own.id}.md`);
-  }
-
-  exported() {
-    const [own, other] = this.panes.map(({ generation }) => {
-      const { id, model, prompt, seed, status, parameters, kept: segments } = generation;
-      const { trace: _, ...summary } = generation.summary ?? {};
-      return { id, model, prompt, seed, status, parameters, summary, segments };
-    });
-    const spread = this.pairs.length > 1 ? { comparison: this.pairs } : {};
-    const session = this.conversation.session ? { session: this.conversation.session, turns: this.conversation.messages } : {};
-    return { ...own, ...session, ...spread, ...(other ? { target_alone: other } : {}) };
   }
 
   async copyLink() {
@@ -366,17 +350,6 @@ class Playground {
     window.history.replaceState(null, "", permalink(this.own.id));
     setTimeout(() => (byId("link").textContent = "Copy link"), 2000);
   }
-}
-
-/** A body that says the earlier turns itself, so that a comparison leaves the session as it is. */
-function withTurns({ semspec: { session: _, ...semspec }, ...body }, earlier) {
-  return { ...body, semspec, messages: [...earlier, ...body.messages] };
-}
-
-function save(text, type, name) {
-  const link = element("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
-  link.click();
-  URL.revokeObjectURL(link.href);
 }
 
 /** Scroll to what lies below the fold, as it does on a phone. */
