@@ -51,7 +51,7 @@ class InputReasoning(Tolerant):
 class InputCall(Tolerant):
     """A tool's call in an earlier response."""
 
-    neutral: ClassVar[dict[str, tuple[object, ...]]] = {"namespace": (), "caller": ()}
+    neutral: ClassVar[dict[str, tuple[object, ...]]] = {"async": (), "namespace": (), "caller": ()}
     labels = frozenset({"id", "status"})
 
     type: Literal["function_call"]

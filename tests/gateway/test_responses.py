@@ -77,7 +77,11 @@ async def test_tools_are_called_and_answered(gateway: Gateway) -> None:
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
     gateway.fakes.target.says = "Three."
     by_id = await answer(gateway, input=[result], tools=[COUNT], previous_response_id=response.id, model="semspec-demo")
-    items = [{"role": "user", "content": "How many?"}, *(item.model_dump() for item in response.output), result]
+    items = [
+        {"role": "user", "content": "How many?"},
+        *(item.model_dump(exclude_none=True) for item in response.output),
+        result,
+    ]
     by_items = await answer(gateway, input=items, tools=[COUNT], model="semspec-demo")
     assert by_id.output_text == by_items.output_text == "Three."
     first, second = gateway.fakes.target.prompts[-2:]
@@ -188,7 +192,8 @@ async def test_output_can_be_sent_back_as_input(thinker: Gateway) -> None:
     [
         ({"input": ""}, "input"),
         ({"input": []}, "input"),
-        ({"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}, "input.0.type"),
+        ({"input": [{"type": "web_search_call", "id": "1"}]}, "input.0.type"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input.0.call_id"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.type"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
