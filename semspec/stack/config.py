@@ -108,7 +108,7 @@ class StackConfig:
         """The pair's name in the API: the target's, of its folder or on the hub; empty for the bundled pair, which has
         the gateway's default. A folder named `target` gives that of the folder around it."""
         path = Path(self.target_model)
-        if path.is_absolute() and path == BUNDLED_PAIR / "target":
+        if path.resolve() == BUNDLED_PAIR / "target":
             return ""
         name = path.resolve().parent.name if path.name in ("", "target") else path.name
         return re.sub(r"[^\w.-]", "-", name, flags=re.ASCII)[:128]
