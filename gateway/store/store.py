@@ -188,9 +188,11 @@ class Store:
 
     async def list_session(self, owner: str, name: str, session: str) -> None:
         """Put an owner's session first in the list of the last ones. Raises: Unavailable."""
-        listed = self._client.pipeline().zadd(_listed(owner), {name: time.time()})
-        listed.zremrangebyrank(_listed(owner), 0, -MAX_LISTED - 1).expire(_listed(owner), self._ttl_s)
-        await self._guarded("list", listed.execute(), f"session {session}")
+        steps, key = self._client.pipeline(), _listed(owner)
+        steps.zadd(key, {name: time.time()})
+        steps.zremrangebyrank(key, 0, -MAX_LISTED - 1)
+        steps.expire(key, self._ttl_s)
+        await self._guarded("list", steps.execute(), f"session {session}")
 
     async def listed(self, owner: str) -> list[tuple[str, float]]:
         """Names of an owner's last sessions, with the seconds since 1970 of their last turn, the latest first; some may
