@@ -86,7 +86,10 @@ def planned_probes(config: PipelineConfig, every: Sequence[Question]) -> list[tu
         *of_domains(config, domains),
     ]
     roles: tuple[Role, ...] = ("draft", "target")
-    found = {json.dumps([role, training_of(config, role, one)]): (role, one) for one in variants for role in roles}
+    found: dict[str, tuple[Role, Variant]] = {}
+    for variant in variants:
+        for role in roles:
+            found.setdefault(json.dumps([role, training_of(config, role, variant)]), (role, variant))
     return list(found.values())
 
 
