@@ -109,8 +109,9 @@ async def test_port_that_is_taken(stack_config: StackConfig) -> None:
 async def test_malformed_serving_file(pair: Pair, stack_config: StackConfig, tmp_path: Path) -> None:
     copytree(pair.probes, tmp_path / "probes")
     (tmp_path / "probes" / "serving.json").write_text("{")
-    probes = {f"{role}_probe": tmp_path / "probes" / f"{role}.safetensors" for role in ("draft", "target")}
-    error = await refusal(nothing_real(replace(stack_config, serving=None, **probes)))
+    draft, target = (tmp_path / "probes" / f"{role}.safetensors" for role in ("draft", "target"))
+    changed = replace(stack_config, serving=None, draft_probe=draft, target_probe=target)
+    error = await refusal(nothing_real(changed))
     assert "serving.json" in str(error) and str(error).endswith("train the probes again, or delete it")
 
 
