@@ -10,7 +10,7 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from semspec import __version__
 from semspec.decoding import Backends
-from semspec.gateway.api import openai, operations, playground, resources, response_api, tgi, tokens
+from semspec.gateway.api import openai, operations, playground, resources, response_api, response_format, tgi, tokens
 from semspec.gateway.api.document import TAGS, DocumentedApp, operation_id
 from semspec.gateway.api.drain import Drain, UntilDrained
 from semspec.gateway.api.errors import install_handlers
@@ -64,7 +64,7 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
     formats: dict[Api, FormatFactory] = {
         "chat": openai.ChatFormat,
         "completions": openai.CompletionFormat,
-        "responses": response_api.ResponseFormat,
+        "responses": response_format.ResponseFormat,
         "tgi": tgi.TgiFormat,
     }
     responder = Responder(generations, store, settings, formats)

@@ -72,6 +72,10 @@ class Metrics:
         self._proposed_tokens = counter("proposed_tokens", "Tokens the draft proposed to the target one by one.")
         self._accepted_tokens = counter("accepted_tokens", "Proposed tokens the target kept, in segments of its own.")
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens.")
+        self._owner_generations = counter(
+            "owner_generations", "Generations ended, by the name of the API key.", ("owner", "status")
+        )
+        self._owner_tokens = counter("owner_tokens", "Output tokens, by the name of the API key.", ("owner",))
         self._speculation = _Speculation(self._registry)
         self.audit = _Audit(self._registry)
 
@@ -98,9 +102,10 @@ class Metrics:
     def prompt(self, num_tokens: int) -> None:
         self._prompt_tokens.inc(num_tokens)
 
-    def segment(self, record: SegmentRecord) -> None:
-        """Count a kept segment."""
+    def segment(self, record: SegmentRecord, owner: str = "") -> None:
+        """Count a kept segment of a generation of `owner`, the name of an API key; empty without authentication."""
         numbers = statistics([record])
+        self._owner_tokens.labels(owner).inc(numbers.num_tokens)
         self._segments.labels(verdict(record)).inc()
         self._tokens.labels(record.segment.writer.value).inc(numbers.num_tokens)
         self._proposed_tokens.inc(numbers.num_proposed_tokens)
@@ -125,8 +130,9 @@ class Metrics:
     def degraded(self) -> None:
         self._degraded.inc()
 
-    def generation(self, strategy: str, status: str, duration_s: float) -> None:
+    def generation(self, strategy: str, status: str, duration_s: float, owner: str = "") -> None:
         self._generations.labels(strategy, status).inc()
+        self._owner_generations.labels(owner, status).inc()
         if status == "finished":
             self._generation_seconds.labels(strategy).observe(duration_s)
 

@@ -97,6 +97,12 @@ class Served:
         models = {Writer.DRAFT: self.draft, Writer.TARGET: self.target}
         return all(models[writer].takes_min_p for writer in (*STRATEGIES[strategy].writers, Writer.TARGET))
 
+    def takes_penalties(self, strategy: str) -> bool:
+        """Whether all models that may write know penalties."""
+        models = {Writer.DRAFT: self.draft, Writer.TARGET: self.target}
+        writers = {*STRATEGIES[strategy].writers, Writer.TARGET}
+        return all(models[writer].takes_penalties for writer in writers)
+
     def max_context_tokens(self, strategy: str) -> int:
         """The context window of a generation, in tokens; the smaller one where the draft's text is kept."""
         if Writer.DRAFT not in STRATEGIES[strategy].writers:

@@ -106,7 +106,12 @@ class GatewaySettings(_StrategyDefaults):
     default_score_threshold: float = Field(7.0, ge=0, le=MAX_SCORE, description="least score spec-reason keeps")
     default_temperature: float = Field(0.6, ge=0, le=2, description="temperature; 0 is greedy")
     default_top_p: float = Field(0.95, gt=0, le=1, description="share of probability mass to draw from; 1 keeps all")
-    default_max_tokens: int = Field(1024, ge=1, description="output budget, cut to what the model's window leaves")
+    default_max_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="output budget, cut to what the model's window leaves; unset: a quarter of the window, 1,024 for "
+        "the bundled pair and 32,768 for the R1 distillations",
+    )
 
     max_n: int = Field(MAX_CHOICES, ge=1, le=MAX_CHOICES, description="most choices of one request")
     max_concurrent: int = Field(32, ge=1, description="most generations running at once, at least max_n")
@@ -156,7 +161,12 @@ class GatewaySettings(_StrategyDefaults):
     )
     redis_timeout_s: float = Field(0.5, gt=0, le=10, description="longest wait for one answer of Redis, in seconds")
     flush_timeout_s: float = Field(2.0, gt=0, le=30, description="longest wait for the trace to be stored, in seconds")
-    generation_deadline_s: float = Field(600.0, gt=0, description="longest a generation may take, in seconds")
+    generation_deadline_s: float | None = Field(
+        None,
+        gt=0,
+        description="longest a generation may take, in seconds; unset: 600, or 0.1 for each token of its budget if "
+        "that is more",
+    )
     target_patience_s: float = Field(
         30.0, ge=0, description="longest a running generation waits for a lost target to come back, in seconds"
     )

@@ -14,6 +14,7 @@ from pydantic import Field, JsonValue, SecretStr, ValidationError, ValidationInf
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from semspec.certificates import check_authority, check_pair
+from semspec.errors import InvalidRequest
 
 EXIT_BAD_SETTINGS = 2
 """Exit code of a process with invalid settings."""
@@ -199,10 +200,19 @@ def parse_command(settings_class: type[S], prog: str) -> S:
 
 
 def load_settings(settings_class: type[S]) -> S:
+    """Settings from the environment of this process. Invalid ones end it with exit code 2 and one line."""
+    try:
+        return read_settings(settings_class)
+    except InvalidRequest as error:
+        sys.stderr.write(f"cannot start: {error.message}\n")
+        raise SystemExit(EXIT_BAD_SETTINGS) from None
+
+
+def read_settings(settings_class: type[S]) -> S:
     """Settings from the environment of this process.
 
-    A missing, invalid or unknown variable ends the process with exit code 2 and one line that names each such variable
-    and its valid values. The line does not repeat values, since some are secret.
+    Raises: InvalidRequest, in one line that names each missing, invalid or unknown variable and its valid values. The
+    line does not repeat values, since some are secret.
     """
     try:
         problems = _unknown_variables(settings_class)
@@ -212,8 +222,7 @@ def load_settings(settings_class: type[S]) -> S:
         problems = [_problem(settings_class, [*detail["loc"]], detail["msg"]) for detail in error.errors()]
     except SettingsError as error:
         problems = [str(error)]
-    sys.stderr.write(f"cannot start: {'; '.join(problems)}\n")
-    raise SystemExit(EXIT_BAD_SETTINGS)
+    raise InvalidRequest("; ".join(problems))
 
 
 def _problem(settings_class: type[BaseSettings], location: list[int | str], complaint: str) -> str:

@@ -22,7 +22,7 @@ import pytest
 
 from semspec.commands.serve import serve
 from semspec.keys import entry
-from semspec.stack import Stack, StackConfig, StackError, restarts
+from semspec.stack import BUNDLED_PAIR, Stack, StackConfig, StackError, restarts
 
 SERVICE = """
 import os, sys, time
@@ -284,6 +284,25 @@ def test_bundled_configuration_becomes_the_gateways_defaults(tmp_path: Path) -> 
         "SEMSPEC_GATEWAY_DEFAULT_GAMMA": "1",
         "SEMSPEC_GATEWAY_DEFAULT_THRESHOLD": "0.5",
     }
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        (BUNDLED_PAIR / "target", ""),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", "DeepSeek-R1-Distill-Qwen-32B"),
+        ("/models/QwQ 32B", "QwQ-32B"),
+        ("/models/my-pair/target", "my-pair"),
+    ],
+)
+def test_pair_is_named_after_its_target(target: str | Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    variable = "SEMSPEC_GATEWAY_MODEL_NAME"
+    monkeypatch.delenv(variable, raising=False)
+    addresses = {"redis": "redis://127.0.0.1"}
+    named = StackConfig(target_model=target, serving={}).gateway_environment(addresses, 0, "sk-any")
+    assert named.get(variable, "") == name
+    given = StackConfig(target_model=target, serving={}, environment={variable: "mine"})
+    assert variable not in given.gateway_environment(addresses, 0, "sk-any")
 
 
 def test_folder_without_probes_is_served_by_its_calibration(tmp_path: Path) -> None:

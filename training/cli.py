@@ -23,6 +23,8 @@ from semspec.training.datastore import DatastoreBuild
 from semspec.training.pipeline import Pipeline
 from semspec.training.progress import Reporter
 
+LONG_S = 3600.0
+"""An estimate above it names the quick preset."""
 COMMANDS = {
     "run": "every stage; with --shard i/n those that shard, and then stop",
     "contexts": "write or cut reasoning traces, choose where to sample",
@@ -32,7 +34,7 @@ COMMANDS = {
     "probes": "fit the probes",
     "report": "judge them on held-out questions",
     "calibrate": "the strategy likelihood, from a pilot: a pair can then be served without probes",
-    "estimate": "time and disk of the whole run, from a pilot of a few questions",
+    "estimate": "time and disk of the whole run, from a pilot of a minute or more",
     "status": "which shards are there",
     "datastore": "the target's answers, for the strategy `retrieval`; has a configuration of its own",
     "check": "read every file and compare it with its digest",
@@ -85,7 +87,10 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
         case "calibrate":
             pipeline.calibrate()
         case "estimate":
-            print(pipeline.estimate(options.pilot))
+            estimate = pipeline.estimate(options.pilot)
+            print(estimate)
+            if not options.preset and estimate.total_s > LONG_S:
+                print("sooner, from fewer questions: --preset quick; docs/probes.md shows what it brings")
         case "status":
             print("\n".join(pipeline.status()))
         case "check":
@@ -129,7 +134,9 @@ def _parser() -> argparse.ArgumentParser:
         choices=["quick"],
         help=f"quick: probes from {QUICK_QUESTIONS} questions of {QUICK_CONTEXTS} contexts; tells the estimate first",
     )
-    parser.add_argument("--pilot", type=int, default=2, help="questions of the estimate's pilot")
+    parser.add_argument(
+        "--pilot", type=int, default=2, help="questions of each kind in a round of the estimate's pilot"
+    )
     return parser
 
 

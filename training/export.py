@@ -29,7 +29,7 @@ from semspec.training.evaluation.plots import StatesPicture
 from semspec.training.evaluation.report import Example, example_rows, write_report
 from semspec.training.files import AGAIN, StageFolder, digest_of, read_json, write_json
 from semspec.training.progress import Reporter
-from semspec.training.trainer.probes import ALTERNATIVES, SERVED, Fitter, Variant, compared
+from semspec.training.trainer.probes import ALTERNATIVES, SERVED, Fitter, Variant, compared, curve, of_domains
 from semspec.training.trainer.states import FeatureSource, StateStore
 from semspec.types import ModelInfo, SamplingParams, Segmentation, Writer
 
@@ -132,15 +132,14 @@ class Export:
         return compared(self._config.probes) if self._config.report.variants else []
 
     def _curve(self) -> list[Variant]:
-        shares = self._config.report.learning_curve
-        return [Variant(f"{share:.1%} of the questions", self._config.probes, share=share) for share in shares]
+        return curve(self._config)
 
     def _domains(self) -> list[Variant]:
         """One variant for each domain with training, validation and calibration questions, if there are several."""
         labels = self._labels
         splits = {"train", "validation", "calibration"} & set(labels.split.tolist())
         domains = sorted(set.intersection(*(set(labels.domain[labels.split == split].tolist()) for split in splits)))
-        return [Variant(f"only {name}", self._config.probes, domain=name) for name in domains] if domains[1:] else []
+        return of_domains(self._config, domains)
 
     @cached_property
     def _fitter(self) -> Fitter:

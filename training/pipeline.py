@@ -11,13 +11,14 @@ from semspec.clustering.equivalence import Equivalence
 from semspec.clustering.loading import load_equivalence
 from semspec.errors import InvalidRequest, Unavailable
 from semspec.probes.probe import layer_indices
+from semspec.training import pilot as pilots
 from semspec.training.checks import check_models, check_output
 from semspec.training.config import DatastoreConfig, PipelineConfig
 from semspec.training.data.labels import Labels, gather_labels, label, read_labels, write_labels
 from semspec.training.data.pair import Pair
 from semspec.training.data.questions import Question, gather, question_row
 from semspec.training.data.stages import ClustersStage, ContextsStage, Questions, SamplesStage, Stage
-from semspec.training.estimate import Estimate, fit_seconds, gigabytes, state_row_bytes, timed
+from semspec.training.estimate import Estimate, fit_seconds, gigabytes, state_row_bytes
 from semspec.training.export import Export
 from semspec.training.files import Row, StageFolder, check_format, write_json, write_rows
 from semspec.training.progress import Reporter
@@ -102,7 +103,7 @@ class Pipeline:
         pilot = self.questions.pilot(self.config.likelihood.num_questions)
         self.check_start(pilot)
         for name in SHARDED:
-            self._make_shards(self._stage(name), [number for number in self._mine if number in pilot])
+            self._make_shards(self.stage(name), [number for number in self._mine if number in pilot])
         if self._shard[1] > 1:
             self.reporter.say("this worker's shards are done; when all are, run the same command without --shard")
             return
@@ -141,11 +142,11 @@ class Pipeline:
     def make(self, name: str) -> None:
         """Run one stage, or its missing part."""
         if name in SHARDED:
-            self._make_shards(self._stage(name), self._mine)
+            self._make_shards(self.stage(name), self._mine)
         else:
             {"labels": self._make_labels, "probes": self._make_probes, "report": self._make_report}[name]()
 
-    def _stage(self, name: str) -> Stage:
+    def stage(self, name: str) -> Stage:
         stages: dict[str, Stage] = {"contexts": self.contexts, "samples": self.samples, "clusters": self.clusters}
         return stages[name]
 
@@ -205,10 +206,14 @@ class Pipeline:
                 self.clusters.folder.verify(number, (".parquet",))
                 advance(1)
 
-    def _labels_of(self, number: int) -> Iterator[Row]:
+    def labels_of(self, number: int, ids: dict[str, int]) -> Iterator[Row]:
+        """The labels of a shard, one row a segment; `ids` maps a question's id to its number."""
         rows, clusters = (stage.folder.rows(number) for stage in (self.samples, self.clusters))
-        ids = {self.questions.all[index].id: index for index in self.questions.numbers(number)}
         return label(rows, clusters, number, ids)
+
+    def _labels_of(self, number: int) -> Iterator[Row]:
+        ids = {self.questions.all[index].id: index for index in self.questions.numbers(number)}
+        return self.labels_of(number, ids)
 
     @cached_property
     def labels(self) -> Labels:
@@ -227,23 +232,26 @@ class Pipeline:
     def _make_report(self) -> None:
         self._export.report(self.pair)
 
-    def estimate(self, num_questions: int) -> Estimate:
-        """Estimate the whole run, from a pilot of `num_questions` questions in a temporary folder."""
+    def estimate(self, num_questions: int = 2, least_s: float | None = None) -> Estimate:
+        """Estimate the whole run, from a pilot in a temporary folder.
+
+        `num_questions`: of each kind at a time, to train on and for the report; the pilot takes more of them until
+        `least_s` seconds are over; None: `pilot.LEAST_S`.
+        """
         every = self.questions.all
         with tempfile.TemporaryDirectory() as folder:
             pilot = Pipeline(self.config, Path(folder))
-            pilot.questions = Questions(every[:num_questions], num_questions)
             pilot.pair = self.pair
             self.pair.models  # noqa: B018  (load before timing)
             pilot.clusters.load()
-            seconds = {name: timed(lambda name=name: pilot.make(name)) for name in SHARDED}  # type: ignore[misc]
-            num_contexts = pilot.contexts.num_contexts(0) * len(every) // num_questions
-            row_bytes = state_row_bytes(self.pair, self.config)
-            num_rows = 2 * self.config.samples.num_samples * num_contexts
-            fits = fit_seconds(self.config, self.pair, num_rows) * self.config.probes.num_epochs
-        seconds = {name: one * len(every) / num_questions for name, one in seconds.items()}
-        free = shutil.disk_usage(self.work).free
-        return Estimate(len(every), num_contexts, seconds | {"fit": fits}, num_contexts * row_bytes, free)
+            piloted = pilots.run_pilot(
+                pilot, every, num_questions, pilots.LEAST_S if least_s is None else least_s, SHARDED, self.reporter
+            )
+            fits = fit_seconds(self.config, piloted, every, self.reporter)
+        contexts = sum(piloted.contexts[question.split == "test"] for question in every)
+        free = shutil.disk_usage(self.work if self.work.exists() else Path()).free
+        stages = piloted.stage_s | {"probes": fits}
+        return Estimate(len(every), round(contexts), stages, round(piloted.states_bytes), free)
 
     def status(self) -> list[str]:
         """One line per stage with its number of finished shards."""
@@ -271,7 +279,7 @@ class Pipeline:
         """The recipes of the stages that have begun, without the questions, which may be damaged."""
         bare = Pipeline(self.config, self.work)
         bare.questions = Questions([], 1)
-        recipes = {name: bare._stage(name).recipe() for name in SHARDED} | {"questions": self._questions_recipe()}
+        recipes = {name: bare.stage(name).recipe() for name in SHARDED} | {"questions": self._questions_recipe()}
         return {name: recipe for name, recipe in recipes.items() if (self.work / name / "recipe.json").exists()}
 
     def _load_equivalence(self) -> Equivalence:

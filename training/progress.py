@@ -21,8 +21,13 @@ class Reporter:
         self._console.print(text, markup=False)
 
     @contextmanager
-    def bar(self, title: str, total: int, unit: str, done: int = 0) -> Iterator[Callable[[int], None]]:
-        """A bar of `total` units, `done` of which are finished already; yields a function that advances it."""
+    def bar(
+        self, title: str, total: int, unit: str, done: int = 0, is_passing: bool = False
+    ) -> Iterator[Callable[[int], None]]:
+        """A bar of `total` units, `done` of which are finished already; yields a function that advances it.
+
+        `is_passing`: nothing of it stays once it is full.
+        """
         columns = [
             TextColumn("{task.description:<10}"),
             BarColumn(),
@@ -30,7 +35,12 @@ class Reporter:
             TextColumn("{task.fields[rate]}"),
         ]
         progress = Progress(
-            *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self._console, speed_estimate_period=1e9
+            *columns,
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            speed_estimate_period=1e9,
+            transient=is_passing,
         )
         with progress:
             number = progress.add_task(title, total=total, completed=done, rate="")
@@ -42,7 +52,8 @@ class Reporter:
                 progress.update(number, advance=count)
                 rate = f"{task.speed or 0:.2f} {unit}/s"
                 progress.update(number, rate=rate)
-                if self._console.is_terminal or (time.monotonic() - logged_at < LOG_EVERY_S and not task.finished):
+                is_told = task.finished and not is_passing
+                if self._console.is_terminal or (time.monotonic() - logged_at < LOG_EVERY_S and not is_told):
                     return
                 logged_at = time.monotonic()
                 left = "unknown time" if task.time_remaining is None else duration(task.time_remaining)

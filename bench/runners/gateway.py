@@ -94,6 +94,8 @@ def _refusal(error: httpx.HTTPStatusError) -> RunnerError:
         message, parameter = error.response.text.strip()[:300], ""
     if error.response.status_code == httpx.codes.BAD_REQUEST and parameter.startswith("semspec."):
         return NotApplicable(message)
+    if error.response.status_code == httpx.codes.UNAUTHORIZED:
+        message = f"{message.rstrip('.')}; set {API_KEY} to a key of this gateway"
     return RunnerError(f"the gateway answers {error.response.status_code}: {message}")
 
 

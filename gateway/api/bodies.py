@@ -26,6 +26,7 @@ def or_default(model: type[Strict]) -> Any:
 
 
 Text = Annotated[str, AfterValidator(_encodable)]
+MAX_BIASES = 300
 SESSION_NAME = r"^[A-Za-z0-9_.-]{1,128}$"
 
 
@@ -74,11 +75,14 @@ def _json_object(text: str) -> str:
     return text
 
 
+ObjectText = Annotated[Text, AfterValidator(_json_object)]
+
+
 class FunctionCall(Strict):
     """The function that an assistant called."""
 
     name: Text = Field(min_length=1)
-    arguments: Annotated[Text, AfterValidator(_json_object)]
+    arguments: ObjectText
 
 
 class ToolCall(Strict):
@@ -181,6 +185,12 @@ class StreamOptions(Strict):
     include_obfuscation: False_ | None = None
 
 
+LogitBias = Annotated[
+    dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=MAX_BIASES, description="by token id: what is added to its logit"),
+]
+
+
 class GenerationRequest(Tolerant):
     """Fields that chat and plain completions share."""
 
@@ -195,6 +205,10 @@ class GenerationRequest(Tolerant):
     top_k: int | None = Field(default=None, ge=-1, lt=1 << 31)
     """0 and -1 keep every token."""
     min_p: float | None = Field(default=None, ge=0, le=1)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=10)
+    logit_bias: LogitBias | None = None
     stop: Stops | None = None
     max_tokens: int | None = Field(default=None, ge=1, lt=1 << 31)
     semspec: Annotated[Extension, or_default(Extension)] = Extension()

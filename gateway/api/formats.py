@@ -117,12 +117,40 @@ class NamedTool(Strict):
     function: NamedFunction
 
 
+class ResponseTool(Strict):
+    """A function that a response may call, as the Responses API has it."""
+
+    type: Literal["function"]
+    name: str = Field(pattern=NAME)
+    description: str | None = None
+    parameters: SchemaObject | None = None
+    strict: bool | None = None
+
+    @property
+    def tool(self) -> Tool:
+        """The same as in a chat."""
+        return Tool(type="function", function=Function(**self.model_dump(exclude={"type"})))
+
+
+class NamedResponseTool(Strict):
+    """The Responses API's choice of one tool."""
+
+    type: Literal["function"]
+    name: str
+
+
 def _kind_of_choice(value: object) -> str:
     return "<word>" if isinstance(value, str) else "<tool>"
 
 
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<word>")] | Annotated[NamedTool, Tag("<tool>")],
+    Discriminator(_kind_of_choice),
+]
+
+
+ResponseToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<word>")] | Annotated[NamedResponseTool, Tag("<tool>")],
     Discriminator(_kind_of_choice),
 ]
 

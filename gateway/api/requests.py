@@ -13,10 +13,13 @@ from semspec.gateway.api.formats import calls_grammar, format_grammar, offered, 
 from semspec.gateway.api.tgi_bodies import TgiRequest
 from semspec.gateway.generation.request import Api, Request, RequestPrompt
 from semspec.gateway.settings import PLAIN_OPTIONS, GatewaySettings
-from semspec.types import Acceptance, Context, SamplingParams, Scoring, Segmentation, TokenIds
+from semspec.types import Acceptance, Context, Penalties, SamplingParams, Scoring, Segmentation, TokenIds
 
 PLACEHOLDERS = ("tgi", "dummy")
 """Names that Text Generation Inference's clients send for "the model that is served"."""
+
+PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")
+"""Fields that change logits before a draw."""
 
 _PREFIXES: dict[Api, str] = {"chat": "chatcmpl", "completions": "cmpl", "tgi": "tgi", "responses": "resp"}
 
@@ -101,6 +104,7 @@ def _request(
         seed=secrets.randbits(53) if body.seed is None else body.seed,
         max_tokens=max_tokens,
         plan=replace(_plan(body, settings), num_logprobs=num_logprobs),
+        penalty_field=_penalty_field(api, body),
         stops=_stops(body),
         keep_stop=False,
         strictness=body.semspec.strictness,
@@ -120,7 +124,10 @@ def check_model(model: str | None, settings: GatewaySettings) -> str:
 
 
 def _plan(body: GenerationRequest, settings: GatewaySettings) -> Generation:
-    options = body.semspec
+    options, penalties, name = body.semspec, _penalties(body), check_model(body.model, settings)
+    strategy = _strategy(name, options, settings)
+    if not penalties.is_neutral and options.strategy is None and name == settings.model_name:
+        strategy = "target"  # as for an answer in a format: one model writes it
     plan = Generation(
         context=Context(()),
         sampling=SamplingParams(
@@ -129,7 +136,8 @@ def _plan(body: GenerationRequest, settings: GatewaySettings) -> Generation:
             top_k=max(0, body.top_k or 0),
             min_p=body.min_p or 0.0,
         ),
-        strategy=_strategy(check_model(body.model, settings), options, settings),
+        penalties=penalties,
+        strategy=strategy,
         **_plain_options(options, settings),
         segmentation=Segmentation(options.segmentation or settings.default_segmentation),
         acceptance=_acceptance(options, settings),
@@ -139,6 +147,22 @@ def _plan(body: GenerationRequest, settings: GatewaySettings) -> Generation:
     if check := STRATEGIES[plan.strategy].check:
         check(plan)
     return plan
+
+
+def _penalties(body: GenerationRequest) -> Penalties:
+    biases = ((int(token), bias) for token, bias in (body.logit_bias or {}).items())
+    return Penalties(
+        body.presence_penalty or 0.0,
+        body.frequency_penalty or 0.0,
+        1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        tuple(sorted(biases)),
+    )
+
+
+def _penalty_field(api: Api, body: GenerationRequest) -> str:
+    """The first field of a request that changes logits."""
+    name = next((name for name in PENALTIES if getattr(body, name) is not None), "")
+    return f"parameters.{name}" if name and api == "tgi" else name
 
 
 def _plain_options(options: Extension, settings: GatewaySettings) -> dict[str, Any]:
@@ -192,6 +216,7 @@ def text_request(body: TgiRequest, stream: bool, settings: GatewaySettings) -> T
         temperature=0 if parameters.is_greedy else parameters.temperature or 1,
         top_p=parameters.top_p or 1,
         top_k=parameters.top_k or 0,
+        repetition_penalty=parameters.repetition_penalty,
         stop=parameters.stop,
         max_tokens=parameters.max_new_tokens,
         logprobs=parameters.top_n_tokens,

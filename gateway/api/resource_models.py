@@ -76,6 +76,25 @@ class Session(Body):
     turns: list[Turn]
 
 
+class ListedSession(Body):
+    """A conversation in the list."""
+
+    id: str
+    object: Literal["session"]
+    updated: int
+    """Seconds since 1970 of its last turn."""
+    num_turns: int
+    question: str
+    """The beginning of its first user's turn, at most 200 characters."""
+
+
+class SessionList(Body):
+    """The last conversations, the latest first."""
+
+    object: Literal["list"]
+    data: list[ListedSession]
+
+
 class SessionForgotten(Body):
     """A deleted conversation."""
 

@@ -1,7 +1,8 @@
 """Routes of stored generations and sessions, of attaching to and cancelling generations, and of model names."""
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated
 
@@ -14,14 +15,16 @@ from semspec.gateway.api.middleware import OwnerOf
 from semspec.gateway.api.requests import model_names
 from semspec.gateway.api.resource_models import (
     GenerationTrace,
+    ListedSession,
     ModelName,
     ModelNames,
     Session,
     SessionForgotten,
+    SessionList,
     StoredGeneration,
     Turn,
 )
-from semspec.gateway.api.responses import EVENTS, FORGOTTEN, GENERATION, MODEL, MODELS, SESSION, TRACE
+from semspec.gateway.api.responses import EVENTS, FORGOTTEN, GENERATION, MODEL, MODELS, SESSION, SESSIONS, TRACE
 from semspec.gateway.api.sse import Responder
 from semspec.gateway.generation.request import stored_request
 from semspec.gateway.readiness import Readiness
@@ -30,6 +33,7 @@ from semspec.gateway.store.replies import reading
 from semspec.gateway.store.session_lease import stored_name
 from semspec.gateway.store.store import Store, missing_generation
 from semspec.records import SegmentTrace
+from semspec.types import Message
 
 GenerationId = Annotated[str, Path(pattern="^[A-Za-z0-9-]{1,64}$")]
 LastEventId = Annotated[str | None, Header(pattern=r"^\d{1,9}(-\d{1,9}){0,7}$")]
@@ -86,6 +90,14 @@ def sessions(store: Store) -> APIRouter:
     """`/v1/sessions`: stored conversations."""
     routes = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 
+    @routes.get("", responses=SESSIONS)
+    async def sessions(owner: OwnerOf) -> SessionList:
+        """The owner's last conversations."""
+        found = await store.listed(owner)
+        turns = await asyncio.gather(*(store.turns(stored_name(name, owner)) for name, _ in found))
+        kept = [(name, at, own) for (name, at), own in zip(found, turns, strict=True) if own]
+        return SessionList(object="list", data=[_listed(*one) for one in kept])
+
     @routes.get("/{id}", responses=SESSION)
     async def session(id: SessionName, owner: OwnerOf) -> Session:
         """The turns of a conversation so far, without reasoning."""
@@ -100,6 +112,7 @@ def sessions(store: Store) -> APIRouter:
         """Delete a conversation; answers 409 while a request uses it."""
         try:
             await store.forget(stored_name(id, owner))
+            await store.unlist(owner, id)
         except NotFound:
             raise _missing(id) from None
         except Conflict:
@@ -164,6 +177,11 @@ def _public(id: str, meta: Mapping[str, str]) -> StoredGeneration:
             },
         }
         return StoredGeneration.model_validate(fields)
+
+
+def _listed(name: str, updated: float, turns: Sequence[Message]) -> ListedSession:
+    question = next((turn.content for turn in turns if turn.role == "user"), "")[:200]
+    return ListedSession(id=name, object="session", updated=int(updated), num_turns=len(turns), question=question)
 
 
 def _missing(id: str) -> NotFound:

@@ -4,8 +4,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from semspec.gateway.api.bodies import Extension, False_, Text, or_default, text_or_list
-from semspec.gateway.api.formats import TextOptions
+from semspec.gateway.api.bodies import Extension, False_, ObjectText, Text, or_default, text_or_list
+from semspec.gateway.api.formats import MAX_TOOLS, ResponseTool, ResponseToolChoice, TextOptions
 from semspec.gateway.api.neutral import RESPONSES_NEUTRAL, Strict, Tolerant
 from semspec.gateway.api.statistics import AnswerMetrics, CompletionTokens, Statistics
 from semspec.records import Body, if_any
@@ -48,13 +48,48 @@ class InputReasoning(Tolerant):
     type: Literal["reasoning"]
 
 
+class InputCall(Tolerant):
+    """A tool's call in an earlier response."""
+
+    neutral: ClassVar[dict[str, tuple[object, ...]]] = {"async": (), "namespace": (), "caller": ()}
+    labels = frozenset({"id", "status"})
+
+    type: Literal["function_call"]
+    call_id: Text = Field(min_length=1)
+    name: Text = Field(min_length=1)
+    arguments: ObjectText
+
+
+class InputCallOutput(Tolerant):
+    """What a tool answered."""
+
+    neutral: ClassVar[dict[str, tuple[object, ...]]] = {"caller": ()}
+    labels = frozenset({"id", "status"})
+
+    type: Literal["function_call_output"]
+    call_id: Text = Field(min_length=1)
+    output: Annotated[
+        Annotated[Text, Tag("<text>")] | Annotated[list[InputPart], Tag("<list>")], Discriminator(text_or_list)
+    ]
+
+    @property
+    def text(self) -> str:
+        return self.output if isinstance(self.output, str) else "".join(part.text for part in self.output)
+
+
+_KINDS = ("reasoning", "function_call", "function_call_output")
+
+
 def _kind_of_item(item: object) -> str:
     kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)  # a model when it is serialized
-    return "<reasoning>" if kind == "reasoning" else "<message>"
+    return f"<{kind}>" if kind in _KINDS else "<message>"
 
 
 InputItem = Annotated[
-    Annotated[InputMessage, Tag("<message>")] | Annotated[InputReasoning, Tag("<reasoning>")],
+    Annotated[InputMessage, Tag("<message>")]
+    | Annotated[InputReasoning, Tag("<reasoning>")]
+    | Annotated[InputCall, Tag("<function_call>")]
+    | Annotated[InputCallOutput, Tag("<function_call_output>")],
     Discriminator(_kind_of_item),
 ]
 
@@ -85,6 +120,9 @@ class ResponseRequest(Tolerant):
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     text: TextOptions | None = None
+    tools: list[ResponseTool] | None = Field(default=None, max_length=MAX_TOOLS)
+    tool_choice: ResponseToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     semspec: Annotated[Extension, or_default(Extension)] = Extension()
 
 
@@ -127,8 +165,19 @@ class MessageItem(Body):
     status: ItemStatus
 
 
+class CallItem(Body):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function_call"] = "function_call"
+    call_id: str
+    name: str
+    arguments: str
+    status: ItemStatus
+
+
 Part = ReasoningPart | OutputText
-Item = ReasoningItem | MessageItem
+Item = ReasoningItem | MessageItem | CallItem
 
 
 class ResponseUsage(Body):
@@ -168,12 +217,12 @@ class ModelResponse(Body):
     metadata: dict[str, str] = Field(default_factory=dict)
     model: str
     output: list[Item]
-    parallel_tool_calls: Literal[False] = False
+    parallel_tool_calls: bool
     previous_response_id: str | None
     store: Literal[True] = True
     temperature: float
-    tool_choice: Literal["auto"] = "auto"
-    tools: tuple[()] = ()
+    tool_choice: ResponseToolChoice
+    tools: list[ResponseTool]
     top_p: float
     usage: ResponseUsage | None
     semspec: Statistics | None = if_any()
@@ -232,4 +281,31 @@ class ResponseText(_Event):
     logprobs: tuple[()] = ()
 
 
-EVENTS = (ResponseState, ResponseItem, ResponsePart, ResponseDelta, ResponseText)
+class ResponseArgumentsDelta(_Event):
+    """The arguments of a call, which come as a whole."""
+
+    type: Literal["response.function_call_arguments.delta"] = "response.function_call_arguments.delta"
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class ResponseArguments(_Event):
+    """The whole arguments of a call."""
+
+    type: Literal["response.function_call_arguments.done"] = "response.function_call_arguments.done"
+    item_id: str
+    output_index: int
+    name: str
+    arguments: str
+
+
+EVENTS = (
+    ResponseState,
+    ResponseItem,
+    ResponsePart,
+    ResponseDelta,
+    ResponseText,
+    ResponseArgumentsDelta,
+    ResponseArguments,
+)

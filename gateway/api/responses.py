@@ -122,6 +122,7 @@ EVENTS: Responses = {
     **refusals(400, 404, 409, 429, 503, 504),
 }
 SESSION: Responses = _STORED
+SESSIONS: Responses = refusals(503)
 FORGOTTEN: Responses = refusals(400, 404, 409, 503)
 MODELS: Responses = {
     200: {

@@ -23,6 +23,7 @@ class TgiParameters(Tolerant):
     temperature: float | None = Field(default=None, gt=0, le=2)
     top_k: int | None = Field(default=None, ge=1, lt=1 << 31)
     top_p: float | None = Field(default=None, gt=0, le=1)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=10)
     details: bool | None = None
     top_n_tokens: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
 

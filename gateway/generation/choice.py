@@ -145,7 +145,7 @@ class ChoiceRunner:
         await journal.append(record.index, SegmentTrace.of(record).model_dump_json())
         if not output.records:
             self._metrics.first_segment(choice.generation.strategy, output.latency_s)
-        self._metrics.segment(record)
+        self._metrics.segment(record, choice.request.owner)
         if self._audit is not None:
             self._audit.offer(choice, output.records, record)
 
@@ -173,7 +173,7 @@ class ChoiceRunner:
         if status == "interrupted" and journal.is_cancelled:
             status = "cancelled"
         self._metrics.in_flight.dec()
-        self._metrics.generation(choice.generation.strategy, status, output.latency_s)
+        self._metrics.generation(choice.generation.strategy, status, output.latency_s, choice.request.owner)
         log_end(choice, output, status, self._settings.log_prompts)
         if journal.degraded or output.degraded:
             self._metrics.degraded()

@@ -20,10 +20,10 @@ from semspec.errors import (
 from semspec.gateway.generation.admission import Admission
 from semspec.gateway.generation.attach import Attacher, SharedSlots
 from semspec.gateway.generation.audit import Audit
+from semspec.gateway.generation.checks import budget, check_session_size, checked, deadline_s
 from semspec.gateway.generation.choice import ChoiceRunner, Emit, broken_target
 from semspec.gateway.generation.output import ChoiceEvent, ChoiceOutput
 from semspec.gateway.generation.request import ChoiceRequest, Request, RequestPrompt, stored_choice, stored_fields
-from semspec.gateway.generation.strictness import at_strictness
 from semspec.gateway.metrics import Metrics
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.served import Served
@@ -133,7 +133,7 @@ class Generations:
         Raises: every error with which a request with a valid schema may be refused.
         """
         settings, served = self._settings, self._readiness.require()
-        request = _checked(self._audit.tightened(request) if self._audit else request, served)
+        request = checked(self._audit.tightened(request) if self._audit else request, served)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._admission.admitted(request.owner, request.num_choices))
             lease = None
@@ -141,7 +141,7 @@ class Generations:
                 writer = f"{request.id} {FIRST_FENCE}"
                 lease = await self._sessions.claimed(request.session, request.owner, writer, stack)
             turns = lease.turns if lease else ()
-            _check_session_size(request, turns, settings.max_session_bytes)
+            check_session_size(request, turns, settings.max_session_bytes)
             request = replace(request, num_turns=len(turns))
             choices = list[ChoiceRequest]()
             for prompt in request.all_prompts:
@@ -151,7 +151,8 @@ class Generations:
                 partial(self._begin, choice, output, Journal(self._store, choice.id, was_cancelled), lease)
                 for choice, output in zip(choices, outputs, strict=True)
             ]
-            async with Run(request, served, outputs, works, was_cancelled, settings.generation_deadline_s) as run:
+            limit_s = deadline_s(choices, settings)
+            async with Run(request, served, outputs, works, was_cancelled, limit_s) as run:
                 yield run
 
     @asynccontextmanager
@@ -172,8 +173,8 @@ class Generations:
                 for choice, output, num_seen in zip(choices, outputs, [*seen, *[0] * len(choices)], strict=False)
             ]
             request = first.request if trace is None else replace(first.request, trace=trace, include_usage=True)
-            deadline_s = self._settings.generation_deadline_s
-            async with Run(request, served, outputs, works, was_cancelled, deadline_s) as run:
+            limit_s = deadline_s(choices, self._settings)
+            async with Run(request, served, outputs, works, was_cancelled, limit_s) as run:
                 yield run
 
     async def _begin(
@@ -187,10 +188,10 @@ class Generations:
     ) -> list[ChoiceRequest]:
         """All choices of one of the request's prompts; `first` is the index of the first of them."""
         prompts = await self._prompts(request, prompt, turns, served)
-        budget = _budget(request, prompts, served, self._settings.default_max_tokens)
+        max_tokens = budget(request, prompts, served, self._settings.default_max_tokens)
         self._metrics.prompt(len(prompts.target.token_ids))
         indices = range(first, first + request.num_choices_per_prompt)
-        return [ChoiceRequest.of(request, index, prompts, budget, served) for index in indices]
+        return [ChoiceRequest.of(request, index, prompts, max_tokens, served) for index in indices]
 
     async def _stored_choice(self, first: ChoiceRequest, index: int) -> ChoiceRequest:
         """One choice of a request; it is begun now if the request's gateway stopped before beginning it."""
@@ -241,78 +242,3 @@ class Generations:
         except SemspecError:
             self._readiness.suspect()
             raise
-
-
-def _checked(request: Request, served: Served) -> Request:
-    """The request completed with what depends on the services. Raises: InvalidRequest if they do not support it."""
-    strategy = request.plan.strategy
-    if (unsupported_reason := served.unsupported_reason(strategy)) is not None:
-        raise InvalidRequest(unsupported_reason, request.strategy_field)
-    _check_segmentation(request, served)
-    _check_grammar(request, served)
-    if request.plan.sampling.min_p and not served.takes_min_p(strategy):
-        raise InvalidRequest("min_p: a server writes for one of the models that may not know it; leave it out", "min_p")
-    if request.plan.num_logprobs is not None and not served.tells_logprobs(strategy):
-        request = _without_logprobs(request)
-    if request.strictness is None:
-        return request
-    if STRATEGIES[strategy].needs_calibration and served.likelihood is not None:
-        chosen = at_strictness(request.strictness, served.likelihood.curve)
-        plan = replace(request.plan, likelihood_threshold=chosen.acceptance.threshold)
-        return replace(request, plan=plan, expected=chosen.expected)
-    if STRATEGIES[strategy].probes != "":
-        message = f"strictness needs the pair's own probes, which the strategy {strategy!r} does not use"
-        raise InvalidRequest(f"{message}; leave it out, or choose 'semantic'", "semspec.strictness")
-    chosen = at_strictness(request.strictness, served.verifier.operating_points)
-    return replace(request, plan=replace(request.plan, acceptance=chosen.acceptance), expected=chosen.expected)
-
-
-def _without_logprobs(request: Request) -> Request:
-    """Raises: InvalidRequest where the client requested them; TGI's responses otherwise omit them."""
-    if request.api != "tgi" or request.plan.num_logprobs:
-        field = "parameters.top_n_tokens" if request.api == "tgi" else "logprobs"
-        message = f"{field}: the strategy {request.plan.strategy!r} has no logprobs"
-        raise InvalidRequest(f"{message}; leave it out, or choose another strategy", field)
-    return replace(request, plan=replace(request.plan, num_logprobs=None))
-
-
-def _check_grammar(request: Request, served: Served) -> None:
-    if not request.plan.grammar:
-        return
-    if not STRATEGIES[request.plan.strategy].takes_grammars:
-        message = f"the strategy {request.plan.strategy!r} judges what is written, and cannot hold it to a format"
-        raise InvalidRequest(f"{message}; leave it out, or choose 'target'", request.strategy_field)
-    if not served.takes_grammars(request.plan.strategy):
-        message = f"{request.format_field}: {served.target.model} cannot be held to a format"
-        remedy = "it needs the engine 'auto', 'fast' or 'transformers', and a vocabulary that spells any text"
-        raise InvalidRequest(f"{message}: {remedy}; leave it out", request.format_field)
-
-
-def _check_segmentation(request: Request, served: Served) -> None:
-    supported = served.segmentations(request.plan.strategy)
-    if request.plan.segmentation not in supported:
-        name, names = request.plan.segmentation.value, ", ".join(sorted(supported))
-        message = f"the services do not support the segmentation {name!r} for this strategy, only: {names}"
-        raise InvalidRequest(message, "semspec.segmentation")
-
-
-def _check_session_size(request: Request, turns: Sequence[Message], max_bytes: int) -> None:
-    num_bytes = sum(len((turn.content + turn.tool_calls).encode()) for turn in (*turns, *request.messages))
-    if request.session is not None and num_bytes > max_bytes:
-        message = f"session {request.session} would exceed {max_bytes} bytes; start a new one"
-        raise InvalidRequest(message, "semspec.session")
-
-
-def _budget(request: Request, prompts: Prompts, served: Served, default_max_tokens: int) -> int:
-    """Maximum number of output tokens. Raises: ContextTooLong."""
-    rooms = [(served.target.max_context_tokens, len(prompts.target.token_ids))]
-    if Writer.DRAFT in STRATEGIES[request.plan.strategy].writers:
-        own_ids = prompts.draft.token_ids if prompts.draft else ()
-        rooms.append((served.draft.max_context_tokens, len(own_ids or prompts.target.token_ids)))
-    window, num_prompt_tokens = min(rooms, key=lambda room: room[0] - room[1])
-    num_free = window - num_prompt_tokens
-    if num_free < (request.max_tokens or 1):
-        requested = f" and the {request.max_tokens} requested" if request.max_tokens else ""
-        message = f"the {num_prompt_tokens} tokens of the prompt{requested} exceed the window of {window} tokens"
-        raise ContextTooLong(message, request.prompt_field)
-    return request.max_tokens or min(default_max_tokens, num_free)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
-from pydantic import TypeAdapter, create_model
+from pydantic import Field, TypeAdapter, create_model
 
 from semspec.decoding import Generation, Prompts, options
 from semspec.errors import Conflict
@@ -36,6 +36,11 @@ class Parameters(_Options):
     top_k: int
     """0: every token."""
     min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[str, float] = Field(default_factory=dict)
+    """By token id."""
     max_tokens: int
     stop: list[str]
 
@@ -50,6 +55,10 @@ class Parameters(_Options):
             top_p=generation.sampling.top_p,
             top_k=generation.sampling.top_k,
             min_p=generation.sampling.min_p,
+            presence_penalty=generation.penalties.presence,
+            frequency_penalty=generation.penalties.frequency,
+            repetition_penalty=generation.penalties.repetition,
+            logit_bias={str(token): bias for token, bias in generation.penalties.logit_bias},
             max_tokens=generation.max_tokens,
             stop=list(stops),
         )
@@ -104,8 +113,12 @@ class Request:
     """A system message before all others, that a response which follows this one does not inherit."""
     tools: str = ""
     """A JSON list of the tools that the model may call; see `Conversation`. With them, calls are split off the text."""
+    call_options: str = ""
+    """A JSON object of the Responses API's `tools`, `tool_choice` and `parallel_tool_calls`, if there are tools."""
     format_field: str = ""
     """The request field that asks for the plan's grammar, if there is one."""
+    penalty_field: str = ""
+    """The request field that asks for the plan's penalties, if there is one."""
     previous: str = ""
     """Id of the response that this one follows; its turns are part of the prompt."""
 

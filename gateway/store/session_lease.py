@@ -45,7 +45,7 @@ class SessionLease:
     def __init__(self, store: Store, name: str, owner: str, token: str) -> None:
         """`token` is "ID FENCE NONCE": the next writer of the same generation may take the session over."""
         self._store = store
-        self._name = name
+        self._name, self._owner = name, owner
         self._session = stored_name(name, owner)
         self._token = token
         self._heartbeat: asyncio.Task[None] | None = None
@@ -64,7 +64,13 @@ class SessionLease:
 
     async def commit(self, turns: Sequence[Message], version: int) -> bool:
         """Append turns after the first `version` ones and release the session; False if they could not be stored."""
-        return await self._end(self._store.commit(self._session, self._token, version, turns))
+        if not await self._end(self._store.commit(self._session, self._token, version, turns)):
+            return False
+        try:
+            await self._store.list_session(self._owner, self._name, self._session)
+        except SemspecError as error:
+            _log.warning("session %s is not in its owner's list: %s", self._session, error.message)
+        return True
 
     async def release(self) -> None:
         """Release the session unchanged, if it was not committed."""

@@ -4,13 +4,15 @@ Keys have a hash tag per generation or session, so that a script's keys share a 
 `semspec:{ID}:meta` (hash), `semspec:{ID}:segments` (list of JSON records), `semspec:{ID}:writer` (the writer's fence,
 as long as its lease lasts), `semspec:{ID}:events` (stream with the last change, which wakes followers),
 `semspec:session:{ID}:turns` (list of JSON messages), `semspec:session:{ID}:claim` (the generation that has the
-session), `semspec:idempotency:{DIGEST}` (the id and content of a key's request) and `semspec:handshake:{TARGET}` (the
-services' reported models and probes). A session's ID begins with its owner, see `session_lease.py`.
+session), `semspec:sessions:{OWNER}` (sorted set of the owner's last sessions), `semspec:idempotency:{DIGEST}` (the id
+and content of a key's request) and `semspec:handshake:{TARGET}` (the services' reported models and probes). A session's
+ID begins with its owner, see `session_lease.py`.
 """
 
 import asyncio
 import json
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.resources import files
@@ -40,6 +42,10 @@ _REFUSALS: dict[str, Callable[[str], SemspecError]] = {
     "conflict": lambda subject: Conflict(f"{subject} was changed or is used by another request"),
     "full": lambda subject: Conflict(f"{subject} has reached its size limit"),
 }
+
+
+MAX_LISTED = 50
+"""Sessions in an owner's list."""
 
 
 class Store:
@@ -180,6 +186,25 @@ class Store:
         """Delete a session's turns. Raises: Conflict while a generation has it; NotFound, Unavailable."""
         await self._run("forget", [_claim(session), _turns(session)], [], f"session {session}")
 
+    async def list_session(self, owner: str, name: str, session: str) -> None:
+        """Put an owner's session first in the list of the last ones. Raises: Unavailable."""
+        steps, key = self._client.pipeline(), _listed(owner)
+        steps.zadd(key, {name: time.time()})
+        steps.zremrangebyrank(key, 0, -MAX_LISTED - 1)
+        steps.expire(key, self._ttl_s)
+        await self._guarded("list", steps.execute(), f"session {session}")
+
+    async def listed(self, owner: str) -> list[tuple[str, float]]:
+        """Names of an owner's last sessions, with the seconds since 1970 of their last turn, the latest first; some may
+        have expired. Raises: Unavailable."""
+        reply = self._client.zrange(_listed(owner), 0, -1, desc=True, withscores=True)
+        pairs = await self._guarded("list", reply, "the list of sessions")
+        return [(str(name), float(at)) for name, at in pairs]
+
+    async def unlist(self, owner: str, name: str) -> None:
+        """Take a session from its owner's list. Raises: Unavailable."""
+        await self._guarded("list", self._client.zrem(_listed(owner), name), f"session {name}")
+
     async def renew(self, session: str, token: str, lease_s: float) -> None:
         """Renew a session's lease. Raises: Conflict, Unavailable."""
         await self._run("renew", [_claim(session)], [token, _ms(lease_s)], f"session {session}")
@@ -262,6 +287,10 @@ def _writer_keys(generation: str) -> list[str]:
 
 def _generation_keys(generation: str) -> list[str]:
     return [_meta(generation), _segments(generation), _writer(generation), _events(generation)]
+
+
+def _listed(owner: str) -> str:
+    return f"semspec:sessions:{{{owner}}}"
 
 
 def _idempotency(digest: str) -> str:

@@ -23,7 +23,17 @@ from semspec.decoding.protocols import Backends
 from semspec.decoding.steps import BackendUnavailable, Progress, Step, write_on
 from semspec.decoding.strategy import Option, Strategy
 from semspec.errors import ContextTooLong
-from semspec.types import Context, Event, Finished, FinishReason, Piece, SamplingParams, Segmentation
+from semspec.types import (
+    NO_PENALTIES,
+    Context,
+    Event,
+    Finished,
+    FinishReason,
+    Penalties,
+    Piece,
+    SamplingParams,
+    Segmentation,
+)
 
 STRATEGIES: dict[str, Strategy] = {
     "semantic": semantic.STRATEGY,
@@ -65,6 +75,8 @@ class Generation(
     """The prompt as the draft reads it, in its own chat template; None: the prompt in `context`."""
     grammar: str = ""
     """See `GenerationParams`; only for strategies that take one."""
+    penalties: Penalties = NO_PENALTIES
+    """See `GenerationParams`; only for strategies that take grammars."""
     fallback: str | None = None
     """Why the target writes alone from here on; None: the strategy runs."""
 

@@ -131,6 +131,7 @@ class Progress:
             num_logprobs=generation.num_logprobs,
             session=generation.session,
             grammar=generation.grammar,
+            penalties=generation.penalties,
         )
 
     def _stream(self, purpose: str) -> int:

@@ -52,7 +52,8 @@ class Strategy:
     needs_earlier_turns: bool = False
     """Whether it has the target score each step in a new turn, so that the chat template must keep earlier turns."""
     takes_grammars: bool = False
-    """Whether all kept text is drawn in calls of `generate` to one model, which a grammar can constrain."""
+    """Whether all kept text is drawn in calls of `generate` to one model, which can hold it to a grammar and apply
+    penalties."""
     tells_logprobs: bool = True
     """Whether each kept token has the log-probability that its writer assigned to it."""
     needs_datastore: bool = False

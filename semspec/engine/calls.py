@@ -11,10 +11,10 @@ from torch import Tensor
 
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.gate import check_gate, gated_tokens
-from semspec.engine.grammar import Matcher
-from semspec.engine.logits import draw_first_tokens, draw_token, only, scores_of, token_logprob
+from semspec.engine.logits import draw_first_tokens, draw_token, scores_of, token_logprob
 from semspec.engine.prefix_cache import Prefix, PrefixCache
 from semspec.engine.segmentation import TokenSegmenter, ended_by_look_ahead
+from semspec.engine.shaping import Shaping
 from semspec.engine.speculative import (
     check_proposal,
     check_state_layer,
@@ -89,16 +89,16 @@ class Calls:
         return rows, output.pooled
 
     def generate(
-        self, context: Context, params: GenerationParams, matcher: Matcher | None = None
+        self, context: Context, params: GenerationParams, shaping: Shaping | None = None
     ) -> Steps[GeneratedSegment]:
         tokens = self._tokenizer.context_ids(context)
         self._tokenizer.check_room(len(tokens), "context")
         segmenter = TokenSegmenter(self._tokenizer, self._writer, params, tokens)
         start = perf_counter()
         with self._prefix(tokens, params.session) as prefix:
-            token = yield from self._first_token(prefix, context, tokens, params, matcher)
+            token = yield from self._first_token(prefix, context, tokens, params, shaping)
             while not segmenter.is_done:
-                generated, token = yield from self._write_segment(prefix, token, segmenter, params, matcher)
+                generated, token = yield from self._write_segment(prefix, token, segmenter, params, shaping)
                 now = perf_counter()
                 yield replace(generated, duration_ms=(now - start) * 1e3)
                 start = now
@@ -109,15 +109,15 @@ class Calls:
         context: Context,
         tokens: Sequence[int],
         params: GenerationParams,
-        matcher: Matcher | None,
+        shaping: Shaping | None,
     ) -> Generator[Feed, Output | None, int]:
         """The token drawn after `tokens`, those of `context`."""
         sampling = params.sampling
         if rest := tokens[len(prefix.tokens) :]:
             yield from fed(Feed(prefix, rest))
         logits = prefix.logits[len(tokens)]
-        if matcher:  # one model writes all, so a token that ended a sentence is drawn again as it was
-            return draw_token(only(logits, matcher.allowed()), sampling, len(tokens))
+        if shaping:  # one model writes all, so a token that ended a sentence is drawn again as it was
+            return draw_token(shaping.first()(logits), sampling, len(tokens))
         if ended_by_look_ahead(context, params.segmentation):
             return draw_first_tokens(self._tokenizer, logits[None], sampling, [sampling.seed], len(tokens))[0]
         return draw_token(logits, sampling, len(tokens))
@@ -128,7 +128,7 @@ class Calls:
         token: int,
         segmenter: TokenSegmenter,
         params: GenerationParams,
-        matcher: Matcher | None = None,
+        shaping: Shaping | None = None,
     ) -> Generator[Feed, Output | None, tuple[GeneratedSegment, int]]:
         """The next segment after `prefix`, from its first `token` on, all of its tokens fed; and the token after it."""
         logprobs: list[TokenLogprob] = []
@@ -139,8 +139,8 @@ class Calls:
                 logits = prefix.logits[len(prefix.tokens)]
                 logprobs.append(token_logprob(self._tokenizer, logits, token, params.num_logprobs))
             own = (1,) if params.want_states else ()
-            allowed = matcher.allowed_after(token) if matcher else None
-            output = yield from fed(Feed(prefix, [token], segments=own, sampling=params.sampling, allowed=allowed))
+            shape = shaping.after(token) if shaping else None
+            output = yield from fed(Feed(prefix, [token], segments=own, sampling=params.sampling, shape=shape))
             for one in output.pooled:
                 total = one if total is None else total + one
             segment = segmenter.append(token)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from semspec.engine.causal_lm import CausalLM, Forward
 from semspec.engine.kv_cache import KV, Chunk
-from semspec.engine.logits import draw_each, only
+from semspec.engine.logits import draw_each
 from semspec.engine.prefix_cache import Prefix
+from semspec.engine.shaping import Shape
 from semspec.types import SamplingParams
 
 T = TypeVar("T")
@@ -43,8 +44,8 @@ class Feed:
     """Lengths of the segments that `tokens` ends with, whose states are pooled."""
     sampling: SamplingParams | None = None
     """How to draw the next token."""
-    allowed: Tensor | None = None
-    """Which tokens may be drawn, bool `[vocab_size]`; None: all. The logits of the output stay as they are."""
+    shape: Shape | None = None
+    """What is done to the logits before the draw. The logits of the output stay as they are."""
     _num_fed: int = 0
     _rows: list[Tensor] = field(default_factory=list)
     _totals: list[Tensor | None] = field(default_factory=list)
@@ -137,7 +138,9 @@ def _drawn(feeds: Sequence[Feed]) -> dict[int, int]:
     """The next token of each feed, by the feed's identity."""
     if not feeds:
         return {}
-    own = [only(feed.last_row, feed.allowed) for feed in feeds]
+    own = [feed.shape(feed.last_row) if feed.shape else feed.last_row for feed in feeds]
+    if len({row.dtype for row in own}) > 1:  # penalties are applied in fp32
+        own = [row.float() for row in own]
     rows = own[0][None] if len(own) == 1 else torch.stack(own)
     samplings = [feed.sampling for feed in feeds if feed.sampling]
     positions = [len(feed.prefix.tokens) for feed in feeds]

@@ -13,6 +13,7 @@ from semspec.engine.causal_lm import CausalLM, EngineName
 from semspec.engine.grammar import Grammars, Matcher, no_grammars
 from semspec.engine.prefix_cache import PrefixCache
 from semspec.engine.scheduler import Scheduler
+from semspec.engine.shaping import Counts, Shaping
 from semspec.engine.speculative import (
     check_no_retrieval,
 )
@@ -94,6 +95,8 @@ class TransformersEngine:
             cache_bytes=cache.num_bytes,
             max_cache_bytes=cache.max_bytes,
             takes_grammars=self._grammars is not None,
+            takes_penalties=True,
+            num_token_ids=self.tokenizer.num_embeddings,
         )
 
     async def encode(self, prompt: Prompt) -> Piece:
@@ -105,8 +108,7 @@ class TransformersEngine:
         return self.tokenizer.tokenize(text)
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
-        matcher = await self._matcher(context, params.grammar)
-        steps = self._calls.generate(context, params, matcher)
+        steps = self._calls.generate(context, params, await self._shaping(context, params))
         async for generated in self._worker.stream(steps, params.is_ahead):
             yield generated
 
@@ -138,14 +140,24 @@ class TransformersEngine:
         await self._worker.close()
         self._cache.clear()
 
-    async def _matcher(self, context: Context, grammar: str) -> Matcher | None:
-        """The grammar's state after the segments of `context`; compiled off the event loop and the worker's thread."""
+    async def _shaping(self, context: Context, params: GenerationParams) -> Shaping | None:
+        """Grammar and penalties after the segments of `context`, whose tokens count as written."""
+        if not params.grammar and params.penalties.is_neutral:
+            return None
+        segments = (piece for piece in context.pieces if isinstance(piece, Segment))
+        written = [token for segment in segments for token in self.tokenizer.read_ids(segment, is_first=False)]
+        counts = None
+        if not params.penalties.is_neutral:
+            tokens = self.tokenizer.context_ids(context)
+            counts = Counts(params.penalties, tokens, written, self.tokenizer.num_embeddings)
+        return Shaping(await self._matcher(params.grammar, written), counts)
+
+    async def _matcher(self, grammar: str, written: Sequence[int]) -> Matcher | None:
+        """The grammar's state after the tokens `written`; compiled off the event loop and the worker's thread."""
         if not grammar:
             return None
         if self._grammars is None:
             raise no_grammars()
-        segments = (piece for piece in context.pieces if isinstance(piece, Segment))
-        written = [token for segment in segments for token in self.tokenizer.read_ids(segment, is_first=False)]
         return await asyncio.to_thread(self._grammars.matcher, grammar, written)
 
     async def _result(self, steps: Steps[T]) -> T:

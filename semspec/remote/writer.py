@@ -10,6 +10,7 @@ from time import perf_counter
 
 from semspec.engine.grammar import no_grammars
 from semspec.engine.protocol import CountsSteps, Engine, StepCounter, load_engine
+from semspec.engine.shaping import no_penalties
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import DeadlineExceeded, InvalidRequest, Mismatch, Overloaded, Unavailable
 from semspec.remote.client import Completion, CompletionClient, Server, connect
@@ -62,6 +63,8 @@ class RemoteWriter:
             raise InvalidRequest("logprobs: a server writes here that does not tell them; leave them out", "logprobs")
         if params.grammar:
             raise no_grammars()
+        if not params.penalties.is_neutral:
+            raise no_penalties()
         if params.sampling.min_p:
             raise InvalidRequest("min_p: a server writes here that may not know it; leave it out", "min_p")
         start = perf_counter()
@@ -99,7 +102,7 @@ class RemoteWriter:
 
     async def info(self) -> ModelInfo:
         info = await self._engine.info()
-        return replace(info, tells_logprobs=False, takes_grammars=False, takes_min_p=False)
+        return replace(info, tells_logprobs=False, takes_grammars=False, takes_min_p=False, takes_penalties=False)
 
     async def encode(self, prompt: Prompt) -> Piece:
         return await self._engine.encode(prompt)

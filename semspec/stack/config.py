@@ -2,16 +2,25 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from semspec.keys import entry
 from semspec.likelihood import CALIBRATION_FILE
 from semspec.stack.child import StackError
 
 ROLES = ("draft", "target", "verifier")
 Command = tuple[str, ...]
+
+API_KEYS = "SEMSPEC_GATEWAY_API_KEYS"
+MODEL_NAME = "SEMSPEC_GATEWAY_MODEL_NAME"
+ENDING_S = 4
+"""Seconds that the gateway may take to end after its drain."""
+OWNER = "stack"
+"""Name of the stack's API key."""
 
 BUNDLED_PAIR = (Path(__file__).parents[1] / "demo" / "pair").resolve()
 
@@ -94,20 +103,56 @@ class StackConfig:
         beside = Path(self.target_probe).parent / CALIBRATION_FILE
         return beside if beside.is_file() else None
 
+    @property
+    def model_name(self) -> str:
+        """The pair's name in the API: the target's, of its folder or on the hub; empty for the bundled pair, which has
+        the gateway's default. A folder named `target` gives that of the folder around it."""
+        path = Path(self.target_model)
+        if path.resolve() == BUNDLED_PAIR / "target":
+            return ""
+        name = path.resolve().parent.name if path.name in ("", "target") else path.name
+        return re.sub(r"[^\w.-]", "-", name, flags=re.ASCII)[:128]
+
     def service_environment(self, role: str) -> dict[str, str]:
-        """The settings of one service, without address and token."""
+        """The settings of one service, without its port file and its token."""
+        prefix = f"SEMSPEC_{role.upper()}"
+        common = {
+            f"{prefix}_HOST": "127.0.0.1",
+            f"{prefix}_PORT": "0",
+            f"{prefix}_SETTLE_S": "0",  # its only client, the gateway, stops first
+        }
         match role:
             case "draft":
                 datastore = {"SEMSPEC_DRAFT_DATASTORE": str(self.datastore)} if self.datastore else {}
-                return {"SEMSPEC_DRAFT_MODEL": str(self.draft_model)} | datastore
+                return common | {"SEMSPEC_DRAFT_MODEL": str(self.draft_model)} | datastore
             case "target":
-                return {"SEMSPEC_TARGET_MODEL": str(self.target_model)}
+                return common | {"SEMSPEC_TARGET_MODEL": str(self.target_model)}
             case _:
                 probes = {
                     "SEMSPEC_VERIFIER_DRAFT_PROBE": str(self.draft_probe),
                     "SEMSPEC_VERIFIER_TARGET_PROBE": str(self.target_probe),
                 }
-                return probes | ({"SEMSPEC_VERIFIER_ALTERNATIVES": str(self.alternatives)} if self.alternatives else {})
+                alternatives = {"SEMSPEC_VERIFIER_ALTERNATIVES": str(self.alternatives)} if self.alternatives else {}
+                return common | probes | alternatives
+
+    def gateway_environment(self, addresses: Mapping[str, str], port: int, api_key: str) -> dict[str, str]:
+        """The settings of the gateway, without its token for the services.
+
+        `addresses`: of each role, with commas between replicas, and the URL of `redis`. Raises: StackError for a
+        malformed serving.json.
+        """
+        replicas = {f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS": addresses.get(role) or "none" for role in ROLES}
+        calibration = {"SEMSPEC_GATEWAY_LIKELIHOOD": str(self.calibration)} if self.calibration else {}
+        own = {
+            "SEMSPEC_GATEWAY_HOST": self.host,
+            "SEMSPEC_GATEWAY_PORT": str(port),
+            "SEMSPEC_GATEWAY_REDIS_URL": addresses["redis"],
+            # The drain ends, and who still waits is told, before the gateway is killed.
+            "SEMSPEC_GATEWAY_DRAIN_S": str(max(0, int(self.stop_grace_s) - ENDING_S)),
+            API_KEYS: " ".join((self.given(API_KEYS), entry(OWNER, api_key))),
+        }
+        name = {MODEL_NAME: self.model_name} if self.model_name and not self.given(MODEL_NAME) else {}
+        return self.gateway_defaults() | name | replicas | own | calibration
 
     def given(self, variable: str) -> str:
         """Value of an environment variable in every child process; empty if unset."""

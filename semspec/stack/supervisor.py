@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from semspec.errors import Mismatch, represent
-from semspec.keys import entry, new_key
+from semspec.keys import new_key
 from semspec.stack import redis
 from semspec.stack.child import Child, StackError
 from semspec.stack.config import ROLES, StackConfig
@@ -22,11 +22,6 @@ from semspec.stack.listening import bound_port, url_host
 
 POLL_S = 0.05
 MISMATCH = represent(Mismatch("")).code
-API_KEYS = "SEMSPEC_GATEWAY_API_KEYS"
-ENDING_S = 4
-"""Seconds that the gateway may take to end after its drain."""
-OWNER = "stack"
-"""Name of the stack's API key."""
 
 
 class Stack:
@@ -100,13 +95,7 @@ class Stack:
 
     async def _start_service(self, name: str, role: str) -> None:
         prefix = f"SEMSPEC_{role.upper()}"
-        settings = {
-            f"{prefix}_HOST": "127.0.0.1",
-            f"{prefix}_PORT": "0",
-            f"{prefix}_PORT_FILE": str(self._port_file(name)),
-            f"{prefix}_TOKEN": self._token,
-            f"{prefix}_SETTLE_S": "0",  # its only client, the gateway, stops first
-        }
+        settings = {f"{prefix}_PORT_FILE": str(self._port_file(name)), f"{prefix}_TOKEN": self._token}
         await self._start_child(name, self.config.commands[role], self.config.service_environment(role) | settings)
 
     async def _announced_port(self, name: str) -> int:
@@ -118,19 +107,11 @@ class Stack:
 
     async def _start_gateway(self) -> None:
         port = _free_port(self.config.host, self.config.port)
-        settings = {f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS": self._replicas(role) or "none" for role in ROLES} | {
-            "SEMSPEC_GATEWAY_HOST": self.config.host,
-            "SEMSPEC_GATEWAY_PORT": str(port),
-            "SEMSPEC_GATEWAY_SERVICE_TOKEN": self._token,
-            "SEMSPEC_GATEWAY_REDIS_URL": self.addresses["redis"],
-            # The drain ends, and who still waits is told, before the gateway is killed.
-            "SEMSPEC_GATEWAY_DRAIN_S": str(max(0, int(self.config.stop_grace_s) - ENDING_S)),
-            API_KEYS: " ".join((self.config.given(API_KEYS), entry(OWNER, self.api_key))),
-        }
-        if self.config.calibration:
-            settings["SEMSPEC_GATEWAY_LIKELIHOOD"] = str(self.config.calibration)
+        addresses = {role: self._replicas(role) for role in ROLES} | {"redis": self.addresses["redis"]}
+        settings = self.config.gateway_environment(addresses, port, self.api_key)
         self.addresses["gateway"] = f"{url_host(self.config.host)}:{port}"
-        await self._start_child("gateway", self.config.commands["gateway"], self.config.gateway_defaults() | settings)
+        token = {"SEMSPEC_GATEWAY_SERVICE_TOKEN": self._token}
+        await self._start_child("gateway", self.config.commands["gateway"], settings | token)
 
     def _replicas(self, role: str) -> str:
         """Addresses of all processes of a role, with commas."""

@@ -23,6 +23,7 @@ from semspec.types.engine import (
 )
 from semspec.types.generation import (
     MAX_SCORE,
+    NO_PENALTIES,
     Acceptance,
     AcceptanceRule,
     Context,
@@ -34,6 +35,7 @@ from semspec.types.generation import (
     Forecast,
     Judgement,
     Message,
+    Penalties,
     Piece,
     Prompt,
     Role,
@@ -57,6 +59,7 @@ from semspec.types.generation import (
 __all__ = [
     "FINGERPRINT",
     "MAX_SCORE",
+    "NO_PENALTIES",
     "STATE_CONVENTION",
     "SURPRISAL_FEATURES",
     "Acceptance",
@@ -77,6 +80,7 @@ __all__ = [
     "Message",
     "ModelInfo",
     "OperatingPoint",
+    "Penalties",
     "Piece",
     "ProbeProjections",
     "ProjectionSpec",

@@ -4,7 +4,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Literal
 
-from semspec.types.generation import Piece, SamplingParams, Segment, Segmentation, TokenLogprob
+from semspec.types.generation import NO_PENALTIES, Penalties, Piece, SamplingParams, Segment, Segmentation, TokenLogprob
 
 FINGERPRINT = "sha256-full"
 """Prefix of models' fingerprints: a SHA-256 over the configuration and every byte of the weights."""
@@ -74,6 +74,8 @@ class GenerationParams:
     grammar: str = ""
     """Grammar of all segments of the context and of this call together, in llguidance's Lark syntax; empty: none.
     Tokens that it does not allow are not drawn. Only for models with `ModelInfo.takes_grammars`."""
+    penalties: Penalties = NO_PENALTIES
+    """On all segments of the context and of this call together. Only for models with `ModelInfo.takes_penalties`."""
     retrieval: Retrieval | None = None
     """Of `propose`. None: the model proposes."""
     gate: Gate | None = None
@@ -226,6 +228,10 @@ class ModelInfo:
     """Whether its engine can hold what it writes to a grammar, and its vocabulary can spell any text."""
     takes_min_p: bool = False
     """Whether its engine knows `SamplingParams.min_p`."""
+    takes_penalties: bool = False
+    """Whether its engine knows `GenerationParams.penalties`."""
+    num_token_ids: int = 0
+    """Exclusive upper limit of the token ids that `Penalties.logit_bias` may name; 0: not known."""
     datastore: str = ""
     """Digest of the datastore that the service retrieves from; empty if there is none."""
     datastore_model: str = ""

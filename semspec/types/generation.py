@@ -140,6 +140,28 @@ class SamplingParams:
     """Least probability of a token, as a share of that of the most probable one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """What is done to logits before a token is drawn, by the tokens written before; logprobs and scores are made from
+    logits without it. In this order: `logit_bias` is added, `repetition` divides positive logits of tokens in prompt or
+    output and multiplies negative ones, `frequency` and `presence` are subtracted, for each occurrence in the output
+    and once."""
+
+    presence: float = 0.0
+    frequency: float = 0.0
+    repetition: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids with what is added to their logits."""
+
+    @property
+    def is_neutral(self) -> bool:
+        """Whether nothing changes."""
+        return self == NO_PENALTIES
+
+
+NO_PENALTIES = Penalties()
+
+
 def derive_seed(seed: int, purpose: str, position: int) -> int:
     """A 64-bit seed for the random stream `purpose` at `position`."""
     return int.from_bytes(_digest(seed, purpose, position), "little")

@@ -457,6 +457,62 @@ class Sampling(_message.Message):
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
 
 @_typing.final
+class Penalties(_message.Message):
+    """What is done to logits before a token is drawn. Logprobs, scores and states are made without it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LogitBiasEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PRESENCE_FIELD_NUMBER: _builtins.int
+    FREQUENCY_FIELD_NUMBER: _builtins.int
+    REPETITION_FIELD_NUMBER: _builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    presence: _builtins.float
+    """subtracted once from the logits of tokens in the output"""
+    frequency: _builtins.float
+    """subtracted for each of their occurrences"""
+    repetition: _builtins.float
+    """> 0; divides positive logits of tokens in prompt or output, multiplies negative ones"""
+    @_builtins.property
+    def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
+        """by token id: added before all of these"""
+
+    def __init__(
+        self,
+        *,
+        presence: _builtins.float = ...,
+        frequency: _builtins.float = ...,
+        repetition: _builtins.float = ...,
+        logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frequency", b"frequency", "logit_bias", b"logit_bias", "presence", b"presence", "repetition", b"repetition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Penalties: _TypeAlias = Penalties  # noqa: Y015
+
+@_typing.final
 class WriteRequest(_message.Message):
     """What to generate after a context; the same for draft and target."""
 
@@ -474,6 +530,7 @@ class WriteRequest(_message.Message):
     PROJECTION_FIELD_NUMBER: _builtins.int
     IS_AHEAD_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    PENALTIES_FIELD_NUMBER: _builtins.int
     segmentation: Global___Segmentation.ValueType
     max_segments: _builtins.int
     """0: until end-of-sequence or `max_tokens`"""
@@ -499,6 +556,10 @@ class WriteRequest(_message.Message):
 
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
+    @_builtins.property
+    def penalties(self) -> Global___Penalties:
+        """counted over all segments after the prompt; unset: none"""
+
     def __init__(
         self,
         *,
@@ -514,10 +575,11 @@ class WriteRequest(_message.Message):
         projection: _builtins.str = ...,
         is_ahead: _builtins.bool = ...,
         grammar: _builtins.str = ...,
+        penalties: Global___Penalties | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "num_logprobs", b"num_logprobs", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "num_logprobs", b"num_logprobs", "penalties", b"penalties", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "context", b"context", "grammar", b"grammar", "is_ahead", b"is_ahead", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "num_logprobs", b"num_logprobs", "projection", b"projection", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "want_states", b"want_states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "context", b"context", "grammar", b"grammar", "is_ahead", b"is_ahead", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "num_logprobs", b"num_logprobs", "penalties", b"penalties", "projection", b"projection", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "want_states", b"want_states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
@@ -803,6 +865,8 @@ class ModelInfo(_message.Message):
     TAKES_MIN_P_FIELD_NUMBER: _builtins.int
     DATASTORE_FIELD_NUMBER: _builtins.int
     DATASTORE_MODEL_FIELD_NUMBER: _builtins.int
+    TAKES_PENALTIES_FIELD_NUMBER: _builtins.int
+    NUM_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """name or path as configured"""
     fingerprint: _builtins.str
@@ -836,6 +900,10 @@ class ModelInfo(_message.Message):
     """digest of the datastore it retrieves from; empty if there is none"""
     datastore_model: _builtins.str
     """fingerprint of the target whose answers the datastore holds"""
+    takes_penalties: _builtins.bool
+    """whether its engine knows WriteRequest.penalties"""
+    num_token_ids: _builtins.int
+    """exclusive upper limit of the ids in Penalties.logit_bias; 0: not known"""
     @_builtins.property
     def segmentations(self) -> _containers.RepeatedScalarFieldContainer[Global___Segmentation.ValueType]:
         """supported by the engine"""
@@ -861,10 +929,12 @@ class ModelInfo(_message.Message):
         takes_min_p: _builtins.bool = ...,
         datastore: _builtins.str = ...,
         datastore_model: _builtins.str = ...,
+        takes_penalties: _builtins.bool = ...,
+        num_token_ids: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "cache_bytes", b"cache_bytes", "can_be_asked", b"can_be_asked", "chat_template", b"chat_template", "datastore", b"datastore", "datastore_model", b"datastore_model", "fingerprint", b"fingerprint", "hidden_size", b"hidden_size", "max_cache_bytes", b"max_cache_bytes", "max_context_tokens", b"max_context_tokens", "model", b"model", "num_layers", b"num_layers", "segmentations", b"segmentations", "state_convention", b"state_convention", "takes_grammars", b"takes_grammars", "takes_min_p", b"takes_min_p", "tells_logprobs", b"tells_logprobs", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "cache_bytes", b"cache_bytes", "can_be_asked", b"can_be_asked", "chat_template", b"chat_template", "datastore", b"datastore", "datastore_model", b"datastore_model", "fingerprint", b"fingerprint", "hidden_size", b"hidden_size", "max_cache_bytes", b"max_cache_bytes", "max_context_tokens", b"max_context_tokens", "model", b"model", "num_layers", b"num_layers", "num_token_ids", b"num_token_ids", "segmentations", b"segmentations", "state_convention", b"state_convention", "takes_grammars", b"takes_grammars", "takes_min_p", b"takes_min_p", "takes_penalties", b"takes_penalties", "tells_logprobs", b"tells_logprobs", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -119,6 +119,34 @@ def test_gateway_that_wants_a_key_is_named(live: Live, capsys: pytest.CaptureFix
     assert "SEMSPEC_API_KEY" in failure.remedy and "sk-wrong" not in failure.message
 
 
+def test_default_strategy_that_the_pair_cannot_serve_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    shutil.copytree(BUNDLED_PAIR / "probes", tmp_path / "probes")
+    (tmp_path / "probes" / "serving.json").write_text('{"strategy": "retrieval"}')
+    probes = [f"--{role}-probe={tmp_path}/probes/{role}.safetensors" for role in ("draft", "target")]
+    failure = only_failure(doctor(capsys, *probes))
+    assert failure.name == "pair" and "needs a datastore" in failure.message
+    assert "SEMSPEC_DRAFT_DATASTORE" in failure.remedy
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("SEMSPEC_TARGET_KV_BYTES", "much", "target: SEMSPEC_TARGET_KV_BYTES: Input should be a valid integer"),
+        ("SEMSPEC_VERIFIER_DEVICES", "cpu", "did you mean SEMSPEC_VERIFIER_DEVICE?"),
+        ("SEMSPEC_DRAFT_DEVICE", "cuda:99", "no device 'cuda:99' for the draft"),
+        ("SEMSPEC_GATEWAY_MAX_N", "0", "gateway: SEMSPEC_GATEWAY_MAX_N"),
+    ],
+)
+def test_setting_that_a_process_would_refuse_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, variable: str, value: str, told: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    failure = only_failure(doctor(capsys))
+    assert failure.name == "settings" and told in failure.message
+
+
 def copied(tmp_path: Path) -> Path:
     return Path(shutil.copytree(BUNDLED_PAIR / "draft", tmp_path / "draft"))
 

@@ -40,6 +40,7 @@ from tests.calibrations import calibration
 TOKENIZER = "characters"
 NUM_SEGMENTS = 6
 WINDOW = 2000
+NUM_TOKEN_IDS = 500
 
 
 class FakeModel:
@@ -57,6 +58,8 @@ class FakeModel:
             can_be_asked=True,
             takes_grammars=True,
             takes_min_p=True,
+            takes_penalties=True,
+            num_token_ids=NUM_TOKEN_IDS,
         )
         if writer is Writer.DRAFT:
             own_target = f"fingerprint-of-{Writer.TARGET}"

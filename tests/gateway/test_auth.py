@@ -11,6 +11,8 @@ import httpx
 import pytest
 from fastapi.routing import iter_route_contexts
 
+from semspec.bench.runners.gateway import open_gateway
+from semspec.bench.runners.protocol import RunnerError
 from semspec.errors import Unauthenticated, Unavailable
 from semspec.gateway.api.errors import TGI_PATHS
 from semspec.keys import entry, new_key
@@ -170,6 +172,26 @@ async def test_other_owner_sees_no_generation(start_gateway: GatewayFactory) -> 
 async def writers(gateway: Gateway) -> set[bytes]:
     """The keys of all writer leases."""
     return {key async for key in gateway.app.state.store._client.scan_iter("semspec:{chatcmpl-*}:writer")}
+
+
+async def test_metrics_tell_owners_apart(start_gateway: GatewayFactory) -> None:
+    gateway = await start_gateway(api_keys=TWO_OWNERS)
+    answers = [await ask(gateway, key) for key in (OURS, RENEWED, THEIRS)]
+    text = (await gateway.http.get("/metrics", headers=bearer(OURS))).text
+    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("semspec_gateway_owner_"))
+    finished = 'semspec_gateway_owner_generations_total{{owner="{}",status="finished"}}'
+    assert [float(lines[finished.format(owner)]) for owner in ("us", "them")] == [2, 1]
+    tokens = [answer.json()["usage"]["completion_tokens"] for answer in answers]
+    told = [float(lines[f'semspec_gateway_owner_tokens_total{{owner="{owner}"}}']) for owner in ("us", "them")]
+    assert told == [tokens[0] + tokens[1], tokens[2]]
+
+
+@pytest.mark.parametrize("key", ["sk-wrong", ""])
+async def test_bench_names_the_variable_of_its_key(gateway: Gateway, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv("SEMSPEC_API_KEY", key)
+    with pytest.raises(RunnerError, match=r"answers 401: .*; set SEMSPEC_API_KEY to a key of this gateway$"):
+        async with open_gateway(gateway.base_url):
+            pass
 
 
 async def test_other_owner_cannot_cancel(start_gateway: GatewayFactory) -> None:

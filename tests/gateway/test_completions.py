@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletionChunk
 from semspec.decoding import STRATEGIES
 from semspec.errors import Unavailable
 from semspec.types import derive_seed
-from tests.gateway.fakes import NUM_SEGMENTS, Fakes
+from tests.gateway.fakes import NUM_SEGMENTS, WINDOW, Fakes
 from tests.gateway.support import Gateway, GatewayFactory
 
 MESSAGES: Any = [{"role": "user", "content": "How many?"}]
@@ -228,6 +228,15 @@ async def test_content_parts_are_joined(gateway: Gateway) -> None:
     parts = [{"type": "text", "text": "How "}, {"type": "text", "text": "many?"}]
     assert (await gateway.chat(messages=[{"role": "user", "content": parts}])).status_code == 200
     assert gateway.fakes.target.prompts == ["<user>How many?"]
+
+
+async def test_default_budget_is_a_quarter_of_the_window(gateway: Gateway) -> None:
+    parameters = (await gateway.chat()).json()["semspec"]["parameters"]
+    assert parameters["max_tokens"] == WINDOW // 4
+    long = "x" * (WINDOW - 100)
+    cut = await gateway.chat(messages=[{"role": "user", "content": long}])
+    used = cut.json()["usage"]["prompt_tokens"]
+    assert cut.json()["semspec"]["parameters"]["max_tokens"] == WINDOW - used < WINDOW // 4
 
 
 async def test_default_budget_is_cut_to_the_window(start_gateway: GatewayFactory) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from semspec.types import OperatingPoint
-from tests.gateway.fakes import NUM_SEGMENTS, FakeModel, Fakes
+from semspec.types import OperatingPoint, Penalties
+from tests.gateway.fakes import NUM_SEGMENTS, NUM_TOKEN_IDS, FakeModel, Fakes
 from tests.gateway.support import Gateway, GatewayFactory
 from tests.gateway.test_completions import MESSAGES, extra, stream_chat, text_of
 
@@ -114,6 +114,54 @@ async def test_strictness_becomes_a_rule_and_what_to_expect(start_gateway: Gatew
         assert answer["expected"]["acceptance"] == pytest.approx(point.acceptance)
         assert answer["expected"]["speed_up"] == pytest.approx(point.speed_up)
     assert (await gateway.chat()).json()["semspec"]["expected"] is None
+
+
+PENALTIES: dict[str, Any] = {
+    "presence_penalty": 0.5, "frequency_penalty": -1, "repetition_penalty": 1.2, "logit_bias": {"7": -100, "40": 2.5},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_penalties_reach_the_one_writer(gateway: Gateway, path: str) -> None:
+    text: dict[str, Any] = {"prompt": "How many?"} if path == "/v1/completions" else {"messages": MESSAGES}
+    answer = (await gateway.http.post(path, json={**text, **PENALTIES})).json()
+    assert answer["semspec"]["strategy"] == "target"
+    told = {name: answer["semspec"]["parameters"][name] for name in PENALTIES}
+    assert told == PENALTIES
+    asked = Penalties(0.5, -1, 1.2, ((7, -100), (40, 2.5)))
+    assert {one.penalties for one in gateway.fakes.target.asked} == {asked} and not gateway.fakes.drafter.asked
+    await gateway.http.post(path, json={**text, **PENALTIES, "semspec": {"strategy": "draft"}})
+    assert {one.penalties for one in gateway.fakes.drafter.asked} == {asked}
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+async def test_penalties_are_refused_where_they_are_not_exact(start_gateway: GatewayFactory, name: str) -> None:
+    fakes = Fakes.make()
+    gateway, given = await start_gateway(fakes), {name: PENALTIES[name]}
+    for strategy in ("semantic", "token-level"):
+        error = (await gateway.chat(**given, semspec={"strategy": strategy})).json()["error"]
+        assert error["param"] == "semspec.strategy"
+        assert error["message"].endswith(f"leave out {name}, or choose 'target'")
+    fakes.target.model_info = replace(fakes.target.model_info, takes_penalties=False)
+    gateway = await start_gateway(fakes)
+    error = (await gateway.chat(**given)).json()["error"]
+    assert error["param"] == name and "takes no penalties" in error["message"]
+
+
+async def test_bias_on_no_token_is_refused(start_gateway: GatewayFactory) -> None:
+    gateway = await start_gateway()
+    error = (await gateway.chat(logit_bias={str(NUM_TOKEN_IDS): 1})).json()["error"]
+    assert error["param"] == "logit_bias" and f"ids are below {NUM_TOKEN_IDS}" in error["message"]
+    for wrong in ({"a": 1}, {"-1": 1}, {"7": 101}, {str(i): 1 for i in range(301)}):
+        error = (await gateway.chat(logit_bias=wrong)).json()["error"]
+        assert str(error["param"]).startswith("logit_bias")
+    fakes = Fakes.make()
+    other = replace(fakes.drafter.model_info, tokenizer="another.tokenizer")
+    fakes.drafter.model_info = other
+    fakes.verifier.verifier_info = replace(fakes.verifier.verifier_info, draft_tokenizer="")
+    gateway = await start_gateway(fakes)
+    error = (await gateway.chat(logit_bias={"7": 1}, semspec={"strategy": "draft"})).json()["error"]
+    assert error["param"] == "logit_bias" and "other token ids" in error["message"]
 
 
 async def test_min_p_reaches_both_writers_or_is_refused(start_gateway: GatewayFactory) -> None:

@@ -16,11 +16,7 @@ DEFAULTS = (
 """Fields that clients send as null where they are not set."""
 
 WITH_EFFECT: tuple[tuple[str, object], ...] = (
-    ("repetition_penalty", 1.1),
-    ("frequency_penalty", 0.5),
-    ("presence_penalty", -1),
     ("ignore_eos", True),
-    ("logit_bias", {"50256": -100}),
     ("structured_outputs", {"json": {}}),
     ("reasoning_effort", "low"),
     ("min_tokens", 5),

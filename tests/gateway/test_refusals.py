@@ -70,7 +70,7 @@ def semspec(**fields: Any) -> dict[str, Any]:
         (semspec(strategy="retrieval", gate="soft"), "semspec.gate"),
         (semspec(gate="loose"), "semspec.gate"),
         ({"top_k": -2}, "top_k"),
-        ({"presence_penalty": 1}, "presence_penalty"),
+        ({"presence_penalty": 3}, "presence_penalty"),
         ({"tools": [{"type": "function"}]}, "tools.0.function"),
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
         ({"temprature": 1}, "temprature"),

@@ -54,6 +54,69 @@ async def test_events_build_the_response(thinker: Gateway) -> None:
     assert done == events[-1].response.output
 
 
+COUNT: dict[str, Any] = {
+    "type": "function",
+    "name": "count",
+    "description": "Counts things.",
+    "parameters": {"type": "object", "properties": {"what": {"type": "string"}}},
+    "strict": False,
+}
+ARGUMENTS = '{"what": "pens"}'
+CALL = f'<tool_call>\n{{"name": "count", "arguments": {ARGUMENTS}}}\n</tool_call>'
+
+
+async def test_tools_are_called_and_answered(gateway: Gateway) -> None:
+    gateway.fakes.target.says = f"Let me count.\n{CALL}"
+    response = await answer(gateway, input="How many?", tools=[COUNT], model="semspec-demo")
+    assert [item.type for item in response.output] == ["message", "function_call"] and response.status == "completed"
+    message, call = response.output
+    assert (message.content[0].text, call.name, call.arguments) == ("Let me count.", "count", ARGUMENTS)
+    assert response.tools[0].name == "count" and response.tool_choice == "auto" and response.parallel_tool_calls
+    again = await gateway.openai.responses.retrieve(response.id)
+    assert again.output == response.output and again.tools == response.tools
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
+    gateway.fakes.target.says = "Three."
+    by_id = await answer(gateway, input=[result], tools=[COUNT], previous_response_id=response.id, model="semspec-demo")
+    items = [
+        {"role": "user", "content": "How many?"},
+        *(item.model_dump(exclude_none=True) for item in response.output),
+        result,
+    ]
+    by_items = await answer(gateway, input=items, tools=[COUNT], model="semspec-demo")
+    assert by_id.output_text == by_items.output_text == "Three."
+    first, second = gateway.fakes.target.prompts[-2:]
+    assert first == second and "count" in first and "3" in first
+
+
+async def test_events_of_calls_build_the_response(gateway: Gateway) -> None:
+    gateway.fakes.target.says = f"Let me count.\n{CALL}{CALL}"
+    fields: Any = {"model": "semspec-demo", "input": "How many?", "tools": [COUNT]}
+    async with gateway.openai.responses.stream(**fields, extra_body={"seed": 7}) as stream:
+        events = [event async for event in stream]
+        final = await stream.get_final_response()
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [item.type for item in final.output] == ["message", "function_call", "function_call"]
+    done: Any = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [item.id for item in done] == [item.id for item in final.output] and len({item.id for item in done}) == 3
+    told = [event.arguments for event in events if event.type == "response.function_call_arguments.done"]
+    assert told == [ARGUMENTS, ARGUMENTS]
+
+
+async def test_choice_of_a_responses_tool_is_held_and_told(gateway: Gateway) -> None:
+    gateway.fakes.target.says = CALL
+    choice = {"type": "function", "name": "count"}
+    response = await answer(
+        gateway, input="How many?", tools=[COUNT], tool_choice=choice, parallel_tool_calls=False, model="semspec-demo"
+    )
+    assert [item.type for item in response.output] == ["function_call"]
+    assert response.tool_choice.name == "count" and response.parallel_tool_calls is False
+    assert "FREE" not in gateway.fakes.target.grammars[-1]
+    with pytest.raises(openai.BadRequestError, match=r"text\.format is only served without tools"):
+        await answer(gateway, tools=[COUNT], text={"format": {"type": "json_object"}}, model="semspec-demo")
+    with pytest.raises(openai.BadRequestError, match="no tool 'other'"):
+        await answer(gateway, tools=[COUNT], tool_choice={"type": "function", "name": "other"}, model="semspec-demo")
+
+
 async def test_events_are_accumulated_by_the_client(thinker: Gateway) -> None:
     async with thinker.openai.responses.stream(model=MODEL, input=THINKING, extra_body={"seed": 7}) as stream:
         final = await stream.get_final_response()
@@ -129,9 +192,10 @@ async def test_output_can_be_sent_back_as_input(thinker: Gateway) -> None:
     [
         ({"input": ""}, "input"),
         ({"input": []}, "input"),
-        ({"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}, "input.0.type"),
+        ({"input": [{"type": "web_search_call", "id": "1"}]}, "input.0.type"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input.0.call_id"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.type"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"reasoning": {"effort": "low"}}, "reasoning"),
         ({"store": False}, "store"),

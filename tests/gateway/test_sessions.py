@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.gateway.support import Gateway, GatewayFactory, eventually
+from tests.gateway.support import Gateway, GatewayFactory, bearer, eventually
+from tests.gateway.test_auth import OURS, THEIRS, TWO_OWNERS
 
 
 @pytest.fixture
@@ -22,6 +23,28 @@ async def ask(gateway: Gateway, session: str, text: str, **fields: Any) -> httpx
         model="semspec-demo:target",
         **fields,
     )
+
+
+async def test_last_sessions_are_listed_for_their_owner(start_gateway: GatewayFactory) -> None:
+    gateway = await start_gateway(api_keys=TWO_OWNERS)
+    names = [f"listed-{secrets.token_hex(4)}" for _ in range(3)]
+    for name in (*names, names[0]):
+        body = {"model": "semspec-demo:target", "messages": [{"role": "user", "content": f"{name}?" + "!" * 300}]}
+        answer = await gateway.http.post(
+            "/v1/chat/completions", json={**body, "semspec": {"session": name}}, headers=bearer(OURS)
+        )
+        assert answer.status_code == 200
+    listed = (await gateway.http.get("/v1/sessions", headers=bearer(OURS))).json()["data"]
+    own = [one for one in listed if one["id"] in names]
+    assert [one["id"] for one in own] == [names[0], names[2], names[1]]
+    assert [one["num_turns"] for one in own] == [4, 2, 2]
+    assert own[0]["question"].startswith(f"{names[0]}?!") and len(own[0]["question"]) == 200
+    assert own[0]["updated"] >= own[1]["updated"] > 0
+    theirs = (await gateway.http.get("/v1/sessions", headers=bearer(THEIRS))).json()["data"]
+    assert not {one["id"] for one in theirs} & set(names)
+    assert (await gateway.http.delete(f"/v1/sessions/{names[2]}", headers=bearer(OURS))).status_code == 200
+    listed = (await gateway.http.get("/v1/sessions", headers=bearer(OURS))).json()["data"]
+    assert [one["id"] for one in listed if one["id"] in names] == [names[0], names[1]]
 
 
 async def test_turns_are_remembered(gateway: Gateway, session: str) -> None:

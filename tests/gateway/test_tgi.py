@@ -151,7 +151,7 @@ async def test_unserved_parameter_is_refused_by_name(gateway: Gateway) -> None:
         ({"decoder_input_details": True}, "decoder_input_details"),
         ({"truncate": 5}, "truncate"),
         ({"typical_p": 0.9}, "typical_p"),
-        ({"repetition_penalty": 1.1}, "repetition_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"frequency_penalty": 0.1}, "frequency_penalty"),
         ({"watermark": True}, "watermark"),
         ({"grammar": {"type": "json", "value": {}}}, "grammar"),

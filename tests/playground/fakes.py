@@ -120,6 +120,10 @@ class ScriptedGateway:
             away = {"name": "draft", "status": "away", "detail": "no handshake: start it"}
             return {"services": [away, {"name": "target", "status": "ok", "detail": "target"}]}
 
+        @app.get("/v1/sessions")
+        async def sessions() -> Json:
+            return {"data": []}
+
         @app.post("/v1/chat/completions", response_model=None)
         async def complete() -> StreamingResponse:
             return self._events()

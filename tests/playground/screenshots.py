@@ -44,7 +44,7 @@ async def main() -> None:
 async def _take(picture: Picture, browser: Browser, site: Site) -> bytes:
     async with opened(browser, site, picture.size, picture.scheme) as page:
         await page.emulate_media(color_scheme=picture.scheme, reduced_motion="reduce")
-        await page.get_by_label("Seed").fill(str(SEED))
+        await page.get_by_label("Seed", exact=True).fill(str(SEED))
         await page.get_by_label("Compare with the target alone").set_checked(picture.compares)
         await page.get_by_role("button", name="Generate").click()
         await _settled(page, picture)

@@ -51,7 +51,7 @@ LOW_CONTRAST = r"""() => {
 
 async def generate(page: Page, seed: int = SEED) -> None:
     """Send the question with a seed, and wait for the end."""
-    await page.get_by_label("Seed").fill(str(seed))
+    await page.get_by_label("Seed", exact=True).fill(str(seed))
     await page.get_by_role("button", name="Generate").click()
     await finished(page)
 
@@ -120,6 +120,66 @@ async def test_comparison_measures_the_target_alone_with_the_same_seed(page: Pag
     assert await page.locator("#timeline .row").count() == 2
 
 
+async def test_comparison_over_seeds_shows_the_spread(page: Page) -> None:
+    asked: list[Any] = []
+    page.on("request", lambda request: asked.append(request.post_data_json) if request.method == "POST" else None)
+    await page.get_by_label("Compare with the target alone").check()
+    await page.get_by_label("Seeds to compare over").fill("2")
+    await page.get_by_label("Seed", exact=True).fill(str(SEED))
+    await page.get_by_role("button", name="Generate").click()
+    rows = page.locator("#spread tr")
+    await expect(rows).to_have_count(4)
+    await expect(rows.nth(2)).to_contain_text(str(SEED + 1))
+    await expect(rows.last).to_contain_text(re.compile(r"median.*\d of 2"))
+    await expect(page.locator("#meters div").nth(4)).to_contain_text("median of 2 seeds")
+    order = [(body["model"], body["seed"]) for body in asked]
+    own, alone = "semspec-demo", "semspec-demo:target"
+    assert order == [(own, SEED), (alone, SEED), (alone, SEED + 1), (own, SEED + 1)]
+    assert await page.locator(".pane").count() == 2
+
+
+async def test_conversation_goes_on_and_is_kept_by_the_server(page: Page, site: Site) -> None:
+    asked: list[Any] = []
+    page.on("request", lambda request: asked.append(request.post_data_json) if request.method == "POST" else None)
+    await page.get_by_label("Conversation", exact=True).check()
+    await page.get_by_label("Compare with the target alone").check()
+    await generate(page)
+    await expect(page.locator(".pane")).to_have_count(2)
+    await expect(page.locator("#meters div").nth(4).locator("strong")).to_have_text(re.compile(r"\d"))
+    await expect(page.get_by_label("Question")).to_be_empty()
+    await page.get_by_role("button", name="Put in an example").click()
+    second = await page.get_by_label("Question").input_value()
+    await page.get_by_label("Compare with the target alone").uncheck()
+    await page.get_by_role("button", name="Generate").click()
+    await expect(page.locator("#turns li")).to_have_count(2)
+    await finished(page)
+    await expect(page.locator("#turns .said .boxed")).to_have_count(1)
+    names = [body["semspec"].get("session") for body in asked]
+    assert names[0] and names == [names[0], None, names[0]], "the comparison leaves the session alone"
+    async with httpx.AsyncClient(base_url=site.base_url, headers=site.headers, trust_env=False) as http:
+        turns = (await http.get(f"/v1/sessions/{names[0]}")).json()["turns"]
+    assert [turn["role"] for turn in turns] == ["user", "assistant", "user", "assistant"]
+    assert turns[2]["content"] == second
+    async with page.expect_download() as download:
+        await page.get_by_role("button", name="Export text").click()
+    text = Path(await (await download.value).path()).read_text()
+    assert text.count("## Question") == 2 and text.count("<summary>Reasoning") == 1 and turns[1]["content"] in text
+    await page.reload()
+    await expect(page.locator("#turns li")).to_have_count(2)  # the address names the second answer
+    listed = page.get_by_label("Conversations").get_by_role("listitem").first
+    await expect(listed).to_contain_text("2 questions")
+    await listed.get_by_role("button").click()
+    await expect(page.locator("#turns li")).to_have_count(4)
+    await page.get_by_role("button", name="Begin a new one").click()
+    await expect(page.locator("#turns li")).to_have_count(0)
+
+
+async def test_phone_shows_the_explanation_first(browser: Browser, site: Site) -> None:
+    async with opened(browser, site, PHONE) as page:
+        box = await page.locator("#introduction").bounding_box()
+        assert box is not None and box["y"] >= 0 and box["y"] + box["height"] <= PHONE[1]
+
+
 async def test_refusal_names_its_field_and_the_remedy(browser: Browser, site: Site) -> None:
     async with opened(browser, site, expected="400 (Bad Request)") as page:
         await page.get_by_label("Most tokens").fill("100000")
@@ -131,7 +191,7 @@ async def test_refusal_names_its_field_and_the_remedy(browser: Browser, site: Si
 
 
 async def test_keyboard_alone_asks_and_reads_the_details(page: Page) -> None:
-    await page.get_by_label("Seed").fill(str(SEED))
+    await page.get_by_label("Seed", exact=True).fill(str(SEED))
     await page.get_by_label("Question").press("Control+Enter")
     await finished(page)
     details = page.get_by_role("complementary", name="Segment details")

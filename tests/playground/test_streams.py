@@ -71,6 +71,58 @@ async def test_markup_from_a_model_stays_text(browser: Browser, scripted: Script
         assert await page.title() == "semspec playground"
 
 
+async def test_markdown_and_formulas_are_set(browser: Browser, scripted: ScriptedGateway) -> None:
+    reasoning = "First **bold** and `x < y`:\n\n1. one\n2. two\n\n$$\\frac{1}{2}$$\n\nfrom $5 to $10</think>"
+    answer = (
+        "It is \\(x^2\\), or \\boxed{42}: [here](https://example.com), [there](javascript:alert(1)), $\\undefinedmacro$"
+    )
+    async with opened(browser, Site(scripted.base_url)) as page:
+        await begin(page)
+        scripted.say(segment=record(0, reasoning + answer))
+        scripted.end()
+        await expect(page.locator(".reasoning strong")).to_have_text("bold")
+        await expect(page.locator(".reasoning code")).to_have_text("x < y")
+        await expect(page.locator(".reasoning ol li")).to_have_text(["one", "two"])
+        await expect(page.locator(".reasoning .formula math mfrac")).to_have_count(1)
+        await expect(page.locator(".reasoning p").last).to_have_text("from $5 to $10")
+        await expect(page.locator(".answer math msup")).to_have_count(1)
+        await expect(page.locator(".answer .boxed strong")).to_have_text("42")
+        links = page.locator(".answer a")
+        await expect(links).to_have_text(["here"])
+        assert await links.get_attribute("rel") == "noopener noreferrer nofollow"
+        await expect(page.locator(".answer")).to_contain_text("[there](javascript:alert(1)), $\\undefinedmacro$")
+
+
+async def test_long_reasoning_is_folded_when_it_has_ended(browser: Browser, scripted: ScriptedGateway) -> None:
+    async with opened(browser, Site(scripted.base_url)) as page:
+        await begin(page)
+        for index in range(30):
+            scripted.say(segment=record(index, f"step {index}"))
+        scripted.say(segment=record(30, "the end</think>the answer"))
+        segments = page.locator(".segment")
+        await expect(segments).to_have_count(31)
+        await expect(segments.nth(15)).to_be_visible()
+        scripted.end()
+        await expect(segments.nth(15)).to_be_hidden()
+        for index in (3, 26, 30):
+            await expect(segments.nth(index)).to_be_visible()
+        await page.get_by_role("button", name="Show 22 more steps").click()
+        await expect(segments.nth(15)).to_be_visible()
+        await expect(segments.nth(4)).to_be_focused()
+        assert await page.get_by_role("button", name="more steps").count() == 0
+
+
+async def test_gateway_that_does_not_answer_is_told_until_it_does(browser: Browser, scripted: ScriptedGateway) -> None:
+    async with opened(browser, Site(scripted.base_url), expected="ERR_FAILED") as page:
+        notice = page.locator("#offline")
+        await expect(page.get_by_label("Services")).to_contain_text("target ok")
+        await expect(notice).to_be_empty()
+        await page.route("**/v1/services", lambda route: route.abort())
+        await expect(notice).to_contain_text("This gateway does not answer (since ")
+        await page.unroute("**/v1/services")
+        await expect(notice).to_be_empty()
+
+
 async def test_broken_stream_is_taken_up_after_the_last_event(browser: Browser, scripted: ScriptedGateway) -> None:
     async with opened(browser, Site(scripted.base_url), expected=BROKEN) as page:
         await begin(page)

@@ -22,6 +22,7 @@ from semspec.types import (
     Message,
     ModelInfo,
     OperatingPoint,
+    Penalties,
     Piece,
     Prompt,
     Role,
@@ -181,6 +182,8 @@ def test_handshakes_survive_the_wire() -> None:
         ModelInfo("m", "f", "t", 24, 512, 4096, "states-v1", (Segmentation.SENTENCE,), "0.1", True, chat_template="d"),
         takes_grammars=True,
         takes_min_p=True,
+        takes_penalties=True,
+        num_token_ids=151_936,
     )
     segmentations = (Segmentation.PARAGRAPH, Segmentation.SENTENCE)
     alternatives = ("last-hidden", "surprisal")
@@ -201,6 +204,14 @@ def test_handshakes_survive_the_wire() -> None:
 def test_every_member_of_an_enum_has_a_number_of_its_own(members: type[object], table: dict[object, int]) -> None:
     assert list(table) == list(members)  # type: ignore[call-overload]  # an enum's class iterates
     assert len(set(table.values())) == len(table)
+
+
+def test_penalties_survive_the_wire() -> None:
+    penalties = Penalties(-0.5, 1.5, 1.1, ((3, -100.0), (70_000, 0.25)))
+    asked = replace(ORDER, penalties=penalties)
+    sent = generation.write_request_to_wire(CONTEXT, asked).SerializeToString()
+    assert generation.write_request_from_wire(types_pb2.WriteRequest.FromString(sent)) == (CONTEXT, asked)
+    assert not generation.write_request_to_wire(CONTEXT, ORDER).HasField("penalties")
 
 
 def _write_request() -> types_pb2.WriteRequest:
@@ -227,6 +238,9 @@ def _write_request() -> types_pb2.WriteRequest:
         (lambda m: setattr(m.sampling, "top_p", math.nan), "sampling.top_p"),
         (lambda m: m.ClearField("sampling"), "sampling.top_p"),
         (lambda m: setattr(m, "num_logprobs", 21), "num_logprobs"),
+        (lambda m: setattr(m.penalties, "presence", math.nan), "penalties.presence"),
+        (lambda m: setattr(m.penalties, "presence", 1.0), "penalties.repetition"),
+        (lambda m: m.penalties.logit_bias.update({7: math.inf}), "penalties.7"),
     ],
 )
 def test_write_request_is_refused_by_field(spoil: Callable[[types_pb2.WriteRequest], object], field: str) -> None:

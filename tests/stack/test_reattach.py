@@ -18,7 +18,7 @@ from semspec.client import Event, Gateway
 from semspec.gateway.store.session_lease import stored_name
 from semspec.stack import Stack, StackConfig
 from semspec.stack.child import Child
-from semspec.stack.supervisor import OWNER
+from semspec.stack.config import OWNER
 from tests.gateway.support import free_port
 from tests.stack.support import (
     GENEROUS_S,

@@ -1,8 +1,10 @@
-"""What does not belong together never serves: the start fails, says why, and leaves nothing running."""
+"""What does not belong together never serves: the start fails, says why, and leaves nothing running. `semspec
+doctor`, which starts nothing, fails exactly there."""
 
 import asyncio
 import json
 import os
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +12,11 @@ from shutil import copytree
 
 import pytest
 
+from semspec.commands.checks import Check
+from semspec.commands.doctor import checks_of
 from semspec.stack import Stack, StackConfig, StackError
 from tests.attacks.forked import ordinary_user
-from tests.stack.support import GENEROUS_S, Pair
+from tests.stack.support import GENEROUS_S, Pair, Running
 from tests.test_stack import SERVICE, left_alive
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
@@ -26,7 +30,19 @@ async def refusal(config: StackConfig) -> StackError:
             pass
     assert left_alive([child.pid for child in stack.processes.values()], 0) == []
     assert "\n" not in str(caught.value)
+    assert "fail" in [check.level for check in await doctor(config)]
     return caught.value
+
+
+async def doctor(config: StackConfig) -> list[Check]:
+    """What `semspec doctor` says of a configuration."""
+    return await asyncio.to_thread(lambda: list(checks_of(config)))
+
+
+async def test_doctor_has_nothing_to_fix_where_the_stack_comes_up(stack_config: StackConfig, running: Running) -> None:
+    assert await running.until_ready() == "ready"
+    failures = [check for check in await doctor(stack_config) if check.level == "fail"]
+    assert failures == []
 
 
 def alone(config: StackConfig, role: str) -> StackConfig:
@@ -49,6 +65,56 @@ def only_complaint(error: StackError) -> str:
     assert "Traceback" not in error.log_tail
     (line,) = [line for line in error.log_tail.splitlines() if "level=CRITICAL" in line]
     return line
+
+
+def nothing_real(config: StackConfig) -> StackConfig:
+    """No service under test is real; the gateway is."""
+    stand_ins = {role: (sys.executable, "-c", SERVICE, role.upper()) for role in ("draft", "target", "verifier")}
+    return replace(config, commands={**config.commands, **stand_ins})
+
+
+async def test_gpu_that_is_not_there_is_one_line(stack_config: StackConfig) -> None:
+    config = replace(stack_config, environment={**stack_config.environment, "SEMSPEC_TARGET_DEVICE": "cuda:99"})
+    error = await refusal(alone(config, "target"))
+    assert "no device 'cuda:99'" in only_complaint(error) and "take 'cpu' or 'auto'" in only_complaint(error)
+    [failure] = [check for check in await doctor(config) if check.level == "fail"]
+    assert failure.remedy == "take 'cpu' or 'auto' as SEMSPEC_TARGET_DEVICE"
+
+
+async def test_malformed_chat_template(stack_config: StackConfig, pair: Pair, tmp_path: Path) -> None:
+    copytree(pair.target, tmp_path / "target")
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        if (path := tmp_path / "target" / name).exists():
+            path.unlink()
+    (tmp_path / "target" / "chat_template.jinja").write_text("{% for message in messages %}")
+    error = await refusal(alone(replace(stack_config, target_model=tmp_path / "target"), "target"))
+    assert "the chat template of" in only_complaint(error) and "is malformed in line 1" in only_complaint(error)
+
+
+async def test_default_beyond_its_bounds(stack_config: StackConfig) -> None:
+    error = await refusal(nothing_real(replace(stack_config, serving={"gamma": 99})))
+    assert str(error) == "gateway ended with status 2"
+    assert "SEMSPEC_GATEWAY_DEFAULT_GAMMA" in error.log_tail and "Traceback" not in error.log_tail
+
+
+async def test_setting_that_does_not_exist(stack_config: StackConfig) -> None:
+    error = await refusal(alone(replace(stack_config, environment={"SEMSPEC_DRAFT_KVBYTES": "1"}), "draft"))
+    assert "did you mean SEMSPEC_DRAFT_KV_BYTES?" in error.log_tail and "Traceback" not in error.log_tail
+
+
+async def test_port_that_is_taken(stack_config: StackConfig) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        error = await refusal(nothing_real(replace(stack_config, port=other.getsockname()[1])))
+    assert str(error).startswith("cannot listen on 127.0.0.1 port ")
+
+
+async def test_malformed_serving_file(pair: Pair, stack_config: StackConfig, tmp_path: Path) -> None:
+    copytree(pair.probes, tmp_path / "probes")
+    (tmp_path / "probes" / "serving.json").write_text("{")
+    draft, target = (tmp_path / "probes" / f"{role}.safetensors" for role in ("draft", "target"))
+    changed = replace(stack_config, serving=None, draft_probe=draft, target_probe=target)
+    error = await refusal(nothing_real(changed))
+    assert "serving.json" in str(error) and str(error).endswith("train the probes again, or delete it")
 
 
 async def test_swapped_probes(stack_config: StackConfig) -> None:

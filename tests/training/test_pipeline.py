@@ -18,8 +18,12 @@ from semspec.probes.verifier import ProbeVerifier
 from semspec.training.cli import main
 from semspec.training.config import PipelineConfig, load_config
 from semspec.training.data.labels import read_labels
+from semspec.training.data.questions import Question
+from semspec.training.estimate import num_rows, planned_probes
 from semspec.training.files import read_rows
-from semspec.training.pipeline import Pipeline
+from semspec.training.pilot import Piloted, groups_of
+from semspec.training.pipeline import Pipeline, stored_questions
+from semspec.training.progress import Reporter
 from semspec.types import Context, GenerationParams, Message, SamplingParams, Writer
 from tests.training import support
 
@@ -139,13 +143,54 @@ def test_status_check_and_estimate(run: Path, tmp_path: Path) -> None:
     path = tmp_path / "work" / "samples" / "00002.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     assert pipeline.damaged() == [str(path)]
-    estimate = pipeline.estimate(2)
-    labels = read_labels(run / "work" / "labels" / "00000.parquet")
+    estimate = pipeline.estimate(2, least_s=0)
     assert estimate.num_questions == 20
-    assert 0.5 < estimate.num_contexts / len(np.unique(labels.context)) < 2
+    num_contexts = sum(pipeline.contexts.num_contexts(number) for number in range(len(pipeline.questions)))
+    assert 0.5 < estimate.num_contexts / num_contexts < 2
     states = sum(one.stat().st_size for one in (run / "work" / "samples").glob("*.safetensors"))
     assert 0.5 < estimate.states_bytes / states < 2
-    assert set(estimate.stage_s) == {"contexts", "samples", "clusters", "fit"} and "GB" in str(estimate)
+    assert set(estimate.stage_s) == {"contexts", "samples", "clusters", "probes"} and "GB" in str(estimate)
+    assert all(seconds > 0 for seconds in estimate.stage_s.values())
+
+
+def test_estimate_tells_its_progress_and_names_the_preset_where_the_run_is_long(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("semspec.training.pilot.LEAST_S", 0.0)
+    for least_s, is_named in ((0.0, True), (1e9, False)):
+        monkeypatch.setattr("semspec.training.cli.LONG_S", least_s)
+        work = tmp_path / str(is_named)
+        with pytest.raises(SystemExit, match="0"):
+            main(
+                ["estimate", "--config", str(run / "pair.yaml"), "--work", str(work), "--threads", "1", "--pilot", "1"]
+            )
+        told = capsys.readouterr()
+        assert ("--preset quick" in told.out) is is_named
+        assert "pilot: 1 of 20 questions, those to train on: contexts" in told.err
+        assert "1. kind of probe (served, draft)" in told.err
+
+
+def test_planned_probes_and_rows_are_those_of_the_run(run: Path) -> None:
+    config = load_config(run / "pair.yaml")
+    labels = read_labels(run / "work" / "labels" / "00000.parquet")
+    every = stored_questions(run / "work", config, Reporter(quiet=True))
+    probes = planned_probes(config, every)
+    assert len(probes) == len(list((run / "work" / "probes").glob("*.safetensors")))
+    num_contexts = len(np.unique(labels.context[labels.split != "test"]))
+    others = sum(question.split != "test" for question in every)
+    piloted = Piloted({}, {False: num_contexts / others}, 0, labels, run)
+    for role, variant in probes[:2]:
+        expected = np.sum((labels.split == "train") & (labels.by_draft | (role == "target")))
+        assert num_rows(config, role, variant, piloted, every, "train") == pytest.approx(expected, rel=0.3)
+
+
+def test_pilot_takes_both_kinds_of_questions_in_turn() -> None:
+    every = [Question(str(i), "", "all", "test" if i % 5 == 0 else "train") for i in range(25)]
+    groups = groups_of(every, 2)
+    assert [kind for kind, _ in groups[:4]] == [False, True, False, True]
+    assert all(len(group) == 2 and {one.split == "test" for one in group} == {kind} for kind, group in groups)
+    assert len({one.id for _, group in groups for one in group}) == 24
+    assert [len(group) for _, group in groups_of(every[:6], 4)] == [2, 2, 2]
 
 
 def flipped(data: bytes) -> bytes:

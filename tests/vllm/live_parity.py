@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,12 @@ NUM_STREAMS = 16
 
 async def test_both_engines_name_the_same_model(theirs: VllmEngine, ours: TransformersEngine) -> None:
     one, other = await theirs.info(), await ours.info()
-    differing = {"max_cache_bytes": 0, "takes_grammars": False}
+    differing: dict[str, Any] = {
+        "max_cache_bytes": 0,
+        "takes_grammars": False,
+        "takes_penalties": False,
+        "num_token_ids": 0,
+    }
     assert replace(one, **differing) == replace(other, **differing)
 
 

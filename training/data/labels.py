@@ -103,6 +103,18 @@ def gather_labels(shards: Iterable[Iterable[Row]], questions: Sequence[Question]
             "raise max_segment_tokens, or the NLI model's window",
             "max_segment_tokens",
         )
+    labels = arranged(rows, questions)
+    if np.all(labels.target_probability == 1):
+        raise InvalidRequest(
+            f"every one of {len(np.unique(labels.context))} contexts has fewer than two clusters: nothing to learn "
+            "from; check the equivalence, or sample at a higher temperature",
+            "equivalence",
+        )
+    return labels
+
+
+def arranged(rows: Sequence[Row], questions: Sequence[Question]) -> Labels:
+    """The labels in `rows` as arrays."""
     contexts = {name: number for number, name in enumerate(dict.fromkeys(row["context"] for row in rows))}
     own = [questions[row["question"]] for row in rows]
 
@@ -119,14 +131,7 @@ def gather_labels(shards: Iterable[Iterable[Row]], questions: Sequence[Question]
     columns |= {
         name: column(name, np.int64) for name in ("question", "depth", "num_tokens", "shard", "row", "draft_row")
     }
-    labels = Labels(**columns)  # type: ignore[arg-type]
-    if np.all(labels.target_probability == 1):
-        raise InvalidRequest(
-            f"every one of {len(contexts)} contexts has fewer than two clusters: nothing to learn from; "
-            "check the equivalence, or sample at a higher temperature",
-            "equivalence",
-        )
-    return labels
+    return Labels(**columns)  # type: ignore[arg-type]
 
 
 def write_labels(path: Path, labels: Labels) -> None:

@@ -1,6 +1,7 @@
 """Stage 5: the served pair of probes, and the variants that the report compares with it."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,30 @@ def compared(config: ProbesConfig) -> list[Variant]:
         Variant("last layer", config.model_copy(update={"features": "states", "layers": "last"})),
         Variant("surprisal alone", config.model_copy(update={"features": "surprisal"})),
     ]
+
+
+def curve(config: PipelineConfig) -> list[Variant]:
+    """The served recipe on shares of the training questions."""
+    shares = config.report.learning_curve
+    return [Variant(f"{share:.1%} of the questions", config.probes, share=share) for share in shares]
+
+
+def of_domains(config: PipelineConfig, domains: Sequence[str]) -> list[Variant]:
+    """The served recipe on each of several domains."""
+    return [Variant(f"only {name}", config.probes, domain=name) for name in domains] if domains[1:] else []
+
+
+def training_of(config: PipelineConfig, role: Role, variant: Variant) -> dict[str, Any]:
+    """All settings that determine a probe, for its card; two variants may share a probe."""
+    left_out = {"features", "layers", "draft_layers", "device", "memory_gib"} | (
+        {"labels"} if role == "draft" else set()
+    )
+    features, layers = variant.recipe.inputs(role)
+    training = variant.recipe.model_dump(mode="json", exclude=left_out)
+    training |= {"features": features, "layers": layers, "share": variant.share, "domain": variant.domain}
+    return dict[str, Any](
+        json.loads(json.dumps(training | {"equivalence": config.equivalence.model_dump(mode="json")}))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,16 +177,7 @@ class Fitter:
         return len(np.unique(self.labels.context[self._rows("target", variant, "train")]))
 
     def _training(self, role: Role, variant: Variant) -> dict[str, Any]:
-        """All settings that determine this probe, for its card; two variants may share a probe."""
-        left_out = {"features", "layers", "draft_layers", "device", "memory_gib"} | (
-            {"labels"} if role == "draft" else set()
-        )
-        features, layers = variant.recipe.inputs(role)
-        training = variant.recipe.model_dump(mode="json", exclude=left_out)
-        training |= {"features": features, "layers": layers, "share": variant.share, "domain": variant.domain}
-        return dict[str, Any](
-            json.loads(json.dumps(training | {"equivalence": self.config.equivalence.model_dump(mode="json")}))
-        )
+        return training_of(self.config, role, variant)
 
     def _path(self, role: Role, training: dict[str, Any]) -> Path:
         return self.folder / f"{role}-{digest_of([training, self.data_digest])}.safetensors"

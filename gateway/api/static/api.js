@@ -36,6 +36,10 @@ export const trace = (id) => json(`${generation(id)}/trace`);
 
 export const models = async () => (await json("/v1/models")).data.map((model) => model.id);
 
+export const session = async (name) => (await json(`/v1/sessions/${encodeURIComponent(name)}`)).turns;
+
+export const sessions = async () => (await json("/v1/sessions")).data;
+
 export const services = async (signal) => (await json("/v1/services", signal)).services;
 
 const generation = (id) => `/v1/generations/${encodeURIComponent(id)}`;

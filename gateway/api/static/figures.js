@@ -1,19 +1,21 @@
 // The numbers of a generation and the picture of its time.
 
+import { spread } from "./comparison.js";
 import { element, unseen } from "./dom.js";
 import { rate, seconds, share, times } from "./format.js";
 import { duration } from "./generation.js";
 import { kind } from "./segments.js";
 
-/** Fills the row of meters. `other` is the target alone on the same question, if it was asked. */
-export function showMeters(list, generation, other) {
+/** Fills the row of meters. `other` is the target alone on the same question, if it was asked; `pairs` are those of all
+ * seeds. */
+export function showMeters(list, generation, other, pairs = []) {
   const judged = generation.numJudged ? `${generation.numAccepted} of ${generation.numJudged} drafts` : "nothing judged yet";
   list.replaceChildren(
     figure("Acceptance", share(generation.acceptance), judged, generation.acceptance),
     figure("By the target", share(generation.targetShare), `of ${generation.numTokens} tokens`, generation.targetShare),
     figure("Speed", rate(generation.tokensPerSecond), "tokens/s"),
     figure("Time", seconds(generation.latencyMs), timeNote(generation)),
-    speedUp(generation, other),
+    pairs.length > 1 ? speedUps(pairs) : speedUp(generation, other),
   );
 }
 
@@ -35,6 +37,33 @@ function speedUp(generation, other) {
   const ratio = other.latencyMs / generation.latencyMs;
   return figure("Speed-up", times(ratio), `target alone ${seconds(other.latencyMs)}; ${agreement(generation, other)}`);
 }
+
+function speedUps(pairs) {
+  const { least, middle, most } = spread(pairs.map((pair) => pair.speed_up));
+  return figure("Speed-up", times(middle), `median of ${pairs.length} seeds, ${times(least)} to ${times(most)}`);
+}
+
+/** Fills the table of several seeds, with their spread. */
+export function showSpread(figure, pairs) {
+  figure.hidden = pairs.length < 2;
+  if (figure.hidden) return;
+  const known = pairs.filter((pair) => pair.same !== null);
+  const row = (tag, ...cells) => element("tr", {}, ...cells.map((cell) => element(tag, {}, cell)));
+  const median = (name) => seconds(spread(pairs.map((pair) => pair[name])).middle);
+  const table = element(
+    "table",
+    {},
+    row("th", "Seed", "Answer", "Target alone", "Speed-up", "Same answer"),
+    ...pairs.map((pair) =>
+      row("td", String(pair.seed), seconds(pair.own_ms), seconds(pair.target_ms), times(pair.speed_up), agreed(pair.same)),
+    ),
+    row("th", "median", median("own_ms"), median("target_ms"), times(spread(pairs.map((pair) => pair.speed_up)).middle),
+      `${known.filter((pair) => pair.same).length} of ${known.length}`),
+  );
+  figure.replaceChildren(element("figcaption", {}, `${pairs.length} seeds; which of the two runs first alternates`), table);
+}
+
+const agreed = (same) => (same === null ? "–" : same ? "yes" : "no");
 
 function agreement(generation, other) {
   if (generation.answer === null || other.answer === null) return "no answer to compare";

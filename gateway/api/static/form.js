@@ -119,6 +119,20 @@ export class Form {
     return byId("compare").checked && !byId("compare").disabled;
   }
 
+  get converses() {
+    return byId("converse").checked;
+  }
+
+  set converses(does) {
+    byId("converse").checked = does;
+  }
+
+  /** How many seeds are compared. */
+  get numSeeds() {
+    const { min, max, valueAsNumber } = byId("seeds");
+    return Number.isNaN(valueAsNumber) ? 1 : Math.min(Number(max), Math.max(Number(min), Math.trunc(valueAsNumber)));
+  }
+
   get prompt() {
     return byId("prompt").value;
   }
@@ -127,12 +141,13 @@ export class Form {
     byId("prompt").value = text;
   }
 
-  /** The body of a request. */
-  body() {
+  /** The body of a request, in a session or in none. */
+  body(session = null) {
     const body = { model: this.model, messages: [{ role: "user", content: this.prompt }], stream: true };
     for (const name of ["temperature", "seed", "max_tokens"]) setNumber(body, name);
     body.semspec = { trace: true };
     setNumber(body.semspec, "gamma");
+    if (session !== null) body.semspec.session = session;
     if (this.strictness !== null) body.semspec.strictness = this.strictness;
     return body;
   }

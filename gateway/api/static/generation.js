@@ -115,6 +115,23 @@ export class Generation {
     return this.parameters?.strategy ?? this.model.split(":")[1] ?? null;
   }
 
+  /** Whether it may still grow. */
+  get isOpen() {
+    return this.status === "running" || this.status === "reconnecting";
+  }
+
+  /** What it says after the reasoning; all of it where no reasoning ends. */
+  get said() {
+    const text = this.kept.map((record) => record.text).join("");
+    return (parted(text).answer ?? text).trim();
+  }
+
+  /** The reasoning before that. */
+  get reasoning() {
+    const { reasoning, answer } = parted(this.kept.map((record) => record.text).join(""));
+    return answer === null ? "" : reasoning.trim();
+  }
+
   /** What stands in `\boxed{}` after the reasoning, or else all that stands there; null while that goes on. */
   get answer() {
     const answer = parted(this.kept.map((record) => record.text).join("")).answer?.trim();

@@ -1,7 +1,7 @@
 // The last generations of this browser, in localStorage; without storage there is no history and no error.
 
 import { element } from "./dom.js";
-import { seconds, share } from "./format.js";
+import { count, seconds, share } from "./format.js";
 
 const KEY = "semspec.history";
 const MOST = 20;
@@ -61,6 +61,17 @@ function item(entry) {
 }
 
 export const permalink = (id) => `#generation=${encodeURIComponent(id)}`;
+
+/** The list of conversations; `open` is called with the name of the chosen one. */
+export function showSessions(list, sessions, open) {
+  list.replaceChildren(...sessions.map((session) => conversation(session, open)));
+}
+
+function conversation({ id, question, num_turns: number }, open) {
+  const button = element("button", { type: "button", class: "plain", title: question }, question);
+  button.addEventListener("click", () => open(id));
+  return element("li", {}, button, element("small", {}, `conversation, ${count(Math.ceil(number / 2), "question")}`));
+}
 
 /** The generation an address names, or null. */
 export const named = (hash) => new URLSearchParams(hash.replace(/^#/, "")).get("generation");

@@ -2,10 +2,13 @@
 
 import * as api from "./api.js";
 import { byId, element } from "./dom.js";
-import { showMeters, showTimeline } from "./figures.js";
+import { pairs, withTurns } from "./comparison.js";
+import { Conversation } from "./conversation.js";
+import { exported, save } from "./export.js";
+import { showMeters, showSpread, showTimeline } from "./figures.js";
 import { BUNDLED, Form } from "./form.js";
 import { Generation } from "./generation.js";
-import { History, named, permalink } from "./history.js";
+import { History, named, permalink, showSessions } from "./history.js";
 import { Inspector } from "./inspector.js";
 import { keep, key, takeFromAddress } from "./key.js";
 import { parametersLine, showError, showNotices, spoken } from "./notes.js";
@@ -21,8 +24,12 @@ class Playground {
     this.form = new Form();
     this.history = new History(byId("history"), byId("history-empty"), byId("history-clear"));
     this.inspector = new Inspector(byId("inspector"));
+    this.conversation = new Conversation(byId("turns"));
     this.panes = [];
+    /** What own and target took with each seed. */
+    this.pairs = [];
     this.controller = null;
+    this.running = null;
     this.form.setModels([BUNDLED]); // until the server has named its models
     this.wire();
     showMeters(byId("meters"), Generation.none(), null);
@@ -36,6 +43,9 @@ class Playground {
     byId("stop").addEventListener("click", () => this.stop());
     byId("resume").addEventListener("click", () => this.resume());
     byId("export").addEventListener("click", () => this.export());
+    byId("export-text").addEventListener("click", () => this.exportText());
+    byId("converse").addEventListener("change", () => this.converse());
+    byId("fresh").addEventListener("click", () => this.beginAfresh());
     byId("link").addEventListener("click", () => this.copyLink());
     byId("key").addEventListener("change", () => this.enter(byId("key").value));
     window.addEventListener("hashchange", () => this.follow());
@@ -48,7 +58,7 @@ class Playground {
   start() {
     takeFromAddress();
     byId("key").value = key();
-    this.look = watchServices(byId("services"));
+    this.look = watchServices(byId("services"), byId("offline"));
     this.meet();
   }
 
@@ -57,6 +67,7 @@ class Playground {
     this.open(named(location.hash));
     try {
       this.form.setModels(await api.models());
+      this.listSessions();
     } catch (error) {
       this.complain(error);
     }
@@ -91,27 +102,84 @@ class Playground {
 
   async send() {
     if (this.controller) return;
-    const [body, compares, target] = [this.form.body(), this.form.compares, this.form.targetModel];
+    if (this.form.converses) this.conversation.goOn(this.own);
+    else this.conversation.end();
+    const [body, compares, target] = [this.form.body(this.conversation.session), this.form.compares, this.form.targetModel];
     const own = new Generation(body.model, this.form.prompt.trim());
+    const earlier = this.conversation.messages;
     this.begin(own);
     reveal(byId("result"));
     const ended = await this.run(own, (changed, signal) => generate(body, own, changed, signal));
-    if (own.status === "finished") this.history.add(own);
+    if (own.status === "finished") {
+      this.history.add(own);
+      this.listSessions();
+    }
     this.form.expect(own.summary?.expected);
-    if (ended && compares) await this.compare(body, own, target);
+    if (ended && compares) await this.compare(withTurns(body, earlier), own, target);
+    if (own.status === "finished" && this.conversation.session) this.form.prompt = "";
+    this.render();
   }
 
-  /** The same question and seed to the target alone, after the first so that neither slows the other. */
-  async compare({ semspec: _, ...body }, own, target) {
-    const other = new Generation(target, own.prompt);
-    this.addPane(other, "Target alone", "target");
-    const again = { ...body, model: target, seed: own.seed, semspec: { trace: true } };
-    await this.run(other, (changed, signal) => generate(again, other, changed, signal));
+  /** The same question to the target alone, and both with further seeds. */
+  async compare(body, own, target) {
+    const ask = (generation, asked) => this.run(generation, (changed, signal) => generate(asked, generation, changed, signal));
+    const alone = new Generation(target, own.prompt);
+    this.addPane(alone, "Target alone", "target");
+    for await (const pair of pairs({ body, own, alone, numSeeds: this.form.numSeeds }, ask)) {
+      this.pairs.push(pair);
+      this.render();
+    }
+  }
+
+  /** Whether the next question goes on from here. */
+  converse() {
+    if (this.form.converses) return;
+    this.beginAfresh();
+    this.form.converses = false;
+  }
+
+  beginAfresh() {
+    this.conversation.end();
+    byId("fresh").hidden = true;
+    byId("prompt").focus();
+  }
+
+  /** The conversations that the server keeps. */
+  async listSessions() {
+    try {
+      showSessions(byId("sessions"), await api.sessions(), (name) => this.openSession(name));
+    } catch {
+      byId("sessions").replaceChildren(); // no key, or a gateway that has no list
+    }
+  }
+
+  async openSession(name) {
+    try {
+      this.conversation.take(name, await api.session(name));
+    } catch (error) {
+      this.complain(error);
+      return;
+    }
+    this.controller?.abort();
+    this.controller = null;
+    this.setRunning(false);
+    window.history.pushState(null, "", location.pathname);
+    this.panes = [];
+    this.pairs = [];
+    byId("panes").replaceChildren();
+    for (const id of ["introduction", "facts", "asked", "timeline", "spread"]) byId(id).hidden = true;
+    this.form.converses = true;
+    this.form.prompt = "";
+    byId("fresh").hidden = false;
+    showMeters(byId("meters"), Generation.none(), null);
+    reveal(byId("result"));
+    byId("prompt").focus();
   }
 
   /** Do `work` on a generation, its state on the page all the while. True if it came to its own end. */
   async run(generation, work) {
     const controller = (this.controller = new AbortController());
+    this.running = generation;
     const changed = (status = "running") => {
       if (controller.signal.aborted) return;
       generation.status = status;
@@ -159,7 +227,7 @@ class Playground {
   /** Stop here, then for good on the server, where it could otherwise be gone on with. */
   stop() {
     if (!this.controller) return;
-    const { id } = this.panes.at(-1).generation;
+    const { id } = this.running;
     this.controller.abort();
     if (id) api.cancel(id).catch(() => {}); // it has ended here all the same
   }
@@ -173,7 +241,10 @@ class Playground {
     try {
       const [meta, trace] = await Promise.all([api.stored(id), api.trace(id)]);
       if (this.controller || named(location.hash) !== id) return; // meanwhile something else was asked for
-      this.begin(this.recalled(Generation.stored(meta, trace)));
+      const generation = this.recalled(Generation.stored(meta, trace));
+      if (meta.session) await this.recallTurns(meta, generation);
+      else this.conversation.end();
+      this.begin(generation);
       if (meta.status === "running") await this.resume();
     } catch (error) {
       this.complain(error);
@@ -187,6 +258,17 @@ class Playground {
     return generation;
   }
 
+  /** With the turns before it, if the server still has them. */
+  async recallTurns(meta, generation) {
+    try {
+      const question = this.conversation.takeUpTo(meta.session, await api.session(meta.session), meta.prompt?.text ?? "");
+      if (question !== null) this.form.prompt = generation.prompt = question;
+      this.form.converses = true;
+    } catch {
+      this.conversation.end();
+    }
+  }
+
   async resume() {
     const generation = this.own;
     byId("resume").hidden = true;
@@ -195,6 +277,7 @@ class Playground {
 
   begin(generation) {
     this.panes = [];
+    this.pairs = [];
     byId("panes").replaceChildren();
     byId("alert").replaceChildren();
     byId("status").textContent = "";
@@ -218,6 +301,7 @@ class Playground {
   }
 
   render() {
+    if (!this.own) return;
     for (const { generation, segments } of this.panes) segments.update(generation);
     byId("asked").hidden = this.own.prompt === this.form.prompt.trim();
     byId("asked").textContent = this.own.prompt;
@@ -225,7 +309,9 @@ class Playground {
     byId("parameters").replaceChildren(parametersLine(this.own));
     byId("resume").hidden = this.own.status !== "interrupted";
     showNotices(byId("notices"), this.own);
-    showMeters(byId("meters"), this.own, this.other);
+    showMeters(byId("meters"), this.own, this.other, this.pairs);
+    showSpread(byId("spread"), this.pairs);
+    byId("fresh").hidden = this.conversation.session === null;
     showTimeline(byId("timeline"), byId("timeline-rows"), this.panes.map((pane) => pane.generation));
   }
 
@@ -248,19 +334,13 @@ class Playground {
   }
 
   export() {
-    const blob = new Blob([JSON.stringify(this.exported(), null, 2)], { type: "application/json" });
-    const link = element("a", { href: URL.createObjectURL(blob), download: `${this.own.id}.json` });
-    link.click();
-    URL.revokeObjectURL(link.href);
+    const text = JSON.stringify(exported(this.panes.map((pane) => pane.generation), this.pairs, this.conversation), null, 2);
+    save(text, "application/json", `${this.own.id}.json`);
   }
 
-  exported() {
-    const [own, other] = this.panes.map(({ generation }) => {
-      const { id, model, prompt, seed, status, parameters, kept: segments } = generation;
-      const { trace: _, ...summary } = generation.summary ?? {};
-      return { id, model, prompt, seed, status, parameters, summary, segments };
-    });
-    return other ? { ...own, target_alone: other } : own;
+  /** The conversation as Markdown, with the reasoning of the last answer. */
+  exportText() {
+    save(this.conversation.asText(this.own), "text/markdown", `${this.own.id}.md`);
   }
 
   async copyLink() {

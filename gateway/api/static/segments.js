@@ -4,6 +4,11 @@ import { element, mark, unseen } from "./dom.js";
 import { count, measure } from "./format.js";
 import { parted } from "./generation.js";
 import { describe } from "./inspector.js";
+import { markdown } from "./markdown.js";
+
+/** A finished reasoning of more steps is folded to the first and the last of them. */
+const MOST_STEPS = 16;
+const NUM_SHOWN = 4; // at either end
 
 const KINDS = {
   accepted: { sign: "✓", word: "accepted" },
@@ -25,6 +30,8 @@ export class Segments {
     this.prefix = prefix;
     this.shown = [];
     this.drafts = [];
+    this.more = null;
+    this.isUnfolded = false;
     /** The record and generation behind each element. */
     this.behind = new WeakMap();
   }
@@ -38,6 +45,30 @@ export class Segments {
     }
     this.drafts = [...generation.inFlight.values()].map((segment) => inFlight(segment, answering));
     this.list.append(...this.drafts);
+    this.fold(generation);
+  }
+
+  /** Hide the middle of a long reasoning that has ended, behind a button. */
+  fold(generation) {
+    const answerAt = generation.records.findIndex((record) => record && parted(record.text).answer !== null);
+    const steps = this.shown.slice(0, answerAt < 0 ? undefined : answerAt);
+    const isFolded = !generation.isOpen && !this.isUnfolded && steps.length > MOST_STEPS;
+    const folded = isFolded ? steps.slice(NUM_SHOWN, -NUM_SHOWN) : [];
+    for (const item of this.shown) item.hidden = folded.includes(item);
+    this.more?.remove();
+    this.more = folded.length ? this.unfolder(folded.length, generation) : null;
+    if (this.more) steps[NUM_SHOWN - 1].after(this.more);
+  }
+
+  unfolder(number, generation) {
+    const button = element("button", { type: "button", class: "plain" }, `Show ${number} more steps`);
+    button.addEventListener("click", () => {
+      const next = this.more.nextElementSibling;
+      this.isUnfolded = true;
+      this.fold(generation);
+      next.focus();
+    });
+    return element("li", { class: "more" }, button);
   }
 
   place(record, generation, answering) {
@@ -81,23 +112,12 @@ function inFlight(segment, answering) {
 function texts(text, answering) {
   if (answering) return [answerText(text)];
   const { reasoning, answer } = parted(text);
-  const parts = reasoning.trim() ? [element("p", { class: "reasoning" }, reasoning.trim())] : [];
+  const parts = reasoning.trim() ? [element("div", { class: "reasoning" }, ...markdown(reasoning.trim()))] : [];
   if (answer?.trim()) parts.push(answerText(answer));
   return parts.length ? parts : [element("p", { class: "reasoning void" }, "(no text)")];
 }
 
-/** The answer, with what stands in `\boxed{}` set off. */
-function answerText(text) {
-  const pieces = text.trim().split(/(\\boxed\{[^{}]*\})/);
-  const set = pieces.map((piece) => {
-    const inside = /^\\boxed\{(.*)\}$/s.exec(piece)?.[1];
-    if (inside === undefined) return piece;
-    return element("span", { class: "boxed" }, fade("\\boxed{"), element("strong", {}, inside), fade("}"));
-  });
-  return element("p", { class: "answer" }, unseen("Answer: "), ...set);
-}
-
-const fade = (text) => element("span", { class: "fade" }, text);
+const answerText = (text) => element("div", { class: "answer" }, unseen("Answer: "), ...markdown(text.trim()));
 
 function refused(draft) {
   if (!draft) return null;

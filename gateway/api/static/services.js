@@ -8,15 +8,27 @@ const INTERVAL_MS = 5000;
 
 let refused = null; // a key that is not asked with again
 
-/** Returns what looks at once. */
-export function watchServices(list) {
+/** Returns what looks at once. `notice` says since when the gateway has not answered. */
+export function watchServices(list, notice) {
+  let since = null;
   const look = async () => {
-    if (!document.hidden && key() !== refused) list.replaceChildren(...(await lamps()));
+    if (document.hidden || key() === refused) return;
+    const found = await lamps();
+    list.replaceChildren(...found);
+    const isAway = found[0]?.classList.contains("away") && found.length === 1;
+    since = isAway ? (since ?? new Date()) : null;
+    notice.textContent = isAway ? words(since) : "";
   };
   look();
+  window.addEventListener("online", look);
   setInterval(look, INTERVAL_MS);
   document.addEventListener("visibilitychange", look);
   return look;
+}
+
+function words(since) {
+  const who = navigator.onLine ? "This gateway does not answer" : "This device has no network, and the gateway does not answer";
+  return `${who} (since ${since.toLocaleTimeString()}). What is shown is from before; nothing new can be asked until it answers. The page looks every five seconds.`;
 }
 
 async function lamps() {

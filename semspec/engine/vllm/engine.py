@@ -13,6 +13,7 @@ from uuid import uuid4
 from semspec.engine.grammar import no_grammars
 from semspec.engine.scheduler import MAX_CALLS
 from semspec.engine.segmentation import TokenSegmenter, ended_by_look_ahead
+from semspec.engine.shaping import no_penalties
 from semspec.engine.speculative import check_no_retrieval, check_proposal, check_token_ids, shared_part
 from semspec.engine.tokenization import ModelTokenizer, option_ids, parameter_of
 from semspec.engine.vllm.options import check_installed, engine_args, load_model, prepare_environment
@@ -120,6 +121,8 @@ class VllmEngine:
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         if params.grammar:
             raise no_grammars()
+        if not params.penalties.is_neutral:
+            raise no_penalties()
         tokens = self.tokenizer.context_ids(context)
         self.tokenizer.check_room(len(tokens), "context")
         request = Generate(params, ended_by_look_ahead(context, params.segmentation))

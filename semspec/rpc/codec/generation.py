@@ -26,6 +26,7 @@ from semspec.types import (
     GeneratedSegment,
     GenerationParams,
     Message,
+    Penalties,
     Piece,
     Prompt,
     Proposal,
@@ -165,6 +166,7 @@ def write_request_to_wire(context: Context, params: GenerationParams) -> types_p
         projection=params.projection,
         is_ahead=params.is_ahead,
         grammar=params.grammar,
+        penalties=None if params.penalties.is_neutral else penalties_to_wire(params.penalties),
     )
     for piece in context.pieces:
         put_piece(message.context.add(), piece)
@@ -181,6 +183,7 @@ def write_request_from_wire(message: types_pb2.WriteRequest) -> tuple[Context, G
         projection=message.projection,
         is_ahead=message.is_ahead,
         grammar=message.grammar,
+        penalties=penalties_from_wire(message.penalties) if message.HasField("penalties") else Penalties(),
     )
     return context_from_wire(message.context), params
 
@@ -227,6 +230,27 @@ def sampling_from_wire(message: types_pb2.Sampling) -> SamplingParams:
     if not 0 <= message.min_p <= 1:
         raise invalid("sampling.min_p", f"must be in [0, 1], not {message.min_p}")
     return SamplingParams(message.temperature, message.top_p, message.top_k, message.seed, message.min_p)
+
+
+def penalties_to_wire(penalties: Penalties) -> types_pb2.Penalties:
+    """Penalties and biases."""
+    return types_pb2.Penalties(
+        presence=penalties.presence,
+        frequency=penalties.frequency,
+        repetition=penalties.repetition,
+        logit_bias=dict(penalties.logit_bias),
+    )
+
+
+def penalties_from_wire(message: types_pb2.Penalties) -> Penalties:
+    """Penalties and biases, checked to be numbers."""
+    biases = tuple(sorted(message.logit_bias.items()))
+    for name, value in (("presence", message.presence), ("frequency", message.frequency), *biases):
+        if not math.isfinite(value):
+            raise invalid(f"penalties.{name}", f"must be a finite number, not {value}")
+    if not (math.isfinite(message.repetition) and message.repetition > 0):
+        raise invalid("penalties.repetition", f"must be above 0, not {message.repetition}")
+    return Penalties(message.presence, message.frequency, message.repetition, biases)
 
 
 def written_to_wire(generated: GeneratedSegment) -> types_pb2.WriteResponse:

@@ -36,6 +36,8 @@ def model_info_to_wire(info: ModelInfo) -> types_pb2.ModelInfo:
         takes_min_p=info.takes_min_p,
         datastore=info.datastore,
         datastore_model=info.datastore_model,
+        takes_penalties=info.takes_penalties,
+        num_token_ids=info.num_token_ids,
     )
 
 
@@ -60,6 +62,8 @@ def model_info_from_wire(message: types_pb2.ModelInfo) -> ModelInfo:
         takes_min_p=message.takes_min_p,
         datastore=message.datastore,
         datastore_model=message.datastore_model,
+        takes_penalties=message.takes_penalties,
+        num_token_ids=message.num_token_ids,
     )
 
 

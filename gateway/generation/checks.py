@@ -1,0 +1,125 @@
+"""What a request needs of the services it meets, and its limits there: strategy, format, sampling, budget, deadline."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from semspec.decoding import STRATEGIES, Prompts
+from semspec.errors import ContextTooLong, InvalidRequest
+from semspec.gateway.generation.request import ChoiceRequest, Request
+from semspec.gateway.generation.strictness import at_strictness
+from semspec.gateway.served import Served
+from semspec.gateway.settings import GatewaySettings
+from semspec.types import Message, Writer
+
+DEFAULT_SHARE = 4
+"""The default budget is the window divided by this: 32,768 of 131,072 tokens, which R1's authors recommend."""
+LEAST_DEADLINE_S = 600.0
+TOKEN_DEADLINE_S = 0.1
+"""Seconds allowed for a token of the budget."""
+
+
+def checked(request: Request, served: Served) -> Request:
+    """The request completed with what depends on the services. Raises: InvalidRequest if they do not support it."""
+    strategy = request.plan.strategy
+    if (unsupported_reason := served.unsupported_reason(strategy)) is not None:
+        raise InvalidRequest(unsupported_reason, request.strategy_field)
+    _check_segmentation(request, served)
+    _check_grammar(request, served)
+    if request.plan.sampling.min_p and not served.takes_min_p(strategy):
+        raise InvalidRequest("min_p: a server writes for one of the models that may not know it; leave it out", "min_p")
+    _check_penalties(request, served)
+    if request.plan.num_logprobs is not None and not served.tells_logprobs(strategy):
+        request = _without_logprobs(request)
+    if request.strictness is None:
+        return request
+    if STRATEGIES[strategy].needs_calibration and served.likelihood is not None:
+        chosen = at_strictness(request.strictness, served.likelihood.curve)
+        plan = replace(request.plan, likelihood_threshold=chosen.acceptance.threshold)
+        return replace(request, plan=plan, expected=chosen.expected)
+    if STRATEGIES[strategy].probes != "":
+        message = f"strictness needs the pair's own probes, which the strategy {strategy!r} does not use"
+        raise InvalidRequest(f"{message}; leave it out, or choose 'semantic'", "semspec.strictness")
+    chosen = at_strictness(request.strictness, served.verifier.operating_points)
+    return replace(request, plan=replace(request.plan, acceptance=chosen.acceptance), expected=chosen.expected)
+
+
+def _without_logprobs(request: Request) -> Request:
+    """Raises: InvalidRequest where the client requested them; TGI's responses otherwise omit them."""
+    if request.api != "tgi" or request.plan.num_logprobs:
+        field = "parameters.top_n_tokens" if request.api == "tgi" else "logprobs"
+        message = f"{field}: the strategy {request.plan.strategy!r} has no logprobs"
+        raise InvalidRequest(f"{message}; leave it out, or choose another strategy", field)
+    return replace(request, plan=replace(request.plan, num_logprobs=None))
+
+
+def _check_grammar(request: Request, served: Served) -> None:
+    if not request.plan.grammar:
+        return
+    if not STRATEGIES[request.plan.strategy].takes_grammars:
+        message = f"the strategy {request.plan.strategy!r} judges what is written, and cannot hold it to a format"
+        raise InvalidRequest(f"{message}; leave it out, or choose 'target'", request.strategy_field)
+    if not served.takes_grammars(request.plan.strategy):
+        message = f"{request.format_field}: {served.target.model} cannot be held to a format"
+        remedy = "it needs the engine 'auto', 'fast' or 'transformers', and a vocabulary that spells any text"
+        raise InvalidRequest(f"{message}: {remedy}; leave it out", request.format_field)
+
+
+def _check_penalties(request: Request, served: Served) -> None:
+    penalties, strategy = request.plan.penalties, request.plan.strategy
+    if penalties.is_neutral:
+        return
+    if not STRATEGIES[strategy].takes_grammars:
+        message = f"the strategy {strategy!r} judges or verifies drafts by the models' own probabilities"
+        raise InvalidRequest(
+            f"{message}, not by penalised ones; leave out {request.penalty_field}, or choose 'target'",
+            request.strategy_field,
+        )
+    if not served.takes_penalties(strategy):
+        message = f"{request.penalty_field}: {served.target.model} takes no penalties"
+        remedy = "it needs the engine 'auto', 'fast' or 'transformers'"
+        raise InvalidRequest(f"{message}: {remedy}; leave it out", request.penalty_field)
+    if not penalties.logit_bias:
+        return
+    if Writer.DRAFT in STRATEGIES[strategy].writers and served.draft.tokenizer != served.target.tokenizer:
+        message = "logit_bias: draft and target have other token ids"
+        raise InvalidRequest(f"{message}; leave it out, or choose 'target'", "logit_bias")
+    last, limit = max(token for token, _ in penalties.logit_bias), served.target.num_token_ids
+    if last >= limit:
+        message = f"logit_bias: {last} is no token of {served.target.model}, whose ids are below {limit}"
+        raise InvalidRequest(f"{message}; POST /tokenize tells those of a text", "logit_bias")
+
+
+def _check_segmentation(request: Request, served: Served) -> None:
+    supported = served.segmentations(request.plan.strategy)
+    if request.plan.segmentation not in supported:
+        name, names = request.plan.segmentation.value, ", ".join(sorted(supported))
+        message = f"the services do not support the segmentation {name!r} for this strategy, only: {names}"
+        raise InvalidRequest(message, "semspec.segmentation")
+
+
+def check_session_size(request: Request, turns: Sequence[Message], max_bytes: int) -> None:
+    num_bytes = sum(len((turn.content + turn.tool_calls).encode()) for turn in (*turns, *request.messages))
+    if request.session is not None and num_bytes > max_bytes:
+        message = f"session {request.session} would exceed {max_bytes} bytes; start a new one"
+        raise InvalidRequest(message, "semspec.session")
+
+
+def deadline_s(choices: Sequence[ChoiceRequest], settings: GatewaySettings) -> float:
+    """Longest that the choices may take together, in seconds."""
+    max_tokens = max(choice.generation.max_tokens for choice in choices)
+    return settings.generation_deadline_s or max(LEAST_DEADLINE_S, max_tokens * TOKEN_DEADLINE_S)
+
+
+def budget(request: Request, prompts: Prompts, served: Served, default_max_tokens: int | None) -> int:
+    """Maximum number of output tokens. Raises: ContextTooLong."""
+    rooms = [(served.target.max_context_tokens, len(prompts.target.token_ids))]
+    if Writer.DRAFT in STRATEGIES[request.plan.strategy].writers:
+        own_ids = prompts.draft.token_ids if prompts.draft else ()
+        rooms.append((served.draft.max_context_tokens, len(own_ids or prompts.target.token_ids)))
+    window, num_prompt_tokens = min(rooms, key=lambda room: room[0] - room[1])
+    num_free = window - num_prompt_tokens
+    if num_free < (request.max_tokens or 1):
+        requested = f" and the {request.max_tokens} requested" if request.max_tokens else ""
+        message = f"the {num_prompt_tokens} tokens of the prompt{requested} exceed the window of {window} tokens"
+        raise ContextTooLong(message, request.prompt_field)
+    return request.max_tokens or min(default_max_tokens or max(1, window // DEFAULT_SHARE), num_free)
