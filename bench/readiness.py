@@ -93,7 +93,9 @@ def look_up(model: str, revision: str | None) -> Model:
             )
         except DryRunError as error:  # the hub cannot be reached, or refuses: what was downloaded before will do
             try:
-                folder = Path(snapshot_download(model, revision=revision, local_files_only=True))
+                folder = Path(
+                    snapshot_download(model, revision=revision, allow_patterns=list(WEIGHTS), local_files_only=True)
+                )
             except OSError:
                 raise error.__cause__ or error from None
     return Model(sum(path.stat().st_size for path in folder.glob("*.safetensors")))

@@ -90,16 +90,21 @@ def add_parser(commands: Any) -> None:
     """Add `semspec bench reproduce` to the commands of `semspec bench`."""
     found = commands.add_parser("reproduce", help="the paper's tables and figures for one pair, from its models on")
     found.set_defaults(command=reproduce, after="what is finished is kept, run the same command to resume")
-    names = ", ".join(sorted(path.stem for path in PAIRS.glob("*.yaml")))
-    found.add_argument("--pair", required=True, metavar="NAME|FILE", help=f"{names}, or a YAML file of that form")
+    found.add_argument("--pair", required=True, metavar="NAME|FILE", help=f"{_names()}, or a YAML file of that form")
     found.add_argument("--output", type=Path, help="folder for everything (default: .work/reproduce/NAME)")
     found.add_argument("--limit", type=int, help="questions of each task at most; more may follow (default: all)")
     found.add_argument("--check", action="store_true", help="only check, and say how much there is to do")
 
 
+def _names() -> str:
+    return ", ".join(sorted(path.stem for path in PAIRS.glob("*.yaml")))
+
+
 def reproduce(options: argparse.Namespace, reporter: Reporter) -> None:
     """Check, then make what is missing. Raises: InvalidRequest when a check fails; nothing is begun then."""
     path = Path(options.pair) if options.pair.endswith((".yaml", ".yml")) else PAIRS / f"{options.pair}.yaml"
+    if not path.is_file():
+        raise InvalidRequest(f"there is no {path}; give --pair one of {_names()}, or a YAML file", "pair")
     config = read_config(path, PairConfig)
     output = (options.output or Path(".work/reproduce") / config.name).absolute()
     reproduction = Reproduction(config, read_yaml(path.parent / config.training), output, options.limit, reporter)
@@ -132,7 +137,8 @@ class Reproduction:
     @cached_property
     def pipelines(self) -> Mapping[str, PipelineConfig]:
         """Configuration of the training of each set of probes. Raises: InvalidRequest."""
-        return {name: validated(self._settings(name), PipelineConfig, f"probes.{name}") for name in self.config.probes}
+        place = f"{self.config.training} with probes"
+        return {name: validated(self._settings(name), PipelineConfig, f"{place}.{name}") for name in self.config.probes}
 
     def _settings(self, name: str) -> dict[str, Any]:
         settings = dict(self.training)

@@ -287,7 +287,7 @@ def read_yaml(path: Path) -> Any:
     try:
         return yaml.safe_load(path.read_text())
     except OSError as error:
-        raise InvalidRequest(f"cannot read {path}: {error.strerror}; give --config a YAML file") from error
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}; give a YAML file") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{path} is not YAML: {' '.join(str(error).split())}") from error
 

@@ -8,6 +8,9 @@ import pytest
 from semspec.bench.cli import main
 from semspec.bench.record import read_records
 from semspec.bench.report import paper
+from semspec.bench.reproduce import PairConfig, Reproduction
+from semspec.training.config import read_config, read_yaml
+from semspec.training.progress import Reporter
 from tests.bench.tiny_pair import METHODS, save_models, save_pair_file, use_hub
 
 
@@ -17,8 +20,8 @@ def test_one_command_makes_every_published_row_and_resumes(
     use_hub(tmp_path / "hub", monkeypatch)
     save_models(tmp_path / "hub")
     output = tmp_path / "output"
-    command = ["reproduce", "--pair", str(save_pair_file(tmp_path)), "--output", str(output)]
-    main(command)
+    pair_file = save_pair_file(tmp_path)
+    main(["reproduce", "--pair", str(pair_file), "--output", str(output)])
     said = capsys.readouterr().err
     assert "math500: 2 answers from each of 8 strategies" in said and "at the paper's latencies" in said
 
@@ -39,5 +42,8 @@ def test_one_command_makes_every_published_row_and_resumes(
         labels = {record.label for record in read_records(runs / task / "records.jsonl")}
         assert labels | set(facts["not_applicable"]) >= set(METHODS)
     before = {path: path.stat().st_mtime_ns for path in (*runs.rglob("*"), *(output / "training").rglob("*"))}
-    main(command)
+    config = read_config(pair_file, PairConfig)
+    again = Reproduction(config, read_yaml(tmp_path / config.training), output, None, Reporter(quiet=True))
+    again.train("main")
+    again.measure(again.check())
     assert before == {path: path.stat().st_mtime_ns for path in before}

@@ -74,7 +74,7 @@ def refused(path: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> lis
         ({"runs": [{"task": "math500", "strategies": ["target", "semantik"]}]}, "unknown strategy 'semantik'"),
         ({"runs": [{"task": "math500", "strategies": METHODS, "probes": "paper"}]}, "none of the name paper"),
         ({"runs": 2 * [{"task": "math500", "strategies": METHODS}]}, "math500 twice"),
-        ({"probes": {"main": {"samples": {"num_samples": 1}}}}, "probes.main: samples.num_samples"),
+        ({"probes": {"main": {"samples": {"num_samples": 1}}}}, "training.yaml with probes.main: samples.num_samples"),
         ({"training": "elsewhere.yaml"}, "cannot read"),
         ({"gpus": 2}, "gpus: no such setting"),
     ],
