@@ -10,6 +10,7 @@ import psutil
 import torch
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import DryRunError, GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 from transformers.utils import cached_file
 
 from semspec.bench.tasks import Task, load_task
@@ -53,10 +54,12 @@ def check(wanted: Wanted, reporter: Reporter) -> tuple[list[Check], list[Task]]:
     found: list[Check] = []
     tasks: list[Task] = []
     models: dict[str, Model] = {}
+    disable_progress_bars()  # of the hub's client, between the lines
     for one in (_models(wanted.pipeline, models), _tasks(wanted, tasks), _resources(wanted, models)):
         for result in one:
             found.append(result)
             reporter.say(line(result))
+    enable_progress_bars()
     return found, tasks
 
 
@@ -157,7 +160,7 @@ def _row_bytes(config: PipelineConfig) -> int:
             path = cached_file(model.model, "config.json", revision=model.revision)
             facts = json.loads(Path(path or "").read_text())
             sizes.append((facts["num_hidden_layers"] + 1) * facts["hidden_size"])
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             return 0
     return context_bytes(config.samples, *sizes, itemsize=4 if config.samples.states_dtype == "float32" else 2)
 

@@ -14,7 +14,7 @@ from semspec.bench.cli import main
 from semspec.bench.reproduce import PAIRS, PairConfig, Reproduction
 from semspec.training.config import read_config, read_yaml
 from semspec.training.progress import Reporter
-from tests.bench.tiny_pair import DRAFT, METHODS, save_pair_file, snapshot, use_hub
+from tests.bench.tiny_pair import DRAFT, METHODS, REVISION, save_pair_file, snapshot, use_hub
 
 HUGE = 10**17
 
@@ -29,13 +29,17 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if DRAFT in self.path:
-            self._answer(403, [], {"X-Error-Code": "GatedRepo", "X-Error-Message": "ask its authors"})
-        else:
+            self._answer(403, {"error": "ask"}, {"X-Error-Code": "GatedRepo", "X-Error-Message": "ask its authors"})
+        elif "/tree/" in self.path:
             self._answer(200, [{"type": "file", "path": "model.safetensors", "size": HUGE, "oid": "0" * 40}], {})
+        else:
+            self._answer(404, {"error": "none"}, {"X-Error-Code": "EntryNotFound"})
 
     def do_HEAD(self) -> None:
-        headers = {"ETag": '"00"', "X-Repo-Commit": self.path.split("/")[-2], "X-Linked-Size": str(HUGE)}
-        self._answer(200, None, headers)
+        if self.path.endswith("/model.safetensors"):
+            self._answer(200, None, {"ETag": '"00"', "X-Repo-Commit": REVISION, "X-Linked-Size": str(HUGE)})
+        else:
+            self._answer(404, None, {"X-Error-Code": "EntryNotFound"})
 
     def _answer(self, status: int, body: Any, headers: dict[str, str]) -> None:
         content = b"" if body is None else json.dumps(body).encode()
@@ -52,9 +56,12 @@ class Hub(BaseHTTPRequestHandler):
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    template = f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    yield constants.ENDPOINT
+    yield endpoint
     server.shutdown()
     server.server_close()
 
@@ -64,7 +71,8 @@ def refused(path: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> lis
     with pytest.raises(SystemExit) as ended:
         main(["reproduce", "--pair", str(path), "--output", str(output)])
     assert ended.value.code == 2 and not output.exists()
-    return capsys.readouterr().err.strip().splitlines()
+    lines = capsys.readouterr().err.strip().splitlines()
+    return [line for line in lines if line.startswith(("ok", "fail", "semspec"))]
 
 
 @pytest.mark.parametrize(
