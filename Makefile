@@ -3,6 +3,7 @@ TORCH_VARIANT ?= cpu
 PORT ?= 8080
 PROBLEMS ?= 100
 SEED ?= 1
+PAIR ?= r1-1.5b-r1-32b
 ARGS ?=
 TEST_PROCESSES ?= 2
 export PYTHON TORCH_VARIANT
@@ -10,7 +11,7 @@ export PYTHON TORCH_VARIANT
 BIN := .venv/bin
 .DEFAULT_GOAL := help
 .PHONY: help setup demo serve test test-slow test-api fuzz test-chaos attack test-clients test-compose test-manifests test-vllm soak lint docs audit proto bench bench-gpu \
-	bench-aiperf bench-load bench-overload demo-models demo-nli demo-probes train-demo clean
+	bench-aiperf bench-load bench-overload demo-models demo-nli demo-probes train-demo reproduce clean
 
 help:
 	@sed -n 's/^##  *//p' $(MAKEFILE_LIST)
@@ -95,6 +96,10 @@ proto: setup
 ## make bench        every strategy and a peer on PROBLEMS=100 problems, sampled and greedy: bench/results/DATE, docs/results.md
 bench: setup
 	$(BIN)/semspec bench suite --limit $(PROBLEMS) --readme docs/results.md --probes bench/results/probes/report.json --cost bench/results/cost.json $(ARGS)
+
+## make reproduce    the paper's tables and figures for PAIR=r1-1.5b-r1-32b, from its models on (days on two GPUs; ARGS=--check)
+reproduce: setup
+	@$(BIN)/semspec bench reproduce --pair $(PAIR) $(ARGS)
 
 ## make bench-gpu    what a GPU allows at the true sizes, no weights needed; without a GPU it says so
 bench-gpu: setup

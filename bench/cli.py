@@ -3,12 +3,10 @@
 import argparse
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-
-import torch
 
 from semspec.bench.configuration import Configuration, parse
 from semspec.bench.environment import ROLES, window
@@ -17,7 +15,8 @@ from semspec.bench.load.levels import LEVELS, Tournament, check
 from semspec.bench.load.levels import Plan as LoadPlan
 from semspec.bench.pace.table import PACES, load_pace
 from semspec.bench.report.page import readme_tables, write_report
-from semspec.bench.run import Comparison, Plan, default_folder, opened
+from semspec.bench.reproduce import add_parser
+from semspec.bench.run import Plan, default_folder, perform
 from semspec.bench.runners.paced import Pacing
 from semspec.bench.runners.protocol import RunnerError
 from semspec.bench.summary import load_run
@@ -41,7 +40,7 @@ MAX_DILATION, MAX_SESSIONS = 100.0, 128
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`semspec bench run|report|suite|load`. Exits 1 on a failure that a retry may fix, 2 on any other."""
+    """`semspec bench run|report|suite|load|reproduce`. Exits 1 on a failure that a retry may fix, 2 on any other."""
     options = parser().parse_args(arguments)
     quiet_libraries()
     reporter = Reporter()
@@ -67,7 +66,7 @@ def run(options: argparse.Namespace, reporter: Reporter) -> None:
     plan = _plan(options, options.task, options.temperature)
     plan = replace(plan, pacing=_pacing(options), num_sessions=_num_sessions(options))
     folder = options.output or default_folder(plan)
-    _run({folder: plan}, reporter)
+    perform({folder: plan}, reporter)
     _report([folder], options, folder / "report", reporter)
     print((folder / "report" / f"{folder.resolve().name}.md").read_text(), end="")
 
@@ -82,7 +81,7 @@ def suite(options: argparse.Namespace, reporter: Reporter) -> None:
     options.strategy = options.strategy or [",".join(SUITE)]
     sampled, greedy = _plan(options, "demo", 0.6), _plan(options, "demo", 0.0)
     plans = {default_folder(sampled) / "sampled": sampled, default_folder(greedy) / "greedy": greedy}
-    _run(plans, reporter)
+    perform(plans, reporter)
     _report(list(plans), options, options.output, reporter)
     if options.readme:
         with replacing(options.readme) as partial:
@@ -116,19 +115,6 @@ def load_plan(options: argparse.Namespace) -> LoadPlan:
             seed=options.seed,
         )
     )
-
-
-def _run(plans: Mapping[Path, Plan], reporter: Reporter) -> None:
-    """Run plans of the same pair and configurations, each in its folder."""
-    torch.set_num_threads(1)
-    comparisons = [Comparison(plan, folder, reporter) for folder, plan in plans.items()]
-
-    async def run_all() -> None:
-        async with opened(next(iter(plans.values()))) as runners:
-            for comparison in comparisons:
-                await comparison.run(runners)
-
-    asyncio.run(run_all())
 
 
 def _report(runs: Sequence[Path], options: argparse.Namespace, output: Path, reporter: Reporter) -> None:
@@ -233,6 +219,7 @@ def parser() -> argparse.ArgumentParser:
     )
     levels.set_defaults(command=load, after="the report holds the rounds that ended")
     _add_load_options(levels)
+    add_parser(commands)
     page = commands.add_parser("report", help="tables and pictures of finished runs")
     page.set_defaults(command=report)
     page.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")

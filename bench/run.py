@@ -6,13 +6,15 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TextIO
 
+import torch
+
 from semspec.bench.configuration import Configuration, RunnerName
-from semspec.bench.environment import code_digest, environment, memory_bytes
+from semspec.bench.environment import ROLES, code_digest, environment, memory_bytes
 from semspec.bench.pace.counts import Counts
 from semspec.bench.record import RECORDS, STAGES, Record, as_line, read_records
 from semspec.bench.runners.assisted import open_transformers
@@ -29,6 +31,9 @@ from semspec.stack import StackConfig
 from semspec.training.files import write_json
 from semspec.training.progress import Reporter
 from semspec.types import Writer, derive_seed
+
+LOADED_BYTES_PER_S = 1e8
+"""Least rate at which the services are expected to load weights; the disk's, mostly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,7 @@ def _runner(name: RunnerName, plan: Plan) -> AbstractAsyncContextManager[Runner]
         case "gateway":
             if plan.gateway:
                 return open_gateway(plan.gateway)
-            config = with_room(StackConfig.of_pair(plan.pair), plan.num_sessions)
+            config = with_room(_with_time(StackConfig.of_pair(plan.pair), plan.pair), plan.num_sessions)
             return open_paced(config, plan.pacing) if plan.pacing else open_stack(config)
         case "in-process":
             return open_in_process(plan.pair)
@@ -106,6 +111,27 @@ def _runner(name: RunnerName, plan: Plan) -> AbstractAsyncContextManager[Runner]
                     "vLLM lives in an environment of its own; name its interpreter with --vllm", "vllm"
                 )
             return open_vllm(plan.pair, plan.vllm)
+
+
+def _with_time(config: StackConfig, pair: Path) -> StackConfig:
+    """`config` with time to load models of any size."""
+    num_bytes = sum(weights.stat().st_size for role in ROLES for weights in (pair / role).glob("*.safetensors"))
+    return replace(config, start_timeout_s=config.start_timeout_s + num_bytes / LOADED_BYTES_PER_S)
+
+
+def perform(plans: Mapping[Path, Plan], reporter: Reporter) -> None:
+    """Run plans of the same pair, each in its folder. Raises: InvalidRequest, RunnerError, StackError."""
+    torch.set_num_threads(1)
+    comparisons = [Comparison(plan, folder, reporter) for folder, plan in plans.items()]
+    first = next(iter(plans.values()))
+    configurations = [one for plan in plans.values() for one in plan.configurations]
+
+    async def run_all() -> None:
+        async with opened(replace(first, configurations=configurations)) as runners:
+            for comparison in comparisons:
+                await comparison.run(runners)
+
+    asyncio.run(run_all())
 
 
 Turn = tuple[int, Question, Configuration]
@@ -232,6 +258,17 @@ def _added(
             before = Counts(**totals.setdefault(label, {}).get(role, {}))
             totals[label][role] = asdict(before.plus(counts))
     return totals
+
+
+def is_complete(folder: Path, plan: Plan) -> bool:
+    """Whether the run in `folder` has all answers of the plan."""
+    path = folder / "run.json"
+    refused = json.loads(path.read_text())["not_applicable"] if path.is_file() else {}
+    labels = [one.label for one in plan.configurations if one.label not in refused]
+    done = {record.key for record in read_records(folder / RECORDS)}
+    return done.issuperset(
+        (label, one.id, n) for label in labels for one in plan.task.questions for n in range(plan.samples)
+    )
 
 
 def claim(folder: Path, plan: Plan) -> None:

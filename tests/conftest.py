@@ -14,6 +14,7 @@ SLOW = (
     "bench/test_gpu.py",
     "bench/test_load.py",
     "bench/test_peers.py",
+    "bench/test_rehearsal.py",
     "bench/test_report.py",
     "bench/test_run.py",
     "bench/test_vllm.py",

@@ -77,11 +77,11 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
     if options.preset == "quick":
         config = quick(config)
     work = options.work or Path(".work") / f"probes-{config.name}"
-    is_new = not work.exists()
+    is_new = not (work / "samples").exists()
     pipeline = Pipeline(config, work, options.shard, reporter)
     match options.command:
         case "run":
-            if options.preset and is_new:
+            if (options.preset or options.estimate) and is_new:
                 reporter.say(str(pipeline.estimate(options.pilot)))
             pipeline.run()
         case "calibrate":
@@ -134,6 +134,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=["quick"],
         help=f"quick: probes from {QUICK_QUESTIONS} questions of {QUICK_CONTEXTS} contexts; tells the estimate first",
     )
+    parser.add_argument("--estimate", action="store_true", help="of a new run: tell the estimate first")
     parser.add_argument(
         "--pilot", type=int, default=2, help="questions of each kind in a round of the estimate's pilot"
     )

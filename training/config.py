@@ -264,17 +264,26 @@ def load_config(path: Path) -> PipelineConfig:
 
 def read_config(path: Path, kind: type[C]) -> C:
     """The configuration in a YAML file. Raises: InvalidRequest naming each invalid field."""
+    return validated(read_yaml(path), kind, str(path))
+
+
+def read_yaml(path: Path) -> Any:
+    """The contents of a YAML file. Raises: InvalidRequest when it cannot be read."""
     try:
-        content = yaml.safe_load(path.read_text())
+        return yaml.safe_load(path.read_text())
     except OSError as error:
-        raise InvalidRequest(f"cannot read {path}: {error.strerror}; give --config a YAML file") from error
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}; give a YAML file") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+
+
+def validated(content: Any, kind: type[C], place: str) -> C:
+    """The configuration with this content. Raises: InvalidRequest naming `place` and each invalid field."""
     try:
         return kind.model_validate(content)
     except ValidationError as error:
         problems = [f"{_name(detail['loc'])}: {_problem(detail)}" for detail in error.errors()]
-        raise InvalidRequest(f"{path}: {'; '.join(problems)}") from error
+        raise InvalidRequest(f"{place}: {'; '.join(problems)}") from error
 
 
 def _name(location: tuple[int | str, ...]) -> str:

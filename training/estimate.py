@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from semspec.training.config import PipelineConfig, ProbesConfig
+from semspec.training.config import PipelineConfig, ProbesConfig, SamplesConfig
 from semspec.training.data.pair import Pair, states_dtype
 from semspec.training.data.questions import Question
 from semspec.training.pilot import Piloted
@@ -54,7 +54,12 @@ def state_row_bytes(pair: Pair, config: PipelineConfig) -> int:
     dtype = states_dtype(config.samples.states_dtype, pair.target.model.dtype)
     infos = {writer: model.lm.info for writer, model in pair.models.items()}
     sizes = {writer: (info.num_layers + 1) * info.hidden_size for writer, info in infos.items()}
-    return config.samples.num_samples * dtype.itemsize * (2 * sizes[Writer.TARGET] + sizes[Writer.DRAFT])
+    return context_bytes(config.samples, sizes[Writer.TARGET], sizes[Writer.DRAFT], dtype.itemsize)
+
+
+def context_bytes(samples: SamplesConfig, target_size: int, draft_size: int, itemsize: int) -> int:
+    """Size of the states of one context in bytes; `target_size`, `draft_size`: numbers in a segment's states."""
+    return samples.num_samples * itemsize * (2 * target_size + draft_size)
 
 
 def fit_seconds(config: PipelineConfig, piloted: Piloted, every: Sequence[Question], reporter: Reporter) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 
 from semspec.bench.record import as_line
 from semspec.bench.report import sections
+from semspec.bench.report.exhibits import exhibits
 from semspec.bench.report.probes import ProbesReport, read_probes
 from semspec.bench.report.speed_of_light import SpeedOfLight, read_cost
 from semspec.bench.report.tables import main_table, paced_label, quality_table
@@ -51,6 +52,7 @@ def _contents(runs: Sequence[Run], probes: ProbesReport | None, speed: SpeedOfLi
     if timed:
         yield from sections.paper_layout(timed)
         yield from sections.parts(timed, probes)
+        yield from exhibits(timed, probes)
     yield sections.speed_of_light(speed)
 
 

@@ -4,7 +4,7 @@ The paper's hardware was 2 GPUs of 80 GB with SGLang, its draft DeepSeek-R1-Dist
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from semspec.bench.summary import Run
@@ -66,6 +66,9 @@ RESULTS = (
          (0.892, 121, 49.3, 0.15), (0.553, 116, 86.8, 0.12), (0.910, 117, 35.5, 0.14), (0.573, 85, 66.3, 0.22)),
     _row("R1-32B", "SemanticSpec, last hidden state", "last-hidden",
          (0.865, 134, 53.7, 0.17), (0.400, 130, 82.0, 0.14), (0.874, 146, 32.6, 0.23), (0.557, 84.6, 69.6, 0.21)),
+    # The paper prints the same values for random probabilities as for SpecReason.
+    _row("R1-32B", "SemanticSpec, random probabilities", "random",
+         (0.775, 126, 50.0), (0.470, 81, 124.6), (0.840, 149, 31.9), (0.281, 52.8, 159.3)),
     _row("QwQ-32B", "target", "target",
          (0.925, 40.6, 165), (0.630, 40.6, 250.8), (0.935, 40.7, 99.0), (0.596, 39.7, 176.3)),
     _row("QwQ-32B", "SemanticSpec", "semantic",
@@ -84,10 +87,20 @@ CLAIMS = (
 
 def paper_pair(run: Run) -> str | None:
     """The paper's pair, if the run's settings or environment name both of its models."""
-    named = json.dumps([run.settings, run.environment], default=str)
-    if DRAFT not in named:
+    return _pair_in(json.dumps([run.settings, run.environment], default=str))
+
+
+def _pair_in(named: str) -> str | None:
+    return next((pair for target, pair in TARGETS.items() if target in named), None) if DRAFT in named else None
+
+
+def expected_seconds(models: Sequence[str], task: str, methods: Sequence[str]) -> float | None:
+    """Sum of the paper's latencies of one question answered by each of `methods`; those that it has no row for count
+    as SemanticSpec. None if it has none of these models, or of this task."""
+    published = {row.label: row.cells for row in RESULTS if row.pair == _pair_in(" ".join(models))}
+    if not published or task not in TASKS:
         return None
-    return next((pair for target, pair in TARGETS.items() if target in named), None)
+    return sum(published.get(method, published["semantic"])[task].latency_s for method in methods)
 
 
 def speedup_of(row: PublishedRow, task: str) -> float:

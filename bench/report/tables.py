@@ -115,10 +115,11 @@ def _details_row(row: Row) -> tuple[str, ...]:
 
 
 def by_task(runs: Sequence[Run], published: Sequence[paper.PublishedRow] = ()) -> Table:
-    """A row per method, a column per task, as in the paper; its values for the same pair come last."""
-    labels = dict.fromkeys(row.label for run in runs for row in run.rows)
+    """A row per method, a column per task, as in the paper; its values for the same pair come last. A row whose method
+    the pair does not support says so."""
+    labels = dict.fromkeys(label for run in runs for label in (*(row.label for row in run.rows), *run.not_applicable))
     found = {(run.name, row.label): row for run in runs for row in run.rows}
-    ours = [(label, *(_ours(found.get((run.name, label))) for run in runs)) for label in labels]
+    ours = [(label, *(_ours(found.get((run.name, label)), run, label) for run in runs)) for label in labels]
     theirs = [
         (f"published: {one.method}", *(_theirs(one.cells.get(run.settings["task"])) for run in runs))
         for one in published
@@ -153,9 +154,9 @@ def claims_table() -> Table:
     return Table(("method", "speed-up claimed", "kind"), rows)
 
 
-def _ours(row: Row | None) -> str:
+def _ours(row: Row | None, run: Run, label: str) -> str:
     if row is None:
-        return NONE
+        return "not applicable" if label in run.not_applicable else NONE
     return _cell(row.pass_at_1.value, row.tokens_per_s, row.latency_s.value, row.target_ratio)
 
 

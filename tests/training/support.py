@@ -51,8 +51,8 @@ class AllTheSame:
         return [[0] * len(group.segments) for group in groups]
 
 
-def save_bytes_llama(folder: Path) -> Path:
-    """A Llama over byte pairs: another vocabulary than the demo language's."""
+def bytes_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte pairs, a blank line among them; another vocabulary than the demo language's."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -62,6 +62,12 @@ def save_bytes_llama(folder: Path) -> Path:
     tokenizer.train_from_iterator([f"{text}\n\n" for text in vocabulary_texts()], trainer)
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, clean_up_tokenization_spaces=False)
     wrapped.chat_template = build_tokenizer().chat_template
+    return wrapped
+
+
+def save_bytes_llama(folder: Path) -> Path:
+    """A Llama over byte pairs."""
+    wrapped = bytes_tokenizer()
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(wrapped),

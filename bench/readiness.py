@@ -1,0 +1,197 @@
+"""What a reproduction needs, checked before it begins: models, questions, disk, memory; a line each."""
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import DryRunError, GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+from transformers.utils import cached_file
+
+from semspec.bench.tasks import Task, load_task
+from semspec.commands.checks import Check, fail, ok
+from semspec.commands.doctor import line
+from semspec.errors import InvalidRequest
+from semspec.training.config import EntailmentEquivalenceConfig, PipelineConfig
+from semspec.training.data.questions import gather
+from semspec.training.estimate import context_bytes, gigabytes
+from semspec.training.progress import Reporter
+
+WEIGHTS = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
+"""The files of a checkpoint that are used."""
+ROOM = 1.1
+"""Memory that two models take, divided by the size of their weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What will be used."""
+
+    pipeline: PipelineConfig
+    """With the models."""
+    sampled: Sequence[PipelineConfig]
+    """Trainings that are still to be made, those with samples of their own."""
+    tasks: Sequence[tuple[str, str | None]]
+    """Name and data of each run's task."""
+    output: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A checkpoint: bytes of its weights, and of its files that are not on this machine yet."""
+
+    weight_bytes: int = 0
+    missing_bytes: int = 0
+
+
+def check(wanted: Wanted, reporter: Reporter) -> tuple[list[Check], list[Task]]:
+    """All checks, each said as soon as it is known, and the tasks that can be loaded."""
+    found: list[Check] = []
+    tasks: list[Task] = []
+    models: dict[str, Model] = {}
+    disable_progress_bars()  # of the hub's client, between the lines
+    for one in (_models(wanted.pipeline, models), _tasks(wanted, tasks), _resources(wanted, models)):
+        for result in one:
+            found.append(result)
+            reporter.say(line(result))
+    enable_progress_bars()
+    return found, tasks
+
+
+def _models(config: PipelineConfig, found: dict[str, Model]) -> Iterator[Check]:
+    named = {"draft": config.draft, "target": config.target}
+    models = {f"{role} model": (model.model, model.revision) for role, model in named.items()}
+    if isinstance(config.equivalence, EntailmentEquivalenceConfig):
+        models["NLI model"] = (config.equivalence.model, config.equivalence.revision)
+    for name, (model, revision) in models.items():
+        try:
+            found[name] = look_up(model, revision)
+        except Exception as error:  # what the hub's client raises: its own errors, httpx's, the system's
+            yield fail(name, *_absence(model, error))
+            continue
+        if not found[name].weight_bytes:
+            yield fail(name, f"{model} has no safetensors weights", "name a revision that has them, or convert it")
+            continue
+        size, missing = found[name].weight_bytes, found[name].missing_bytes
+        yield ok(name, f"{model}, {gigabytes(size)}; to download: {gigabytes(missing) if missing else 'nothing'}")
+
+
+def look_up(model: str, revision: str | None) -> Model:
+    """Look up a checkpoint in its folder, on the hub, or in the hub's cache. Downloads nothing.
+
+    Raises: the errors of the hub's client.
+    """
+    folder = Path(model)
+    if not folder.is_dir():
+        try:
+            files = snapshot_download(model, revision=revision, allow_patterns=list(WEIGHTS), dry_run=True)
+            return Model(
+                sum(file.file_size for file in files if file.filename.endswith(".safetensors")),
+                sum(file.file_size for file in files if file.will_download),
+            )
+        except DryRunError as error:  # the hub cannot be reached, or refuses: what was downloaded before will do
+            try:
+                folder = Path(
+                    snapshot_download(model, revision=revision, allow_patterns=list(WEIGHTS), local_files_only=True)
+                )
+            except OSError:
+                raise error.__cause__ or error from None
+    return Model(sum(path.stat().st_size for path in folder.glob("*.safetensors")))
+
+
+def _absence(model: str, error: Exception) -> tuple[str, str]:
+    """Problem and remedy."""
+    page = f"{constants.ENDPOINT}/{model}"
+    match error:
+        case GatedRepoError():
+            return f"{model} is gated", f"ask for access at {page}, and log in with `hf auth login`"
+        case RevisionNotFoundError():
+            return f"{model} has no such revision", f"correct the revision, see {page}/commits/main"
+        case RepositoryNotFoundError():
+            return f"the hub has no {model}", "correct the name; for a private model log in with `hf auth login`"
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    remedy = "connect, set HF_ENDPOINT to a mirror, or copy the model into the hub's cache (HF_HOME)"
+    return f"{model} is neither a folder nor in the hub's cache, and the hub does not answer ({reason})", remedy
+
+
+def _tasks(wanted: Wanted, found: list[Task]) -> Iterator[Check]:
+    """Load the questions of all runs, which downloads those that are not there yet."""
+    loaded: dict[tuple[str, str | None], Task] = {}
+    for name, data in wanted.tasks:
+        if (name, data) not in loaded:
+            try:
+                loaded[name, data] = load_task(name, data)
+            except InvalidRequest as error:
+                message, _, remedy = error.message.partition("; ")
+                yield fail("questions", message, remedy)
+                continue
+            yield ok("questions", f"{name}: {len(loaded[name, data].questions)}")
+        found.append(loaded[name, data])
+
+
+def _resources(wanted: Wanted, models: dict[str, Model]) -> Iterator[Check]:
+    num_contexts, states = 0, 0
+    for config in wanted.sampled:
+        try:
+            questions, _ = gather(config.questions, config.evaluation_sets, config.shares)
+        except InvalidRequest as error:
+            message, _, remedy = error.message.partition("; ")
+            yield fail("training", message, remedy)
+            return
+        num_contexts += len(questions) * (config.contexts.per_question or config.contexts.max_segments)
+        states += len(questions) * (config.contexts.per_question or config.contexts.max_segments) * _row_bytes(config)
+        yield ok("training", f"{config.name}: {len(questions)} questions")
+    if not {"draft model", "target model"} <= models.keys():
+        return  # said above
+    yield _disk(wanted.output, states, sum(model.missing_bytes for model in models.values()))
+    yield _memory(sum(models[f"{role} model"].weight_bytes for role in ("draft", "target")))
+
+
+def _row_bytes(config: PipelineConfig) -> int:
+    """Bytes of the states of one context; 0 when the models cannot be had, which is said elsewhere."""
+    sizes = []
+    for model in (config.target, config.draft):
+        try:
+            path = cached_file(model.model, "config.json", revision=model.revision)
+            facts = json.loads(Path(path or "").read_text())
+            sizes.append((facts["num_hidden_layers"] + 1) * facts["hidden_size"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
+    return context_bytes(config.samples, *sizes, itemsize=4 if config.samples.states_dtype == "float32" else 2)
+
+
+def _disk(output: Path, states: int, missing: int) -> Check:
+    """Both on one file system must fit together."""
+    cache = Path(constants.HF_HUB_CACHE)
+    places = {"models": (_existing(cache), missing), "states": (_existing(output), states)}
+    devices = {name: place.stat().st_dev for name, (place, _) in places.items()}
+    problems = []
+    for name, (place, _) in places.items():
+        free = shutil.disk_usage(place).free
+        needed = sum(size for other, (_, size) in places.items() if devices[other] == devices[name])
+        if needed > free:
+            problems.append(f"{gigabytes(needed)} needed in {place}, {gigabytes(free)} free")
+    if problems:
+        remedy = "make room, set HF_HOME or --output to a larger disk, or lower contexts.per_question"
+        return fail("disk", problems[0], remedy)
+    return ok("disk", f"models {gigabytes(missing)}, states of the training at most {gigabytes(states)}")
+
+
+def _existing(path: Path) -> Path:
+    return next(place for place in (path, *path.parents) if place.exists())
+
+
+def _memory(weight_bytes: int) -> Check:
+    """Each worker of the training holds both models."""
+    needed = ROOM * weight_bytes
+    gpus = [torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())]
+    free, place = (min(gpus), "on each GPU") if gpus else (psutil.virtual_memory().available, "of memory, no GPU")
+    words = f"both models take {gigabytes(needed)}; {gigabytes(free)} free {place}"
+    if needed > free:
+        return fail("memory", words, "free some, use larger GPUs (CUDA_VISIBLE_DEVICES), or take smaller models")
+    return ok("memory", words)

@@ -1,0 +1,49 @@
+"""The paper's comparison from two small checkpoints of its model classes to the report, by the command."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from semspec.bench.cli import main
+from semspec.bench.record import read_records
+from semspec.bench.report import paper
+from semspec.bench.reproduce import PairConfig, Reproduction
+from semspec.training.config import read_config, read_yaml
+from semspec.training.progress import Reporter
+from tests.bench.tiny_pair import METHODS, save_models, save_pair_file, use_hub
+
+
+def test_one_command_makes_every_published_row_and_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_hub(tmp_path / "hub", monkeypatch)
+    save_models(tmp_path / "hub")
+    output = tmp_path / "output"
+    pair_file = save_pair_file(tmp_path)
+    main(["reproduce", "--pair", str(pair_file), "--output", str(output)])
+    said = capsys.readouterr().err
+    assert "math500: 2 answers from each of 8 strategies" in said and "at the paper's latencies" in said
+
+    page = (output / "report" / "report.md").read_text()
+    published = [row for row in paper.RESULTS if row.pair == "R1-32B"]
+    [layout] = [part for part in page.split("### ") if part.startswith("Pair tiny\n")]
+    assert all(f"| published: {row.method} | " in layout for row in published)
+    assert all(any(line.startswith(f"| {label} | ") for line in layout.splitlines()) for label in METHODS)
+    exhibits = page.split("## The paper's tables and figures, one by one")[1].split("\n## ")[0]
+    measured = [line for line in exhibits.splitlines() if line.startswith("| ")][2:]
+    missing = [line for line in measured if "not measured" in line]
+    assert len(measured) == 10 and len(missing) == 2, missing  # sentences, and one domain only
+    assert (output / "report" / "states.png").exists()
+
+    runs = output / "runs"
+    for task in paper.TASKS:
+        facts = json.loads((runs / task / "run.json").read_text())
+        labels = {record.label for record in read_records(runs / task / "records.jsonl")}
+        assert labels | set(facts["not_applicable"]) >= set(METHODS)
+    before = {path: path.stat().st_mtime_ns for path in (*runs.rglob("*"), *(output / "training").rglob("*"))}
+    config = read_config(pair_file, PairConfig)
+    again = Reproduction(config, read_yaml(tmp_path / config.training), output, None, Reporter(quiet=True))
+    again.train("main")
+    again.measure(again.check())
+    assert before == {path: path.stat().st_mtime_ns for path in before}

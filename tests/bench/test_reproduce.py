@@ -1,0 +1,134 @@
+"""What a reproduction refuses before it begins, each with one line and the remedy."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+from semspec.bench.cli import main
+from semspec.bench.reproduce import PAIRS, PairConfig, Reproduction
+from semspec.training.config import read_config, read_yaml
+from semspec.training.progress import Reporter
+from tests.bench.tiny_pair import DRAFT, METHODS, REVISION, save_pair_file, snapshot, use_hub
+
+HUGE = 10**17
+
+
+@pytest.fixture(autouse=True)
+def _own_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_hub(tmp_path / "hub", monkeypatch)
+
+
+class Hub(BaseHTTPRequestHandler):
+    """A hub on which one model is gated and all others are larger than any disk."""
+
+    def do_GET(self) -> None:
+        if DRAFT in self.path:
+            self._answer(403, {"error": "ask"}, {"X-Error-Code": "GatedRepo", "X-Error-Message": "ask its authors"})
+        elif "/tree/" in self.path:
+            self._answer(200, [{"type": "file", "path": "model.safetensors", "size": HUGE, "oid": "0" * 40}], {})
+        else:
+            self._answer(404, {"error": "none"}, {"X-Error-Code": "EntryNotFound"})
+
+    def do_HEAD(self) -> None:
+        if self.path.endswith("/model.safetensors"):
+            self._answer(200, None, {"ETag": '"00"', "X-Repo-Commit": REVISION, "X-Linked-Size": str(HUGE)})
+        else:
+            self._answer(404, None, {"X-Error-Code": "EntryNotFound"})
+
+    def _answer(self, status: int, body: Any, headers: dict[str, str]) -> None:
+        content = b"" if body is None else json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *arguments: object) -> None: ...
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    template = f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    yield endpoint
+    server.shutdown()
+    server.server_close()
+
+
+def refused(path: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines that the command says before it refuses; nothing is made."""
+    with pytest.raises(SystemExit) as ended:
+        main(["reproduce", "--pair", str(path), "--output", str(output)])
+    assert ended.value.code == 2 and not output.exists()
+    lines = capsys.readouterr().err.strip().splitlines()
+    return [line for line in lines if line.startswith(("ok", "fail", "semspec"))]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"runs": [{"task": "math500", "strategies": ["semantic"]}]}, "name the target alone first"),
+        ({"runs": [{"task": "math500", "strategies": ["target", "semantik"]}]}, "unknown strategy 'semantik'"),
+        ({"runs": [{"task": "math500", "strategies": METHODS, "probes": "paper"}]}, "none of the name paper"),
+        ({"runs": 2 * [{"task": "math500", "strategies": METHODS}]}, "math500 twice"),
+        ({"probes": {"main": {"samples": {"num_samples": 1}}}}, "training.yaml with probes.main: samples.num_samples"),
+        ({"training": "elsewhere.yaml"}, "cannot read"),
+        ({"gpus": 2}, "gpus: no such setting"),
+    ],
+)
+def test_pair_file_is_refused_by_field(
+    changes: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [line] = refused(save_pair_file(tmp_path, **changes), tmp_path / "output", capsys)
+    assert said in line
+
+
+def test_every_failed_check_is_one_line_with_its_remedy(
+    hub: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [{"task": "gpqa-diamond", "data": str(tmp_path / "none.jsonl"), "strategies": METHODS}]
+    lines = refused(save_pair_file(tmp_path, runs=runs), tmp_path / "output", capsys)
+    draft, target, _, questions, *_ = lines
+    assert draft.startswith("fail") and "is gated" in draft and f"{hub}/{DRAFT}" in draft and "hf auth login" in draft
+    assert target.startswith("ok") and "to download: 100000000.00 GB" in target
+    assert questions.startswith("fail") and "none.jsonl" in questions
+    assert "2 of" in lines[-1] and "nothing was begun" in lines[-1]
+
+
+def test_models_that_fit_neither_disk_nor_memory_are_refused(
+    hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tests.bench.test_reproduce.DRAFT", "no model is gated")
+    lines = refused(save_pair_file(tmp_path), tmp_path / "output", capsys)
+    [disk], [memory] = ([line for line in lines if f" {name} " in line] for name in ("disk", "memory"))
+    assert disk.startswith("fail") and "HF_HOME" in disk and memory.startswith("fail")
+
+
+def test_hub_out_of_reach_is_said_unless_the_models_are_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (snapshot(tmp_path / "hub", DRAFT) / "model.safetensors").write_bytes(b"0" * 8)
+    draft, target, *_ = refused(save_pair_file(tmp_path), tmp_path / "output", capsys)
+    assert draft.startswith("ok") and "to download: nothing" in draft
+    assert target.startswith("fail") and "HF_ENDPOINT" in target
+
+
+@pytest.mark.parametrize("path", sorted(PAIRS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_pair_of_the_paper_is_valid_and_has_its_four_tasks(path: Path, tmp_path: Path) -> None:
+    config = read_config(path, PairConfig)
+    made = Reproduction(config, read_yaml(path.parent / config.training), tmp_path, None, Reporter(quiet=True))
+    assert {run.task for run in config.runs} >= {"math500", "aime24", "amc23", "gpqa-diamond"}
+    assert made.pipelines["sentence"].segmentation == "sentence" and made.pipelines["paper"].probes.labels == "own"
+    assert made.pipelines["paper"].probes.projection == made.pipelines["main"].probes.projection
+    assert all(pipeline.output == tmp_path / "pairs" / pipeline.name / "probes" for pipeline in made.pipelines.values())
