@@ -8,13 +8,15 @@ from semspec.decoding import STRATEGIES
 from semspec.errors import InvalidRequest
 from semspec.types import AcceptanceRule, RetrievalSource, ScoreMethod, Segmentation
 
-RunnerName = Literal["gateway", "in-process", "transformers", "vllm"]
+RunnerName = Literal["gateway", "in-process", "transformers", "vllm", "arctic"]
 
 PEER_METHODS: Mapping[RunnerName, tuple[str, ...]] = {
     "transformers": ("target", "assisted", "lookup"),
     "vllm": ("target", "draft_model", "ngram"),
+    "arctic": ("suffix",),
 }
-"""Methods of other engines for the same pair: the target alone, with a draft model, and with prompt lookup."""
+"""Methods of other engines for the same pair: the target alone, with a draft model, and with prompt lookup; of Arctic
+Inference, suffix decoding for our target."""
 
 
 def _one_of(*names: str) -> Callable[[str], str]:

@@ -70,6 +70,11 @@ class StaticTokens:
         self._reversed = self._text[::-1]
         self._places = order.data
 
+    @property
+    def documents(self) -> list[list[int]]:
+        """The tokens of each document."""
+        return [list(map(ord, document)) for document in self._text.split(chr(DOCUMENT_END))[:-1]]
+
     def match(self, context: str, num_tokens: int) -> Match:
         """The longest n-gram that ends `context` and occurs here, with up to `num_tokens` following tokens."""
         ending = context[-LONGEST_MATCH:][::-1]
