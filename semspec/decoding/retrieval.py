@@ -28,7 +28,10 @@ class Options:
     retrieval_tokens: Annotated[int, Option("tokens retrieved at a time", ge=1, le=64)] = 8
     retrieval_source: Annotated[
         RetrievalSource,
-        Option("context: n-grams of the context; ngrams: also those of the datastore; all: also semantic neighbours"),
+        Option(
+            "context: n-grams of the context; ngrams: also those of the datastore; all: also semantic neighbours; "
+            "datastore: all without the context"
+        ),
     ] = "all"
     gate: Annotated[GateName, Option("exact: lossless; soft: keeps likely tokens too, at temperature 0 only")] = "exact"
     gate_entropy: Annotated[float, Option("share of the largest entropy above which a target is unsure", 0, 1)] = 0.05

@@ -679,7 +679,7 @@ class Retrieval(_message.Message):
     state: _builtins.bytes
     """VerifyResponse.state of the verification that wrote the context's last token; may be empty"""
     source: _builtins.str
-    """"all", "ngrams" or "context" """
+    """"all", "ngrams", "context" or "datastore" """
     def __init__(
         self,
         *,
@@ -806,7 +806,7 @@ class ModelInfo(_message.Message):
     model: _builtins.str
     """name or path as configured"""
     fingerprint: _builtins.str
-    """digest of weights and configuration"""
+    """digest of weights and configuration; empty: no model, a datastore alone"""
     tokenizer: _builtins.str
     """fingerprint of the tokenizer: "ORDINARY.ADDED"; added tokens include special ones"""
     num_layers: _builtins.int

@@ -152,6 +152,26 @@ async def test_soft_gate_for_sampled_tokens_is_refused_by_name(backends: Backend
     assert refusal.value.parameter == "gate"
 
 
+async def test_datastore_without_a_model_helps_and_refuses_all_else(
+    engine: TransformersEngine, retriever: Retriever
+) -> None:
+    alone = RetrievingDraft(None, retriever)
+    info, context = await alone.info(), await prompt(engine)
+    assert not info.has_model and info.datastore and info.tokenizer == (await engine.info()).tokenizer
+    async with behind_sockets(alone, engine, FakeVerifier()) as remote:
+        assert await remote.drafter.info() == info
+        helped = await records(remote, context=context)
+        with pytest.raises(Mismatch, match="SEMSPEC_DRAFT_MODEL"):
+            await remote.drafter.encode("Tom")
+        with pytest.raises(Mismatch, match="a datastore and no model"):
+            await segments_of(remote.drafter, context, params())
+        with pytest.raises(Mismatch, match="a datastore and no model"):
+            await remote.drafter.propose(context, (), params(), 4)
+    by_target = await records(Backends(alone, engine, FakeVerifier()), context=context, strategy="target")
+    assert [one.segment for one in helped] == [one.segment for one in by_target]
+    assert sum(one.num_accepted_tokens for one in helped) > 30 and not any(one.fallback for one in helped)
+
+
 async def test_engine_without_a_datastore_lets_the_target_write_alone(engine: TransformersEngine) -> None:
     with pytest.raises(Mismatch, match="SEMSPEC_DRAFT_DATASTORE"):
         await engine.propose(await prompt(engine), (), params(retrieval=Retrieval()), 4)
