@@ -13,7 +13,7 @@ from semspec.errors import InvalidRequest
 from semspec.retrieval.alone import NoModel
 from semspec.retrieval.datastore import Datastore
 from semspec.retrieval.learned import LearnedAnswers
-from semspec.retrieval.ngrams import Match, agreed, as_text, earlier_match
+from semspec.retrieval.ngrams import Match, agreed, as_text, earlier_match, merged
 from semspec.types import (
     ChoiceScores,
     Context,
@@ -74,20 +74,26 @@ class Retriever:
         """
         start = perf_counter()
         text = self._text(context.pieces, open_ids)
-        token_ids = self._found(text, retrieval, num_tokens) if text else []
+        found = self._found(text, retrieval, num_tokens) if text else ()
+        if retrieval.tree:
+            token_ids, parents = merged(found, num_tokens)
+        else:
+            token_ids, parents = agreed(found, num_tokens, LEAST_SHARE), []
         if self._learned and context.pieces:
             self._learn(self._learned, context, open_ids, generation)
         certain = tuple(map(Distribution.certain, token_ids))
         layer = self._datastore.card.layer if retrieval.source in WITH_NEIGHBOURS else None
         duration_ms = (perf_counter() - start) * 1e3
-        return Proposal(tuple(token_ids), certain, self._datastore.card.tokenizer, duration_ms, layer)
+        tokenizer = self._datastore.card.tokenizer
+        return Proposal(tuple(token_ids), certain, tokenizer, duration_ms, layer, tuple(parents))
 
-    def _found(self, text: str, retrieval: Retrieval, num_tokens: int) -> list[int]:
+    def _found(self, text: str, retrieval: Retrieval, num_tokens: int) -> Sequence[str]:
+        """What followed similar contexts."""
         best = max(self._matches(text, retrieval.source, num_tokens), key=attrgetter("length"))
         if best.length < LEAST_MATCH and retrieval.source in WITH_NEIGHBOURS:
             near = self._near(text, retrieval.state, num_tokens)
             best = near if near.continuations else best
-        return agreed(best.continuations, num_tokens, LEAST_SHARE)
+        return best.continuations
 
     def _learn(self, learned: LearnedAnswers, context: Context, open_ids: Sequence[int], generation: Hashable) -> None:
         """The answer so far, without the prompt, whose tokens only tell generations apart."""

@@ -43,8 +43,9 @@ def test_options_of_rewrites_and_alternatives_have_knobs() -> None:
 
 
 def test_options_of_retrieval_have_knobs() -> None:
-    label = "retrieval:retrieval_source=datastore:gate=soft:gate_entropy=0.1:gate_top_k=5"
-    options = {"retrieval_source": "datastore", "gate": "soft", "gate_entropy": 0.1, "gate_top_k": 5}
+    label = "retrieval:retrieval_source=datastore:retrieval_tree=on:gate=soft:gate_entropy=0.1:gate_top_k=5"
+    gate = {"gate": "soft", "gate_entropy": 0.1, "gate_top_k": 5}
+    options = {"retrieval_source": "datastore", "retrieval_tree": True, **gate}
     assert parse(label).options == {"strategy": "retrieval", **options}
 
 
