@@ -12,6 +12,7 @@ PARTS = {
     ":retrieval_source=datastore": "static part only",
     ":retrieval_source=context": "dynamic part only: prompt look-up",
     ":retrieval_source=ngrams": "no semantic neighbours",
+    ":retrieval_tokens=32:retrieval_tree=on": "tree of 32 tokens",
     ":gate=soft": "soft gate",
 }
 """Options of `retrieval` -> what differs. The gate `exact` is the row without a gate."""

@@ -180,7 +180,8 @@ def test_parts_of_retrieval_and_the_gates_table_stand_in_the_report(runs: list[R
     filled = [(entropy, header) for entropy, header, cell in cells if "/" in cell]
     assert filled == [("0.1", "gate_top_k 5")]
     [command] = (line for block in own if isinstance(block, Code) for line in block.lines)
-    assert "--strategy target,retrieval:retrieval_source=ngrams,retrieval:gate=soft:gate_entropy=0.02:" in command
+    tree = "retrieval:retrieval_tokens=32:retrieval_tree=on"
+    assert f"target,retrieval:retrieval_source=ngrams,{tree},retrieval:gate=soft:gate_entropy=0.02:" in command
     assert "gate_entropy=0.1:gate_top_k=5" not in command
     assert not list(retrieval.blocks(runs[1]))
 
