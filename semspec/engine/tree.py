@@ -48,10 +48,10 @@ def as_chain(proposal: Proposal) -> Proposal:
     for index, parent in enumerate(parents):
         if parent == (path[-1] if path else -1):
             path.append(index)
-    token_ids, distributions = (
-        [items[index] for index in path] for items in (proposal.token_ids, proposal.distributions)
+    token_ids = tuple(proposal.token_ids[index] for index in path)
+    return replace(
+        proposal, token_ids=token_ids, distributions=tuple(proposal.distributions[index] for index in path), parents=()
     )
-    return replace(proposal, token_ids=tuple(token_ids), distributions=tuple(distributions), parents=())
 
 
 def verify_tree(

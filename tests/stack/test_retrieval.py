@@ -39,8 +39,15 @@ async def alone(stack_config: StackConfig, pair: Pair, tmp_path: Path) -> AsyncI
     answer = [token async for one in target.generate(Context((prompt,)), params) for token in one.segment.token_ids]
     answer[5::9] = [(token + 1) % 50 for token in answer[5::9]]
     write(tmp_path / "datastore", await target.info(), [[*prompt.token_ids, *answer]])
-    without = {"draft_model": None, "draft_probe": None, "target_probe": None, "likelihood": None}
-    config = replace(stack_config, **without, serving=None, datastore=tmp_path / "datastore")
+    config = replace(
+        stack_config,
+        draft_model=None,
+        draft_probe=None,
+        target_probe=None,
+        likelihood=None,
+        serving=None,
+        datastore=tmp_path / "datastore",
+    )
     async with (
         Stack(config) as stack,
         httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=GENEROUS_S) as http,
