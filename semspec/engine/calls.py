@@ -26,7 +26,7 @@ from semspec.engine.speculative import (
 )
 from semspec.engine.steps import Feed, Output, Steps, fed
 from semspec.engine.tokenization import ModelTokenizer, option_ids
-from semspec.engine.tree import Tree, as_chain, verify_tree
+from semspec.engine.tree import MAX_TREE_TOKENS, Tree, as_chain, verify_tree
 from semspec.errors import InvalidRequest
 from semspec.probes.projection import Projections
 from semspec.types import (
@@ -243,11 +243,10 @@ class Calls:
 
     def _tree(self, proposal: Proposal, start: int, num_left: int) -> Tree | None:
         """The tree of a proposal; None for a chain, and for a tree that can only be verified as one."""
-        num_own = shared_part(self._tokenizer, proposal)[0]
-        if not proposal.parents or not self._lm.takes_trees or num_own < len(proposal.token_ids):
+        if not 0 < len(proposal.parents) <= MAX_TREE_TOKENS or not self._lm.takes_trees:
             return None
-        tree = Tree(start, proposal.parents)
-        return tree if max(tree.depths) < num_left else None
+        tree, num_own = Tree(start, proposal.parents), shared_part(self._tokenizer, proposal)[0]
+        return tree if num_own == len(proposal.token_ids) and max(tree.depths) < num_left else None
 
     def score_choices(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str

@@ -10,6 +10,9 @@ from semspec.engine.logits import draw_each, draw_first_tokens
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.types import Proposal, SamplingParams
 
+MAX_TREE_TOKENS = 1024
+"""Size above which a tree is verified as a chain: its mask grows with the square."""
+
 
 class Tree:
     """The last tokens of a sequence, of which each follows its parent instead of the token before it."""

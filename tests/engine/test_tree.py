@@ -185,6 +185,19 @@ async def test_engine_without_trees_verifies_the_first_alternatives(checkpoint: 
     await engine.aclose()
 
 
+async def test_tree_that_leaves_no_room_or_is_too_large_is_verified_as_a_chain(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, answer = await prompt(engine), await greedy(engine)
+    tree = replace(certainly(engine, (1, *answer[:3])), parents=(-1, -1, 1, 2))
+    for max_tokens, limit, num_kept, num_written in ((2, 9, 0, 1), (3, 9, 3, 3), (9, 9, 3, 4), (9, 3, 0, 1)):
+        monkeypatch.setattr("semspec.engine.calls.MAX_TREE_TOKENS", limit)
+        what = params(sampling=SamplingParams(0), max_segments=0, max_tokens=max_tokens)
+        verified = await engine.verify(context, (), tree, what)
+        written = [*(token for one in verified.segments for token in one.token_ids), *verified.open_ids]
+        assert verified.num_accepted == num_kept and written == answer[:num_written]
+
+
 def test_chain_of_a_tree_takes_the_first_alternatives() -> None:
     one = tuple(map(Distribution.certain, range(8)))
     tree = Proposal(tuple(range(8)), one, "t", 0.0, None, PARENTS)
