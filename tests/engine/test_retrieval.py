@@ -176,7 +176,7 @@ async def test_datastore_without_a_model_helps_and_refuses_all_else(
         with pytest.raises(Mismatch, match="SEMSPEC_DRAFT_MODEL"):
             await remote.drafter.encode("Tom")
         with pytest.raises(Mismatch, match="a datastore and no model"):
-            await segments_of(remote.drafter, context, params())
+            [one async for one in remote.drafter.generate(context, params())]
         with pytest.raises(Mismatch, match="a datastore and no model"):
             await remote.drafter.propose(context, (), params(), 4)
     by_target = await records(Backends(alone, engine, FakeVerifier()), context=context, strategy="target")
