@@ -60,13 +60,15 @@ class Point:
     @property
     def true_ratio(self) -> Floats:
         """p/q, [segments of the draft]."""
-        return (self.p / np.maximum(self.q, 1e-12))[self.meaning]
+        ratio: Floats = (self.p / np.maximum(self.q, 1e-12))[self.meaning]
+        return ratio
 
     def after(self, accepted: Floats, rewritten: Floats | None = None) -> Floats:
         """Probabilities of the meanings, [meanings], if segment i is kept with probability `accepted[i]`, and others
         are written anew from `rewritten`, by default as the target writes."""
         kept = np.bincount(self.meaning, accepted, len(self.p)) / len(self.meaning)
-        return kept + (1 - kept.sum()) * (self.p if rewritten is None else rewritten)
+        outcome: Floats = kept + (1 - kept.sum()) * (self.p if rewritten is None else rewritten)
+        return outcome
 
     def residual(self) -> Floats:
         """norm(max(0, p - q)), [meanings]; p where they are equal."""
@@ -250,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     samples = config.samples.model_copy(update={"num_samples": options.samples, "num_test_samples": options.samples})
     config = config.model_copy(update={"samples": samples})
     points = sampled(config, chosen(config, options.questions), options.work, BUNDLED_PAIR, Reporter())
-    threshold = float(StackConfig.of_pair(BUNDLED_PAIR).read_serving()["threshold"])
+    threshold = float(str(StackConfig.of_pair(BUNDLED_PAIR).read_serving()["threshold"]))
     found = [target_itself(points, options.samples), *results(points, rules(threshold))]
     report(found, points, options.samples, options.output)
     print((options.output / "README.md").read_text(), end="")

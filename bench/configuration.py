@@ -8,13 +8,15 @@ from semspec.decoding import STRATEGIES
 from semspec.errors import InvalidRequest
 from semspec.types import AcceptanceRule, RetrievalSource, ScoreMethod, Segmentation
 
-RunnerName = Literal["gateway", "in-process", "transformers", "vllm"]
+RunnerName = Literal["gateway", "in-process", "transformers", "vllm", "arctic"]
 
 PEER_METHODS: Mapping[RunnerName, tuple[str, ...]] = {
     "transformers": ("target", "assisted", "lookup"),
     "vllm": ("target", "draft_model", "ngram"),
+    "arctic": ("suffix",),
 }
-"""Methods of other engines for the same pair: the target alone, with a draft model, and with prompt lookup."""
+"""Methods of other engines for the same pair: the target alone, with a draft model, and with prompt lookup; of Arctic
+Inference, suffix decoding for our target."""
 
 
 def _one_of(*names: str) -> Callable[[str], str]:
@@ -46,7 +48,7 @@ _KNOBS: Mapping[str, Callable[[str], Any]] = {
     "likelihood_threshold": float,
     "score_method": _one_of(*get_args(ScoreMethod)),
     "score_threshold": float,
-    **{name: _one_of("on", "off") for name in ("ahead", "look_up", "propose_ahead")},
+    **{name: _one_of("on", "off") for name in ("ahead", "look_up", "propose_ahead", "retrieval_tree")},
     **RETRIEVAL_KNOBS,
 }
 _PEER_KNOBS: Mapping[str, Callable[[str], Any]] = {"tokens": int}
@@ -67,7 +69,7 @@ class Configuration:
     def options(self) -> dict[str, Any]:
         """The request's `semspec` object, with only the label's options."""
         named = {"gamma", "token_gamma", "num_drafts", "segmentation", "likelihood_threshold", *RETRIEVAL_KNOBS}
-        flags = {"draft_ahead": "ahead", "look_up": "look_up", "propose_ahead": "propose_ahead"}
+        flags = {"draft_ahead": "ahead", **{name: name for name in ("look_up", "propose_ahead", "retrieval_tree")}}
         options: dict[str, Any] = {"strategy": self.method}
         options |= {name: value for name, value in self.knobs.items() if name in named}
         options |= {name: self.knobs[knob] == "on" for name, knob in flags.items() if knob in self.knobs}

@@ -5,19 +5,21 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import DryRunError, GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
-from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
 from transformers.utils import cached_file
 
 from semspec.bench.tasks import Task, load_task
+from semspec.clustering.loading import EntailmentEquivalenceConfig
 from semspec.commands.checks import Check, fail, ok
 from semspec.commands.doctor import line
 from semspec.errors import InvalidRequest
-from semspec.training.config import EntailmentEquivalenceConfig, PipelineConfig
+from semspec.training.config import PipelineConfig
 from semspec.training.data.questions import gather
 from semspec.training.estimate import context_bytes, gigabytes
 from semspec.training.progress import Reporter
@@ -89,7 +91,7 @@ def look_up(model: str, revision: str | None) -> Model:
     folder = Path(model)
     if not folder.is_dir():
         try:
-            files = snapshot_download(model, revision=revision, allow_patterns=list(WEIGHTS), dry_run=True)
+            files: Any = snapshot_download(model, revision=revision, allow_patterns=list(WEIGHTS), dry_run=True)
             return Model(
                 sum(file.file_size for file in files if file.filename.endswith(".safetensors")),
                 sum(file.file_size for file in files if file.will_download),
@@ -162,7 +164,8 @@ def _row_bytes(config: PipelineConfig) -> int:
             sizes.append((facts["num_hidden_layers"] + 1) * facts["hidden_size"])
         except (OSError, ValueError, KeyError, TypeError):
             return 0
-    return context_bytes(config.samples, *sizes, itemsize=4 if config.samples.states_dtype == "float32" else 2)
+    target_size, draft_size = sizes
+    return context_bytes(config.samples, target_size, draft_size, 4 if config.samples.states_dtype == "float32" else 2)
 
 
 def _disk(output: Path, states: int, missing: int) -> Check:

@@ -48,6 +48,11 @@ class Served:
         """Why this pair does not support the strategy, with the remedy, in one line; None if it does."""
         needs = STRATEGIES[strategy]
         draft, target = self.draft.tokenizer, self.target.tokenizer
+        if Writer.DRAFT in needs.writers and not self.draft.has_model:
+            return (
+                f"the strategy {strategy!r} needs a draft model, which the draft service does not have: choose "
+                "'retrieval' or 'target', or set SEMSPEC_DRAFT_MODEL"
+            )
         if needs.needs_one_vocabulary and not shares_ordinary_tokens(draft, target):
             return (
                 f"the strategy {strategy!r} proposes tokens to the target, so both models need the same ordinary "
@@ -135,6 +140,8 @@ def mismatch(served: Served, settings: GatewaySettings) -> str | None:
         ("draft", draft, verifier.draft_model, verifier.draft_tokenizer, settings.draft_address),
         ("target", target, verifier.target_model, verifier.target_tokenizer, settings.target_address),
     ):
+        if not info.has_model:
+            continue
         if verifier.has_probes and info.fingerprint != expected:
             return (
                 f"the verifier's {role} probe was trained on model {expected}, but the {role} service at {address} "
@@ -145,7 +152,7 @@ def mismatch(served: Served, settings: GatewaySettings) -> str | None:
                 f"the verifier's {role} probe was trained with the tokenizer {tokenizer}, but the {role} service at "
                 f"{address} has {info.tokenizer}: put the model's own tokenizer files back"
             )
-    if served.likelihood and (reason := served.likelihood.foreign_reason(draft, target)):
+    if served.likelihood and draft.has_model and (reason := served.likelihood.foreign_reason(draft, target)):
         return f"{reason}, or unset SEMSPEC_GATEWAY_LIKELIHOOD"
     if reason := _unaudited_reason(verifier, settings):
         return reason

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, JsonValue, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from semspec.certificates import check_authority, check_pair
@@ -18,6 +19,9 @@ from semspec.errors import InvalidRequest
 
 EXIT_BAD_SETTINGS = 2
 """Exit code of a process with invalid settings."""
+
+UNSET = (None, PydanticUndefined, "")
+"""Defaults of settings that have no value unless they are set."""
 
 MEBIBYTE = 1 << 20
 
@@ -162,7 +166,7 @@ def described(settings_class: type[BaseSettings]) -> Iterator[Setting]:
         yield Setting(
             _variable(settings_class, name),
             _values(schema, field),
-            None if default is None else str(default).lower() if isinstance(default, bool) else str(default),
+            None if default in UNSET else str(default).lower() if isinstance(default, bool) else str(default),
             name in schema.get("required", ()),
             field.get("description", ""),
         )

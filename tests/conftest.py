@@ -50,6 +50,7 @@ SLOW = (
     "stack/test_losses.py",
     "stack/test_offline_writer.py",
     "stack/test_reattach.py",
+    "stack/test_retrieval.py",
     "stack/test_surroundings.py",
     "stack/test_refusals.py",
     "stack/test_without_probes.py",

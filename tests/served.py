@@ -7,7 +7,7 @@ import pytest_asyncio
 
 from semspec.keys import entry, new_key
 from semspec.stack import Stack, StackConfig
-from semspec.stack.supervisor import API_KEYS
+from semspec.stack.config import API_KEYS
 
 GENEROUS_S = 120.0
 OTHER_KEY = new_key()

@@ -61,7 +61,7 @@ def run_pilot(
     size = len(groups[0][1])
     pilot.questions = Questions([question for _, group in groups for question in group], size)
     of_kind = Counter(question.split == "test" for question in every)
-    seconds: dict[Kind, Counter[str]] = {kind: Counter() for kind in of_kind}
+    seconds: dict[Kind, dict[str, float]] = {kind: dict.fromkeys(names, 0.0) for kind in of_kind}
     done, contexts, num_bytes = Counter[Kind](), Counter[Kind](), Counter[Kind]()
     started, numbers = perf_counter(), list[int]()
     for number, (kind, _) in enumerate(groups):

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from semspec.bench.report import ablations, figures, paced, paper, rounds, tables
+from semspec.bench.report import ablations, figures, paced, paper, retrieval, rounds, tables
 from semspec.bench.report.probes import ProbesReport, offline
 from semspec.bench.report.speed_of_light import COST_COMMAND, SpeedOfLight
 from semspec.bench.report.tables import lost, main_row, pair_name, run_command, sample_size, setting
@@ -17,7 +17,8 @@ from semspec.training.report.numbers import NONE, decimal, measured_decimal, sha
 LOSSY = (
     "Not lossless. Semantic acceptance keeps what means the same as far as a probe can tell; a wrong step that looks "
     "right to the target is kept, and the answer may differ from the target's. That is so by construction: read pass@1 "
-    "and speed together, always. Of our strategies only `target` and `token-level` keep the target's distribution."
+    "and speed together, always. Of our strategies only `target`, `token-level` and `retrieval` with its exact gate "
+    "keep the target's distribution."
 )
 
 
@@ -169,6 +170,8 @@ def parts(runs: Sequence[Run], probes: ProbesReport | None) -> Iterator[Section]
     gammas = list(map(ablations.gammas, runs))
     yield Section("Gamma", (*_compared(gammas), *_gamma_pictures(gammas)), level=3)
     yield Section("Segmentation", _compared(list(map(ablations.segmentations, runs))), level=3)
+    if retrieved := [block for run in runs for block in retrieval.blocks(run)]:
+        yield Section("Retrieval", tuple(retrieved), level=3)
     yield Section("Learning curve and domains", tuple(offline(probes)), level=3)
 
 

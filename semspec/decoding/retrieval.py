@@ -28,8 +28,15 @@ class Options:
     retrieval_tokens: Annotated[int, Option("tokens retrieved at a time", ge=1, le=64)] = 8
     retrieval_source: Annotated[
         RetrievalSource,
-        Option("context: n-grams of the context; ngrams: also those of the datastore; all: also semantic neighbours"),
+        Option(
+            "context: n-grams of the context; ngrams: also those of the datastore; all: also semantic neighbours; "
+            "datastore: all without the context"
+        ),
     ] = "all"
+    retrieval_tree: Annotated[
+        bool, Option("true proposes alternatives too, a tree of retrieval_tokens tokens, where false proposes a chain")
+    ] = False
+    """Changes the speed, and with the exact gate never the output."""
     gate: Annotated[GateName, Option("exact: lossless; soft: keeps likely tokens too, at temperature 0 only")] = "exact"
     gate_entropy: Annotated[float, Option("share of the largest entropy above which a target is unsure", 0, 1)] = 0.05
     gate_floor: Annotated[float, Option("least probability of a token that the soft gate keeps", 0, 1)] = 0.1
@@ -74,7 +81,7 @@ async def _propose(progress: Progress, verified: VerifiedTokens, backends: Backe
     num_tokens = min(generation.retrieval_tokens, progress.tokens_left - len(open_ids) - 1)
     if num_tokens <= 0:
         return NOTHING
-    retrieval = Retrieval(verified.state, generation.retrieval_source)
+    retrieval = Retrieval(verified.state, generation.retrieval_source, generation.retrieval_tree)
     params = replace(progress.params("propose", max_segments=0), retrieval=retrieval)
     return await or_backend_unavailable(
         "draft", backends.drafter.propose(progress.context, open_ids, params, num_tokens)

@@ -40,12 +40,11 @@ def runs(chunks: Sequence[Chunk[BufferKV]]) -> list[list[Chunk[BufferKV]]]:
 
 def _place(chunk: Chunk[BufferKV]) -> tuple[bool, int, int]:
     """Single tokens first, by slab and slot."""
-    return len(chunk.tokens) > 1, id(chunk.kv.slab), chunk.kv.slot
+    return not chunk.is_single, id(chunk.kv.slab), chunk.kv.slot
 
 
 def _are_neighbours(a: Chunk[BufferKV], b: Chunk[BufferKV]) -> bool:
-    are_single = len(a.tokens) == len(b.tokens) == 1
-    return are_single and a.kv.slab is b.kv.slab and a.kv.slot + 1 == b.kv.slot
+    return a.is_single and b.is_single and a.kv.slab is b.kv.slab and a.kv.slot + 1 == b.kv.slot
 
 
 class Attention:
@@ -108,21 +107,29 @@ class Attention:
         start, end = chunk.kv.num_tokens, chunk.end
         past_and_own = chunk.kv.stretch(0, end).flatten(0, 1).unbind()
         own = chunk.kv.stretch(start, end).squeeze(2).unbind()
-        mask = self._causal_mask(start, end) if start and len(chunk.tokens) > 1 else None
+        is_plain = chunk.tree is None and (start == 0 or len(chunk.tokens) == 1)
+        mask = None if is_plain else self._mask(chunk)
 
         def attend(index: int, queries: Tensor, keys_values: Tensor) -> Tensor:
             own[index].copy_(keys_values.permute(1, 2, 0, 3))
             keys, values = past_and_own[2 * index : 2 * index + 2]
-            if len(chunk.tokens) == 1:
-                return self._of_rows(queries, keys, values, None)
-            return _causal(queries, keys, values) if start == 0 else self._of_chunk(queries, keys, values, mask)
+            if mask is not None:
+                return self._of_chunk(queries, keys, values, mask)
+            return _causal(queries, keys, values) if start == 0 else self._of_rows(queries, keys, values, None)
 
         return attend
 
-    def _causal_mask(self, start: int, end: int) -> Tensor:
-        """Mask to add to the attention scores of tokens `start` to `end`: `[group_size * num_tokens, end]`."""
-        mask = torch.full((end - start, end), float("-inf"), dtype=self._layout.dtype, device=self._layout.device)
-        return mask.triu_(start + 1).repeat(self._num_heads // self._num_kv_heads, 1)
+    def _mask(self, chunk: Chunk[BufferKV]) -> Tensor:
+        """Mask to add to the attention scores of a chunk's tokens: `[group_size * num_tokens, end]`."""
+        start, end = chunk.kv.num_tokens, chunk.end
+        if chunk.tree is None:
+            mask = torch.full((end - start, end), float("-inf"), dtype=self._layout.dtype, device=self._layout.device)
+            mask.triu_(start + 1)
+        else:
+            hidden = chunk.tree.hidden(start, end).to(self._layout.device)
+            mask = torch.zeros(hidden.shape, dtype=self._layout.dtype, device=hidden.device)
+            mask.masked_fill_(hidden, float("-inf"))
+        return mask.repeat(self._num_heads // self._num_kv_heads, 1)
 
     # Query heads that share a key head become rows of one head, so keys are not repeated.
 
@@ -131,7 +138,7 @@ class Attention:
         rows = queries.view(len(queries), self._num_kv_heads, -1, self._head_dim)
         return F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask).flatten(1)
 
-    def _of_chunk(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    def _of_chunk(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """Several tokens of one sequence."""
         rows = queries.unflatten(1, (self._num_kv_heads, -1)).permute(1, 2, 0, 3).flatten(1, 2)[None]
         attended = F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask)

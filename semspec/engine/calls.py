@@ -26,6 +26,7 @@ from semspec.engine.speculative import (
 )
 from semspec.engine.steps import Feed, Output, Steps, fed
 from semspec.engine.tokenization import ModelTokenizer, option_ids
+from semspec.engine.tree import MAX_TREE_TOKENS, Tree, as_chain, verify_tree
 from semspec.errors import InvalidRequest
 from semspec.probes.projection import Projections
 from semspec.types import (
@@ -69,11 +70,12 @@ class Calls:
         following: Sequence[int],
         segments: Sequence[int] = (),
         wants_each: bool = False,
+        tree: Tree | None = None,
     ) -> Generator[Feed, Output | None, tuple[Tensor, Sequence[Tensor]]]:
         """Feed the tokens that `prefix` lacks, and `following`. Returns logits `[len(following) + 1, vocab_size]`,
         after `tokens` and each token of `following`, and the states of `segments`: `following` cut at these lengths.
         `wants_each`: instead the states of each row's token, the first of them only if `prefix` lacked it, and none
-        if `prefix` lacked more.
+        if `prefix` lacked more. `tree`: what the tokens of `following` follow; `prefix` is then to keep one path.
         """
         known = [prefix.logits[len(tokens)][None]] if len(prefix.tokens) == len(tokens) else []
         rest = [*tokens[len(prefix.tokens) :], *following]
@@ -81,7 +83,7 @@ class Calls:
             return known[0], ()
         if wants_each and len(rest) <= len(following) + 1:  # not of a whole prompt, whose states need much memory
             segments = (1,) * len(rest)
-        output = yield from fed(Feed(prefix, rest, len(following) + 1 - len(known), segments))
+        output = yield from fed(Feed(prefix, rest, len(following) + 1 - len(known), segments, tree=tree))
         rows = torch.cat([*known, output.rows])
         ends = () if wants_each else accumulate(segments[:-1], initial=0)
         for position in ends:  # where a later call may go on
@@ -203,34 +205,48 @@ class Calls:
         segmenter = TokenSegmenter(self._tokenizer, self._writer, params, context_ids, open_ids)
         if segmenter.num_left < 1:
             raise InvalidRequest("open_token_ids: they already fill max_tokens", "open_token_ids")
-        drafted = proposal.token_ids[: segmenter.num_left]
+        tree = self._tree(proposal, len(tokens), segmenter.num_left)
+        proposal = proposal if tree else as_chain(proposal)
+        drafted = proposal.token_ids if tree else proposal.token_ids[: segmenter.num_left]
         start = perf_counter()
         with self._prefix(tokens, params.session) as prefix:
             num_shared, distributions = shared_part(self._tokenizer, proposal)
             layer = proposal.state_layer
-            rows, states = yield from self._rows_after(
-                prefix, tokens, drafted[:num_shared], wants_each=layer is not None
-            )
-            is_first = not open_ids and ended_by_look_ahead(context, params.segmentation)
-            ended = self._tokenizer if is_first else None
             mismatches: tuple[bool, ...] = ()
-            if params.gate is None:
-                distributions = distributions[: len(drafted)]
-                chosen = verify_tokens(rows, drafted, distributions, params.sampling, len(tokens), ended)
-            else:
-                chosen, mismatches = gated_tokens(rows, drafted, params.gate, ended)
-            num_taken = next((index for index, token in enumerate(chosen) if not segmenter.take(token)), len(chosen))
-            num_accepted = min(num_taken, len(chosen) - 1)
-            prefix.crop(len(tokens) + num_accepted)
-            prefix.remember_logits(len(prefix.tokens), rows[num_accepted])
+            with _cropped_on_failure(prefix, len(tokens)):
+                rows, states = yield from self._rows_after(
+                    prefix, tokens, drafted[:num_shared], wants_each=layer is not None, tree=tree
+                )
+                is_first = not open_ids and ended_by_look_ahead(context, params.segmentation)
+                ended = self._tokenizer if is_first else None
+                if params.gate is not None:
+                    chosen, path, mismatches = gated_tokens(rows, drafted, params.gate, ended, proposal.parents)
+                elif tree:
+                    chosen, path = verify_tree(rows, drafted, tree, params.sampling, ended)
+                else:
+                    distributions = distributions[: len(drafted)]
+                    chosen = verify_tokens(rows, drafted, distributions, params.sampling, len(tokens), ended)
+                    path = list(range(len(chosen) - 1))
+                num_taken = next((i for i, token in enumerate(chosen) if not segmenter.take(token)), len(chosen))
+                num_accepted = min(num_taken, len(chosen) - 1)
+                prefix.keep(len(tokens), path[:num_accepted])
+            after = [0, *(index + 1 for index in path)]  # rows
+            prefix.remember_logits(len(prefix.tokens), rows[after[num_accepted]])
             duration_ms = (perf_counter() - start) * 1e3
             is_foreign = bool(drafted) and proposal.tokenizer != self._lm.info.tokenizer
             open_piece = segmenter.open_piece if is_foreign else None
             open_ids = tuple(segmenter.open_ids)
-            state = b"" if layer is None else state_before(num_taken - 1 - len(rows), states, layer)
+            state = b"" if layer is None else state_before(after[num_taken - 1] - len(rows), states, layer)
             yield VerifiedTokens(
                 tuple(segmenter.segments), open_ids, num_accepted, duration_ms, open_piece, state, mismatches
             )
+
+    def _tree(self, proposal: Proposal, start: int, num_left: int) -> Tree | None:
+        """The tree of a proposal; None for a chain, and for a tree that can only be verified as one."""
+        if not 0 < len(proposal.parents) <= MAX_TREE_TOKENS or not self._lm.takes_trees:
+            return None
+        tree, num_own = Tree(start, proposal.parents), shared_part(self._tokenizer, proposal)[0]
+        return tree if num_own == len(proposal.token_ids) and max(tree.depths) < num_left else None
 
     def score_choices(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str
@@ -248,3 +264,13 @@ class Calls:
             likeliest = self._tokenizer.token_text(int(probabilities.argmax()))
             duration_ms = (perf_counter() - start) * 1e3
             yield ChoiceScores(tuple(probabilities[choice_ids].tolist()), likeliest, duration_ms)
+
+
+@contextmanager
+def _cropped_on_failure(prefix: Prefix, num_tokens: int) -> Iterator[None]:
+    """Drop what the body feeds after the first `num_tokens` tokens if it does not end: it may be no sequence."""
+    try:
+        yield
+    except BaseException:
+        prefix.crop(num_tokens)
+        raise

@@ -91,6 +91,11 @@ class CausalLM:
         """Whether `forward_batch` takes a `prefix`."""
         return unsupported_reason(self.model) is None
 
+    @property
+    def takes_trees(self) -> bool:
+        """Whether chunks may have a `tree`."""
+        return self._decoder is not None
+
     def new_kv(self) -> KV:
         """An empty KV cache for a new sequence, for use with `forward`."""
         return self._decoder.new_kv() if self._decoder else DynamicKV()

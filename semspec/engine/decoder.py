@@ -133,7 +133,7 @@ class Decoder:
 
     def _graphed_forward(self, graphs: GraphedSteps, chunks: Sequence[Chunk[BufferKV]]) -> list[Outputs] | None:
         """One token of each sequence by a CUDA graph; None where there is none."""
-        if any(len(chunk.tokens) > 1 for chunk in chunks):
+        if not all(chunk.is_single for chunk in chunks):
             return None
         tokens, want_states = [chunk.tokens[0] for chunk in chunks], any(chunk.want_states for chunk in chunks)
         outputs = graphs.forward(tokens, [chunk.kv for chunk in chunks], want_states)
@@ -148,7 +148,10 @@ class Decoder:
         kv, start, end = chunk.kv, chunk.kv.num_tokens, chunk.end
         self._prepare_rotations(end, kv.capacity)
         attend = self._attention.of_one(chunk)
-        states = self._through_blocks(self._embedded(chunk.tokens), self._cos[start:end], self._sin[start:end], attend)
+        positions = (
+            slice(start, end) if chunk.tree is None else torch.tensor(chunk.positions, device=self.layout.device)
+        )
+        states = self._through_blocks(self._embedded(chunk.tokens), self._cos[positions], self._sin[positions], attend)
         kv.num_tokens = end  # last, so that a failed forward pass leaves the sequence unchanged
         nothing = states[-1].new_empty(0)
         logits = self._logits(states[-1][-chunk.num_rows :]) if chunk.num_rows else nothing
@@ -158,7 +161,7 @@ class Decoder:
         ordered = runs(chunks)
         arranged = [chunk for run in ordered for chunk in run]
         self._prepare_rotations(max(chunk.end for chunk in chunks), max(chunk.kv.capacity for chunk in chunks))
-        numbers = [number for chunk in arranged for number in range(chunk.kv.num_tokens, chunk.end)]
+        numbers = [number for chunk in arranged for number in chunk.positions]
         positions = torch.tensor(numbers, device=self.layout.device)
         hidden = self._embedded([token for chunk in arranged for token in chunk.tokens])
         attend = self._attention.of_many(ordered)

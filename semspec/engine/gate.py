@@ -9,6 +9,7 @@ from torch import Tensor
 
 from semspec.engine.logits import after_end
 from semspec.engine.tokenization import ModelTokenizer
+from semspec.engine.tree import paths_of
 from semspec.errors import InvalidRequest
 from semspec.types import Gate, SamplingParams
 
@@ -20,29 +21,42 @@ def check_gate(gate: Gate | None, sampling: SamplingParams) -> None:
 
 
 def gated_tokens(
-    logits: Tensor, drafted: Sequence[int], gate: Gate, ended: ModelTokenizer | None = None
-) -> tuple[list[int], tuple[bool, ...]]:
-    """The tokens of `drafted` up to the first that `gate` rejects, plus the most probable token there; and the
-    `VerifiedTokens.mismatches`.
+    logits: Tensor,
+    drafted: Sequence[int],
+    gate: Gate,
+    ended: ModelTokenizer | None = None,
+    parents: Sequence[int] = (),
+) -> tuple[list[int], list[int], tuple[bool, ...]]:
+    """The longest path of `drafted` up to the first token that `gate` rejects, plus the most probable token there; the
+    indices of the drafted ones; and the `VerifiedTokens.mismatches`.
 
-    `logits`: `[num_fed + 1, vocab_size]`, row i after `drafted[:i]`; later drafted tokens are rejected. Probabilities
-    are those at temperature 1. `ended`: as in `verify_tokens`; the first token is then the most probable that begins
-    with white space.
+    `logits`: `[num_fed + 1, vocab_size]`, row 0 before the tokens, row i + 1 after `drafted[i]`; later drafted tokens
+    are rejected. Probabilities are those at temperature 1. `ended`: as in `verify_tokens`; the first token is then the
+    most probable that begins with white space. `parents`: as in `Proposal`.
     """
     likeliest: list[int] = logits.argmax(-1).tolist()
     if ended is not None:
         likeliest[0] = int(after_end(ended, logits[0], SamplingParams(0.0)).argmax())
     num_fed = len(logits) - 1
-    recent = deque(gate.recent, maxlen=gate.window)
-    relaxed = _relaxed(logits[:num_fed], drafted[:num_fed], gate)
-    for index, (token, (is_ranked, is_allowed)) in enumerate(zip(drafted, relaxed, strict=False)):
-        is_match = token == likeliest[index]
-        is_judged_softly = ended is None or index > 0
-        is_steady = sum(recent) <= gate.density * len(recent)
-        recent.append(not is_match)
-        if not is_match and not (is_judged_softly and is_allowed and (is_ranked or is_steady)):
-            return [*drafted[:index], likeliest[index]], tuple(recent)
-    return [*drafted[:num_fed], likeliest[num_fed]], tuple(recent)
+    parents = parents or range(-1, num_fed - 1)
+    before = [parent + 1 for parent in parents]  # row of the distribution that judges each token
+    relaxed = _relaxed(logits[before], drafted[:num_fed], gate)
+
+    def kept(path: Sequence[int]) -> tuple[list[int], tuple[bool, ...]]:
+        recent = deque(gate.recent, maxlen=gate.window)
+        for index, token in enumerate(path):
+            is_ranked, is_allowed = relaxed[token]
+            is_match = drafted[token] == likeliest[before[token]]
+            is_judged_softly = ended is None or before[token] > 0
+            is_steady = sum(recent) <= gate.density * len(recent)
+            recent.append(not is_match)
+            if not is_match and not (is_judged_softly and is_allowed and (is_ranked or is_steady)):
+                return [*path[:index]], tuple(recent)
+        return [*path], tuple(recent)
+
+    path, recent = max(map(kept, paths_of(parents)), key=lambda one: len(one[0]))
+    last = path[-1] + 1 if path else 0
+    return [*(drafted[index] for index in path), likeliest[last]], path, recent
 
 
 def _relaxed(logits: Tensor, drafted: Sequence[int], gate: Gate) -> list[tuple[bool, bool]]:

@@ -40,6 +40,18 @@ class Prefix:
         for position in [position for position in self.logits if position > num_tokens]:
             del self.logits[position]
 
+    def keep(self, num_tokens: int, following: Sequence[int]) -> None:
+        """Of the tokens after the first `num_tokens`, keep those with the ascending indices `following`."""
+        if list(following) == list(range(len(following))):
+            self.crop(num_tokens + len(following))
+            return
+        kept = [self.tokens[num_tokens + index] for index in following]
+        self.kv.select(num_tokens, following)
+        self.crop(num_tokens + len(following))
+        self.tokens[num_tokens:] = kept
+        for position in [position for position in self.logits if position > num_tokens]:
+            del self.logits[position]
+
     def copy(self, num_tokens: int, session: str) -> "Prefix":
         """A copy of the first `num_tokens` tokens."""
         logits = OrderedDict((position, row) for position, row in self.logits.items() if position <= num_tokens)

@@ -12,6 +12,7 @@ Properties of every engine:
 - A call contains its whole context. Caches, batches and `session` change its speed, not its result.
 - Token t of a context is drawn with `uniform(seed, "token", t)`. One call that writes five segments equals five calls.
 - Every token of a segment is fed before its states are pooled (`states-v1`): writing and scoring give equal states.
+- A tree of proposed tokens (`Proposal.parents`) may be verified as the chain of its first alternatives (`as_chain`).
 - Closing a generator, or cancelling an await, stops the work between two forward passes.
 - Text becomes ids, and ids become segments, by `semspec.engine.tokenization` and `semspec.engine.segmentation`.
 
@@ -19,7 +20,6 @@ Planned additions are optional fields and keyword-only arguments with defaults, 
 
 - n samples that share a prefix: `GenerationParams.num_samples`, and the sample's number in `GeneratedSegment`.
 - Grammars in `propose` and `verify`, as `GenerationParams.grammar` has them in `generate`.
-- Token tries: `Proposal.parents`, the parent of each proposed token; empty for a chain, as today.
 - The last token's state: a field of `GenerationParams` and a keyword-only argument of `score` request it; optional
   fields of `GeneratedSegment` and `SegmentScore` return it, beside the pooled states.
 """

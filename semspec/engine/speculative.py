@@ -40,7 +40,10 @@ def check_proposal(tokenizer: ModelTokenizer, proposal: Proposal) -> None:
             "proposal.tokenizer",
         )
     for index, (token, distribution) in enumerate(zip(proposal.token_ids, proposal.distributions, strict=True)):
-        if complaint := _flaw(token, distribution):
+        complaint = _flaw(token, distribution)
+        if proposal.parents and len(distribution.token_ids) != ENTRY_BYTES:
+            complaint = "must have one entry: tokens of a tree are not drawn"
+        if complaint:
             field = f"proposal.distributions[{index}]"
             raise InvalidRequest(f"{field}: {complaint}", field)
 

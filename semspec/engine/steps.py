@@ -12,6 +12,7 @@ from semspec.engine.kv_cache import KV, Chunk
 from semspec.engine.logits import draw_each
 from semspec.engine.prefix_cache import Prefix
 from semspec.engine.shaping import Shape
+from semspec.engine.tree import Tree
 from semspec.types import SamplingParams
 
 T = TypeVar("T")
@@ -46,6 +47,8 @@ class Feed:
     """How to draw the next token."""
     shape: Shape | None = None
     """What is done to the logits before the draw. The logits of the output stay as they are."""
+    tree: Tree | None = None
+    """What the last of `tokens` follow; the caller then keeps one path of `prefix`."""
     _num_fed: int = 0
     _rows: list[Tensor] = field(default_factory=list)
     _totals: list[Tensor | None] = field(default_factory=list)
@@ -65,11 +68,12 @@ class Feed:
         """The next `num_tokens` tokens."""
         kv = self.prefix.kv
         if num_tokens == len(self.tokens) and kv.num_tokens == len(self.prefix.tokens):
-            return Chunk(self.tokens, kv, self.num_rows, bool(self.segments))
+            return Chunk(self.tokens, kv, self.num_rows, bool(self.segments), self.tree)
         again = self.prefix.tokens[kv.num_tokens : kv.num_tokens + num_tokens]
         new = self.tokens[self._num_fed : self._num_fed + num_tokens - len(again)]
         num_rows = self._num_fed + len(new) - max(self._num_fed, len(self.tokens) - self.num_rows)
-        return Chunk([*again, *new], kv, max(0, num_rows), bool(self.segments and new))
+        tree = self.tree if self.tree and kv.num_tokens + num_tokens > self.tree.start else None
+        return Chunk([*again, *new], kv, max(0, num_rows), bool(self.segments and new), tree)
 
     def take(self, forward: Forward) -> bool:
         """Note the result of feeding a `chunk`; whether all is fed."""

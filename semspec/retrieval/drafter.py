@@ -1,7 +1,8 @@
 """Proposals from a datastore, beside the draft model of a service."""
 
-from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Hashable, Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from time import perf_counter
 
@@ -9,8 +10,10 @@ import numpy as np
 
 from semspec.engine.protocol import CountsSteps, Engine, StepCounter
 from semspec.errors import InvalidRequest
+from semspec.retrieval.alone import NoModel
 from semspec.retrieval.datastore import Datastore
-from semspec.retrieval.ngrams import Match, agreed, as_text, earlier_match
+from semspec.retrieval.learned import LearnedAnswers
+from semspec.retrieval.ngrams import Match, agreed, as_text, earlier_match, merged
 from semspec.types import (
     ChoiceScores,
     Context,
@@ -23,12 +26,15 @@ from semspec.types import (
     Prompt,
     Proposal,
     Retrieval,
+    RetrievalSource,
     Segment,
     SegmentScore,
     Token,
     VerifiedTokens,
 )
 
+WITH_NEIGHBOURS: tuple[RetrievalSource, ...] = ("all", "datastore")
+"""Sources that include semantic neighbours."""
 WINDOW = 8192
 """Last tokens of a context that are searched."""
 LEAST_MATCH = 3
@@ -42,38 +48,68 @@ class Retriever:
 
     The longest n-gram wins, of equal ones that in the context itself. Semantic neighbours are used where there is no
     n-gram of `LEAST_MATCH` tokens; shorter n-grams where there are no neighbours either. The session's own part is the
-    context of the call, so nothing is kept between calls, and nothing of one owner reaches another.
+    context of the call. Only with `learned` is anything kept between calls; answers of one owner then reach others.
     """
 
-    def __init__(self, datastore: Datastore) -> None:
-        self._datastore = datastore
+    def __init__(self, datastore: Datastore, learned: LearnedAnswers | None = None) -> None:
+        """`learned`: the answers of all calls, to which each call adds its own; None: nothing is kept."""
+        self._datastore, self._learned = datastore, learned
 
     @property
     def datastore(self) -> Datastore:
         return self._datastore
 
-    def propose(self, context: Context, open_ids: Sequence[int], retrieval: Retrieval, num_tokens: int) -> Proposal:
+    def propose(
+        self,
+        context: Context,
+        open_ids: Sequence[int],
+        retrieval: Retrieval,
+        num_tokens: int,
+        generation: Hashable = "",
+    ) -> Proposal:
         """Up to `num_tokens` tokens, each with probability 1; none if nothing is found. Takes about a millisecond.
 
-        Raises: InvalidRequest when the state is of another size, or an id is beyond any vocabulary.
+        `generation`: the same in all calls of one. Raises: InvalidRequest when the state is of another size, or an id
+        is beyond any vocabulary.
         """
         start = perf_counter()
-        text = self._text(context, open_ids)
-        token_ids = self._found(text, retrieval, num_tokens) if text else []
+        text = self._text(context.pieces, open_ids)
+        found = self._found(text, retrieval, num_tokens) if text else ()
+        if retrieval.tree:
+            token_ids, parents = merged(found, num_tokens)
+        else:
+            token_ids, parents = agreed(found, num_tokens, LEAST_SHARE), []
+        if self._learned and context.pieces:
+            self._learn(self._learned, context, open_ids, generation)
         certain = tuple(map(Distribution.certain, token_ids))
-        layer = self._datastore.card.layer if retrieval.source == "all" else None
+        layer = self._datastore.card.layer if retrieval.source in WITH_NEIGHBOURS else None
         duration_ms = (perf_counter() - start) * 1e3
-        return Proposal(tuple(token_ids), certain, self._datastore.card.tokenizer, duration_ms, layer)
+        tokenizer = self._datastore.card.tokenizer
+        return Proposal(tuple(token_ids), certain, tokenizer, duration_ms, layer, tuple(parents))
 
-    def _found(self, text: str, retrieval: Retrieval, num_tokens: int) -> list[int]:
-        best = earlier_match(text, num_tokens)
-        if retrieval.source != "context":
-            static = self._datastore.static.match(text, num_tokens)
-            best = static if static.length > best.length else best
-        if best.length < LEAST_MATCH and retrieval.source == "all":
+    def _found(self, text: str, retrieval: Retrieval, num_tokens: int) -> Sequence[str]:
+        """What followed similar contexts."""
+        best = max(self._matches(text, retrieval.source, num_tokens), key=attrgetter("length"))
+        if best.length < LEAST_MATCH and retrieval.source in WITH_NEIGHBOURS:
             near = self._near(text, retrieval.state, num_tokens)
             best = near if near.continuations else best
-        return agreed(best.continuations, num_tokens, LEAST_SHARE)
+        return best.continuations
+
+    def _learn(self, learned: LearnedAnswers, context: Context, open_ids: Sequence[int], generation: Hashable) -> None:
+        """The answer so far, without the prompt, whose tokens only tell generations apart."""
+        prompt, *answer = context.pieces
+        text = self._text(answer, open_ids)
+        if len(text) < WINDOW:  # else its beginning is cut off
+            learned.learn(hash((generation, prompt.token_ids)), text)
+
+    def _matches(self, text: str, source: RetrievalSource, num_tokens: int) -> Iterator[Match]:
+        """The longest n-gram of each part, in order of preference."""
+        if source != "datastore":
+            yield earlier_match(text, num_tokens)
+        if source != "context":
+            if self._learned:
+                yield self._learned.match(text, num_tokens)
+            yield self._datastore.static.match(text, num_tokens)
 
     def _near(self, text: str, state: bytes, num_tokens: int) -> Match:
         """Neighbours of the state before the last token that were followed by the same token."""
@@ -87,10 +123,10 @@ class Retriever:
         followed = (static.following(place, num_tokens + 1) for place in places)
         return Match(0, tuple(one[1:] for one in followed if one[:1] == text[-1]))
 
-    def _text(self, context: Context, open_ids: Sequence[int]) -> str:
+    def _text(self, pieces: Sequence[Piece], open_ids: Sequence[int]) -> str:
         """The last tokens; only those after the last piece of another tokenizer, whose ids mean other text."""
         ids: list[int] = [*open_ids]
-        for piece in reversed(context.pieces):
+        for piece in reversed(pieces):
             if piece.tokenizer != self._datastore.card.tokenizer or len(ids) >= WINDOW:
                 break
             ids = [*piece.token_ids, *ids]
@@ -100,9 +136,12 @@ class Retriever:
             raise InvalidRequest("open_token_ids: an id is beyond the vocabulary", "open_token_ids") from None
 
 
-def load_retriever(folder: Path) -> Retriever:
-    """Raises: Mismatch in one line when the datastore in `folder` cannot be used."""
-    return Retriever(Datastore.load(folder))
+def load_retriever(folder: Path, learned_tokens: int = 0) -> Retriever:
+    """`learned_tokens`: bound of the tokens of answers that are learned; 0: none are.
+
+    Raises: Mismatch in one line when the datastore in `folder` cannot be used.
+    """
+    return Retriever(Datastore.load(folder), LearnedAnswers(learned_tokens) if learned_tokens else None)
 
 
 class RetrievingDraft:
@@ -111,8 +150,10 @@ class RetrievingDraft:
     See `semspec.engine.protocol.Engine`.
     """
 
-    def __init__(self, engine: Engine, retriever: Retriever) -> None:
-        self._engine, self._retriever = engine, retriever
+    def __init__(self, engine: Engine | None, retriever: Retriever) -> None:
+        """`engine`: None: there is no model, and all other calls are refused by a `Mismatch`."""
+        self._engine: Engine = engine or NoModel(retriever.datastore.card.tokenizer)
+        self._retriever = retriever
 
     @property
     def steps(self) -> StepCounter | None:
@@ -127,7 +168,8 @@ class RetrievingDraft:
     ) -> Proposal:
         if params.retrieval is None:
             return await self._engine.propose(context, open_ids, params, num_tokens)
-        return self._retriever.propose(context, open_ids, params.retrieval, num_tokens)
+        generation = params.session, params.sampling.seed
+        return self._retriever.propose(context, open_ids, params.retrieval, num_tokens, generation)
 
     async def encode(self, prompt: Prompt) -> Piece:
         return await self._engine.encode(prompt)

@@ -70,6 +70,11 @@ class StaticTokens:
         self._reversed = self._text[::-1]
         self._places = order.data
 
+    @property
+    def documents(self) -> list[list[int]]:
+        """The tokens of each document."""
+        return [list(map(ord, document)) for document in self._text.split(chr(DOCUMENT_END))[:-1]]
+
     def match(self, context: str, num_tokens: int) -> Match:
         """The longest n-gram that ends `context` and occurs here, with up to `num_tokens` following tokens."""
         ending = context[-LONGEST_MATCH:][::-1]
@@ -114,6 +119,16 @@ def sorted_places(tokens: TokenArray) -> TokenArray:
         ranks = np.unique(pairs, return_inverse=True)[1]
         length *= 2
     return (len(tokens) - np.argsort(ranks, kind="stable")).astype(np.uint32)
+
+
+def merged(continuations: Sequence[str], num_tokens: int) -> tuple[list[int], list[int]]:
+    """The trie of `continuations`: at most `num_tokens` tokens, those that most of them go through, and the index of
+    the token that each follows, -1 for the first ones. A token comes before those that follow it, and of alternatives
+    the more frequent first."""
+    counts = Counter(text[:end] for text in continuations for end in range(1, len(text) + 1))
+    beginnings = sorted(counts, key=lambda text: (-counts[text], len(text)))[:num_tokens]
+    indices = {text: index for index, text in enumerate(beginnings)}
+    return [ord(text[-1]) for text in beginnings], [indices.get(text[:-1], -1) for text in beginnings]
 
 
 def agreed(continuations: Sequence[str], num_tokens: int, least_share: float) -> list[int]:

@@ -34,7 +34,8 @@ def _default_commands() -> dict[str, Command]:
 class StackConfig:
     """Models and probes to serve, addresses and timeouts."""
 
-    draft_model: Path | str = BUNDLED_PAIR / "draft"
+    draft_model: Path | str | None = BUNDLED_PAIR / "draft"
+    """None: the draft service has the datastore alone, and there are no probes."""
     target_model: Path | str = BUNDLED_PAIR / "target"
     draft_probe: Path | None = BUNDLED_PAIR / "probes" / "draft.safetensors"
     """None, as `target_probe`: the pair is served without probes and without the verifier."""
@@ -67,6 +68,8 @@ class StackConfig:
         """The configuration of a pair in one folder with the layout of the bundled pair."""
         probes, models = folder / "probes", (folder / "draft", folder / "target")
         datastore = folder / "datastore" if (folder / "datastore").is_dir() else None
+        if datastore and not models[0].exists():
+            return cls(None, models[1], None, None, datastore=datastore)
         if not (probes / "target.safetensors").exists() and (probes / CALIBRATION_FILE).exists():
             return cls(*models, None, None, probes / CALIBRATION_FILE, datastore=datastore)
         return cls(*models, probes / "draft.safetensors", probes / "target.safetensors", datastore=datastore)
@@ -123,8 +126,9 @@ class StackConfig:
         }
         match role:
             case "draft":
-                datastore = {"SEMSPEC_DRAFT_DATASTORE": str(self.datastore)} if self.datastore else {}
-                return common | {"SEMSPEC_DRAFT_MODEL": str(self.draft_model)} | datastore
+                given = {"MODEL": self.draft_model, "DATASTORE": self.datastore}
+                own = {f"{prefix}_{name}": str(value) for name, value in given.items() if value is not None}
+                return common | own
             case "target":
                 return common | {"SEMSPEC_TARGET_MODEL": str(self.target_model)}
             case _:
@@ -160,7 +164,8 @@ class StackConfig:
 
     def gateway_defaults(self) -> dict[str, str]:
         """`SEMSPEC_GATEWAY_DEFAULT_*` for the values in `serving`; the gateway rejects unknown names."""
-        without_probes = {} if self.has_probes else {"strategy": "likelihood" if self.calibration else "target"}
+        usual = "retrieval" if self.draft_model is None else "likelihood" if self.calibration else "target"
+        without_probes = {} if self.has_probes else {"strategy": usual}
         if self.serving is None:
             values = {**self.read_serving(), **without_probes}
         else:

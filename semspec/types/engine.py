@@ -18,9 +18,9 @@ SURPRISAL_FEATURES = (
 """Statistics of the logits of a scored segment, in this order: natural logarithms at temperature 1."""
 
 
-RetrievalSource = Literal["all", "ngrams", "context"]
+RetrievalSource = Literal["all", "ngrams", "context", "datastore"]
 """Where proposals are retrieved. `context`: earlier n-grams of the context; `ngrams`: also those of the datastore;
-`all`: also its semantic neighbours."""
+`all`: also its semantic neighbours; `datastore`: as `all` without the context's own n-grams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class Retrieval:
     state: bytes = field(default=b"", repr=False)
     """`VerifiedTokens.state` of the verification that wrote the context's last token; empty: not known."""
     source: RetrievalSource = "all"
+    tree: bool = False
+    """Whether to propose alternatives, a tree, instead of one chain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,9 @@ class Proposal:
     duration_ms: float
     state_layer: int | None = None
     """Row of `states-v1` that the target is to return of one token, for the next retrieval; None: nothing."""
+    parents: tuple[int, ...] = ()
+    """Index of the token that each follows, less than its own; -1: it follows the context. Of alternatives, the more
+    likely comes first. Empty: a chain. Tokens of a tree were not drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +210,7 @@ class ModelInfo:
     model: str
     """Name or path as configured."""
     fingerprint: str
-    """Digest of weights and configuration, `FINGERPRINT:` and 16 hexadecimal digits."""
+    """Digest of weights and configuration, `FINGERPRINT:` and 16 hexadecimal digits; empty without a model."""
     tokenizer: str
     """Fingerprint of the tokenizer; see `shares_ordinary_tokens`."""
     num_layers: int
@@ -236,6 +241,11 @@ class ModelInfo:
     """Digest of the datastore that the service retrieves from; empty if there is none."""
     datastore_model: str = ""
     """Fingerprint of the target whose answers the datastore holds."""
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the service runs a model; a draft service may have a datastore alone."""
+        return bool(self.fingerprint)
 
     def renders_like(self, other: "ModelInfo") -> bool:
         """Whether both models read a conversation as the same token ids."""

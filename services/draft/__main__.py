@@ -20,13 +20,13 @@ def main() -> None:
 
 
 def load(settings: DraftSettings) -> Engine:
-    """Load the model, with its datastore if configured. Raises: Mismatch when one of them cannot be served."""
+    """Load the model, the datastore, or both. Raises: Mismatch when one of them cannot be served."""
     if settings.datastore is None:
         return load_engine(settings, Writer.DRAFT)
     from semspec.retrieval.drafter import RetrievingDraft, load_retriever  # needs numpy and safetensors
 
-    retriever = load_retriever(settings.datastore)
-    return RetrievingDraft(load_engine(settings, Writer.DRAFT), retriever)
+    retriever = load_retriever(settings.datastore, settings.learned_tokens)
+    return RetrievingDraft(load_engine(settings, Writer.DRAFT) if settings.model else None, retriever)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pytest
 
 from semspec.keys import entry, new_key
 from semspec.stack import Stack, StackConfig
-from semspec.stack.supervisor import API_KEYS
+from semspec.stack.config import API_KEYS
 from tests.attacks.case import Broken, Verdict
 from tests.chaos.site import built
 from tests.chaos.trial import Bench

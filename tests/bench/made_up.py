@@ -28,6 +28,11 @@ RATES: Mapping[str, tuple[float, float]] = {
     "last-hidden": (2.8, 0.9),
     "surprisal": (2.85, 0.93),
     "random": (1.9, 0.74),
+    "retrieval": (1.3, 0.95),
+    "retrieval:retrieval_source=context": (1.1, 0.95),
+    "retrieval:retrieval_source=datastore": (1.2, 0.95),
+    "retrieval:gate=soft": (1.5, 0.9),
+    "retrieval:gate=soft:gate_entropy=0.1:gate_top_k=5": (1.4, 0.91),
     "in-process/semantic": (2.6, 0.94),
     "transformers/assisted": (1.3, 0.95),
 }

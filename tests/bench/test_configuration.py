@@ -42,6 +42,13 @@ def test_options_of_rewrites_and_alternatives_have_knobs() -> None:
     assert with_options(DEFAULTS, looked_up).look_up and not DEFAULTS.look_up
 
 
+def test_options_of_retrieval_have_knobs() -> None:
+    label = "retrieval:retrieval_source=datastore:retrieval_tree=on:gate=soft:gate_entropy=0.1:gate_top_k=5"
+    gate = {"gate": "soft", "gate_entropy": 0.1, "gate_top_k": 5}
+    options = {"retrieval_source": "datastore", "retrieval_tree": True, **gate}
+    assert parse(label).options == {"strategy": "retrieval", **options}
+
+
 def test_paper_rule_replaces_the_pairs_threshold() -> None:
     assert with_options(DEFAULTS, parse("semantic:rule=sample")).acceptance.rule == "sample"
 
@@ -66,6 +73,7 @@ def test_peer_methods_have_their_own_knobs() -> None:
         ("semantik", "semantic"),
         ("teleport/semantic", "in-process"),
         ("vllm/semantic", "draft_model"),
+        ("arctic/retrieval", "suffix"),
         ("semantic:gama=2", "gamma"),
         ("semantic:gamma=two", "gamma='two'"),
         ("semantic:rule=maybe", "threshold"),

@@ -57,7 +57,12 @@ def save_questions(folder: Path) -> dict[str, str]:
     mathematics = [{"problem": f"What is {n}+{n}?", "answer": str(2 * n), "id": n} for n in (1, 2)]
     wrong = {f"Incorrect Answer {place}": str(10 + place) for place in (1, 2, 3)}
     choice = [{"Question": f"Which is {n}?", "Correct Answer": str(n), "Record ID": f"r{n}", **wrong} for n in (1, 2)]
-    rows = {"math500": mathematics, "aime24": mathematics, "amc23": mathematics, "gpqa-diamond": choice}
+    rows: dict[str, list[Any]] = {
+        "math500": mathematics,
+        "aime24": mathematics,
+        "amc23": mathematics,
+        "gpqa-diamond": choice,
+    }
     return {task: write_lines(folder / f"{task}.jsonl", own) for task, own in rows.items()}
 
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -67,13 +68,14 @@ async def records(backends: Backends, **fields: object) -> list[SegmentRecord]:
     return [event for event in events if isinstance(event, SegmentRecord)]
 
 
+@pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize("num_tokens", [1, 5, 40])
 async def test_greedy_exact_retrieval_writes_what_the_target_writes(
-    backends: Backends, engine: TransformersEngine, num_tokens: int
+    backends: Backends, engine: TransformersEngine, num_tokens: int, tree: bool
 ) -> None:
     context = await prompt(engine)
     alone = await records(backends, context=context, strategy="target")
-    helped = await records(backends, context=context, retrieval_tokens=num_tokens)
+    helped = await records(backends, context=context, retrieval_tokens=num_tokens, retrieval_tree=tree)
     assert [record.segment for record in helped] == [record.segment for record in alone]
     num_accepted = sum(record.num_accepted_tokens for record in helped)
     num_proposed = sum(record.num_proposed_tokens for record in helped)
@@ -81,13 +83,23 @@ async def test_greedy_exact_retrieval_writes_what_the_target_writes(
     assert not any(record.fallback for record in helped)
 
 
-async def test_sampled_retrieval_keeps_the_targets_distribution(backends: Backends, engine: TransformersEngine) -> None:
-    """Chi-square of the first two tokens at fixed seeds, 0.1% level, with a store that proposes a likely token."""
+@pytest.mark.parametrize("tree", [False, True])
+async def test_sampled_retrieval_keeps_the_targets_distribution(
+    backends: Backends, engine: TransformersEngine, tree: bool, tmp_path: Path
+) -> None:
+    """Chi-square of the first two tokens at fixed seeds, 0.1% level, with a store that proposes likely tokens."""
     context, sampling = await prompt(engine), SamplingParams(1.5, 1.0, 3)
+    if tree:
+        expected_pairs = sorted(pairs(engine, context.pieces[0].token_ids, sampling).items(), key=itemgetter(1))
+        likely = [[*context.pieces[0].token_ids[-9:], *pair] for pair, _ in expected_pairs[-4:]]
+        write(tmp_path / "tree", await engine.info(), likely)
+        retriever = load_retriever(tmp_path / "tree")
+        backends = replace(backends, drafter=RetrievingDraft(None, retriever))
     counts: Counter[tuple[int, ...]] = Counter()
     num_proposed = num_accepted = 0
     for seed in range(250):
-        written = await records(backends, context=context, sampling=replace(sampling, seed=seed), max_tokens=2)
+        own = replace(sampling, seed=seed)
+        written = await records(backends, context=context, sampling=own, max_tokens=2, retrieval_tree=tree)
         counts[tuple(token for record in written for token in record.segment.token_ids)] += 1
         num_proposed += sum(record.num_proposed_tokens for record in written)
         num_accepted += sum(record.num_accepted_tokens for record in written)
@@ -152,6 +164,26 @@ async def test_soft_gate_for_sampled_tokens_is_refused_by_name(backends: Backend
     assert refusal.value.parameter == "gate"
 
 
+async def test_datastore_without_a_model_helps_and_refuses_all_else(
+    engine: TransformersEngine, retriever: Retriever
+) -> None:
+    alone = RetrievingDraft(None, retriever)
+    info, context = await alone.info(), await prompt(engine)
+    assert not info.has_model and info.datastore and info.tokenizer == (await engine.info()).tokenizer
+    async with behind_sockets(alone, engine, FakeVerifier()) as remote:
+        assert await remote.drafter.info() == info
+        helped = await records(remote, context=context)
+        with pytest.raises(Mismatch, match="SEMSPEC_DRAFT_MODEL"):
+            await remote.drafter.encode("Tom")
+        with pytest.raises(Mismatch, match="a datastore and no model"):
+            [one async for one in remote.drafter.generate(context, params())]
+        with pytest.raises(Mismatch, match="a datastore and no model"):
+            await remote.drafter.propose(context, (), params(), 4)
+    by_target = await records(Backends(alone, engine, FakeVerifier()), context=context, strategy="target")
+    assert [one.segment for one in helped] == [one.segment for one in by_target]
+    assert sum(one.num_accepted_tokens for one in helped) > 30 and not any(one.fallback for one in helped)
+
+
 async def test_engine_without_a_datastore_lets_the_target_write_alone(engine: TransformersEngine) -> None:
     with pytest.raises(Mismatch, match="SEMSPEC_DRAFT_DATASTORE"):
         await engine.propose(await prompt(engine), (), params(retrieval=Retrieval()), 4)
@@ -179,9 +211,10 @@ async def test_retrieval_over_grpc_equals_that_in_process(
     retrieving = RetrievingDraft(draft, load_retriever(tmp_path))
     local = Backends(retrieving, engine, FakeVerifier())
     soft = {"context": context, "gate": "soft", "retrieval_tokens": 3}
+    trees = [fields | {"retrieval_tree": True, "retrieval_tokens": 12} for fields in (sampled, soft)]
     async with behind_sockets(retrieving, engine, FakeVerifier()) as remote:
         assert await remote.drafter.info() == await retrieving.info()
-        for fields in (sampled, soft):
+        for fields in (sampled, soft, *trees):
             here, there = await records(local, **fields), await records(remote, **fields)
             assert [(r.segment, r.num_accepted_tokens, r.num_proposed_tokens) for r in here] == [
                 (r.segment, r.num_accepted_tokens, r.num_proposed_tokens) for r in there

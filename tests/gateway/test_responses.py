@@ -97,7 +97,8 @@ async def test_events_of_calls_build_the_response(gateway: Gateway) -> None:
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert [item.type for item in final.output] == ["message", "function_call", "function_call"]
     done: Any = [event.item for event in events if event.type == "response.output_item.done"]
-    assert [item.id for item in done] == [item.id for item in final.output] and len({item.id for item in done}) == 3
+    output: Any = final.output
+    assert [item.id for item in done] == [item.id for item in output] and len({item.id for item in done}) == 3
     told = [event.arguments for event in events if event.type == "response.function_call_arguments.done"]
     assert told == [ARGUMENTS, ARGUMENTS]
 

@@ -88,6 +88,39 @@ async def test_segmentation_of_another_pilot_is_refused(bare: Gateway) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "semspec.segmentation")
 
 
+@pytest.fixture
+async def without_draft_model(redis_url: str) -> AsyncIterator[Gateway]:
+    """A gateway whose draft service has a datastore alone."""
+    fakes = Fakes.make()
+    own = fakes.drafter.model_info
+    fakes.drafter.model_info = replace(own, model="", fingerprint="", max_context_tokens=0)
+    settings = make_settings(redis_url=redis_url, default_strategy="retrieval")
+    async with running_gateway(settings, fakes) as gateway:
+        yield gateway
+
+
+async def test_without_a_draft_model_only_strategies_of_the_target_are_offered(without_draft_model: Gateway) -> None:
+    gateway = without_draft_model
+    names = {model["id"] for model in (await gateway.http.get("/v1/models")).json()["data"]}
+    assert names == {"semspec-demo", "semspec-demo:retrieval", "semspec-demo:target"}
+    answer = (await gateway.chat()).json()["semspec"]
+    assert (answer["strategy"], answer["fallback"]) == ("retrieval", None)
+    for strategy in ("semantic", "likelihood", "token-level", "draft"):
+        refused = await gateway.chat(semspec={"strategy": strategy})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"]) == (400, "semspec.strategy")
+        assert f"{strategy!r} needs a draft model" in error["message"] and "SEMSPEC_DRAFT_MODEL" in error["message"]
+
+
+async def test_default_strategy_that_needs_a_draft_model_is_a_mismatch() -> None:
+    fakes = Fakes.make()
+    none = replace(fakes.drafter.model_info, fingerprint="")
+    served = Served(none, fakes.target.model_info, fakes.verifier.verifier_info)
+    assert mismatch(served, make_settings(default_strategy="target")) is None
+    reason = mismatch(served, make_settings())
+    assert reason is not None and "SEMSPEC_GATEWAY_DEFAULT_STRATEGY" in reason and "'retrieval'" in reason
+
+
 async def test_default_strategy_that_needs_probes_is_a_mismatch() -> None:
     fakes = Fakes.make()
     likelihood = calibration(fakes.drafter.model_info, fakes.target.model_info)

@@ -47,12 +47,61 @@ def test_source_context_leaves_the_datastore_out(retriever: Retriever) -> None:
     assert proposed(retriever, context(20, 21, 1, 20, 21), "context") == [1, 20, 21]
 
 
+def test_source_datastore_leaves_the_context_out(retriever: Retriever) -> None:
+    own = (10, 11, 12, 90, 91, 92, 93)
+    assert proposed(retriever, context(*own, 10, 11, 12), "datastore") == [13, 14, 15, 16]
+    assert proposed(retriever, context(90, 91, 92, 90, 91), "datastore") == []
+
+
+SECRET, ANSWER = (71, 72, 73, 74, 75), (81, 82, 83, 84, 85, 86)
+
+
+def said(retriever: Retriever, owner: str, num_open: int) -> list[int]:
+    """The proposal after part of an answer whose prompt holds `SECRET`."""
+    segment = Piece("", ANSWER[: len(ANSWER) - num_open], TARGET.tokenizer)
+    what = Context((*context(*SECRET).pieces, segment))
+    return list(retriever.propose(what, ANSWER[len(ANSWER) - num_open :], Retrieval(), 4, owner).token_ids)
+
+
+def test_nothing_of_one_call_reaches_another(retriever: Retriever) -> None:
+    said(retriever, "owner", 2)
+    assert proposed(retriever, context(81, 82, 83)) == proposed(retriever, context(71, 72, 73)) == []
+
+
+def test_learned_answers_reach_other_calls_and_prompts_do_not(tmp_path: Path) -> None:
+    write(tmp_path, TARGET, DOCUMENTS)
+    learning = load_retriever(tmp_path, learned_tokens=100)
+    assert said(learning, "owner", 2) == []
+    assert (
+        proposed(learning, context(81, 82, 83)) == proposed(learning, context(81, 82, 83), "datastore") == [84, 85, 86]
+    )
+    assert proposed(learning, context(81, 82, 83), "context") == proposed(learning, context(71, 72, 73)) == []
+    assert proposed(learning, context(9, 10, 11, 12)) == [13, 14, 15, 16], "those of the datastore too"
+
+
+def test_answer_whose_beginning_is_cut_off_is_not_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semspec.retrieval.drafter.WINDOW", 6)
+    write(tmp_path, TARGET, DOCUMENTS)
+    learning = load_retriever(tmp_path, learned_tokens=100)
+    said(learning, "owner", 2)
+    assert proposed(learning, context(81, 82, 83)) == []
+
+
 def test_every_token_is_certain_and_of_the_targets_tokenizer(retriever: Retriever) -> None:
     proposal = retriever.propose(context(20), (21,), Retrieval(), 3)
     assert proposal.token_ids == (22, 23, 24) and proposal.tokenizer == TARGET.tokenizer
     assert [one.token_ids for one in proposal.distributions] == [struct.pack("<I", token) for token in (22, 23, 24)]
     assert {one.probabilities for one in proposal.distributions} == {struct.pack("<f", 1.0)}
     assert proposal.state_layer is None, "without neighbours no state is wanted"
+
+
+def test_tree_has_the_alternatives_of_a_chain(tmp_path: Path) -> None:
+    write(tmp_path, TARGET, [[1, 2, 3, 4, 5], [1, 2, 3, 4, 6], [1, 2, 3, 7, 8]])
+    branching = load_retriever(tmp_path)
+    tree = branching.propose(context(1, 2, 3), (), Retrieval(tree=True), 4)
+    assert tree.token_ids[:2] == (4, 7) and {*tree.token_ids[2:]} == {5, 6} and tree.parents == (-1, -1, 0, 0)
+    assert len(tree.distributions) == 4
+    assert branching.propose(context(1, 2, 3), (), Retrieval(), 4).parents == ()
 
 
 def test_ids_of_another_tokenizer_are_not_read(retriever: Retriever) -> None:

@@ -65,6 +65,14 @@ def test_proposal_survives_the_wire(proposal: Proposal) -> None:
     assert generation.proposal_from_wire(types_pb2.Proposal.FromString(sent)) == proposal
 
 
+@given(proposals, st.data())
+def test_tree_survives_the_wire(proposal: Proposal, data: st.DataObject) -> None:
+    parents = tuple(data.draw(st.integers(-1, index - 1)) for index in range(len(proposal.token_ids)))
+    tree = replace(proposal, parents=parents)
+    sent = generation.proposal_to_wire(tree).SerializeToString()
+    assert generation.proposal_from_wire(types_pb2.Proposal.FromString(sent)) == tree
+
+
 @given(contexts, token_ids, proposals, orders)
 def test_verify_request_survives_the_wire(
     context: Context, open_ids: tuple[int, ...], proposal: Proposal, params: GenerationParams
@@ -125,6 +133,9 @@ def test_propose_request_is_refused_by_field(spoil: Spoil, field: str) -> None:
         (lambda m: setattr(m.sampling, "temperature", -1), "sampling.temperature"),
         (lambda m: m.proposal.token_ids.append(1), "proposal.distributions"),
         (lambda m: m.proposal.distributions.pop(), "proposal.distributions"),
+        (lambda m: m.proposal.parents.append(-1), "proposal.parents"),
+        (lambda m: m.proposal.parents.extend([-1, 1]), "proposal.parents[1]"),
+        (lambda m: m.proposal.parents.extend([-2, 0]), "proposal.parents[0]"),
         (lambda m: m.proposal.distributions[1].ClearField("token_ids"), "proposal.distributions[1].token_ids"),
         (
             lambda m: setattr(m.proposal.distributions[0], "token_ids", b"1234567"),

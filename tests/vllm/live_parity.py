@@ -28,7 +28,7 @@ NUM_STREAMS = 16
 
 async def test_both_engines_name_the_same_model(theirs: VllmEngine, ours: TransformersEngine) -> None:
     one, other = await theirs.info(), await ours.info()
-    differing: dict[str, Any] = {
+    differing: Any = {
         "max_cache_bytes": 0,
         "takes_grammars": False,
         "takes_penalties": False,

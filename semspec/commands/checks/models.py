@@ -28,9 +28,8 @@ class Findings:
 
 
 def check_models(config: StackConfig) -> Iterator[Check]:
-    findings = [
-        look_at(role, str(model)) for role, model in (("draft", config.draft_model), ("target", config.target_model))
-    ]
+    models = {"draft": config.draft_model, "target": config.target_model}
+    findings = [look_at(role, str(model)) for role, model in models.items() if model is not None]
     yield from (each.check for each in findings)
     if all(each.num_weights for each in findings):
         yield _memory(sum(each.num_weights for each in findings), sum(_kv_bytes(config, role) for role in MODELS))

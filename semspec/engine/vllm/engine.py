@@ -16,6 +16,7 @@ from semspec.engine.segmentation import TokenSegmenter, ended_by_look_ahead
 from semspec.engine.shaping import no_penalties
 from semspec.engine.speculative import check_no_retrieval, check_proposal, check_token_ids, shared_part
 from semspec.engine.tokenization import ModelTokenizer, option_ids, parameter_of
+from semspec.engine.tree import as_chain
 from semspec.engine.vllm.options import check_installed, engine_args, load_model, prepare_environment
 from semspec.engine.vllm.process import Core
 from semspec.engine.vllm.requests import (
@@ -174,6 +175,7 @@ class VllmEngine:
     ) -> VerifiedTokens:
         check_token_ids(self.tokenizer, open_ids, "open_token_ids")
         check_proposal(self.tokenizer, proposal)
+        proposal = as_chain(proposal)
         if params.gate is not None:
             raise InvalidRequest("gate: the engine vllm verifies exactly; leave the gate at exact", "gate")
         context_ids = self.tokenizer.context_ids(context)

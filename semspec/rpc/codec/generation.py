@@ -286,7 +286,10 @@ def propose_request_to_wire(
         session=params.session,
     )
     if params.retrieval is not None:
-        message.retrieval.state, message.retrieval.source = params.retrieval.state, params.retrieval.source
+        retrieval = params.retrieval
+        message.retrieval.CopyFrom(
+            types_pb2.Retrieval(state=retrieval.state, source=retrieval.source, tree=retrieval.tree)
+        )
     for piece in context.pieces:
         put_piece(message.context.add(), piece)
     return message
@@ -305,7 +308,7 @@ def propose_request_from_wire(
 def _retrieval_from_wire(message: types_pb2.Retrieval) -> Retrieval:
     for source in get_args(RetrievalSource):
         if message.source == source:
-            return Retrieval(message.state, source)
+            return Retrieval(message.state, source, message.tree)
     raise invalid("retrieval.source", f"must be one of {get_args(RetrievalSource)}, not {message.source!r}")
 
 
@@ -321,6 +324,7 @@ def put_proposal(message: types_pb2.Proposal, proposal: Proposal) -> None:
     message.token_ids.extend(proposal.token_ids)
     message.tokenizer = proposal.tokenizer
     message.duration_ms = proposal.duration_ms
+    message.parents.extend(proposal.parents)
     if proposal.state_layer is not None:
         message.state_layer = proposal.state_layer
     for distribution in proposal.distributions:
@@ -338,7 +342,14 @@ def proposal_from_wire(message: types_pb2.Proposal, field: str = "") -> Proposal
         _distribution_from_wire(entry, f"{path}distributions[{i}]") for i, entry in enumerate(message.distributions)
     )
     state_layer = message.state_layer if message.HasField("state_layer") else None
-    return Proposal(tuple(message.token_ids), distributions, message.tokenizer, message.duration_ms, state_layer)
+    parents = tuple(message.parents)
+    if parents and len(parents) != len(message.token_ids):
+        raise invalid(f"{path}parents", f"{len(parents)}, but {len(message.token_ids)} token_ids")
+    for index, parent in enumerate(parents):
+        if not -1 <= parent < index:
+            raise invalid(f"{path}parents[{index}]", f"must be at least -1 and less than {index}, not {parent}")
+    token_ids = tuple(message.token_ids)
+    return Proposal(token_ids, distributions, message.tokenizer, message.duration_ms, state_layer, parents)
 
 
 def _distribution_from_wire(message: types_pb2.Distribution, field: str) -> Distribution:

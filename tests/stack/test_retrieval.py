@@ -1,0 +1,88 @@
+"""A target and a draft service with a datastore and no model, through REST."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from semspec.stack import Stack, StackConfig
+from semspec.types import Context, GenerationParams, Message, SamplingParams
+from tests.retrieval.support import write
+from tests.stack.support import (
+    GENEROUS_S,
+    QUESTION,
+    Json,
+    Pair,
+    Running,
+    Victim,
+    answer_of,
+    has_mapped,
+    text_of,
+    until_first_segment,
+)
+
+pytestmark = pytest.mark.asyncio(loop_scope="package")
+
+NUM_TOKENS = 400
+LONG: Json = {"seed": 4, "max_tokens": NUM_TOKENS, "temperature": 0}
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def alone(stack_config: StackConfig, pair: Pair, tmp_path: Path) -> AsyncIterator[Running]:
+    """With a datastore of the target's own answer, but for every ninth token."""
+    target = pair.backends.target
+    prompt = await target.encode([Message("user", QUESTION)])
+    params = GenerationParams(SamplingParams(0), max_segments=0, max_tokens=NUM_TOKENS)
+    answer = [token async for one in target.generate(Context((prompt,)), params) for token in one.segment.token_ids]
+    answer[5::9] = [(token + 1) % 50 for token in answer[5::9]]
+    write(tmp_path / "datastore", await target.info(), [[*prompt.token_ids, *answer]])
+    config = replace(
+        stack_config,
+        draft_model=None,
+        draft_probe=None,
+        target_probe=None,
+        likelihood=None,
+        serving=None,
+        datastore=tmp_path / "datastore",
+    )
+    async with (
+        Stack(config) as stack,
+        httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=GENEROUS_S) as http,
+    ):
+        yield Running(stack, http)
+
+
+async def test_datastore_alone_serves_retrieval_and_its_death_changes_no_answer(alone: Running) -> None:
+    assert await alone.readiness() == (200, "ready")
+    assert not has_mapped(alone.pid("draft"), "libtorch")
+    names = {model["id"] for model in (await alone.http.get("/v1/models")).json()["data"]}
+    assert names == {"semspec-demo", "semspec-demo:retrieval", "semspec-demo:target"}
+    refused = (await alone.chat(**LONG, semspec={"strategy": "semantic"})).json()["error"]
+    assert refused["param"] == "semspec.strategy"
+    assert "'semantic' needs a draft model" in refused["message"] and "SEMSPEC_DRAFT_MODEL" in refused["message"]
+
+    expected = await alone.answer(**LONG, semspec={"strategy": "target"})
+    helped = await alone.answer(**LONG)
+    own = helped["semspec"]
+    assert (own["strategy"], own["fallback"]) == ("retrieval", None) and own["num_accepted_tokens"] > NUM_TOKENS / 2
+    assert answer_of(helped) == answer_of(expected)
+
+    longer = LONG | {"max_tokens": 5 * NUM_TOKENS}  # goes on for seconds after what the datastore knows
+    expected = await alone.answer(**longer, semspec={"strategy": "target"})
+    victim = Victim.of(alone.stack, "draft")
+    async with alone.streaming(**longer) as stream:
+        chunks = await until_first_segment(stream)
+        await victim.kill(alone.stack)
+        chunks += [chunk async for chunk in stream]
+    assert chunks[-1]["semspec"]["fallback"].startswith("the draft ")
+    assert text_of(chunks) == answer_of(expected)
+    await alone.until_ready(200, "ready, with the target alone: .* the draft service .*")
+
+    await victim.revive(alone.stack)
+    await alone.until_ready()
+    again = await alone.answer(**LONG)
+    assert again["semspec"]["fallback"] is None and again["semspec"]["num_accepted_tokens"] > NUM_TOKENS / 2
+    assert answer_of(again) == answer_of(helped)
