@@ -155,6 +155,7 @@ async def sound_messages(address: str) -> dict[str, Wire]:
         scoring.judge_request_to_wire([reading.states], [reading]),
         types_pb2.ModelInfoRequest(),
         verifier_pb2.VerifierInfoRequest(),
+        verifier_pb2.ClusterRequest(question="How many?", segments=["Tom has 25.", "Tom has 26."], ends=[1, 1]),
         verifier_pb2.ProjectionRequest(digest="d"),
         types_pb2.ProjectionPart(digest="d", model="m", rows=[0, 2], shape=[4, 32], width=2, data=bytes(4 * 64 * 3)),
     ]
