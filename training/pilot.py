@@ -55,11 +55,12 @@ def run_pilot(
 ) -> Piloted:
     """Run the stages `names` on groups of `size` questions, until each kind had one and `least_s` seconds are over.
 
-    `pilot` has an empty work folder, and its models are loaded.
+    `pilot` has an empty work folder and no stage yet, and its models are loaded.
     """
     groups = groups_of(every, size)
     size = len(groups[0][1])
     pilot.questions = Questions([question for _, group in groups for question in group], size)
+    pilot.clusters.load()
     of_kind = Counter(question.split == "test" for question in every)
     seconds: dict[Kind, dict[str, float]] = {kind: dict.fromkeys(names, 0.0) for kind in of_kind}
     done, contexts, num_bytes = Counter[Kind](), Counter[Kind](), Counter[Kind]()

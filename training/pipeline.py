@@ -243,7 +243,6 @@ class Pipeline:
             pilot = Pipeline(self.config, Path(folder))
             pilot.pair = self.pair
             self.pair.models  # noqa: B018  (load before timing)
-            pilot.clusters.load()
             piloted = pilots.run_pilot(
                 pilot, every, num_questions, pilots.LEAST_S if least_s is None else least_s, SHARDED, self.reporter
             )

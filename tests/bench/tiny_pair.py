@@ -82,7 +82,7 @@ def save_pair_file(folder: Path, **changes: Any) -> Path:
         "contexts": {"traces": "mixture", "per_question": 2, "max_segments": 4},
         "samples": {"num_samples": 6, "temperature": 1.0, "top_p": 1.0},
         "equivalence": {"kind": "entailment", "model": str(ROOT / "demo" / "nli")},
-        "probes": {"num_epochs": 2, "device": "cpu"},
+        "probes": {"num_epochs": 2, "device": "cpu", "calibration": "none"},
         "report": {"learning_curve": [0.5]},
         "shard_questions": 10,
     }
