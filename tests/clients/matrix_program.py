@@ -75,7 +75,10 @@ class OpenaiResponses(Openai):
                 yield event.delta
 
     def tools(self) -> str:
-        return self.chat(tools=[{"type": "function", **TOOL["function"], "strict": True}])  # type: ignore[dict-item]
+        tool = {"type": "function", **TOOL["function"], "strict": True}  # type: ignore[dict-item]
+        answer = self.made().responses.create(model=self.model, input=QUESTION, tools=[tool])
+        calls = [item.arguments for item in answer.output if item.type == "function_call"]
+        return " ".join(calls) or str(answer.output_text)
 
     def json(self) -> str:
         return self.chat(text={"format": JSON_OBJECT})
