@@ -15,13 +15,14 @@ import pytest
 from google.protobuf.message import Message as Wire
 from grpc import aio
 
+from semspec.clustering.equivalence import Alternatives
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.rpc.channel import ClientOptions
 from semspec.rpc.clients import RemoteTarget
 from semspec.rpc.codec import generation, scoring
 from semspec.rpc.server import serve
 from semspec.rpc.servicers import Service, draft_service, target_service, verifier_service
-from semspec.types import Context, Message, SegmentScore, States, Writer
+from semspec.types import Context, Message, SegmentEnd, SegmentScore, States, Writer
 from semspec.v1 import draft_pb2, target_pb2, types_pb2, verifier_pb2
 from tests.checkpoints import random_probes
 from tests.rpc.fakes import ORDER, PROPOSAL, SEGMENT, FakeEngine, FakeVerifier, serving, settings
@@ -40,6 +41,7 @@ METHODS = [
 ]
 NO_TOKEN = ("", f"Bearer {TOKEN[::-1]}", f"Bearer {TOKEN}0", f"Bearer {TOKEN[:-1]}", "Bearer ", f"Basic {TOKEN}", TOKEN)
 NUM_SPOILT = 30
+SAME = Alternatives("", "How many?", "Tom has 20.\n\n", ("Tom has 25.", "Tom now has 25."))
 SHORT = replace(ORDER, max_tokens=6, max_segment_tokens=3, max_segments=2)
 ODD_VALUES: dict[type, tuple[object, ...]] = {
     bool: (True, False),
@@ -155,7 +157,7 @@ async def sound_messages(address: str) -> dict[str, Wire]:
         scoring.judge_request_to_wire([reading.states], [reading]),
         types_pb2.ModelInfoRequest(),
         verifier_pb2.VerifierInfoRequest(),
-        verifier_pb2.ClusterRequest(question="How many?", segments=["Tom has 25.", "Tom has 26."], ends=[1, 1]),
+        scoring.cluster_request_to_wire(SAME, [SegmentEnd.BOUNDARY] * 2),
         verifier_pb2.ProjectionRequest(digest="d"),
         types_pb2.ProjectionPart(digest="d", model="m", rows=[0, 2], shape=[4, 32], width=2, data=bytes(4 * 64 * 3)),
     ]
