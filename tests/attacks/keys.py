@@ -107,7 +107,7 @@ def _detour(victim: Victim, chance: Random) -> Case:
 
 
 def _other_owner(victim: Victim, chance: Random) -> Case:
-    """The other owner asks for what the stack's key made, and for what nobody made: both get the same."""
+    """The other owner asks for what the stack's key made, and for what does not exist: both get the same."""
     method, path = chance.choice(OBJECTS)
     session = f"s{chance.randrange(10**9)}"
     unknown = f"chatcmpl-{chance.randbytes(16).hex()}"
@@ -119,10 +119,10 @@ def _other_owner(victim: Victim, chance: Random) -> Case:
             own, none = (session, f"{session}0") if "sessions" in path else (id, unknown)
             headers = bearer(victim.other_key)
             theirs = await _sent(victim, method, path.format(own), headers)
-            nobodys = await _sent(victim, method, path.format(none), headers)
+            missing = await _sent(victim, method, path.format(none), headers)
             said = theirs.text.replace(own, none)
-            if (theirs.status_code, said) != (nobodys.status_code, nobodys.text) or theirs.status_code == 200:
-                raise Broken(Verdict.MEDIUM, f"{theirs.status_code} {theirs.text[:200]}, unknown {nobodys.status_code}")
+            if (theirs.status_code, said) != (missing.status_code, missing.text) or theirs.status_code == 200:
+                raise Broken(Verdict.MEDIUM, f"{theirs.status_code} {theirs.text[:200]}, unknown {missing.status_code}")
             for kept in (f"/v1/generations/{id}", f"/v1/sessions/{session}"):
                 if (answer := await victim.http.get(kept)).status_code != 200:
                     raise Broken(Verdict.LOST, f"{kept} is {answer.status_code} afterwards")

@@ -152,8 +152,8 @@ async def answered(victim: Victim, shot: Shot) -> bytes:
             await writer.drain()
             await asyncio.sleep(0)
         while True:
-            patience_s = SILENT_S if shot.may_be_silent and not received else 60
-            data = await asyncio.wait_for(reader.read(1 << 16), patience_s)
+            timeout_s = SILENT_S if shot.may_be_silent and not received else 60
+            data = await asyncio.wait_for(reader.read(1 << 16), timeout_s)
             if not data:
                 return received
             received += data
