@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import EntryPoint
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,11 +84,11 @@ def read(config: StackConfig, name: str) -> Any:
 
 
 def _problem(config: StackConfig, name: str) -> Check | None:
-    from semspec.engine.device import device_of
-
     try:
         settings = read(config, name)
-        if name != "gateway" and getattr(settings, "engine", "") != "vllm":
+        if name != "gateway" and getattr(settings, "engine", "") != "vllm" and find_spec("torch"):
+            from semspec.engine.device import device_of
+
             device_of(settings.device, f"the {name}")
     except Mismatch as error:
         message, _, remedy = error.message.rpartition("; ")
