@@ -30,6 +30,8 @@ class Row:
     configuration: Configuration
     num_questions: int
     num_samples: int
+    """Answers to a question; the least of all questions, if the run is not whole."""
+    num_answers: int
     pass_at_1: Measured
     """Share of right answers; the samples of a question are averaged first."""
     difference: Measured
@@ -178,6 +180,7 @@ def _row(own: Sequence[Record], baseline: Sequence[Record], num_sessions: int) -
         configuration=parse(own[0].label),
         num_questions=len(right),
         num_samples=len(own) // len(right),
+        num_answers=len(own),
         pass_at_1=mean(right),
         difference=mean(right - base_right),
         pass_at_1_95=interval_of_share(right),

@@ -79,8 +79,7 @@ def quality_table(run: Run) -> Table:
 
 
 def _quality_row(row: Row, is_baseline: bool) -> tuple[str, ...]:
-    num_answers = row.num_questions * row.num_samples
-    right = (row.label, f"{row.num_right:,} of {num_answers:,}", _percent(row.pass_at_1.value, row.pass_at_1_95))
+    right = (row.label, f"{row.num_right:,} of {row.num_answers:,}", _percent(row.pass_at_1.value, row.pass_at_1_95))
     if is_baseline:
         return (*right, *(NONE,) * (len(QUALITY) - len(right)))
     loss = -row.difference_95.low
