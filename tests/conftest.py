@@ -1,5 +1,6 @@
 """Fixtures for all tests, and which of them `make test` leaves to `make test-slow`."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,15 @@ SLOW = (
     "training/test_stages.py",
 )
 """Folders and files whose tests take long or need an otherwise idle machine."""
+
+
+def pytest_configure() -> None:
+    """No example of Hypothesis is timed: a busy machine fails no test."""
+    if find_spec("hypothesis"):  # vLLM's environment has none
+        from hypothesis import settings
+
+        settings.register_profile("untimed", settings.default, deadline=None)
+        settings.load_profile("untimed")
 
 
 def is_slow(path: Path) -> bool:
