@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from semspec.errors import Mismatch
+from semspec.files import regular
 from semspec.types import SURPRISAL_FEATURES, ModelInfo, OperatingPoint, Segmentation
 
 CALIBRATION_FILE = "likelihood.json"
@@ -114,7 +115,7 @@ def load_calibration(path: Path) -> Calibration:
     is too small.
     """
     try:
-        fields = json.loads(path.read_text())
+        fields = json.loads(regular(path).read_text())
         if isinstance(fields, dict) and fields.get("format") != CALIBRATION_FORMAT:
             found = fields.get("format")
             raise Mismatch(f"likelihood calibration {path} has format {found!r}, not {CALIBRATION_FORMAT}; {_REMEDY}")

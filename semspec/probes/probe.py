@@ -14,6 +14,7 @@ from safetensors.torch import load, save_file
 from torch import Tensor, nn
 
 from semspec.errors import InvalidRequest, Mismatch
+from semspec.files import regular
 from semspec.types import FINGERPRINT, STATE_CONVENTION, SURPRISAL_FEATURES, Segmentation
 
 FeatureSet = Literal["states", "states+surprisal", "surprisal"]
@@ -191,14 +192,14 @@ def load_probe(path: Path) -> Artifact:
     state convention.
     """
     try:
-        fields = json.loads(path.with_suffix(".json").read_text())
+        fields = json.loads(regular(path.with_suffix(".json")).read_text())
         if isinstance(fields, dict) and card_format(fields) != PROBE_FORMAT:
             raise Mismatch(
                 f"probe {path} has format {card_format(fields)!r}, this build serves format {PROBE_FORMAT}; train it "
                 "again with `semspec train run` and another `output` (the bundled pair's with `make demo-probes`)"
             )
         card = _card(fields)
-        data = path.read_bytes()
+        data = regular(path).read_bytes()
         tensors = load(data)
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         raise Mismatch(

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from semspec.errors import Mismatch
+from semspec.files import regular
 from semspec.retrieval.neighbours import Neighbours, Projection, import_faiss
 from semspec.retrieval.ngrams import StaticTokens, TokenArray
 from semspec.types import ModelInfo
@@ -69,7 +70,12 @@ class Datastore:
         card = _card(folder)
         paths = {part: folder / name for part, name in card.files.items()}
         for part, path in paths.items():
-            if not path.is_file() or path.stat().st_size != card.sizes[part] or _sha256(path) != card.digests[part]:
+            try:
+                is_whole = path.is_file() and path.stat().st_size == card.sizes[part]
+                is_whole = is_whole and _sha256(path) == card.digests[part]
+            except OSError as error:
+                raise Mismatch(f"the datastore {folder} cannot be read: {error}; {_AGAIN}") from error
+            if not is_whole:
                 raise Mismatch(f"the datastore {folder} is damaged: {path.name} is not what its card says; {_AGAIN}")
         try:
             arrays = load_file(paths["tokens"])
@@ -156,14 +162,14 @@ def _card(folder: Path) -> Card:
         state = "is half-built" if folder.is_dir() and any(folder.iterdir()) else "does not exist"
         raise Mismatch(f"the datastore {folder} {state}: it has no card.json; {_AGAIN}")
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(regular(path).read_text())
         if values.get("format") != FORMAT:
             raise Mismatch(f"the datastore {folder} has format {values.get('format')!r}, not {FORMAT}; {_AGAIN}")
         card = Card(**values)
         wanted = {"tokens"} if card.layer is None else {"tokens", "projection", "neighbours"}
         if {*card.files} != wanted or {*card.sizes} != wanted or {*card.digests} != wanted:
             raise ValueError("it does not name its files")
-    except (ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise Mismatch(f"the datastore {folder} is damaged: card.json: {error}; {_AGAIN}") from error
     return card
 

@@ -175,12 +175,14 @@ class StackConfig:
     def read_serving(self) -> Mapping[str, object]:
         """The contents of `serving.json` next to the target's probe, or else the calibration; empty if there is none.
 
-        Raises: StackError when it is no JSON object.
+        Raises: StackError when it is no file, or no JSON object.
         """
         neighbour = self.target_probe or self.likelihood
         path = Path(neighbour or "").parent / "serving.json"
-        if neighbour is None or not path.is_file():
+        if neighbour is None or not (path.exists() or path.is_symlink()):
             return {}
+        if not path.is_file():
+            raise StackError(f"{path} is no file; train the probes again, or delete it")
         try:
             values = json.loads(path.read_text())
         except (OSError, ValueError) as error:
