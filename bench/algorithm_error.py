@@ -18,12 +18,13 @@ import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from semspec.bench.summary import mean
-from semspec.probes.probe import LEAST_PROBABILITY, load_probe
+from semspec.bench.summary import by_question, mean
+from semspec.probes.probe import load_probe
 from semspec.stack import BUNDLED_PAIR, StackConfig
 from semspec.training.config import PipelineConfig, load_config
 from semspec.training.data.questions import Question, gather
 from semspec.training.data.stages import Questions
+from semspec.training.evaluation.verification import Predicted
 from semspec.training.files import write_json
 from semspec.training.pipeline import SHARDED, Pipeline
 from semspec.training.progress import Reporter
@@ -139,7 +140,7 @@ def distance(one: Floats, other: Floats) -> float:
 def _mean(values: Sequence[float], points: Sequence[Point]) -> Measured:
     """Mean over questions of the means over their contexts."""
     numbers = np.unique([point.question for point in points], return_inverse=True)[1]
-    return mean(np.bincount(numbers, values) / np.bincount(numbers))
+    return mean(by_question(np.array(values), numbers))
 
 
 def sampled(
@@ -163,7 +164,7 @@ def sampled(
     meaning = np.array(
         [clusters[shard][row]["cluster"] for shard, row in zip(labels.shard, labels.row, strict=True)], dtype=np.int64
     )
-    ratio = (probabilities["target"] / probabilities["draft"].clip(LEAST_PROBABILITY)).astype(np.float64)
+    ratio = Predicted("served", probabilities["target"], probabilities["draft"]).ratio.astype(np.float64)
     points = []
     for number in np.unique(labels.context):
         own = labels.context == number

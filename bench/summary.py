@@ -171,8 +171,8 @@ def summarise(records: Sequence[Record], labels: Sequence[str], num_sessions: in
 
 def _row(own: Sequence[Record], baseline: Sequence[Record], num_sessions: int) -> Row:
     questions = np.unique([record.question for record in own], return_inverse=True)[1]
-    right, base_right = (_by_question(_array(records, "is_right"), questions) for records in (own, baseline))
-    latency, base_latency = (_by_question(_array(records, "latency_s"), questions) for records in (own, baseline))
+    right, base_right = (by_question(_array(records, "is_right"), questions) for records in (own, baseline))
+    latency, base_latency = (by_question(_array(records, "latency_s"), questions) for records in (own, baseline))
     num_tokens = _array(own, "num_tokens").sum()
     knows_writers = all(record.num_target_tokens is not None for record in own)
     return Row(
@@ -224,7 +224,7 @@ def _array(records: Sequence[Record], name: str) -> Floats:
     return np.array([getattr(record, name) for record in records], dtype=np.float64)
 
 
-def _by_question(values: Floats, questions: NDArray[np.intp]) -> Floats:
+def by_question(values: Floats, questions: NDArray[np.intp]) -> Floats:
     """Mean of each question's samples."""
     means: Floats = np.bincount(questions, values) / np.bincount(questions)
     return means

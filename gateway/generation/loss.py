@@ -33,7 +33,7 @@ def finding(clusters: Sequence[int | None]) -> Finding:
 
     Each sample is compared with the others, so the segment is compared with as many: with the samples less one of them,
     each left out in turn. If the segment has the target's distribution, support and reference then have the same
-    expectation in every context. A segment of unknown meaning has no support, whoever wrote it.
+    expectation in every context. A segment of unknown meaning has no support, whichever model wrote it.
     """
     own, *samples = clusters
     counts = Counter(one for one in samples if one is not None)

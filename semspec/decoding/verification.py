@@ -1,4 +1,4 @@
-"""Rounds of exact speculative sampling (Leviathan et al. 2023, Algorithm 1), whoever proposes the tokens.
+"""Rounds of exact speculative sampling (Leviathan et al. 2023, Algorithm 1), from any source of proposals.
 
 tokens are proposed -> the target verifies them in one forward pass, keeps those up to the first rejection and adds one
 recovered or bonus token; a segment is recorded once it is complete.

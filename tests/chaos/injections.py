@@ -117,7 +117,7 @@ async def emptied(site: Site) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def password_asked(site: Site) -> AsyncIterator[None]:
-    """Redis asks for a password that nobody was told."""
+    """Redis asks for a password that the gateway does not have."""
     async with site.redis as redis:
         await redis.config_set("requirepass", "another")
         await redis.client_kill_filter(_type="normal", skipme=True)

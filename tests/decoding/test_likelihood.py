@@ -26,7 +26,7 @@ MADE_UP = calibration(FakeModel(Writer.DRAFT).model_info, FakeModel(Writer.TARGE
 
 
 class Stateless(FakeModel):
-    """A draft whose states nobody may ask for."""
+    """A draft whose states must not be asked for."""
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         assert not params.want_states and not params.projection
