@@ -53,13 +53,12 @@ async def _drafted(
     batch = await speculation.draft(progress, forecast.gamma)
     if progress.generation.show_drafts:
         yield Drafted(len(progress.segments), batch.segments)
-    for judged in await speculation.judge(progress, batch):
+    records = await speculation.judge(progress, batch)
+    for judged in records:
         record = await speculation.settle(progress, judged)
         progress = progress.after(record.segment)
-        costs.observe(record, len(batch.generated), batch.was_ahead)
+        costs.observe(record, len(batch.generated), len(records), batch.was_ahead)
         yield replace(record, forecast=previous if batch.was_ahead else forecast)
-        if not record.accepted:
-            return
 
 
 async def _alone(

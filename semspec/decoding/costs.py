@@ -142,14 +142,17 @@ class Costs:
         finally:
             self._mode.num_running -= 1
 
-    def observe(self, record: SegmentRecord, num_drafted: int = 1, was_ahead: bool = False) -> None:
+    def observe(
+        self, record: SegmentRecord, num_drafted: int = 1, num_judged: int = 1, was_ahead: bool = False
+    ) -> None:
         """Update the estimates from a kept segment.
 
-        `num_drafted`: segments drafted in its round. `was_ahead`: whether that draft had started ahead.
+        `num_drafted`: segments drafted in its round. `num_judged`: those that share the round's time, up to the first
+        rejected one. `was_ahead`: whether that draft had started ahead.
         """
         self._decay()
         if record.accepted is not None:
-            self._observe_draft(record, num_drafted, was_ahead)
+            self._observe_draft(record, num_drafted, num_judged, was_ahead)
         if not record.accepted:
             num_tokens = len(record.segment.token_ids)
             self._write_token_ms.add(record.times.write_ms, num_tokens)
@@ -184,15 +187,15 @@ class Costs:
             acceptance, *drafting, self._hidden_ms.value or 0.0, *scoring, write_token_ms, num_drafted, num_written
         )
 
-    def _observe_draft(self, record: SegmentRecord, num_drafted: int, was_ahead: bool) -> None:
+    def _observe_draft(self, record: SegmentRecord, num_drafted: int, num_judged: int, was_ahead: bool) -> None:
         """Add a judged segment. Its times are an even share of its round's; a round of several uses mean token
         counts."""
-        times, call = record.times, 1 / num_drafted
+        times, call = record.times, 1 / num_judged
         num_tokens: float = len((record.rejected or record.segment).token_ids)
         self._acceptance.add(float(bool(record.accepted)))
         self._num_drafted_tokens.add(num_tokens)
         if num_drafted > 1:
-            num_tokens = self._num_drafted_tokens.value or num_tokens
+            num_tokens = (self._num_drafted_tokens.value or num_tokens) * num_drafted / num_judged
         self._scoring.add(call, num_tokens, times.read_ms + times.judge_ms)
         if not was_ahead:
             self._drafting.add(call, num_tokens, times.draft_ms)

@@ -11,7 +11,7 @@ the target's by that.
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated
 
@@ -110,8 +110,6 @@ async def rounds(progress: Progress, backends: Backends, judge: Judge, rewrite: 
                 record = await speculation.settle(progress, judged)
                 progress = progress.after(record.segment)
                 yield record
-                if not record.accepted:
-                    break
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +157,8 @@ class Speculation:
         return batch
 
     async def judge(self, progress: Progress, batch: Batch) -> list[SegmentRecord]:
-        """One record per drafted segment with its judgement. Records after the first rejection are to be ignored.
+        """Records of the drafted segments up to the first rejected one, each with its judgement. They share the time of
+        the round, also that of the segments after them.
 
         Raises: BackendUnavailable, and what the target raises.
         """
@@ -176,11 +175,12 @@ class Speculation:
         )
         if batch.alternatives:
             return [await self._chosen(progress, drafted, judgements, times)]
-        times_each = shared(times, len(drafted))
-        return [
-            _judged_record(progress, index + i, generated, judgement, times_each)
-            for i, (generated, judgement) in enumerate(zip(drafted, judgements, strict=True))
-        ]
+        records: list[SegmentRecord] = []
+        for number, (generated, judgement) in enumerate(zip(drafted, judgements, strict=True), index):
+            records.append(_judged_record(progress, number, generated, judgement, times))
+            if not records[-1].accepted:
+                break
+        return [replace(record, times=shared(times, len(records))) for record in records]
 
     async def _scores(self, progress: Progress, batch: Batch) -> list[SegmentScore]:
         """One score per drafted segment, of alternatives each in a call of its own, which an engine batches."""

@@ -53,7 +53,9 @@ class ScriptedCosts(Costs):
         self._gammas, self._num_asked = gammas, 0
         self.observed: list[tuple[bool | None, int, bool]] = []
 
-    def observe(self, record: SegmentRecord, num_drafted: int = 1, was_ahead: bool = False) -> None:
+    def observe(
+        self, record: SegmentRecord, num_drafted: int = 1, num_judged: int = 1, was_ahead: bool = False
+    ) -> None:
         self.observed.append((record.accepted, num_drafted, was_ahead))
 
     def forecast(self, max_gamma: int) -> Forecast:

@@ -43,7 +43,7 @@ def test_stages_are_learnt_from_the_records() -> None:
     for gamma in (1, 2) * 80:  # both, so that calls and tokens can be told apart
         played = play(world, gamma, False, chance)
         for record in played.records:
-            costs.observe(record, gamma, False)
+            costs.observe(record, gamma, len(played.records))
     learnt = costs.stages()
     assert learnt is not None
     assert learnt.write_token_ms == pytest.approx(world.write_token_ms)

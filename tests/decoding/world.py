@@ -1,9 +1,10 @@
 """A simulation in which segments are accepted at random and take given times."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from semspec.decoding.costs import Costs, Stages
+from semspec.decoding.steps import total
 from semspec.types import Forecast, Segment, SegmentEnd, SegmentRecord, StageTimes, Writer
 
 
@@ -64,13 +65,14 @@ def play(world: World, gamma: int, was_ahead: bool, chance: Random) -> Round:
     if was_ahead:
         draft_ms -= min(draft_ms, world.hidden_ms)
     read_ms = world.read_call_ms + world.read_token_ms * num_tokens
-    records = []
+    records: list[SegmentRecord] = []
     for draft in drafts:
-        times = StageTimes(draft_ms=draft_ms / gamma, read_ms=read_ms / gamma)
-        records.append(_decided(world, draft, times, chance))
+        records.append(_decided(world, draft, chance))
         if not records[-1].accepted:
             break
     ms = draft_ms + read_ms + records[-1].times.write_ms
+    share = StageTimes(draft_ms=draft_ms / len(records), read_ms=read_ms / len(records))
+    records = [replace(record, times=total(record.times, share)) for record in records]
     return Round(ms, sum(len(record.segment.token_ids) for record in records), records, gamma, was_ahead)
 
 
@@ -82,18 +84,17 @@ def live(world: World, costs: Costs, num_segments: int, max_gamma: int = 1, seed
         played = play(world, forecast.gamma, is_ahead, chance)
         is_ahead = played.is_whole
         for record in played.records:
-            costs.observe(record, max(1, played.num_drafted), played.was_ahead)
+            costs.observe(record, max(1, played.num_drafted), len(played.records), played.was_ahead)
             forecasts.append(forecast)
     return forecasts
 
 
-def _decided(world: World, draft: Segment, times: StageTimes, chance: Random) -> SegmentRecord:
+def _decided(world: World, draft: Segment, chance: Random) -> SegmentRecord:
     if chance.random() < world.acceptance:
-        return SegmentRecord(0, draft, True, times=times)
+        return SegmentRecord(0, draft, True)
     written = _segment(world.num_written_tokens, Writer.TARGET, chance)
     write_ms = world.write_token_ms * len(written.token_ids)
-    times = StageTimes(draft_ms=times.draft_ms, read_ms=times.read_ms, write_ms=write_ms)
-    return SegmentRecord(0, written, False, rejected=draft, times=times)
+    return SegmentRecord(0, written, False, rejected=draft, times=StageTimes(write_ms=write_ms))
 
 
 def _segment(mean_tokens: int, writer: Writer, chance: Random) -> Segment:
