@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from math import exp, isfinite
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ class CalibratedModel:
         return cls(info.model, info.fingerprint, info.tokenizer)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Calibration:
     """A logistic function of the statistics of a segment's score, and the threshold that the pilot led to."""
 
@@ -63,7 +64,7 @@ class Calibration:
     data_digest: str
     format: int = CALIBRATION_FORMAT
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Of all fields, 16 hexadecimal digits."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
