@@ -169,10 +169,17 @@ class Costs:
         if stages is not None:
             gamma = min(range(1, max_gamma + 1), key=stages.ms_per_token)
             draft_ms = stages.ms_per_token(gamma)
-        alone_ms = self._alone_token_ms[self._mode.load].value
+        alone_ms = self._alone_ms()
         forecast = Forecast(gamma, draft_ms, alone_ms or self._write_token_ms.value)
         drafts = self._mode.next_drafts(is_losing(forecast), alone_ms is not None)
         return forecast if drafts else replace(forecast, gamma=0)
+
+    def _alone_ms(self) -> float | None:
+        """Milliseconds a token while all of as many generations go alone; else of half or twice as many, since their
+        number varies by one as an answer ends and the next begins. None if not measured, and for one generation."""
+        load = self._mode.load
+        known = (self._alone_token_ms.get(one, Ratio()).value for one in (load, load + 1, load - 1))
+        return next((value for value in known if value is not None), None) if load > 1 else None
 
     def stages(self) -> Stages | None:
         """The current estimates; None until each part was observed."""

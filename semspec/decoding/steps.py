@@ -7,7 +7,6 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import astuple, dataclass, replace
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from semspec.decoding.protocols import Drafter, Target
@@ -41,14 +40,15 @@ Stage = Literal["draft_ms", "read_ms", "judge_ms", "write_ms"]
 
 
 class Stopwatch:
-    """Measures consecutive stages."""
+    """Measures consecutive stages by the clock of the running event loop, which a simulator replaces."""
 
     def __init__(self) -> None:
-        self._start = perf_counter()
+        self._clock = asyncio.get_running_loop().time
+        self._start = self._clock()
 
     def lap_ms(self) -> float:
         """Milliseconds since the last lap, or since construction."""
-        now = perf_counter()
+        now = self._clock()
         lap_ms, self._start = (now - self._start) * 1e3, now
         return lap_ms
 
