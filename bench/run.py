@@ -279,16 +279,24 @@ def claim(folder: Path, plan: Plan) -> None:
     path, labels = folder / "run.json", [configuration.label for configuration in plan.configurations]
     if path.exists():
         facts = json.loads(path.read_text())
-        known = facts["settings"]
-        differing = [name for name, value in plan.settings.items() if known.get(name) != value]
-        if differing:
-            names = ", ".join(f"{name} {known.get(name)!r}, not {plan.settings[name]!r}" for name in differing)
+        names = ", ".join(_differing(facts["settings"], plan.settings))
+        if names:
             raise InvalidRequest(f"{folder} holds a run with {names}; give another --output", "output")
         write_json(path, facts | {"labels": list(dict.fromkeys([*labels, *facts["labels"]]))})
         return
     folder.mkdir(parents=True, exist_ok=True)
     facts = {"settings": plan.settings, "labels": labels, "environment": environment(plan.pair), "not_applicable": {}}
     write_json(path, facts)
+
+
+def _differing(known: Mapping[str, Any], own: Mapping[str, Any], within: str = "") -> Iterator[str]:
+    """What to say of each setting that differs."""
+    for name, value in own.items():
+        old = known.get(name)
+        if isinstance(old, dict) and isinstance(value, dict):
+            yield from _differing(old, value, f"{within}{name}.")
+        elif old != value:
+            yield f"{within}{name} {old!r}, not {value!r}"
 
 
 def default_folder(plan: Plan) -> Path:
