@@ -15,7 +15,7 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.retrieval.drafter import Retriever, RetrievingDraft, load_retriever
 from semspec.types import Context, Gate, Proposal, Retrieval, SamplingParams, SegmentRecord, Writer
-from tests.decoding.test_rewrites import NEVER
+from tests.decoding.support import ConstantVerifier
 from tests.decoding.test_three_ways import behind_sockets
 from tests.engine.speculation import certainly, segments_of
 from tests.engine.test_equivalence import params, prompt
@@ -57,7 +57,7 @@ async def backends(
     engine: TransformersEngine, retriever: Retriever, checkpoints: dict[str, Path]
 ) -> AsyncIterator[Backends]:
     draft = TransformersEngine.load(str(checkpoints["llama"]), writer=Writer.DRAFT, device="cpu")
-    yield Backends(RetrievingDraft(draft, retriever), engine, FakeVerifier())
+    yield Backends(RetrievingDraft(draft, retriever), engine, ConstantVerifier(1.0, 0.0))  # rejects all
     await draft.aclose()
 
 
@@ -88,7 +88,7 @@ async def test_greedy_exact_retrieval_writes_what_the_target_writes(
 async def test_rewrites_by_retrieval_are_the_plain_ones_token_for_token(
     backends: Backends, engine: TransformersEngine, sampling: SamplingParams
 ) -> None:
-    fields = {"context": await prompt(engine), "sampling": sampling, "acceptance": NEVER}
+    fields = {"context": await prompt(engine), "sampling": sampling}
     plain = await records(backends, strategy="semantic", **fields)
     assert plain and not any(record.accepted for record in plain)
     for options in ({}, {"retrieval_tree": True, "retrieval_tokens": 20}, {"retrieval_source": "context"}):
@@ -101,7 +101,7 @@ async def test_rewrites_by_retrieval_are_the_plain_ones_token_for_token(
 
 
 async def test_soft_gate_holds_for_rewrites_too(backends: Backends, engine: TransformersEngine) -> None:
-    fields = {"context": await prompt(engine), "strategy": "semantic+retrieval", "acceptance": NEVER, "gate": "soft"}
+    fields = {"context": await prompt(engine), "strategy": "semantic+retrieval", "gate": "soft"}
     open_wide = {"gate_entropy": 0.0, "gate_floor": 0.0, "gate_top_k": 1000}
     soft = await records(backends, **fields, **open_wide)
     shut = await records(backends, **fields, gate_entropy=1.0)
@@ -130,8 +130,8 @@ async def test_sampled_retrieval_keeps_the_targets_distribution(
     num_proposed = num_accepted = 0
     for seed in range(250):
         own = replace(sampling, seed=seed)
-        fields = {"context": context, "sampling": own, "max_tokens": 2, "acceptance": NEVER}
-        written = await records(backends, **fields, strategy=strategy, retrieval_tree=tree)
+        fields = {"context": context, "sampling": own, "max_tokens": 2, "strategy": strategy}
+        written = await records(backends, **fields, retrieval_tree=tree)
         counts[tuple(token for record in written for token in record.segment.token_ids)] += 1
         num_proposed += sum(record.num_proposed_tokens for record in written)
         num_accepted += sum(record.num_accepted_tokens for record in written)
