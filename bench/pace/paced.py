@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from semspec.bench.pace.counts import TOLERANCE, Counts
 from semspec.bench.pace.table import StepTimes
 from semspec.engine.causal_lm import CausalLM
-from semspec.engine.protocol import CountsSteps, Engine, load_engine
+from semspec.engine.protocol import CountsSteps, Engine
 from semspec.engine.steps import Feed, Output, run_step
 from semspec.engine.worker import Worker
 from semspec.errors import Mismatch
-from semspec.settings import ModelSettings
-from semspec.types import Writer
 
 
 class PacedStep:
@@ -59,11 +57,11 @@ class PacedStep:
         self._report(self.counts)
 
 
-def load_paced(settings: ModelSettings, writer: Writer, step: PacedStep) -> Engine:
-    """The engine of `settings` with paced steps. Raises: Mismatch when it does not make its steps in this process."""
-    engine = load_engine(settings, writer)
+def load_paced(load: Callable[[], Engine], step: PacedStep) -> Engine:
+    """The engine that `load` loads, with paced steps. Raises: Mismatch when it does not make them in this process."""
+    engine = load()
     worker = engine.steps if isinstance(engine, CountsSteps) else None
     if not isinstance(worker, Worker):
-        raise Mismatch(f"the engine {settings.engine} cannot be paced; set the engine to auto, fast or transformers")
+        raise Mismatch("the engine cannot be paced; set the engine to auto, fast or transformers")
     worker.step, step.resumed_at = step, lambda: worker.resumed_at
     return engine

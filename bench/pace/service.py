@@ -6,7 +6,7 @@ environment. Counts of steps are in FOLDER/ROLE-PID.counts.
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -16,10 +16,13 @@ import torch
 from semspec.bench.pace.counts import CountsFile
 from semspec.bench.pace.paced import PacedStep, load_paced
 from semspec.bench.pace.table import load_times
+from semspec.engine.protocol import Engine
 from semspec.observability import configure_logging
 from semspec.rpc.server import run
 from semspec.rpc.servicers import draft_service, target_service
+from semspec.services.draft.__main__ import load as load_draft
 from semspec.services.draft.settings import DraftSettings
+from semspec.services.target.__main__ import load as load_target
 from semspec.services.target.settings import TargetSettings
 from semspec.settings import load_settings
 from semspec.types import Writer
@@ -28,14 +31,19 @@ from semspec.types import Writer
 def main(arguments: Sequence[str]) -> None:
     """Serve until SIGTERM or SIGINT."""
     role, table, dilation, folder = arguments
-    writer = Writer(role)
-    settings = load_settings(DraftSettings if writer is Writer.DRAFT else TargetSettings)
+    settings: DraftSettings | TargetSettings
+    load: Callable[[], Engine]
+    if role == Writer.DRAFT:
+        settings, service = load_settings(DraftSettings), draft_service
+        load = partial(load_draft, settings)
+    else:
+        settings, service = load_settings(TargetSettings), target_service
+        load = partial(load_target, settings)
     configure_logging(settings.log_level, settings.log_json)
     torch.set_num_threads(settings.threads)
-    service = draft_service if writer is Writer.DRAFT else target_service
     with closing(CountsFile(Path(folder) / f"{role}-{os.getpid()}.counts")) as counts:
         step = PacedStep(load_times(Path(table)), float(dilation), counts.write)
-        run(service(partial(load_paced, settings, writer, step)), settings)
+        run(service(partial(load_paced, load, step)), settings)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,15 @@ from semspec.decoding.protocols import Target
 from semspec.decoding.steps import Progress, Rewrite, rewritten
 from semspec.decoding.strategy import Option
 from semspec.decoding.verification import Propose, num_proposable, rounds
-from semspec.types import Context, Distribution, Piece, Proposal, Segment, SegmentRecord, shares_ordinary_tokens
+from semspec.types import (
+    Context,
+    Distribution,
+    Proposal,
+    Segment,
+    SegmentRecord,
+    VerifiedTokens,
+    shares_ordinary_tokens,
+)
 
 MAX_GRAM = 3
 """Most tokens that an occurrence must equal; fewer are tried if there is none."""
@@ -63,9 +71,9 @@ def from_rejected(context: Context, rejected: Segment) -> Propose:
     known = [*before, *rejected.token_ids]
     index = _index(known)
 
-    async def propose(progress: Progress, open_ids: Sequence[int], open_piece: Piece | None) -> Proposal:
-        tokens = _continuation(known, index, (*before[-MAX_GRAM:], *open_ids))
-        token_ids = tuple(tokens[: num_proposable(progress, open_ids, NUM_TOKENS)])
+    async def propose(progress: Progress, verified: VerifiedTokens) -> Proposal:
+        tokens = _continuation(known, index, (*before[-MAX_GRAM:], *verified.open_ids))
+        token_ids = tuple(tokens[: num_proposable(progress, verified, NUM_TOKENS)])
         return Proposal(token_ids, tuple(map(Distribution.certain, token_ids)), rejected.tokenizer, 0.0)
 
     return propose

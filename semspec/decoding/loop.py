@@ -41,6 +41,7 @@ STRATEGIES: dict[str, Strategy] = {
     "likelihood": likelihood.STRATEGY,
     "semantic+token-level": token_level.WITH_SEMANTIC,
     "token-level": token_level.STRATEGY,
+    "semantic+retrieval": retrieval.WITH_SEMANTIC,
     "retrieval": retrieval.STRATEGY,
     "spec-reason": spec_reason.STRATEGY,
     "spec-thinking": spec_thinking.STRATEGY,

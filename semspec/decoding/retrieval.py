@@ -2,18 +2,19 @@
 
 the datastore proposes up to retrieval_tokens tokens -> the target verifies them in one forward pass, exactly or through
 a soft gate, and returns the hidden state that the next search uses; a segment is recorded once it is complete.
+`semantic+retrieval` so writes the segments that `semantic` rejects.
 """
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from semspec.decoding.protocols import Backends
-from semspec.decoding.steps import Progress, Step, Stopwatch, of_drafted, or_backend_unavailable
+from semspec.decoding import semantic, verification
+from semspec.decoding.protocols import Backends, Drafter
+from semspec.decoding.steps import Progress, Step, or_backend_unavailable, rewritten
 from semspec.decoding.strategy import Option, Strategy
-from semspec.decoding.verification import NOTHING, Tally
 from semspec.errors import InvalidRequest
-from semspec.types import Gate, GenerationParams, Proposal, Retrieval, RetrievalSource, VerifiedTokens, Writer
+from semspec.types import Gate, Proposal, Retrieval, RetrievalSource, SegmentRecord, VerifiedTokens, Writer
 
 if TYPE_CHECKING:
     from semspec.decoding.loop import Generation
@@ -23,7 +24,7 @@ GateName = Literal["exact", "soft"]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Request options of `retrieval`; the numbers of the gate are explained in `semspec.types.Gate`."""
+    """Request options of strategies that retrieve; the numbers of the gate are explained in `semspec.types.Gate`."""
 
     retrieval_tokens: Annotated[int, Option("tokens retrieved at a time", ge=1, le=64)] = 8
     retrieval_source: Annotated[
@@ -53,54 +54,51 @@ def check(generation: "Generation") -> None:
         )
 
 
-async def rounds(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
-    """Run rounds of retrieving and verifying until the end.
+def rounds(
+    progress: Progress, backends: Backends, max_segments: Literal[0, 1] = 0
+) -> AsyncGenerator[SegmentRecord, None]:
+    """Rounds of retrieving and verifying, see `verification.rounds`.
 
-    As with `token-level`, a sampled generation that is resumed has other tokens of the same distribution. So has a
-    greedy one under the soft gate, which forgets the mismatches before. Raises: InvalidRequest, BackendUnavailable, and
-    what the target raises.
+    Raises: InvalidRequest, BackendUnavailable, and what the target raises.
     """
+    generation = progress.generation
+    check(generation)
+    gate = None
+    if generation.gate == "soft":
+        gate = Gate(
+            generation.gate_entropy,
+            generation.gate_floor,
+            generation.gate_top_k,
+            generation.gate_density,
+            generation.gate_window,
+        )
+    return verification.rounds(progress, backends.target, _from_datastore(backends.drafter), max_segments, gate)
+
+
+def _from_datastore(drafter: Drafter) -> verification.Propose:
+    """Proposals of what was retrieved, perhaps nothing."""
+
+    async def propose(progress: Progress, verified: VerifiedTokens) -> Proposal:
+        generation, open_ids = progress.generation, verified.open_ids
+        num_tokens = verification.num_proposable(progress, verified, generation.retrieval_tokens)
+        if not num_tokens:
+            return verification.NOTHING
+        retrieval = Retrieval(verified.state, generation.retrieval_source, generation.retrieval_tree)
+        params = replace(progress.params("propose", max_segments=0), retrieval=retrieval)
+        return await or_backend_unavailable("draft", drafter.propose(progress.context, open_ids, params, num_tokens))
+
+    return propose
+
+
+def _with_semantic(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
+    """As `semantic`, with rewrites by `retrieval`. Under the exact gate the same segments."""
     check(progress.generation)
-    verified = VerifiedTokens((), (), 0, 0.0)
-    tally = Tally()
-    while progress.finish_reason is None:
-        clock = Stopwatch()
-        proposal = await _propose(progress, verified, backends)
-        tally = tally.proposed(proposal, clock.lap_ms())
-        params = _params(progress, verified)
-        verified = await of_drafted(backends.target.verify(progress.context, verified.open_ids, proposal, params))
-        tally = tally.verified(verified, clock.lap_ms())
-        for segment in verified.segments:
-            yield tally.record(len(progress.segments), segment)
-            progress, tally = progress.after(segment), Tally()
 
+    async def rewrite(before: Progress, rejected: SegmentRecord) -> SegmentRecord:
+        return await rewritten(rejected, rounds(before, backends, max_segments=1))
 
-async def _propose(progress: Progress, verified: VerifiedTokens, backends: Backends) -> Proposal:
-    """What was retrieved, perhaps nothing. Raises: BackendUnavailable."""
-    generation, open_ids = progress.generation, verified.open_ids
-    num_tokens = min(generation.retrieval_tokens, progress.tokens_left - len(open_ids) - 1)
-    if num_tokens <= 0:
-        return NOTHING
-    retrieval = Retrieval(verified.state, generation.retrieval_source, generation.retrieval_tree)
-    params = replace(progress.params("propose", max_segments=0), retrieval=retrieval)
-    return await or_backend_unavailable(
-        "draft", backends.drafter.propose(progress.context, open_ids, params, num_tokens)
-    )
-
-
-def _params(progress: Progress, verified: VerifiedTokens) -> GenerationParams:
-    generation, params = progress.generation, progress.params("target", max_segments=0)
-    if generation.gate == "exact":
-        return params
-    gate = Gate(
-        generation.gate_entropy,
-        generation.gate_floor,
-        generation.gate_top_k,
-        generation.gate_density,
-        generation.gate_window,
-        verified.mismatches,
-    )
-    return replace(params, gate=gate)
+    return semantic.rounds(progress, backends, semantic.by_probes(backends), rewrite)
 
 
 STRATEGY = Strategy(rounds, writers=frozenset({Writer.TARGET}), needs_datastore=True, tells_logprobs=False, check=check)
+WITH_SEMANTIC = Strategy(_with_semantic, probes="", needs_datastore=True, tells_logprobs=False, check=check)

@@ -9,7 +9,7 @@ sequence of draws.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
@@ -27,7 +27,7 @@ from semspec.decoding.steps import (
 )
 from semspec.decoding.strategy import Option, Strategy
 from semspec.decoding.verification import NOTHING, num_proposable, rounds
-from semspec.types import Context, Piece, Proposal, SegmentRecord, derive_seed
+from semspec.types import Context, Proposal, SegmentRecord, VerifiedTokens, derive_seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,16 +72,16 @@ class _Proposer:
         self._num_assumed = 0
         """Number of tokens written, the guessed one included, if the target accepts all that was proposed."""
 
-    async def propose(self, progress: Progress, open_ids: Sequence[int], open_piece: Piece | None) -> Proposal:
+    async def propose(self, progress: Progress, verified: VerifiedTokens) -> Proposal:
         """See `Propose`."""
-        proposal = await self._taken(progress, open_ids)
+        proposal = await self._taken(progress, verified)
         if proposal is None:
-            proposal = await _proposed(progress, open_ids, open_piece, self._drafter)
+            proposal = await _proposed(progress, verified, self._drafter)
         # A draft with other special tokens may read what the target writes as other ids than those it proposed.
         has_same_ids = proposal.tokenizer == progress.context.pieces[0].tokenizer
         if progress.generation.propose_ahead and has_same_ids:
-            self._num_assumed = _num_written(progress, open_ids) + len(proposal.token_ids) + 1
-            self._task = asyncio.create_task(self._ahead(progress, (*open_ids, *proposal.token_ids)))
+            self._num_assumed = _num_written(progress, verified) + len(proposal.token_ids) + 1
+            self._task = asyncio.create_task(self._ahead(progress, _followed(verified, *proposal.token_ids)))
         return proposal
 
     async def aclose(self) -> None:
@@ -89,36 +89,39 @@ class _Proposer:
         task, self._task = self._task, None
         await cancelled(task)
 
-    async def _taken(self, progress: Progress, open_ids: Sequence[int]) -> Proposal | None:
+    async def _taken(self, progress: Progress, verified: VerifiedTokens) -> Proposal | None:
         """The proposal ahead, if what it assumed holds; else it is cancelled."""
-        if self._task is None or _num_written(progress, open_ids) != self._num_assumed:
+        if self._task is None or _num_written(progress, verified) != self._num_assumed:
             await self.aclose()
             return None
         guess, proposal = await self._task
         self._task = None
-        last = open_ids[-1] if open_ids else progress.segments[-1].token_ids[-1]
+        last = verified.open_ids[-1] if verified.open_ids else progress.segments[-1].token_ids[-1]
         return proposal if guess == last else None
 
-    async def _ahead(self, progress: Progress, open_ids: tuple[int, ...]) -> tuple[int, Proposal]:
-        """The token that the target is guessed to add after `open_ids`, and the proposal after it."""
+    async def _ahead(self, progress: Progress, assumed: VerifiedTokens) -> tuple[int, Proposal]:
+        """The token that the target is guessed to add after the open ones, and the proposal after it."""
         params = progress.params("target", max_segments=0)
         guessed = await or_backend_unavailable(
-            "draft", self._drafter.propose(progress.draft_context, open_ids, params, 1)
+            "draft", self._drafter.propose(progress.draft_context, assumed.open_ids, params, 1)
         )
         if not guessed.token_ids:
             raise BackendUnavailable("the draft proposed nothing")
         guess = guessed.token_ids[0]
-        return guess, await _proposed(progress, (*open_ids, guess), None, self._drafter)
+        return guess, await _proposed(progress, _followed(assumed, guess), self._drafter)
 
 
-def _num_written(progress: Progress, open_ids: Sequence[int]) -> int:
+def _followed(verified: VerifiedTokens, *token_ids: int) -> VerifiedTokens:
+    """As if these tokens followed the open ones; of one tokenizer, so they need no text."""
+    return replace(verified, open_ids=(*verified.open_ids, *token_ids), open_piece=None)
+
+
+def _num_written(progress: Progress, verified: VerifiedTokens) -> int:
     """Number of tokens after the prompt."""
-    return progress.generation.max_tokens - progress.tokens_left + len(open_ids)
+    return progress.generation.max_tokens - progress.tokens_left + len(verified.open_ids)
 
 
-async def _proposed(
-    progress: Progress, open_ids: Sequence[int], open_piece: Piece | None, drafter: Drafter
-) -> Proposal:
+async def _proposed(progress: Progress, verified: VerifiedTokens, drafter: Drafter) -> Proposal:
     """The draft's next tokens; none when only the target's token fits the budget. Raises: BackendUnavailable.
 
     A draft with another tokenizer reads the incomplete segment as `open_piece`, since its ids may be unknown to it.
@@ -127,14 +130,15 @@ async def _proposed(
     verification assumes that a proposal's draws are independent of it. For the same reason each round has its own: a
     draft that reads the target's special tokens as no text would else repeat the draws of a rejected proposal.
     """
-    num_tokens = num_proposable(progress, open_ids, progress.generation.token_gamma)
+    num_tokens = num_proposable(progress, verified, progress.generation.token_gamma)
     if not num_tokens:
         return NOTHING
-    context, params = progress.draft_context, progress.params("propose", max_segments=0)
-    seed = derive_seed(params.sampling.seed, "round", _num_written(progress, open_ids))
+    context, open_ids = progress.draft_context, verified.open_ids
+    params = progress.params("propose", max_segments=0)
+    seed = derive_seed(params.sampling.seed, "round", _num_written(progress, verified))
     params = replace(params, sampling=replace(params.sampling, seed=seed))
-    if open_piece is not None:
-        context, open_ids = Context((*context.pieces, open_piece)), ()
+    if verified.open_piece is not None:
+        context, open_ids = Context((*context.pieces, verified.open_piece)), ()
     proposal = await or_backend_unavailable("draft", drafter.propose(context, open_ids, params, num_tokens))
     if not proposal.token_ids:
         raise BackendUnavailable("the draft proposed nothing")

@@ -1,54 +1,58 @@
-"""Rounds of exact speculative sampling (Leviathan et al. 2023, Algorithm 1), from any source of proposals.
+"""Rounds of speculative sampling (Leviathan et al. 2023, Algorithm 1), from any source of proposals.
 
-tokens are proposed -> the target verifies them in one forward pass, keeps those up to the first rejection and adds one
-recovered or bonus token; a segment is recorded once it is complete.
+tokens are proposed -> the target verifies them in one forward pass, exactly or through a soft gate, keeps those up to
+the first rejection and adds one recovered or bonus token; a segment is recorded once it is complete.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from semspec.decoding.protocols import Target
 from semspec.decoding.steps import Progress, Stopwatch, of_drafted, total, waited
-from semspec.types import Piece, Proposal, Segment, SegmentRecord, StageTimes, VerifiedTokens
+from semspec.types import Gate, Proposal, Segment, SegmentRecord, StageTimes, VerifiedTokens
 
 NOTHING = Proposal((), (), "", 0.0)
 
-Propose = Callable[[Progress, Sequence[int], Piece | None], Awaitable[Proposal]]
-"""(progress, tokens of the incomplete segment, the same as `VerifiedTokens.open_piece`) -> the tokens to verify next.
-They may end up unverified, but never exceed `num_proposable`. Raises: BackendUnavailable."""
+Propose = Callable[[Progress, VerifiedTokens], Awaitable[Proposal]]
+"""(progress, result of the round before) -> the tokens to verify next, which follow the result's `open_ids`; its
+segments are part of the progress. They may end up unverified, but never exceed `num_proposable`. Raises:
+BackendUnavailable."""
 
 
-def num_proposable(progress: Progress, open_ids: Sequence[int], limit: int) -> int:
+def num_proposable(progress: Progress, verified: VerifiedTokens, limit: int) -> int:
     """How many of `limit` tokens to propose, so that they and the target's own token fit the budget."""
-    return max(0, min(limit, progress.tokens_left - len(open_ids) - 1))
+    return max(0, min(limit, progress.tokens_left - len(verified.open_ids) - 1))
 
 
 async def rounds(
-    progress: Progress, target: Target, propose: Propose, max_segments: Literal[0, 1] = 0
+    progress: Progress, target: Target, propose: Propose, max_segments: Literal[0, 1] = 0, gate: Gate | None = None
 ) -> AsyncGenerator[SegmentRecord, None]:
     """Run rounds of proposing and verifying until one segment is complete or, with `max_segments` 0, until the end.
+
+    `gate`: see `GenerationParams`. Mismatches are counted from the first round on, so a generation that is resumed
+    forgets those before.
 
     A round may continue past a segment's end, and its last token is drawn without a proposal. So a sampled generation
     that is resumed after a segment has other tokens of the same distribution than an uninterrupted one. A greedy
     generation, or a single segment, has the same tokens. Raises: BackendUnavailable, and what the target raises.
     """
-    open_ids: tuple[int, ...] = ()
-    open_piece: Piece | None = None
+    verified = VerifiedTokens((), (), 0, 0.0)
     tally = Tally()
     while progress.finish_reason is None:
         clock = Stopwatch()
-        proposal = await propose(progress, open_ids, open_piece)
+        proposal = await propose(progress, verified)
         tally = tally.proposed(proposal, clock.lap_ms())
-        params = progress.params("target", max_segments)
-        verified = await of_drafted(target.verify(progress.context, open_ids, proposal, params))
+        params = replace(
+            progress.params("target", max_segments), gate=gate and replace(gate, recent=verified.mismatches)
+        )
+        verified = await of_drafted(target.verify(progress.context, verified.open_ids, proposal, params))
         tally = tally.verified(verified, clock.lap_ms())
         for segment in verified.segments:
             yield tally.record(len(progress.segments), segment)
             progress, tally = progress.after(segment), Tally()
         if max_segments and verified.segments:
             return
-        open_ids, open_piece = verified.open_ids, verified.open_piece
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from semspec.types import (
     SegmentScore,
     Token,
     VerifiedTokens,
+    shares_ordinary_tokens,
 )
 
 WITH_NEIGHBOURS: tuple[RetrievalSource, ...] = ("all", "datastore")
@@ -127,7 +128,7 @@ class Retriever:
         """The last tokens; only those after the last piece of another tokenizer, whose ids mean other text."""
         ids: list[int] = [*open_ids]
         for piece in reversed(pieces):
-            if piece.tokenizer != self._datastore.card.tokenizer or len(ids) >= WINDOW:
+            if not shares_ordinary_tokens(piece.tokenizer, self._datastore.card.tokenizer) or len(ids) >= WINDOW:
                 break
             ids = [*piece.token_ids, *ids]
         try:

@@ -3,6 +3,7 @@
 import json
 from contextlib import closing
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -183,7 +184,8 @@ async def test_paced_engine_writes_what_the_unpaced_one_writes(checkpoints: dict
     step = PacedStep(load_times(table(tmp_path)), 1.0, reported.append, time.clock, time.sleep)
     step.resumed_at = time.clock
     texts = []
-    for engine in (load_engine(settings, Writer.TARGET), load_paced(settings, Writer.TARGET, step)):
+    load = partial(load_engine, settings, Writer.TARGET)
+    for engine in (load(), load_paced(load, step)):
         step.resumed_at = lambda: 0.0  # the test's clock, not the worker's
         context = Context((await engine.encode("Tom has pens."),))
         texts.append([(one.segment, one.states) async for one in engine.generate(context, params)])

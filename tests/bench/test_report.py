@@ -171,6 +171,7 @@ def test_missing_ablations_come_with_the_command_that_gives_them(runs: list[Run]
 def test_parts_of_retrieval_and_the_gates_table_stand_in_the_report(runs: list[Run]) -> None:
     own = list(retrieval.blocks(runs[0]))
     parts, grid = (block for block in own if isinstance(block, Table))
+    assert parts.rows[0][3] == "-" and all(re.fullmatch(r"[+-]\d\.\d{3} ± \d\.\d{3}", row[3]) for row in parts.rows[1:])
     assert [row[:2] for row in parts.rows] == [
         ("all parts, exact", "retrieval"),
         ("static part only", "retrieval:retrieval_source=datastore"),

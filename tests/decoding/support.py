@@ -26,8 +26,8 @@ STRATEGIES = tuple(DISPATCHED)
 HELPED: tuple[str, ...] = tuple(strategy for strategy in STRATEGIES if strategy not in ("target", "draft"))
 REPRODUCIBLE: tuple[str, ...] = tuple(strategy for strategy in STRATEGIES if strategy != "auto")
 """Strategies that do not depend on measured times."""
-BY_PROBES: tuple[str, ...] = ("semantic", "semantic+token-level", "last-hidden", "surprisal")
-PROPOSING: tuple[str, ...] = ("token-level", "semantic+token-level", "retrieval")
+BY_PROBES: tuple[str, ...] = ("semantic", "semantic+token-level", "semantic+retrieval", "last-hidden", "surprisal")
+PROPOSING: tuple[str, ...] = ("token-level", "semantic+token-level", "retrieval", "semantic+retrieval")
 CUES = ("", "wait, ", "yes, ", "check: ")
 
 

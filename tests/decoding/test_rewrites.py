@@ -20,6 +20,7 @@ from semspec.types import (
     Segment,
     Segmentation,
     SegmentEnd,
+    VerifiedTokens,
     Writer,
 )
 from tests.decoding.support import (
@@ -76,7 +77,7 @@ async def proposed(context: str, rejected: str, open_text: str, max_tokens: int 
     segment = Segment(rejected, ids(rejected), TOKENIZER, Writer.DRAFT, SegmentEnd.BOUNDARY)
     own = await generation(context=Context((piece,)), max_tokens=max_tokens)
     propose = from_rejected(Context((piece,)), segment)
-    proposal = await propose(Progress(own, own.context), ids(open_text), None)
+    proposal = await propose(Progress(own, own.context), VerifiedTokens((), ids(open_text), 0, 0.0))
     assert len(proposal.distributions) == len(proposal.token_ids)
     return bytes(proposal.token_ids).decode()
 
@@ -257,7 +258,7 @@ async def test_greedy_drafts_have_no_alternatives() -> None:
     assert fakes.target.num_read == fakes.verifier.num_judged == num_segments
 
 
-@pytest.mark.parametrize("strategy", ["semantic", "auto", "random", "semantic+token-level"])
+@pytest.mark.parametrize("strategy", ["semantic", "auto", "random", "semantic+token-level", "semantic+retrieval"])
 @pytest.mark.parametrize("changes", [{"num_drafts": 2}, {"num_drafts": 4, "look_up": True}])
 async def test_alternatives_are_the_same_ahead_and_resumed(strategy: str, changes: dict[str, Any]) -> None:
     own = await generation(strategy=strategy, **changes)

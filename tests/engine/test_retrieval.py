@@ -15,6 +15,7 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.retrieval.drafter import Retriever, RetrievingDraft, load_retriever
 from semspec.types import Context, Gate, Proposal, Retrieval, SamplingParams, SegmentRecord, Writer
+from tests.decoding.support import ConstantVerifier
 from tests.decoding.test_three_ways import behind_sockets
 from tests.engine.speculation import certainly, segments_of
 from tests.engine.test_equivalence import params, prompt
@@ -56,7 +57,7 @@ async def backends(
     engine: TransformersEngine, retriever: Retriever, checkpoints: dict[str, Path]
 ) -> AsyncIterator[Backends]:
     draft = TransformersEngine.load(str(checkpoints["llama"]), writer=Writer.DRAFT, device="cpu")
-    yield Backends(RetrievingDraft(draft, retriever), engine, FakeVerifier())
+    yield Backends(RetrievingDraft(draft, retriever), engine, ConstantVerifier(1.0, 0.0))  # rejects all
     await draft.aclose()
 
 
@@ -83,11 +84,41 @@ async def test_greedy_exact_retrieval_writes_what_the_target_writes(
     assert not any(record.fallback for record in helped)
 
 
-@pytest.mark.parametrize("tree", [False, True])
-async def test_sampled_retrieval_keeps_the_targets_distribution(
-    backends: Backends, engine: TransformersEngine, tree: bool, tmp_path: Path
+@pytest.mark.parametrize("sampling", [SamplingParams(0), SamplingParams(0.3, 0.9, 0, 1), SamplingParams(1, 0.97, 0, 2)])
+async def test_rewrites_by_retrieval_are_the_plain_ones_token_for_token(
+    backends: Backends, engine: TransformersEngine, sampling: SamplingParams
 ) -> None:
-    """Chi-square of the first two tokens at fixed seeds, 0.1% level, with a store that proposes likely tokens."""
+    fields = {"context": await prompt(engine), "sampling": sampling}
+    plain = await records(backends, strategy="semantic", **fields)
+    assert plain and not any(record.accepted for record in plain)
+    for options in ({}, {"retrieval_tree": True, "retrieval_tokens": 20}, {"retrieval_source": "context"}):
+        helped = await records(backends, strategy="semantic+retrieval", **fields, **options)
+        assert [(r.segment, r.rejected, r.draw) for r in helped] == [(r.segment, r.rejected, r.draw) for r in plain]
+        assert not any(record.fallback for record in helped)
+        assert sum(record.num_proposed_tokens for record in helped) > 0
+        if sampling.temperature == 0 and "retrieval_source" not in options:
+            assert sum(record.num_accepted_tokens for record in helped) > 20
+
+
+async def test_soft_gate_holds_for_rewrites_too(backends: Backends, engine: TransformersEngine) -> None:
+    fields = {"context": await prompt(engine), "strategy": "semantic+retrieval", "gate": "soft"}
+    open_wide = {"gate_entropy": 0.0, "gate_floor": 0.0, "gate_top_k": 1000}
+    soft = await records(backends, **fields, **open_wide)
+    shut = await records(backends, **fields, gate_entropy=1.0)
+    assert sum(r.num_accepted_tokens for r in soft) > sum(r.num_accepted_tokens for r in shut)
+    with pytest.raises(InvalidRequest) as refusal:
+        await records(backends, **fields, sampling=SamplingParams(0.6))
+    assert refusal.value.parameter == "semspec.gate"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "tree"), [("retrieval", False), ("retrieval", True), ("semantic+retrieval", False)]
+)
+async def test_sampled_retrieval_keeps_the_targets_distribution(
+    backends: Backends, engine: TransformersEngine, strategy: str, tree: bool, tmp_path: Path
+) -> None:
+    """Chi-square of the first two tokens at fixed seeds, 0.1% level, with a store that proposes likely tokens. Of
+    rewrites too, although the segments that they replace were rejected."""
     context, sampling = await prompt(engine), SamplingParams(1.5, 1.0, 3)
     if tree:
         expected_pairs = sorted(pairs(engine, context.pieces[0].token_ids, sampling).items(), key=itemgetter(1))
@@ -99,7 +130,8 @@ async def test_sampled_retrieval_keeps_the_targets_distribution(
     num_proposed = num_accepted = 0
     for seed in range(250):
         own = replace(sampling, seed=seed)
-        written = await records(backends, context=context, sampling=own, max_tokens=2, retrieval_tree=tree)
+        fields = {"context": context, "sampling": own, "max_tokens": 2, "strategy": strategy}
+        written = await records(backends, **fields, retrieval_tree=tree)
         counts[tuple(token for record in written for token in record.segment.token_ids)] += 1
         num_proposed += sum(record.num_proposed_tokens for record in written)
         num_accepted += sum(record.num_accepted_tokens for record in written)

@@ -187,6 +187,7 @@ OBSTACLES: dict[str, tuple[Callable[[Served], Served], list[str]]] = {
     "token-level": (lambda s: replace(s, draft=replace(s.draft, tokenizer="x")), ["draft has x", "one vocabulary"]),
     "semantic+token-level": (lambda s: replace(s, target=replace(s.target, tokenizer="x")), ["target x", "'semantic'"]),
     "retrieval": (lambda s: replace(s, draft=replace(s.draft, datastore="")), ["SEMSPEC_DRAFT_DATASTORE"]),
+    "semantic+retrieval": (lambda s: replace(s, draft=replace(s.draft, datastore="")), ["train datastore"]),
     "spec-reason": (
         lambda s: replace(s, target=replace(s.target, can_be_asked=False)), ["fake-target", "serve another target"]
     ),

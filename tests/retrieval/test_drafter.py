@@ -104,8 +104,9 @@ def test_tree_has_the_alternatives_of_a_chain(tmp_path: Path) -> None:
     assert branching.propose(context(1, 2, 3), (), Retrieval(), 4).parents == ()
 
 
-def test_ids_of_another_tokenizer_are_not_read(retriever: Retriever) -> None:
-    foreign = Piece("", (20, 21), "others.1")
+def test_ids_of_another_vocabulary_are_not_read(retriever: Retriever) -> None:
+    foreign, drafted = Piece("", (20, 21), "others.1"), Piece("", (20, 21), f"{TARGET.tokenizer.partition('.')[0]}.9")
+    assert proposed(retriever, Context((drafted,))) == [22, 23, 24, 25], "only special tokens may differ"
     assert proposed(retriever, Context((foreign,))) == []
     assert proposed(retriever, Context((*context(20, 21).pieces, foreign, *context(30).pieces))) == [31, 32, 33, 34]
 

@@ -17,6 +17,7 @@ const ABOUT = {
   semantic: "Drafted segments are accepted by what they mean.",
   auto: "Semantic, with gamma chosen by measured cost; the target alone where drafting does not pay.",
   "semantic+token-level": "Semantic; refused segments are written with token-level speculation.",
+  "semantic+retrieval": "Semantic; refused segments are written with retrieved tokens.",
   "token-level": "The draft proposes tokens, the target verifies them. Lossless.",
   retrieval: "A datastore proposes tokens, the target verifies them. Lossless.",
   "spec-reason": "The target scores each drafted step from 0 to 9.",
