@@ -107,7 +107,7 @@ async def test_grammar_is_refused_where_it_cannot_be_held(start_gateway: Gateway
 
 
 async def test_repetition_with_another_grammar_is_another_request(gateway: Gateway) -> None:
-    headers = {"idempotency-key": "once"}
+    headers = {"idempotency-key": "held once"}
     gateway.fakes.target.says = "yes, 3"
     body: Any = {"inputs": "Once", "parameters": {"grammar": REGEX}}
     first = await gateway.http.post("/generate", json=body, headers=headers)

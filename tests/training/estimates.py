@@ -1,7 +1,8 @@
 """`semspec train estimate` beside what the run then takes: `python -m tests.training.estimates`.
 
 `--only NAME` measures one case, `--output FOLDER` writes elsewhere than bench/results/estimate.
-Estimate and run follow each other in one process, one thread each; give both the same share of the machine.
+Estimate and run follow each other in one process of one thread, both in seconds of the CPU, so that other load does
+not count.
 """
 
 import argparse
@@ -11,8 +12,10 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
+from time import process_time
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -26,13 +29,15 @@ from tests.words import build_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results" / "estimate"
+PILOT_S = 20.0
+"""The least length of the pilot; the command's is three times as long, for longer runs."""
 LIMIT = 0.3
 """The largest error that is promised, as a share of what the run took."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Seconds by stage, estimated and taken."""
+    """CPU seconds by stage, estimated and taken."""
 
     name: str
     estimated_s: dict[str, float]
@@ -65,10 +70,10 @@ def bundled(folder: Path) -> PipelineConfig:
 
 
 def wide(folder: Path) -> PipelineConfig:
-    """Random weights, 16 layers of 1,024 numbers in the target; states larger than the memory for them."""
+    """Random weights, 12 layers of 1,024 numbers in the target; states larger than the memory for them."""
     torch.manual_seed(0)
-    draft, target = (_saved(folder / name, *size) for name, size in {"draft": (256, 4), "target": (1024, 16)}.items())
-    questions = {"python": "tests.training.support:solved", "id": "id", "trace": "solution", "limit": 50}
+    draft, target = (_saved(folder / name, *size) for name, size in {"draft": (256, 4), "target": (1024, 12)}.items())
+    questions = {"python": "tests.training.support:solved", "id": "id", "trace": "solution", "limit": 40}
     return PipelineConfig.model_validate(
         {
             "name": "wide",
@@ -76,7 +81,7 @@ def wide(folder: Path) -> PipelineConfig:
             "target": {"model": str(target), "dtype": "float32"},
             "questions": [questions],
             "max_segment_tokens": 32,
-            "contexts": {"traces": "data", "per_question": 4},
+            "contexts": {"traces": "data", "per_question": 3},
             "samples": {"num_samples": 20, "temperature": 1.0, "top_p": 1.0},
             "equivalence": {"kind": "python", "object": "tests.training.support:ByLength"},
             "probes": {"projection": {"kind": "random", "width": 256}, "memory_gib": 0.1},
@@ -100,16 +105,20 @@ def measure(name: str, reporter: Reporter) -> Measured:
     """Estimate a case and run it."""
     with tempfile.TemporaryDirectory() as folder:
         config = CASES[name](Path(folder))
-        estimate = Pipeline(config, Path(folder) / "work", reporter=reporter).estimate()
+        with (
+            patch("semspec.training.pilot.perf_counter", process_time),
+            patch("semspec.training.estimate.time", SimpleNamespace(perf_counter=process_time)),
+        ):
+            estimate = Pipeline(config, Path(folder) / "work", reporter=reporter).estimate(least_s=PILOT_S)
         reporter.say(str(estimate))
         pipeline = Pipeline(config, Path(folder) / "work", reporter=reporter)
         pipeline.check_start()
         pipeline.pair.models  # noqa: B018  (loaded before the stages, as in the estimate)
         taken_s = {}
         for stage in (*SHARDED, "probes", "report"):
-            start = perf_counter()
+            start = process_time()
             pipeline.make(stage)
-            taken_s[stage] = perf_counter() - start
+            taken_s[stage] = process_time() - start
     return Measured(name, estimate.stage_s, taken_s, taken_s.pop("report"))
 
 
