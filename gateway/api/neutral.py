@@ -63,7 +63,6 @@ TGI_NEUTRAL: dict[str, tuple[object, ...]] = {
     "best_of": (1,),
     "decoder_input_details": (False,),
     "frequency_penalty": (0,),
-    "grammar": (),
     "truncate": (),
     "typical_p": (1,),
     "watermark": (False,),

@@ -10,7 +10,7 @@ from semspec.decoding import STRATEGIES, Generation
 from semspec.errors import InvalidRequest, NotFound
 from semspec.gateway.api.bodies import ChatRequest, CompletionRequest, Extension, GenerationRequest
 from semspec.gateway.api.formats import calls_grammar, format_grammar, offered, tools_json
-from semspec.gateway.api.tgi_bodies import TgiRequest
+from semspec.gateway.api.tgi_bodies import TgiGrammar, TgiRequest
 from semspec.gateway.generation.request import Api, Request, RequestPrompt
 from semspec.gateway.settings import PLAIN_OPTIONS, GatewaySettings
 from semspec.types import Acceptance, Context, Penalties, SamplingParams, Scoring, Segmentation, TokenIds
@@ -200,6 +200,7 @@ class TextRequest(CompletionRequest):
     details: bool = False
     full_text: bool = False
     """Whether the text begins with the prompt."""
+    grammar: TgiGrammar | None = None
 
 
 def text_request(body: TgiRequest, stream: bool, settings: GatewaySettings) -> TextRequest:
@@ -223,6 +224,7 @@ def text_request(body: TgiRequest, stream: bool, settings: GatewaySettings) -> T
         semspec=body.semspec,
         details=bool(parameters.details),
         full_text=bool(parameters.return_full_text),
+        grammar=parameters.grammar,
     )
 
 
@@ -232,6 +234,8 @@ def tgi_request(body: TextRequest, settings: GatewaySettings) -> Request:
     Raises: InvalidRequest.
     """
     request = completion_request(body, settings, "tgi")
+    if body.grammar is not None:
+        request = formatted(request, body, body.grammar.grammar, "parameters.grammar")
     shows_tokens = body.stream or body.details
     plan = replace(request.plan, num_logprobs=body.logprobs or (0 if shows_tokens else None), show_drafts=False)
     return replace(request, plan=plan, keep_stop=True, details=body.details, full_text=body.full_text)

@@ -1,12 +1,89 @@
 """Request schemas of Text Generation Inference's API, and of vLLM's routes for tokens."""
 
-from typing import Annotated
+import json
+from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from semspec.gateway.api.bodies import ChatMessage, Extension, False_, Stop, Text, TokenId, or_default
+from semspec.gateway.api.formats import SchemaObject
 from semspec.gateway.api.neutral import TGI_NEUTRAL, Strict, Tolerant
+from semspec.gateway.generation.grammar import json_grammar, regex_grammar
 from semspec.gateway.settings import MAX_LOGPROBS, MAX_STOPS
+
+
+def _parsed(given: object) -> object:
+    """A schema that is given as its text."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return json.loads(given)
+    except ValueError as error:
+        raise ValueError(f"Input should be a JSON schema or its text: {error}") from None
+
+
+SchemaText = Annotated[SchemaObject, BeforeValidator(_parsed, json_schema_input_type=SchemaObject | str)]
+"""A JSON schema, or its text."""
+
+
+class JsonGrammar(Strict):
+    """JSON by a schema."""
+
+    type: Literal["json"]
+    value: SchemaText
+
+    @property
+    def grammar(self) -> str:
+        """In llguidance's Lark syntax. Raises: InvalidRequest."""
+        return json_grammar(self.value, True, "parameters.grammar.value")
+
+
+class NamedSchema(Strict):
+    """A schema with its name."""
+
+    name: Text | None = None
+    schema_: SchemaText = Field(alias="schema")
+
+
+class JsonSchemaGrammar(Strict):
+    """JSON by a schema that has a name."""
+
+    type: Literal["json_schema"]
+    value: NamedSchema
+
+    @property
+    def grammar(self) -> str:
+        """In llguidance's Lark syntax. Raises: InvalidRequest."""
+        return json_grammar(self.value.schema_, True, "parameters.grammar.value.schema")
+
+
+class RegexGrammar(Strict):
+    """A text that matches a regular expression as a whole."""
+
+    type: Literal["regex"]
+    value: Text = Field(min_length=1)
+
+    @property
+    def grammar(self) -> str:
+        """In llguidance's Lark syntax. Raises: InvalidRequest."""
+        return regex_grammar(self.value, "parameters.grammar.value")
+
+
+def _kind_of_grammar(given: object) -> str | None:
+    kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+    return f"<{kind}>"
+
+
+TgiGrammar = Annotated[
+    Annotated[JsonGrammar, Tag("<json>")]
+    | Annotated[JsonSchemaGrammar, Tag("<json_schema>")]
+    | Annotated[RegexGrammar, Tag("<regex>")],
+    Discriminator(
+        _kind_of_grammar,
+        custom_error_type="grammar_type",
+        custom_error_message="Input should be an object whose type is 'json', 'json_schema' or 'regex'",
+    ),
+]
 
 
 class TgiParameters(Tolerant):
@@ -26,6 +103,8 @@ class TgiParameters(Tolerant):
     repetition_penalty: float | None = Field(default=None, gt=0, le=10)
     details: bool | None = None
     top_n_tokens: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    grammar: TgiGrammar | None = None
+    """What the whole text follows, or what comes after the reasoning that `inputs` opens."""
 
     @property
     def is_greedy(self) -> bool:

@@ -166,7 +166,7 @@ class Request:
             max_tokens=max_tokens,
             session=self.session or self.choice_id(index),
             draft_prompt=prompts.draft,
-            grammar=of_output(self.plan.grammar, prompts.target.text),
+            grammar=of_output(self.plan.grammar, prompts.target.text, may_reason=self.api != "tgi"),
             fallback=prompts.fallback,
         )
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 QUESTION = "How many?"
@@ -311,6 +312,31 @@ class Aisuite(Client):
         return said(answer.choices[0].message)
 
 
+class AiSdk(Client):
+    """Vercel's, by Node.js."""
+
+    def run(self, capability: str) -> Any:
+        packages = Path(__file__).resolve().parents[2] / ".work" / "venvs" / "ai-sdk"
+        program = Path(__file__).with_name("ai_sdk.mjs")
+        command = ["node", str(program), str(packages), capability, self.url, self.key, self.model]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(done.stderr)
+        return json.loads(done.stdout)
+
+    def chat(self, **fields: Any) -> str:
+        return str(self.run("chat"))
+
+    def stream(self) -> Iterator[str]:
+        yield from self.run("stream")
+
+    def tools(self) -> str:
+        return str(self.run("tools"))
+
+    def json(self) -> str:
+        return str(self.run("json"))
+
+
 def said(message: Any) -> str:
     """A message's calls, or else its text."""
     return str(getattr(message, "tool_calls", None) or message.content)
@@ -339,6 +365,7 @@ CLIENTS: dict[str, type[Client]] = {
     "autogen": Autogen,
     "instructor": Instructor,
     "aisuite": Aisuite,
+    "ai-sdk": AiSdk,
 }
 
 

@@ -1,7 +1,9 @@
 """huggingface_hub's InferenceClient, by both APIs it speaks, against a stack of real models."""
 
+import re
+
 import pytest
-from huggingface_hub import InferenceClient
+from huggingface_hub import InferenceClient, TextGenerationInputGrammarType
 from huggingface_hub.errors import ValidationError
 
 from tests.clients.conftest import GENEROUS_S, Server
@@ -59,6 +61,13 @@ def test_text_generation_ends_with_the_stop_sequence(server: Server, client: Inf
     output = client.text_generation(prompt(server), details=True, stop=["</think>"], return_full_text=True)
     assert output.generated_text.startswith(prompt(server)) and output.generated_text.endswith("</think>")
     assert output.details is not None and output.details.finish_reason == "stop_sequence"
+
+
+def test_grammar_holds_what_follows_the_reasoning(server: Server, client: InferenceClient) -> None:
+    grammar = TextGenerationInputGrammarType(type="regex", value="So [0-9]{1,3} coins[.]")
+    text = client.text_generation(prompt(server), max_new_tokens=500, grammar=grammar)
+    reasoning, mark, answer = text.partition("</think>")
+    assert "day 1" in reasoning and mark and re.fullmatch("So [0-9]{1,3} coins[.]", answer.strip())
 
 
 @pytest.mark.parametrize("stream", [False, True])

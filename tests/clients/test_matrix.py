@@ -34,6 +34,7 @@ OWN = ("openai", "openai-responses", "langchain-openai", "huggingface_hub", "cur
 ENVIRONMENTS = {
     "text-generation": "text-generation",
     **dict.fromkeys(("instructor", "aisuite"), "older-openai"),
+    "ai-sdk": "ai-sdk",
 }
 MODEL, BEGINNING = "semspec-demo:target", re.compile("(draft|target) 0 says")  # what the fakes begin with
 ARGUMENT = "pencils"
@@ -65,6 +66,8 @@ def interpreter(client: str) -> str:
     made = subprocess.run([ROOT / "scripts" / "client-venv", environment], capture_output=True, text=True)
     if made.returncode:
         pytest.skip(f"{environment} cannot be installed: {made.stderr.strip()[-300:]}")
+    if client == "ai-sdk":  # its packages are for Node.js, which `matrix_program` starts
+        return sys.executable
     return f"{made.stdout.strip()}/bin/python"
 
 

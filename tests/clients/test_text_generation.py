@@ -1,6 +1,7 @@
 """Text Generation Inference's own client, in an environment of its own, against a stack of real models."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,13 @@ def test_stream_says_the_same(answers: dict[str, Any]) -> None:
 def test_stop_sequence_stays_in_the_text(answers: dict[str, Any]) -> None:
     assert answers["stopped"]["generated_text"].endswith("</think>")
     assert answers["stopped"]["details"]["finish_reason"] == "stop_sequence"
+
+
+def test_grammar_is_held(answers: dict[str, Any]) -> None:
+    assert json.loads(answers["by_schema"])["n"] in (1, 22)
+    assert re.fullmatch("[0-9]{1,3} coins", answers["by_regex"])
+    kind, message = answers["wrong_regex"]
+    assert kind == "ValidationError" and "look-around" in message
 
 
 def test_refusals_are_validation_errors(answers: dict[str, Any]) -> None:

@@ -154,7 +154,7 @@ async def test_unserved_parameter_is_refused_by_name(gateway: Gateway) -> None:
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"frequency_penalty": 0.1}, "frequency_penalty"),
         ({"watermark": True}, "watermark"),
-        ({"grammar": {"type": "json", "value": {}}}, "grammar"),
+        ({"grammar": {"type": "yaml", "value": {}}}, "grammar: Input should be an object whose type is"),
         ({"adapter_id": "lora"}, "adapter_id"),
         ({"temperature": 0}, "temperature"),
         ({"top_k": 0}, "top_k"),
