@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
         help="a key with the option collector (default: $SEMSPEC_API_KEY)",
     )
     parser.add_argument(
-        "--max-answers", type=int, default=10_000, metavar="N", help="most answers in the folder (default: %(default)s)"
+        "--max-answers", type=int, default=2_000, metavar="N", help="most answers in the folder (default: %(default)s)"
     )
     parser.add_argument(
         "--forget", metavar="OWNER", help="fetch nothing, and delete all answers of this owner from the folder"
