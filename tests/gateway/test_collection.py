@@ -19,7 +19,7 @@ from semspec.gateway.settings import GatewaySettings
 from semspec.keys import Keys, entry, new_key
 from semspec.training.collect import _alone, fetch, forget, num_answers
 from semspec.training.data.collected import collected_rows
-from semspec.training.files import StageFolder, read_rows
+from semspec.training.files import StageFolder, read_rows, write_json, write_rows
 from tests.gateway.fakes import NUM_SEGMENTS, Fakes
 from tests.gateway.support import Gateway, GatewayFactory, RedisServer, bearer, make_settings
 
@@ -265,6 +265,7 @@ asyncio.run(collect.fetch(Gateway.at(*sys.argv[1:3]), Dying(Path(sys.argv[3])), 
 """
 
 
+@pytest.mark.slow
 async def test_killed_collector_goes_on_and_loses_and_repeats_nothing(collecting: Any, tmp_path: Path) -> None:
     gateway = await collecting()
     ids = [await ask(gateway, f"How many, {number}?") for number in range(5)]
@@ -309,8 +310,6 @@ async def test_answers_of_an_owner_can_be_deleted(collecting: Any, tmp_path: Pat
 
 
 def test_damaged_shard_is_refused_by_name(tmp_path: Path) -> None:
-    from semspec.training.files import write_json, write_rows
-
     write_json(tmp_path / "recipe.json", {"collection": 1})
     folder = StageFolder(tmp_path)
     with pytest.raises(InvalidRequest, match="has no answers yet"):

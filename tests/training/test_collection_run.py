@@ -24,7 +24,7 @@ from semspec.training.data.contexts import prompts
 from semspec.training.data.writers import EngineWriter, WritingRecipe
 from semspec.training.files import StageFolder, read_json, write_json
 from semspec.training.pipeline import Pipeline
-from semspec.types import Context, SamplingParams, Segment, Writer
+from semspec.types import Context, SamplingParams, Segment, Writer, derive_seed
 from tests.gateway.support import RedisServer, bearer, make_settings, redis_server, running_gateway
 from tests.training import support
 
@@ -103,7 +103,9 @@ def test_contexts_are_those_that_the_engines_write_offline(
             *before, last = one.context.pieces
             assert isinstance(last, Segment)
             own = replace(one, context=Context(tuple(before)))
-            assert writers[last.writer].generate(own.read_by(last.writer), [SEED]) == [last]
+            assert writers[last.writer].generate(
+                own.read_by(last.writer), [derive_seed(SEED, last.writer.value, 0)]
+            ) == [last]
             num_written[last.writer] += 1
     assert min(num_written[Writer.DRAFT], num_written[Writer.TARGET]) >= 5
 
