@@ -315,7 +315,7 @@ def test_damaged_shard_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="has no answers yet"):
         list(collected_rows(tmp_path))
     for number in range(2):
-        row = {"id": str(number), "pieces": [], "draft_prompt": None}
+        row: dict[str, Any] = {"id": str(number), "pieces": [], "draft_prompt": None}
         write_rows(folder.file(number, ".parquet"), [row])
         folder.commit(number, [".parquet"], num_answers=1, next="0")
     write_rows(folder.file(2, ".parquet"), [row])  # of a collector that was killed

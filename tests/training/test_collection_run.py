@@ -79,10 +79,10 @@ async def serve_and_collect(models: tuple[Path, Path], redis: RedisServer, folde
     await target.aclose()
 
 
-def configured(collection: Path, models: tuple[Path, Path], output: Path, **changes: object) -> PipelineConfig:
+def configured(collection: Path, models: tuple[Path, Path], output: Path, **changes: Any) -> PipelineConfig:
     report = {"variants": False, "learning_curve": ()}
     questions = [{"collection": str(collection), "domain": "traffic"}]
-    return support.config(*models, output, **{"questions": questions, "report": report, **changes})
+    return support.config(*models, output, questions=questions, report=report, **changes)
 
 
 def test_contexts_are_those_that_the_engines_write_offline(
