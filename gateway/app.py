@@ -20,6 +20,7 @@ from semspec.gateway.generation.admission import Admission, Limits
 from semspec.gateway.generation.attach import Attacher
 from semspec.gateway.generation.audit import Audit
 from semspec.gateway.generation.choice import ChoiceRunner
+from semspec.gateway.generation.collection import Collection
 from semspec.gateway.generation.generations import Generations
 from semspec.gateway.generation.request import Api
 from semspec.gateway.metrics import POOLED, Metrics
@@ -55,11 +56,12 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
     readiness = Readiness(backends, settings, store, metrics)
     admission = Admission(Limits.of(settings), metrics)
     audit = Audit(backends, readiness, admission, metrics, settings) if settings.audit_share else None
-    runner = ChoiceRunner(backends, readiness, metrics, background, settings, audit)
+    collection = Collection(store, keys, readiness, metrics, settings) if keys and settings.collect_share else None
+    runner = ChoiceRunner(backends, readiness, metrics, background, settings, audit, collection)
     sessions = Sessions(store, background, settings.session_lease_s)
     attacher = Attacher(runner, store, sessions, background, settings)
     generations = Generations(
-        backends, runner, admission, readiness, attacher, store, sessions, metrics, settings, audit
+        backends, runner, admission, readiness, attacher, store, sessions, metrics, settings, audit, collection
     )
     formats: dict[Api, FormatFactory] = {
         "chat": openai.ChatFormat,
@@ -104,6 +106,7 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
         operations.router(backends, readiness, store, metrics, settings),
         playground.router,
         resources.sessions(store),
+        resources.collection(collection),
         tgi.router(responder, readiness, settings),
         tokens.router(backends.target, readiness, settings),
     ):

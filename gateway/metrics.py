@@ -76,6 +76,9 @@ class Metrics:
             "owner_generations", "Generations ended, by the name of the API key.", ("owner", "status")
         )
         self._owner_tokens = counter("owner_tokens", "Output tokens, by the name of the API key.", ("owner",))
+        self._collection = counter(
+            "collection_answers", "Answers chosen for the collection, by what became of them.", ("result",)
+        )
         self._speculation = _Speculation(self._registry)
         self.audit = _Audit(self._registry)
 
@@ -117,6 +120,9 @@ class Metrics:
         for stage, duration_ms in stages.items():
             if duration_ms > 0:
                 self._stage_seconds.labels(stage).observe(duration_ms / 1e3)
+
+    def collected(self, result: str) -> None:
+        self._collection.labels(result).inc()
 
     def first_segment(self, strategy: str, duration_s: float) -> None:
         self._first_segment_seconds.labels(strategy).observe(duration_s)

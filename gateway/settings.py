@@ -2,10 +2,11 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
-from pydantic import Field, SecretStr, ValidationInfo, create_model, field_validator
+from pydantic import Field, SecretStr, TypeAdapter, ValidationInfo, create_model, field_validator
+from pydantic_core import SchemaError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from semspec.certificates import check_authority, check_pair
@@ -153,6 +154,24 @@ class GatewaySettings(_StrategyDefaults):
         "no request",
     )
 
+    collect_share: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of the finished requests of keys with the option consents whose answers are listed for "
+        "`semspec train collect`; 0: none",
+    )
+    collect_max_answers: int = Field(
+        10_000,
+        ge=1,
+        description="most answers listed; the oldest is dropped for a new one, and all expire with ttl_s",
+    )
+    collect_except: str | None = Field(
+        None,
+        description="regular expression, without look-around; an answer is not listed if a part of its prompt or text "
+        "matches",
+    )
+
     ttl_s: int = Field(86_400, ge=1, description="seconds an untouched trace or session is kept")
     session_lease_s: float = Field(30.0, ge=1, description="seconds a dead gateway holds its sessions")
     writer_lease_s: float = Field(6.0, ge=1, description="seconds a dead gateway holds its generations")
@@ -219,6 +238,22 @@ class GatewaySettings(_StrategyDefaults):
             )
         return api_keys
 
+    @field_validator("collect_share")
+    @classmethod
+    def _has_keys_that_consent(cls, share: float, info: ValidationInfo) -> float:
+        if share and info.data.get("auth") == "none":
+            raise ValueError("needs API keys, whose owners consent; set SEMSPEC_GATEWAY_AUTH=keys, or unset it")
+        return share
+
+    @field_validator("collect_except")
+    @classmethod
+    def _is_an_expression(cls, expression: str | None) -> str | None:
+        try:
+            pattern_of(expression or "")
+        except SchemaError as error:
+            raise ValueError(f"is no regular expression without look-around and back-references: {error}") from error
+        return expression
+
     @field_validator("draft_address", "target_address", "verifier_address")
     @classmethod
     def _has_valid_endpoints(cls, addresses: str, info: ValidationInfo) -> str:
@@ -276,6 +311,11 @@ class GatewaySettings(_StrategyDefaults):
         if limit is not None and limit < info.data.get("max_n", 1):
             raise ValueError(f"must be at least max_n, which is {info.data['max_n']}")
         return limit
+
+
+def pattern_of(expression: str) -> TypeAdapter[str]:
+    """Validates texts with a match, in linear time: texts of users are searched. Raises: SchemaError."""
+    return TypeAdapter(Annotated[str, Field(pattern=expression)])
 
 
 def _text(secret: SecretStr | None) -> str:

@@ -92,6 +92,10 @@ class Gateway:
         """The records of a generation's segments."""
         return await self._call("GET", _path(id, "/trace"))
 
+    async def collection(self, after: str, limit: int) -> Json:
+        """A page of the answers that were collected after a position; "0" stands before all."""
+        return await self._call("GET", f"/v1/collection?after={quote(after, safe='')}&limit={limit}")
+
     async def cancel(self, id: str) -> Json:
         """Cancel a running generation."""
         return await self._call("POST", _path(id, "/cancel"))

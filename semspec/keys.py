@@ -19,7 +19,9 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 MAX_KEY_LENGTH = 4096
 """A request's head has 16 KiB."""
 _KEY = re.compile(rf"[!-~]{{1,{MAX_KEY_LENGTH}}}")
-_ENTRY = re.compile(rf"({NAME.pattern}):([0-9A-Fa-f]{{64}})")
+CONSENTS, COLLECTOR = "consents", "collector"
+"""Options of a key: its owner's answers may be collected; it may read the collection."""
+_ENTRY = re.compile(rf"({NAME.pattern}):([0-9A-Fa-f]{{64}})((?::(?:{CONSENTS}|{COLLECTOR}))*)")
 _CHECK_S = 1.0
 
 
@@ -56,10 +58,13 @@ class Entry:
 
     name: str
     digest: bytes
+    options: frozenset[str] = frozenset()
+    """`CONSENTS` and `COLLECTOR`, if given."""
 
 
 def read_entries(given: str, file: Path | None) -> tuple[Entry, ...]:
-    """The entries `NAME:SHA256` in a text and a file, separated by commas or white space; `#` begins a comment.
+    """The entries `NAME:SHA256` in a text and a file, separated by commas or white space; `#` begins a comment. An
+    entry may end with options: `:consents`, `:collector`.
 
     Raises: ValueError, which does not quote text or file: by mistake they may contain a key.
     """
@@ -88,6 +93,11 @@ class Keys:
                 name = entry.name
         return name
 
+    def has(self, owner: str, option: str) -> bool:
+        """Whether every key of this owner has the option; false for a name without a key."""
+        own = [entry for entry in self._entries if entry.name == owner]
+        return bool(own) and all(option in entry.options for entry in own)
+
     async def watch(self) -> None:
         """Reload the file when it changes, until cancelled. An unusable file leaves the keys unchanged."""
         while self._file is not None:
@@ -103,8 +113,11 @@ def _entries(text: str) -> tuple[Entry, ...]:
 def _entry(number: int, text: str) -> Entry:
     match = _ENTRY.fullmatch(text)
     if match is None:
-        raise ValueError(f"entry {number} is not NAME:SHA256, the hash as 64 hexadecimal digits")
-    return Entry(match[1], bytes.fromhex(match[2]))
+        raise ValueError(
+            f"entry {number} is not NAME:SHA256, the hash as 64 hexadecimal digits, with :{CONSENTS} or :{COLLECTOR} "
+            "after it at most"
+        )
+    return Entry(match[1], bytes.fromhex(match[2]), frozenset(match[3].split(":")) - {""})
 
 
 def _check_owners(entries: Iterable[Entry]) -> None:

@@ -61,6 +61,7 @@ SLOW = (
     "test_openapi",
     "test_stack.py",
     "test_wheel.py",
+    "training/test_collection_run.py",
     "training/test_files.py",
     "training/test_fit.py",
     "training/test_pipeline.py",

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
+from semspec.training import collect
 from semspec.training.config import (
     QUICK_CONTEXTS,
     QUICK_QUESTIONS,
@@ -36,6 +37,7 @@ COMMANDS = {
     "calibrate": "the strategy likelihood, from a pilot: a pair can then be served without probes",
     "estimate": "time and disk of the whole run, from a pilot of a minute or more",
     "status": "which shards are there",
+    "collect": "fetch answers of a gateway's users who consent, to train on; see `semspec train collect --help`",
     "datastore": "the target's answers, for the strategy `retrieval`; has a configuration of its own",
     "check": "read every file and compare it with its digest",
 }
@@ -43,12 +45,12 @@ COMMANDS = {
 
 def main(arguments: Sequence[str]) -> None:
     """`semspec train COMMAND --config FILE`. Exits 1 on a failure that a retry may fix, 2 on any other."""
-    options = _parser().parse_args(arguments)
+    is_collect = arguments[:1] == ["collect"]  # has no configuration
+    options = collect.parser().parse_args(arguments[1:]) if is_collect else _parser().parse_args(arguments)
     quiet_libraries()
-    torch.set_num_threads(options.threads)
     reporter = Reporter()
     try:
-        sys.exit(_run(options, reporter))
+        sys.exit((collect.run if is_collect else _run)(options, reporter))
     except SemspecError as error:
         reporter.say(f"semspec train: {error.message}")
         sys.exit(2 if isinstance(error, InvalidRequest | Mismatch) else 1)
@@ -68,6 +70,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _run(options: argparse.Namespace, reporter: Reporter) -> int:
+    torch.set_num_threads(options.threads)
     if options.command == "datastore":
         if options.preset:
             raise InvalidRequest("--preset is for probes; name fewer questions in the datastore's configuration")

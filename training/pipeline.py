@@ -14,9 +14,10 @@ from semspec.probes.probe import layer_indices
 from semspec.training import pilot as pilots
 from semspec.training.checks import check_models, check_output
 from semspec.training.config import DatastoreConfig, PipelineConfig
+from semspec.training.data.collected import check_collections
 from semspec.training.data.labels import Labels, gather_labels, label, read_labels, write_labels
 from semspec.training.data.pair import Pair
-from semspec.training.data.questions import Question, gather, question_row
+from semspec.training.data.questions import Question, gather
 from semspec.training.data.stages import ClustersStage, ContextsStage, Questions, SamplesStage, Stage
 from semspec.training.estimate import Estimate, fit_seconds, gigabytes, state_row_bytes
 from semspec.training.export import Export
@@ -35,7 +36,7 @@ def stored_questions(work: Path, config: PipelineConfig | DatastoreConfig, repor
     folder.claim(_questions_recipe(config))
     if not folder.is_done(0):
         found, dropped = gather(config.questions, config.evaluation_sets, config.shares)
-        write_rows(folder.file(0, ".parquet"), [question_row(question) for question in found])
+        write_rows(folder.file(0, ".parquet"), [asdict(question) for question in found])
         write_json(folder.path / "dropped.json", [asdict(one) for one in dropped])
         folder.commit(0, [".parquet"], num_questions=len(found), num_dropped=len(dropped))
         reporter.say(f"{len(found)} questions; {len(dropped)} dropped, listed in {folder.path}/dropped.json")
@@ -43,7 +44,11 @@ def stored_questions(work: Path, config: PipelineConfig | DatastoreConfig, repor
 
 
 def _questions_recipe(config: PipelineConfig | DatastoreConfig) -> Row:
-    return config.model_dump(mode="json", include={"questions", "evaluation_sets", "shares"})
+    recipe = config.model_dump(mode="json", include={"questions", "evaluation_sets", "shares"})
+    for source in (*recipe["questions"], *recipe["evaluation_sets"]):
+        if source["collection"] is None:  # as work folders have it that were begun before there were collections
+            del source["collection"]
+    return recipe
 
 
 class Pipeline:
@@ -59,7 +64,12 @@ class Pipeline:
 
     @cached_property
     def questions(self) -> Questions:
-        """The questions, gathered once; later runs and other workers read the stored ones."""
+        """The questions, gathered once; later runs and other workers read the stored ones.
+
+        Raises: Mismatch when a collection is not of this configuration's pair.
+        """
+        if not StageFolder(self.work / "questions").is_done(0):
+            check_collections(self.config, self.pair)
         return Questions(stored_questions(self.work, self.config, self.reporter), self.config.shard_questions)
 
     def _questions_recipe(self) -> Row:

@@ -4,8 +4,8 @@ from typing import Literal
 
 from semspec.gateway.api.statistics import TokenCounts
 from semspec.gateway.generation.request import Parameters
-from semspec.records import Body, SegmentTrace, if_any
-from semspec.types import FinishReason, Role
+from semspec.records import Body, SegmentText, SegmentTrace, if_any
+from semspec.types import FinishReason, Role, Segmentation
 
 GenerationStatus = Literal["running", "finished", "failed", "cancelled", "interrupted"]
 
@@ -59,6 +59,41 @@ class GenerationTrace(Body):
     status: GenerationStatus
     degraded: bool
     segments: list[SegmentTrace]
+
+
+class CollectedModel(Body):
+    """Fingerprints of a served model and of its tokenizer."""
+
+    fingerprint: str
+    tokenizer: str
+
+
+class CollectedAnswer(Body):
+    """A finished choice whose owner consents."""
+
+    id: str
+    owner: str
+    conversation: str
+    """The same for all answers of a conversation."""
+    question: str
+    """The user's turns, or the plain prompt."""
+    prompt: GenerationPrompt
+    draft_prompt: GenerationPrompt | None
+    """Null where the draft reads the target's."""
+    segments: list[SegmentText]
+    """Those that end at a boundary, from the first on."""
+
+
+class CollectionPage(Body):
+    """Answers of the models that serve now, under the gateway's default segmentation."""
+
+    object: Literal["list"]
+    draft: CollectedModel
+    target: CollectedModel
+    segmentation: Segmentation
+    data: list[CollectedAnswer]
+    next: str
+    """For `after`; the same as sent if there is nothing more."""
 
 
 class Turn(Body):

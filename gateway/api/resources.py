@@ -14,6 +14,10 @@ from semspec.gateway.api.bodies import SESSION_NAME
 from semspec.gateway.api.middleware import OwnerOf
 from semspec.gateway.api.requests import model_names
 from semspec.gateway.api.resource_models import (
+    CollectedAnswer,
+    CollectedModel,
+    CollectionPage,
+    GenerationPrompt,
     GenerationTrace,
     ListedSession,
     ModelName,
@@ -24,16 +28,27 @@ from semspec.gateway.api.resource_models import (
     StoredGeneration,
     Turn,
 )
-from semspec.gateway.api.responses import EVENTS, FORGOTTEN, GENERATION, MODEL, MODELS, SESSION, SESSIONS, TRACE
+from semspec.gateway.api.responses import (
+    COLLECTION,
+    EVENTS,
+    FORGOTTEN,
+    GENERATION,
+    MODEL,
+    MODELS,
+    SESSION,
+    SESSIONS,
+    TRACE,
+)
 from semspec.gateway.api.sse import Responder
+from semspec.gateway.generation.collection import Answer, Collection
 from semspec.gateway.generation.request import stored_request
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.replies import reading
 from semspec.gateway.store.session_lease import stored_name
 from semspec.gateway.store.store import Store, missing_generation
-from semspec.records import SegmentTrace
-from semspec.types import Message
+from semspec.records import SegmentText, SegmentTrace
+from semspec.types import Message, ModelInfo, Piece
 
 GenerationId = Annotated[str, Path(pattern="^[A-Za-z0-9-]{1,64}$")]
 LastEventId = Annotated[str | None, Header(pattern=r"^\d{1,9}(-\d{1,9}){0,7}$")]
@@ -82,6 +97,35 @@ def generations(responder: Responder, store: Store) -> APIRouter:
             with suppress(NotFound):  # the choice has not begun
                 await store.cancel(choice_id)
         return _public(id, await store.generation(id))
+
+    return routes
+
+
+def collection(collection: Collection | None) -> APIRouter:
+    """`/v1/collection`: answers for training probes."""
+    routes = APIRouter(prefix="/v1/collection", tags=["generations"])
+
+    @routes.get("", responses=COLLECTION)
+    async def collected(
+        owner: OwnerOf,
+        after: Annotated[str, Query(pattern=r"^\d{1,15}(-\d{1,9})?$", description="`next` of the page before")] = "0",
+        limit: Annotated[int, Query(ge=1, le=100, description="of answers in the page")] = 20,
+    ) -> CollectionPage:
+        """Answers whose owners consent, the oldest first; only for a key with the option `collector`."""
+        if collection is None or not collection.may_read(owner):
+            raise NotFound(
+                "there is no collection for this key: the gateway needs SEMSPEC_GATEWAY_COLLECT_SHARE, and the key's "
+                "entry the option collector"
+            )
+        page = await collection.read(after, limit)
+        return CollectionPage(
+            object="list",
+            draft=_collected_model(page.served.draft),
+            target=_collected_model(page.served.target),
+            segmentation=page.segmentation,
+            data=list(map(_collected_answer, page.answers)),
+            next=page.next,
+        )
 
     return routes
 
@@ -177,6 +221,27 @@ def _public(id: str, meta: Mapping[str, str]) -> StoredGeneration:
             },
         }
         return StoredGeneration.model_validate(fields)
+
+
+def _collected_model(info: ModelInfo) -> CollectedModel:
+    return CollectedModel(fingerprint=info.fingerprint, tokenizer=info.tokenizer)
+
+
+def _collected_answer(answer: Answer) -> CollectedAnswer:
+    prompts = answer.choice.prompts
+    return CollectedAnswer(
+        id=answer.choice.id,
+        owner=answer.choice.request.owner,
+        conversation=answer.conversation,
+        question=answer.question,
+        prompt=_prompt(prompts.target),
+        draft_prompt=_prompt(prompts.draft) if prompts.draft else None,
+        segments=[SegmentText.of_segment(segment) for segment in answer.segments],
+    )
+
+
+def _prompt(piece: Piece) -> GenerationPrompt:
+    return GenerationPrompt(text=piece.text, token_ids=list(piece.token_ids), tokenizer=piece.tokenizer)
 
 
 def _listed(name: str, updated: float, turns: Sequence[Message]) -> ListedSession:

@@ -121,6 +121,7 @@ EVENTS: Responses = {
     200: {"content": _stream(ChatCompletionChunk, TextCompletionChunk, *RESPONSE_EVENTS, TgiChunk, Error, TgiError)},
     **refusals(400, 404, 409, 429, 503, 504),
 }
+COLLECTION: Responses = _STORED
 SESSION: Responses = _STORED
 SESSIONS: Responses = refusals(503)
 FORGOTTEN: Responses = refusals(400, 404, 409, 503)

@@ -21,6 +21,7 @@ from semspec.errors import (
     Unavailable,
 )
 from semspec.gateway.generation.audit import Audit
+from semspec.gateway.generation.collection import Collection
 from semspec.gateway.generation.output import ChoiceEvent, ChoiceOutput, Ended, usage
 from semspec.gateway.generation.request import ChoiceRequest
 from semspec.gateway.metrics import Metrics
@@ -54,6 +55,7 @@ class ChoiceRunner:
         background: Background,
         settings: GatewaySettings,
         audit: Audit | None = None,
+        collection: Collection | None = None,
     ) -> None:
         self._backends = backends
         self._readiness = readiness
@@ -61,6 +63,7 @@ class ChoiceRunner:
         self._background = background
         self._settings = settings
         self._audit = audit
+        self._collection = collection
         self._costs = _CostTable()
 
     async def run(
@@ -167,6 +170,8 @@ class ChoiceRunner:
             committed = await lease.commit(turns, choice.request.num_turns)
         await journal.finish("finished", finish_reason=reason.value, usage=json.dumps(usage([output])))
         output.degraded = journal.degraded or not committed
+        if self._collection is not None and not journal.degraded:
+            self._background.spawn(self._collection.offer(choice, output))
         return ended
 
     def _count_end(self, choice: ChoiceRequest, output: ChoiceOutput, journal: Journal, status: str) -> None:

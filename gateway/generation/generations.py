@@ -22,6 +22,7 @@ from semspec.gateway.generation.attach import Attacher, SharedSlots
 from semspec.gateway.generation.audit import Audit
 from semspec.gateway.generation.checks import budget, check_session_size, checked, deadline_s
 from semspec.gateway.generation.choice import ChoiceRunner, Emit, broken_target
+from semspec.gateway.generation.collection import Collection
 from semspec.gateway.generation.output import ChoiceEvent, ChoiceOutput
 from semspec.gateway.generation.request import ChoiceRequest, Request, RequestPrompt, stored_choice, stored_fields
 from semspec.gateway.metrics import Metrics
@@ -114,8 +115,9 @@ class Generations:
         metrics: Metrics,
         settings: GatewaySettings,
         audit: Audit | None = None,
+        collection: Collection | None = None,
     ) -> None:
-        self._audit = audit
+        self._audit, self._collection = audit, collection
         self._backends = backends
         self._runner = runner
         self._admission = admission
@@ -217,15 +219,19 @@ class Generations:
         if request.tools and isinstance(prompt, tuple):
             prompt = Conversation(prompt, request.tools)
         target = await self._encode(request, prompt)
-        if Writer.DRAFT not in STRATEGIES[request.plan.strategy].writers:
+        drafts = Writer.DRAFT in STRATEGIES[request.plan.strategy].writers
+        if not drafts and not (self._collection and self._collection.wants(request)):
             return Prompts(target)
         drafter = served.pinned(self._backends).drafter
         try:
             async with asyncio.timeout(self._settings.encode_deadline_s):
-                return await prompts_of(prompt, target, drafter, served.draft, served.target)
+                prompts = await prompts_of(prompt, target, drafter, served.draft, served.target)
+                return prompts if drafts else replace(prompts, fallback=None)
         except TimeoutError:
-            return Prompts(target, fallback="the draft took too long")
+            return Prompts(target, fallback="the draft took too long" if drafts else None)
         except ContextTooLong as error:
+            if not drafts:
+                return Prompts(target)
             raise ContextTooLong(error.message, error.parameter or request.prompt_field) from error
 
     async def _encode(self, request: Request, prompt: Prompt) -> Piece:

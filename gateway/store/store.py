@@ -5,8 +5,9 @@ Keys have a hash tag per generation or session, so that a script's keys share a 
 as long as its lease lasts), `semspec:{ID}:events` (stream with the last change, which wakes followers),
 `semspec:session:{ID}:turns` (list of JSON messages), `semspec:session:{ID}:claim` (the generation that has the
 session), `semspec:sessions:{OWNER}` (sorted set of the owner's last sessions), `semspec:idempotency:{DIGEST}` (the id
-and content of a key's request) and `semspec:handshake:{TARGET}` (the services' reported models and probes). A session's
-ID begins with its owner, see `session_lease.py`.
+and content of a key's request), `semspec:collection` (stream of the ids of collected generations) and
+`semspec:handshake:{TARGET}` (the services' reported models and probes). A session's ID begins with its owner, see
+`session_lease.py`.
 """
 
 import asyncio
@@ -46,6 +47,7 @@ _REFUSALS: dict[str, Callable[[str], SemspecError]] = {
 
 MAX_LISTED = 50
 """Sessions in an owner's list."""
+_COLLECTION = "semspec:collection"
 
 
 class Store:
@@ -204,6 +206,23 @@ class Store:
     async def unlist(self, owner: str, name: str) -> None:
         """Take a session from its owner's list. Raises: Unavailable."""
         await self._guarded("list", self._client.zrem(_listed(owner), name), f"session {name}")
+
+    async def collect(self, generation: str, max_listed: int) -> None:
+        """List a generation for the collection, and drop the oldest beyond `max_listed`. Raises: Unavailable."""
+        steps = self._client.pipeline()
+        steps.xadd(_COLLECTION, {"id": generation}, maxlen=max_listed, approximate=False)
+        steps.expire(_COLLECTION, self._ttl_s)
+        await self._guarded("collect", steps.execute(), "the collection")
+
+    async def collected(self, after: str, limit: int) -> list[tuple[str, str]]:
+        """Positions and ids of the first `limit` generations listed after a position; "0" stands before all.
+
+        Raises: Unavailable.
+        """
+        call = self._client.xrange(_COLLECTION, min=f"({after}", count=limit)
+        entries = await self._guarded("collect", call, "the collection")
+        with reading("the collection"):
+            return [(str(position), str(fields["id"])) for position, fields in entries]
 
     async def renew(self, session: str, token: str, lease_s: float) -> None:
         """Renew a session's lease. Raises: Conflict, Unavailable."""

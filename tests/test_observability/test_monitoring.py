@@ -54,6 +54,7 @@ def busy() -> Metrics:
     metrics.audit.judged(True, 0.9, 0.9, 0.0)
     metrics.audit.tested(1.0, False)
     metrics.audit.skipped("failed")
+    metrics.collected("listed")
     return metrics
 
 

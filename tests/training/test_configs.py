@@ -16,7 +16,7 @@ from semspec import cli as semspec_cli
 from semspec.clustering.loading import EntailmentEquivalenceConfig
 from semspec.commands.options import stack_config
 from semspec.errors import InvalidRequest
-from semspec.training import cli
+from semspec.training import cli, collect
 from semspec.training.config import (
     DatastoreConfig,
     PipelineConfig,
@@ -35,6 +35,8 @@ Manifest = dict[str, Any]
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
+    if arguments[0] == "collect":
+        return collect.parser().parse_args(arguments[1:])
     return cli._parser().parse_args(arguments)
 
 
@@ -255,7 +257,8 @@ def yaml_blocks() -> list[str]:
 
 def test_train_commands_of_the_guide_parse() -> None:
     commands = [words[2:] for words in shell_commands() if words[:2] == ["semspec", "train"]]
-    options = [parsed(words) for words in commands]
+    assert [str(parsed(words).output) for words in commands if words[0] == "collect"] == ["traffic/r1"]
+    options = [parsed(words) for words in commands if words[0] != "collect"]
     assert {option.command for option in options} == {"estimate", "run", "status", "check", "calibrate"}
     assert [option.shard for option in options if option.command == "run"] == [(0, 1), (0, 2), (1, 2), (0, 1)]
     assert all((ROOT / option.config).is_file() for option in options)

@@ -273,7 +273,10 @@ def test_check_names_settings_that_the_recipe_lacks(run: Path, tmp_path: Path) -
         ({"questions": [UNSOLVED]}, "has no reasoning trace; name the field that holds it"),
         ({"samples": {"num_samples": 1}}, "samples.num_samples: Input should be greater than or equal to 2"),
         ({"sample": {}}, "sample: no such setting"),
-        ({"questions": [{"file": "a", "hub": "b"}]}, "questions.0: name exactly one of hub, file and python"),
+        (
+            {"questions": [{"file": "a", "hub": "b"}]},
+            "questions.0: name exactly one of hub, file, python and collection",
+        ),
         ({"probes": {"layers": [7, 9]}}, "layers (7, 9) of states that have layers 0 to 2"),
         ({"equivalence": {"kind": "entailment", "model": "/nowhere"}}, "/nowhere"),
     ],

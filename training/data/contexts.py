@@ -1,5 +1,6 @@
 """Stage 1: contexts, the points of a reasoning trace where next segments are sampled and judged."""
 
+import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -97,6 +98,13 @@ def given_trace(
     return pieces
 
 
+def collected_trace(collected: str, limit: int) -> tuple[list[Piece], Piece | None]:
+    """The target's prompt and at most `limit` segments of a collected answer, as they were served, and the draft's
+    prompt where it has its own; `collected`: of a `Question`."""
+    row = json.loads(collected)
+    return [_piece(piece) for piece in row["pieces"][: limit + 1]], _piece_or_none(row["draft_prompt"])
+
+
 def choose_depths(num_segments: int, config: ContextsConfig, seed: str) -> list[int]:
     """The depths (numbers of segments) at which to sample: all, or one in each of equally long ranges."""
     depths = range(num_segments + 1)
@@ -120,7 +128,7 @@ def trace_row(number: int, pieces: Sequence[Piece], depths: Sequence[int], draft
 def contexts_of(row: Row, question: Question) -> Iterator[ProbeContext]:
     """The contexts of a trace, shallow ones first."""
     pieces = [_piece(piece) for piece in row["pieces"]]
-    draft_prompt = _piece(row["draft_prompt"]) if row.get("draft_prompt") else None
+    draft_prompt = _piece_or_none(row.get("draft_prompt"))
     for depth in row["depths"]:
         yield ProbeContext(question, Context(tuple(pieces[: depth + 1])), draft_prompt)
 
@@ -133,6 +141,10 @@ def _piece_row(piece: Piece) -> Row:
         "tokenizer": piece.tokenizer,
         "writer": writer,
     }
+
+
+def _piece_or_none(row: Row | None) -> Piece | None:
+    return _piece(row) if row else None
 
 
 def _piece(row: Row) -> Piece:

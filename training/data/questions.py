@@ -10,6 +10,7 @@ from typing import Any
 from semspec.clustering.equivalence import resolve
 from semspec.errors import InvalidRequest
 from semspec.training.config import QuestionSource, Shares
+from semspec.training.data.collected import collected_rows
 from semspec.training.files import Row, json_lines
 
 NGRAM_WORDS = 8
@@ -29,6 +30,8 @@ class Question:
     split: str
     """train, validation, calibration or test."""
     trace: str | None = None
+    collected: str | None = None
+    """Prompts and segments of a collected answer, for `collected_trace`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,9 @@ def gather(
     # Test questions first, so that of two equal questions the training question is dropped.
     for index, source in sorted(enumerate(sources), key=lambda pair: pair[1].role != "test"):
         for number, row in enumerate(_rows(source)):
-            text, identifier = str(row[source.question]), str(row[source.id]) if source.id else f"{index}-{number}"
+            text, identifier = str(row[source.question]), f"{index}-{number}"
+            if source.id or source.collection:
+                identifier = str(row[source.id or "id"])
             if reason := seen.where(text):
                 dropped.append(Dropped(identifier, text, reason))
                 continue
@@ -65,8 +70,11 @@ def gather(
                     identifier,
                     text,
                     str(row[source.domain_field]) if source.domain_field else source.domain,
-                    "test" if source.role == "test" else sides(identifier),
+                    "test"
+                    if source.role == "test"
+                    else sides(row["conversation"] if source.collection else identifier),
                     str(row[source.trace]) if source.trace else None,
+                    row["collected"] if source.collection else None,
                 )
             )
     _check(questions)
@@ -74,7 +82,8 @@ def gather(
 
 
 def question_row(question: Question) -> Row:
-    return asdict(question)
+    """What the shards made of a question depend on."""
+    return {name: value for name, value in asdict(question).items() if name != "collected" or value}
 
 
 def _check(questions: Sequence[Question]) -> None:
@@ -90,7 +99,8 @@ def _check(questions: Sequence[Question]) -> None:
 
 
 def _sides(shares: Shares, with_test: bool) -> Callable[[str], str]:
-    """The split of a question, a function of its id alone, so that adding questions never changes another's split."""
+    """The split of a question, a function of its id alone (of its conversation, if it was collected), so that adding
+    questions never changes another's split."""
 
     def side(identifier: str) -> str:
         place = int.from_bytes(hashlib.sha256(identifier.encode()).digest()[:8], "little") / 2**64
@@ -145,13 +155,15 @@ def _ngrams(words: list[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _title(source: QuestionSource) -> str:
-    return str(source.hub or source.file or source.python)
+    return str(source.hub or source.file or source.python or source.collection)
 
 
 def _rows(source: QuestionSource) -> Iterator[Mapping[str, Any]]:
     wanted = [name for name in (source.question, source.id, source.trace, source.domain_field) if name]
     if source.file:
         rows: Iterable[Mapping[str, Any]] = (row for _, row in json_lines(source.file, "file"))
+    elif source.collection:
+        rows = collected_rows(source.collection)
     else:
         rows = _hub_rows(source) if source.hub else resolve(str(source.python))(**source.arguments)
     for number, row in enumerate(rows):

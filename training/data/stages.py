@@ -12,6 +12,7 @@ from semspec.training.config import PipelineConfig
 from semspec.training.data.contexts import (
     ProbeContext,
     choose_depths,
+    collected_trace,
     contexts_of,
     given_trace,
     mixed_trace,
@@ -21,7 +22,7 @@ from semspec.training.data.contexts import (
 from semspec.training.data.pair import Pair, stacked
 from semspec.training.data.questions import Question, question_row
 from semspec.training.files import Row, StageFolder, digest_of, write_rows, write_tensors
-from semspec.types import Context, SegmentEnd
+from semspec.types import Context, Piece, SegmentEnd
 
 Advance = Callable[[int], None]
 """Advances the progress bar by a number of contexts (of questions in the first stage)."""
@@ -102,18 +103,24 @@ class ContextsStage:
         self.folder.commit(number, [".parquet"], self.inputs(number), num_contexts=num_contexts)
 
     def _trace(self, index: int) -> Row:
-        config, question, target = self._config, self._questions.all[index], self._pair.target.tokenizer
-        contexts, start = config.contexts, prompts(question, config.prompt, target, self._pair.draft.tokenizer)
-        if contexts.traces == "data":
-            pieces = given_trace(question, start.target, target, config.segmentation, contexts.max_segments)
-        else:
-            share = contexts.draft_share if contexts.traces == "mixture" else 0.0
-            seed = config.samples.seed
-            pieces = mixed_trace(question, start, self._pair.writers, share, seed, contexts.max_segments)
+        question, target, contexts = self._questions.all[index], self._pair.target.tokenizer, self._config.contexts
+        pieces, draft_prompt = self._pieces(question)
         while len(pieces) > 1 and len(target.context_ids(Context(tuple(pieces)))) > contexts.max_tokens:
             pieces.pop()
-        depths = choose_depths(len(pieces) - 1, contexts, f"{config.samples.seed} {question.id}")
-        return trace_row(index, pieces, depths, start.draft)
+        depths = choose_depths(len(pieces) - 1, contexts, f"{self._config.samples.seed} {question.id}")
+        return trace_row(index, pieces, depths, draft_prompt)
+
+    def _pieces(self, question: Question) -> tuple[list[Piece], Piece | None]:
+        """The target's prompt and the segments of a trace, and the draft's prompt where it has its own."""
+        config, contexts, target = self._config, self._config.contexts, self._pair.target.tokenizer
+        if question.collected:
+            return collected_trace(question.collected, contexts.max_segments)
+        start = prompts(question, config.prompt, target, self._pair.draft.tokenizer)
+        if contexts.traces == "data":
+            return given_trace(question, start.target, target, config.segmentation, contexts.max_segments), start.draft
+        share = contexts.draft_share if contexts.traces == "mixture" else 0.0
+        writers, seed = self._pair.writers, config.samples.seed
+        return mixed_trace(question, start, writers, share, seed, contexts.max_segments), start.draft
 
     def contexts(self, number: int) -> list[ProbeContext]:
         """The contexts of a finished shard."""
