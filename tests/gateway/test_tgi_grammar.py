@@ -131,7 +131,7 @@ async def test_text_is_held_over_grpc_and_rest(tmp_path: Path, redis_url: str) -
         behind: Any = SimpleNamespace(backends=backends)
         gateway = await stack.enter_async_context(running_gateway(make_settings(redis_url=redis_url), behind))
         for seed in range(4):
-            sampling = {"seed": seed, "do_sample": True, "max_new_tokens": 90}
+            sampling: dict[str, Any] = {"seed": seed, "do_sample": True, "max_new_tokens": 90}
             held = await ask(gateway, grammar={"type": "json", "value": CLOSED}, **sampling)
             assert json.loads(held["generated_text"])["number"] in (1, 22)
             held = await ask(gateway, grammar={"type": "regex", "value": "(left|right)/[ab]{2,5}\\."}, **sampling)
