@@ -19,6 +19,10 @@ ANY_OBJECT: Json = {"type": "object"}
 MAX_REPETITIONS = 10_000
 """Maximum sum of the numbers of items and properties in a schema: its grammar grows with them."""
 
+MAX_PROPERTIES = 5000
+"""Maximum number of named properties in a schema, as in OpenAI's API: the time to compile an object grows with their
+square, and 20,000 take a minute."""
+
 _COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains")
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
@@ -90,6 +94,8 @@ def _json_rule(schema: Json, is_strict: bool, field: str) -> str:
     if (repetitions := sum(_repetitions(schema))) > MAX_REPETITIONS:
         message = f"{field}: its numbers of items and properties add up to {repetitions}"
         raise InvalidRequest(f"{message}; the limit is {MAX_REPETITIONS}", field)
+    if (properties := sum(_properties(schema))) > MAX_PROPERTIES:
+        raise InvalidRequest(f"{field}: it names {properties} properties; the limit is {MAX_PROPERTIES}", field)
     options = {**_COMPACT, "lenient": not is_strict, "coerce_one_of": not is_strict}
     rule = f"%json {json.dumps({**schema, 'x-guidance': options})}"
     _check_rule(rule, field, "no JSON is valid by it")
@@ -117,6 +123,14 @@ def _repetitions(schema: Any) -> Iterator[int]:
         yield from (schema[name] for name in _COUNTS if isinstance(schema.get(name), int))
     for value in schema.values() if isinstance(schema, Mapping) else schema if isinstance(schema, list) else ():
         yield from _repetitions(value)
+
+
+def _properties(schema: Any) -> Iterator[int]:
+    """The number of properties that each object in a schema names."""
+    if isinstance(schema, Mapping) and isinstance(named := schema.get("properties"), Mapping):
+        yield len(named)
+    for value in schema.values() if isinstance(schema, Mapping) else schema if isinstance(schema, list) else ():
+        yield from _properties(value)
 
 
 def _quoted(literal: str) -> str:

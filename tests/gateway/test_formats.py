@@ -89,6 +89,11 @@ async def test_reasoning_that_the_prompt_opens_precedes_the_format(gateway: Gate
         ),
         (schema(items=NESTED), "response_format.json_schema.schema", "deeper than 100"),
         (schema(type="array", maxItems=10**9), "response_format.json_schema.schema", "the limit is 10000"),
+        (
+            schema(items={"type": "object", "properties": {f"p{number}": {} for number in range(5001)}}),
+            "response_format.json_schema.schema",
+            "names 5001 properties; the limit is 5000",
+        ),
         ({"type": "json_schema"}, "response_format", "json_schema goes with the type"),
         ({"type": "json_object", "json_schema": {"name": "x"}}, "response_format", "json_schema goes with the type"),
         ({"type": "yaml"}, "response_format.type", "json_object"),
