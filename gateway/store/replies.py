@@ -18,7 +18,7 @@ def reading(subject: str) -> Iterator[None]:
     """Raises: Unavailable instead of the errors of decoding what Redis holds of `subject`, in the body."""
     try:
         yield
-    except (ValueError, KeyError, TypeError, StopIteration) as error:
+    except (ValueError, LookupError, TypeError, StopIteration) as error:
         _log.error("what Redis holds of %s cannot be read: %s", subject, str(error).partition("\n")[0])
         message = f"what Redis holds of {subject} cannot be read: another program or version wrote it; delete it"
         raise Unavailable(message) from error

@@ -167,8 +167,9 @@ class Store:
         reply = await self._guarded("read", call, f"generation {generation}")
         if not reply:
             return after
-        [entries] = reply.values() if isinstance(reply, dict) else [entries for _, entries in reply]
-        return str(entries[-1][0])
+        with reading(f"generation {generation}"):
+            [entries] = reply.values() if isinstance(reply, dict) else [entries for _, entries in reply]
+            return str(entries[-1][0])
 
     async def claim(self, session: str, token: str, lease_s: float) -> tuple[Message, ...]:
         """Claim a session for one generation; returns its turns so far. Raises: Conflict, Unavailable."""
@@ -240,9 +241,11 @@ class Store:
 
     async def _run(self, name: str, keys: list[str], arguments: Arguments, subject: str) -> list[str]:
         reply = await self._guarded(name, self._scripts[name](keys=keys, args=arguments), subject)
-        lines: list[str] = [reply] if isinstance(reply, str) else reply
-        if lines[0] != "ok":
-            raise _REFUSALS[lines[0]](subject)
+        with reading(subject):
+            lines: list[str] = [reply] if isinstance(reply, str) else list(reply)
+            refusal = None if lines[0] == "ok" else _REFUSALS[lines[0]](subject)
+        if refusal is not None:
+            raise refusal
         return lines
 
     async def _guarded(self, operation: str, reply: Awaitable[Any], subject: str) -> Any:
