@@ -121,7 +121,7 @@ class Gateway:
                 if not last.id or num_breaks > NUM_REATTACHMENTS:
                     self._give_up(last, error)
                 on_break(f"the connection broke ({_reason(error)}); try {num_breaks} of {NUM_REATTACHMENTS} to go on")
-            except Unavailable as error:  # such as a gateway that shuts down
+            except (Unavailable, Overloaded) as error:  # a gateway that shuts down, or has no slot to continue
                 num_breaks += 1
                 if not last.id or num_breaks > NUM_REATTACHMENTS or await self._has_failed(last.data["id"]):
                     raise

@@ -230,7 +230,7 @@ class TargetRetry:
         try:
             async with asyncio.timeout(ANSWER_S):
                 info = await self._target.info()
-        except (Unavailable, Overloaded, DeadlineExceeded, TimeoutError):
+        except (Unavailable, Overloaded, DeadlineExceeded, InvalidRequest, InternalError, TimeoutError):
             return False
         if info.fingerprint != self._fingerprint:
             raise Conflict("the target that came back serves another model; start a new generation", "id")

@@ -101,10 +101,29 @@ async def test_broken_stream_without_numbers_is_not_told_twice() -> None:
     assert breaks == []
 
 
-def let_go(first: int, last: int, message: str) -> httpx.Response:
+def let_go(first: int, last: int, message: str, code: str = "service_unavailable") -> httpx.Response:
     """A stream that ends with an error."""
-    error = {"message": message, "type": "server_error", "param": None, "code": "service_unavailable"}
+    error = {"message": message, "type": "server_error", "param": None, "code": code}
     return httpx.Response(200, text=events(first, last) + f"id: {last + 1}\ndata: {json.dumps({'error': error})}\n\n")
+
+
+async def test_stream_that_waits_for_a_slot_of_another_gateway_goes_on() -> None:
+    num_asked = 0
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        nonlocal num_asked
+        num_asked += 1
+        if request.url.path == "/v1/generations/chatcmpl-1":
+            return httpx.Response(200, json={"status": "interrupted"})
+        if request.method == "POST":
+            return httpx.Response(200, stream=Broken(events(1, 2)))
+        if num_asked == 2:
+            return let_go(3, 2, "32 of 32 generations are running", "overloaded")
+        return httpx.Response(200, text=events(3, 4) + "data: [DONE]\n\n")
+
+    breaks: list[str] = []
+    assert await chunks(respond, breaks) == [1, 2, 3, 4]
+    assert len(breaks) == 2
 
 
 async def test_error_of_a_failed_generation_is_raised_at_once() -> None:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from semspec.decoding import STRATEGIES
-from semspec.errors import Overloaded, SemspecError, Unavailable
+from semspec.errors import InternalError, Overloaded, SemspecError, Unavailable
 from semspec.types import Writer
 from tests.gateway.fakes import FakeModel, Fakes, FakeVerifier
 from tests.gateway.support import GENEROUS_S, Gateway, GatewayFactory, eventually
@@ -71,6 +71,21 @@ async def test_overloaded_target_is_waited_for_as_well(start_gateway: GatewayFac
     fakes = Fakes(FakeModel(Writer.DRAFT), Forgetful(2, Overloaded), FakeVerifier())
     disturbed = await (await start_gateway(fakes, target_patience_s=60)).chat(stream=True)
     undisturbed = await (await start_gateway()).chat(stream=True)  # a handshake of the first may have failed
+    assert text(disturbed) == text(undisturbed) != ""
+
+
+async def test_target_whose_handshake_makes_no_sense_is_waited_for_as_well(start_gateway: GatewayFactory) -> None:
+    class Confused(Forgetful):
+        def _answer(self) -> None:
+            try:
+                super()._answer()
+            except Unavailable:  # the call that fails, and every handshake before the target is back
+                first = self._num_calls == self._num_answers
+                raise Unavailable("not now") if first else InternalError("malformed answer") from None
+
+    fakes = Fakes(FakeModel(Writer.DRAFT), Confused(2), FakeVerifier())
+    disturbed = await (await start_gateway(fakes, target_patience_s=60)).chat(stream=True)
+    undisturbed = await (await start_gateway()).chat(stream=True)
     assert text(disturbed) == text(undisturbed) != ""
 
 
