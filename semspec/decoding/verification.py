@@ -4,13 +4,14 @@ tokens are proposed -> the target verifies them in one forward pass, exactly or 
 the first rejection and adds one recovered or bonus token; a segment is recorded once it is complete.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from semspec.decoding.protocols import Target
 from semspec.decoding.steps import Progress, Stopwatch, of_drafted, total, waited
-from semspec.types import Gate, Proposal, Segment, SegmentRecord, StageTimes, VerifiedTokens
+from semspec.errors import InternalError
+from semspec.types import Gate, GenerationParams, Proposal, Segment, SegmentRecord, StageTimes, VerifiedTokens
 
 NOTHING = Proposal((), (), "", 0.0)
 
@@ -46,13 +47,26 @@ async def rounds(
         params = replace(
             progress.params("target", max_segments), gate=gate and replace(gate, recent=verified.mismatches)
         )
-        verified = await of_drafted(target.verify(progress.context, verified.open_ids, proposal, params))
+        verified = await _verified(target, progress, verified.open_ids, proposal, params)
         tally = tally.verified(verified, clock.lap_ms())
         for segment in verified.segments:
             yield tally.record(len(progress.segments), segment)
             progress, tally = progress.after(segment), Tally()
         if max_segments and verified.segments:
             return
+
+
+async def _verified(
+    target: Target, progress: Progress, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
+) -> VerifiedTokens:
+    """One verification after `open_ids`. Raises: BackendUnavailable, what the target raises, and InternalError when it
+    adds no token or leaves more open than fit the budget, either of which would repeat without an end."""
+    verified = await of_drafted(target.verify(progress.context, open_ids, proposal, params))
+    num_open = len(verified.open_ids)
+    num_written = num_open + sum(len(segment.token_ids) for segment in verified.segments)
+    if num_written <= len(open_ids) or num_open >= progress.tokens_left:
+        raise InternalError(f"the target verified {num_written} tokens after {len(open_ids)} and left {num_open} open")
+    return verified
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
         metadata = _metadata(handler_call_details)
         identifier = metadata.get(REQUEST_ID, "")[:MAX_REQUEST_ID_LENGTH]
         origin = _Origin(handler_call_details.method, identifier, _propagator.extract(metadata))
-        codecs = _decoding(handler.request_deserializer), handler.response_serializer
+        codecs = decoding(handler.request_deserializer), handler.response_serializer
         if handler.response_streaming:
             streaming = cast(Streaming[Any, Any], handler.unary_stream)
             return grpc.unary_stream_rpc_method_handler(_guarded_stream(streaming, origin), *codecs)
@@ -138,24 +138,34 @@ class ErrorInterceptor(aio.ServerInterceptor):
 
 
 @dataclass(frozen=True, slots=True)
-class _Undecodable:
-    """Stands for a request whose bytes are no message of its type; gRPC itself would log a traceback for each."""
+class Undecodable:
+    """Stands for a message whose bytes are none of its type. gRPC itself logs a traceback for each, and has a client
+    continue with None."""
 
     reason: str
 
 
-def _decoding(decode: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+def decoding(decode: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """A deserializer that returns `Undecodable` instead of raising."""
+
     def decoded(data: bytes) -> Any:
         try:
             return decode(data) if decode else data
         except Exception as error:
-            return _Undecodable(" ".join(str(error).split()))
+            return Undecodable(" ".join(str(error).split()))
 
     return decoded
 
 
+def decoded_response(response: R) -> R:
+    """The response. Raises: InternalError when its bytes are no message of the method."""
+    if isinstance(response, Undecodable):
+        raise InternalError(f"malformed answer: the bytes are no message of this method: {response.reason}")
+    return response
+
+
 def _check_decoded(request: object) -> None:
-    if isinstance(request, _Undecodable):
+    if isinstance(request, Undecodable):
         raise InvalidRequest(f"the bytes are no message of this method: {request.reason}")
 
 

@@ -3,9 +3,11 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 from grpc import aio
 
+from semspec.rpc.calls import decoding
 from semspec.rpc.tls import Certificates, channel_credentials
 
 _IDEMPOTENT_CALLS = {
@@ -43,12 +45,32 @@ DEFAULT_OPTIONS = ClientOptions()
 
 
 def open_channel(address: str, options: ClientOptions) -> aio.Channel:
-    """A channel to `address`. It connects at the first call."""
+    """A channel to `address`. It connects at the first call. Its calls may return `Undecodable`: `decoded_response`."""
     if options.certificates is None:
-        return aio.insecure_channel(address, _channel_options(options))
+        return cast(aio.Channel, _Decoding(aio.insecure_channel(address, _channel_options(options))))
     override = (("grpc.ssl_target_name_override", options.server_name),) if options.server_name else ()
     credentials = channel_credentials(options.certificates)
-    return aio.secure_channel(address, credentials, (*_channel_options(options), *override))
+    channel = aio.secure_channel(address, credentials, (*_channel_options(options), *override))
+    return cast(aio.Channel, _Decoding(channel))
+
+
+class _Decoding:
+    """A channel whose calls return `Undecodable` for an answer that is no message."""
+
+    def __init__(self, channel: aio.Channel) -> None:
+        self._channel: Any = channel
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+    def unary_unary(self, *path: Any, response_deserializer: Any = None, **options: Any) -> Any:
+        return self._channel.unary_unary(*path, response_deserializer=decoding(response_deserializer), **options)
+
+    def unary_stream(self, *path: Any, response_deserializer: Any = None, **options: Any) -> Any:
+        return self._channel.unary_stream(*path, response_deserializer=decoding(response_deserializer), **options)
+
+    def stream_unary(self, *path: Any, response_deserializer: Any = None, **options: Any) -> Any:
+        return self._channel.stream_unary(*path, response_deserializer=decoding(response_deserializer), **options)
 
 
 def _channel_options(options: ClientOptions) -> Sequence[tuple[str, int | str]]:

@@ -23,7 +23,7 @@ from semspec.errors import (
     Unavailable,
     from_grpc_status,
 )
-from semspec.rpc.calls import AUTHORIZATION, PARAMETER, call_metadata, client_span
+from semspec.rpc.calls import AUTHORIZATION, PARAMETER, call_metadata, client_span, decoded_response
 from semspec.rpc.channel import DEFAULT_OPTIONS, ClientOptions, open_channel
 from semspec.rpc.codec import generation, handshake, scoring
 from semspec.types import (
@@ -78,7 +78,8 @@ class _Remote:
 
     async def _call(self, method: aio.UnaryUnaryMultiCallable[Q, R], request: Q) -> R:
         with client_span(method, request) as opened, _rpc_errors():
-            return await method(request, timeout=self._options.call_timeout_s, metadata=self._metadata(opened))
+            response = await method(request, timeout=self._options.call_timeout_s, metadata=self._metadata(opened))
+            return decoded_response(response)
 
 
 class RemoteDrafter(_Remote):
@@ -115,6 +116,7 @@ class RemoteDrafter(_Remote):
             reply = await self._call(self._stub.WriteAll, request)
             with _checked_response():
                 segments = [generation.written_from_wire(segment) for segment in reply.segments]
+            _check_size(params, len(segments), sum(len(one.segment.token_ids) for one in segments))
             for segment in segments:
                 yield segment
             return
@@ -122,10 +124,12 @@ class RemoteDrafter(_Remote):
             with _rpc_errors():
                 call = self._stub.Write(request, metadata=self._metadata(opened))
             try:
-                responses = aiter(call)
+                responses, num_segments, num_tokens = aiter(call), 0, 0
                 while (response := await self._next(responses)) is not None:
                     with _checked_response():
                         generated = generation.written_from_wire(response)
+                    num_segments, num_tokens = num_segments + 1, num_tokens + len(generated.segment.token_ids)
+                    _check_size(params, num_segments, num_tokens)
                     yield generated
             finally:
                 call.cancel()
@@ -150,7 +154,8 @@ class RemoteDrafter(_Remote):
         try:
             async with asyncio.timeout(timeout_s):
                 with _rpc_errors():
-                    return await anext(responses, None)
+                    response = await anext(responses, None)
+                    return None if response is None else decoded_response(response)
         except TimeoutError:
             raise DeadlineExceeded(f"no segment within {timeout_s:g} s") from None
 
@@ -242,7 +247,7 @@ class RemoteVerifier(_Remote):
             call = self._stub.Projection(request, timeout=self._options.call_timeout_s, metadata=self._metadata(opened))
             try:
                 async for part in call:
-                    yield part
+                    yield decoded_response(part)
             finally:
                 call.cancel()
 
@@ -298,6 +303,14 @@ def _checked_response() -> Iterator[None]:
         yield
     except InvalidRequest as error:
         raise InternalError(f"malformed answer: {error.message}") from error
+
+
+def _check_size(params: GenerationParams, num_segments: int, num_tokens: int) -> None:
+    """Raises: InternalError when a service has written more than it was asked for."""
+    if 0 < params.max_segments < num_segments:
+        raise InternalError(f"malformed answer: {num_segments} segments, {params.max_segments} were asked for")
+    if num_tokens > params.max_tokens:
+        raise InternalError(f"malformed answer: {num_tokens} tokens, at most {params.max_tokens} were asked for")
 
 
 def _one_each(items: list[R], segments: Sequence[object]) -> list[R]:

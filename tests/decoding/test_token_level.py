@@ -1,13 +1,25 @@
 """Speculative sampling on fakes: the rounds, not the rule, which is the engine's."""
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from semspec.decoding import decode
-from semspec.errors import Unavailable
+from semspec.errors import InternalError, Unavailable
 from semspec.types import Context, Finished, FinishReason, GenerationParams, Proposal, VerifiedTokens, Writer
-from tests.decoding.support import Players, generation, players, records, resumed, run, segments, texts
+from tests.decoding.support import (
+    ConstantVerifier,
+    Players,
+    generation,
+    players,
+    records,
+    resumed,
+    run,
+    segments,
+    texts,
+)
 from tests.fakes import TOKENIZER, FakeModel
 
 
@@ -106,6 +118,21 @@ async def test_a_drafter_that_proposes_nothing_is_lost() -> None:
     events = await run(await generation(strategy="token-level"), fakes)
     assert {r.fallback for r in records(events)} == {"the draft proposed nothing"}
     assert segments(events) == segments(await run(await generation(strategy="target"), players()))
+
+
+@pytest.mark.parametrize("strategy", ["token-level", "semantic+token-level", "retrieval"])
+@pytest.mark.parametrize("num_open", [0, 2, 10_000])
+async def test_target_that_verifies_without_an_end_is_broken(strategy: str, num_open: int) -> None:
+    class Stuck(FakeModel):
+        async def verify(
+            self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
+        ) -> VerifiedTokens:
+            return VerifiedTokens((), (ord("x"),) * num_open, 0, 1.0)
+
+    fakes = replace(players(ConstantVerifier(1.0, 0.0)), target=Stuck(Writer.TARGET))
+    async with asyncio.timeout(60):
+        with pytest.raises(InternalError, match="the target verified"):
+            await run(await generation(strategy=strategy), fakes)
 
 
 async def test_resumed_generation_goes_on_where_the_kept_segments_end() -> None:

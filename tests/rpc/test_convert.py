@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -14,6 +14,7 @@ from semspec.errors import InvalidRequest, Mismatch
 from semspec.rpc.codec import common, generation, handshake, scoring
 from semspec.types import (
     SURPRISAL_FEATURES,
+    ChoiceScores,
     Context,
     Conversation,
     GeneratedSegment,
@@ -35,11 +36,12 @@ from semspec.types import (
     Token,
     TokenIds,
     TokenLogprob,
+    VerifiedTokens,
     VerifierInfo,
     Writer,
 )
 from semspec.v1 import target_pb2, types_pb2, verifier_pb2
-from tests.rpc.fakes import CONTEXT, LOGPROBS, ORDER, SEGMENT, STATES, SURPRISAL
+from tests.rpc.fakes import CONTEXT, LOGPROBS, ORDER, PROPOSAL, SEGMENT, STATES, SURPRISAL
 
 POINTS = (
     OperatingPoint(0.0, 1.0, 1.0, 1.0, 3.1),
@@ -82,6 +84,7 @@ states = st.tuples(st.integers(1, 4), st.integers(1, 8)).flatmap(
         States, st.binary(min_size=4 * math.prod(shape), max_size=4 * math.prod(shape)), st.just(shape), text
     )
 )
+durations = st.floats(0, width=32, allow_infinity=False)
 surprisals = st.tuples(*[single] * len(SURPRISAL_FEATURES))
 probabilities = st.floats(0, 1)
 log_probabilities = st.floats(-1e300, 0)
@@ -95,7 +98,9 @@ def test_write_request_survives_the_wire(context: Context, params: GenerationPar
     assert generation.write_request_from_wire(types_pb2.WriteRequest.FromString(sent)) == (context, params)
 
 
-generated = st.builds(GeneratedSegment, segments.filter(lambda segment: segment.token_ids), st.none() | states, single)
+generated = st.builds(
+    GeneratedSegment, segments.filter(lambda segment: segment.token_ids), st.none() | states, durations
+)
 
 
 @given(generated, st.data())
@@ -325,6 +330,43 @@ def test_encode_request_is_refused_by_field(message: types_pb2.EncodeRequest, fi
     with pytest.raises(InvalidRequest) as refusal:
         generation.encode_request_from_wire(message)
     assert refusal.value.parameter == field
+
+
+@pytest.mark.parametrize("writer", [types_pb2.WRITER_DRAFT, types_pb2.WRITER_TARGET])
+def test_encoded_prompt_that_a_model_wrote_is_refused(writer: "types_pb2.Writer.ValueType") -> None:
+    message = generation.encode_response_to_wire(CONTEXT.pieces[0])
+    message.prompt.writer, message.prompt.end = writer, types_pb2.SEGMENT_END_BOUNDARY
+    with pytest.raises(InvalidRequest) as refusal:
+        generation.encode_response_from_wire(message)
+    assert refusal.value.parameter == "prompt.writer"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.001])
+@pytest.mark.parametrize(
+    ("message", "decode"),
+    [
+        (generation.written_to_wire(GeneratedSegment(SEGMENT, None, 1.0)), generation.written_from_wire),
+        (generation.proposal_to_wire(PROPOSAL), generation.proposal_from_wire),
+        (scoring.read_response_to_wire([READING]), scoring.read_response_from_wire),
+        (
+            scoring.verify_response_to_wire(VerifiedTokens((SEGMENT,), (), 0, 1.0)),
+            lambda message: scoring.verify_response_from_wire(message, 0),
+        ),
+        (
+            scoring.ask_response_to_wire(ChoiceScores((1.0,), "yes", 1.0)),
+            lambda message: scoring.ask_response_from_wire(message, 1),
+        ),
+    ],
+    ids=["written", "proposal", "readings", "verified", "choices"],
+)
+def test_duration_that_cannot_be_is_refused(message: Any, decode: Callable[[Any], object], value: float) -> None:
+    decode(message)
+    odd = type(message)()
+    odd.CopyFrom(message)
+    odd.duration_ms = value
+    with pytest.raises(InvalidRequest) as refusal:
+        decode(odd)
+    assert refusal.value.parameter == "duration_ms"
 
 
 @pytest.mark.parametrize("value", [math.nan, -0.001, 1.001])

@@ -81,7 +81,7 @@ async def test_busy_replica_gives_calls_of_its_sessions_away() -> None:
     assert engines[0].num_read >= engines[1].num_read >= 2
 
 
-@pytest.mark.parametrize("error", [Unavailable("away"), Overloaded("too much")])
+@pytest.mark.parametrize("error", [Unavailable("away"), Overloaded("too much"), InternalError("broken")])
 async def test_call_goes_elsewhere_after(error: SemspecError) -> None:
     failing, sound = Counting(error), Counting()
     async with targets(failing, sound) as (target, servers):
@@ -104,7 +104,7 @@ async def test_overloaded_replica_is_spared_for_a_while() -> None:
                 await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize("error", [InvalidRequest("no"), InternalError("broken"), DeadlineExceeded("late")])
+@pytest.mark.parametrize("error", [InvalidRequest("no"), DeadlineExceeded("late")])
 async def test_nobody_else_is_asked_after(error: SemspecError) -> None:
     failing, other = Counting(error), Counting()
     async with targets(failing, other) as (target, servers):

@@ -65,6 +65,20 @@ async def test_stream_may_break_as_often_as_there_is_progress() -> None:
     assert num_calls == len(whole)
 
 
+async def test_malformed_stream_goes_on_elsewhere_with_the_same_text() -> None:
+    class Malformed(FakeModel):
+        async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+            async with aclosing(super().generate(context, params)) as stream:
+                yield await anext(stream)
+                generated = await anext(stream)
+            yield replace(generated, segment=replace(generated.segment, token_ids=()))
+
+    whole = await collected(FakeModel(Writer.TARGET).generate(PROMPT, NOVEL))
+    async with targets(Malformed(Writer.TARGET), FakeModel(Writer.TARGET)) as (target, (first, second)):
+        params = replace(NOVEL, session=session_at(first, second))
+        assert await collected(target.generate(PROMPT, params)) == whole
+
+
 async def test_stream_that_nobody_goes_on_with_ends_with_the_error() -> None:
     async with targets(FakeModel(Writer.TARGET, delay_s=0.02)) as (target, (server,)):
         received = list[Segment]()

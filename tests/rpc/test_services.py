@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import pytest
@@ -30,6 +31,7 @@ from semspec.errors import (
 from semspec.observability import request_id
 from semspec.rpc.channel import ClientOptions
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
+from semspec.rpc.pool import PooledTarget, PoolOptions
 from semspec.rpc.servicers import draft_service, target_service, verifier_service
 from semspec.settings import ServiceSettings
 from semspec.types import (
@@ -361,6 +363,79 @@ async def test_segment_without_tokens_is_the_services_defect() -> None:
         for params in (ORDER, STREAMED):
             with pytest.raises(InternalError, match=r"malformed answer: segment\.token_ids"):
                 await collected(drafter.generate(CONTEXT, params))
+
+
+@pytest.mark.parametrize(
+    ("params", "num_segments", "num_tokens"),
+    [(ORDER, 1, ORDER.max_tokens + 1), (STREAMED, 1, ORDER.max_tokens + 1), (STREAMED, 10, 2)],
+)
+async def test_more_than_was_asked_for_is_the_services_defect(
+    params: GenerationParams, num_segments: int, num_tokens: int
+) -> None:
+    class Talkative(FakeEngine):
+        async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+            for _ in range(num_segments):
+                yield GeneratedSegment(replace(SEGMENT, token_ids=(1,) * num_tokens), None, 0.0)
+
+    async with drafting(Talkative()) as drafter:
+        with pytest.raises(InternalError, match=r"malformed answer: .* were asked for"):
+            await collected(drafter.generate(CONTEXT, params))
+
+
+class Scrambled(grpc.GenericRpcHandler):
+    """Answers every call with bytes that are no message."""
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        async def one(request: bytes, context: Any) -> bytes:
+            return b"\x0a\xff"
+
+        async def stream(request: bytes, context: Any) -> AsyncGenerator[bytes, None]:
+            yield b"\x0a\xff"
+
+        if handler_call_details.method.endswith(("/Write", "/Projection")):
+            return grpc.unary_stream_rpc_method_handler(stream)
+        return grpc.unary_unary_rpc_method_handler(one)
+
+
+async def test_answer_that_is_no_message_is_the_services_defect(caplog: pytest.LogCaptureFixture) -> None:
+    server = aio.server()
+    server.add_generic_rpc_handlers((Scrambled(),))
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    target, verifier = RemoteTarget(address, DEFAULTS), RemoteVerifier(address, DEFAULTS)
+    for call in (
+        target.info(),
+        target.encode("x"),
+        target.score(CONTEXT, [SEGMENT]),
+        collected(target.generate(CONTEXT, STREAMED)),
+        verifier.judge([STATES], [SegmentScore(STATES, SURPRISAL, 1, 0.0)]),
+        anext(verifier.projection("digest")),
+    ):
+        with pytest.raises(InternalError, match="malformed answer: the bytes are no message"):
+            await call
+    pool = PooledTarget(address, PoolOptions(health_interval_s=0.01))
+    with pytest.raises(InternalError, match="malformed answer"):
+        await pool.info()
+    await pool.aclose()
+    await asyncio.gather(target.aclose(), verifier.aclose(), server.stop(0))
+    assert not [record for record in caplog.records if record.exc_info or record.levelname == "ERROR"]
+
+
+async def test_replica_whose_health_checks_made_no_sense_is_found_again() -> None:
+    scrambled = aio.server()
+    scrambled.add_generic_rpc_handlers((Scrambled(),))
+    port = scrambled.add_insecure_port("127.0.0.1:0")
+    await scrambled.start()
+    pool = PooledTarget(f"127.0.0.1:{port}", PoolOptions(health_interval_s=0.01))
+    with pytest.raises(InternalError):
+        await pool.info()
+    await scrambled.stop(0)
+    async with serving(target_service(FakeEngine), settings(port=port)):
+        async with asyncio.timeout(60):
+            while pool.num_replicas == 0:
+                await asyncio.sleep(0.01)
+        assert (await pool.info()).model == "fake"
+        await pool.aclose()
 
 
 async def test_absent_service_is_unavailable() -> None:

@@ -38,6 +38,13 @@ def probability(value: float, field: str) -> float:
     return value
 
 
+def duration(value_ms: float, field: str) -> float:
+    """Return `value_ms`. Raises: InvalidRequest when it is negative or not finite: JSON has no such numbers."""
+    if not 0 <= value_ms < math.inf:
+        raise invalid(field, f"must be finite and at least 0, not {value_ms}")
+    return value_ms
+
+
 def invalid(field: str, complaint: str) -> InvalidRequest:
     """An error that names the invalid field."""
     return InvalidRequest(f"{field}: {complaint}", field)

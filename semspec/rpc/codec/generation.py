@@ -11,6 +11,7 @@ from semspec.rpc.codec.common import (
     check_filled,
     check_positive,
     context_from_wire,
+    duration,
     invalid,
     known,
     piece_from_wire,
@@ -34,6 +35,7 @@ from semspec.types import (
     RetrievalSource,
     Role,
     SamplingParams,
+    Segment,
     Token,
     TokenIds,
     TokenLogprob,
@@ -89,7 +91,10 @@ def encode_response_to_wire(prompt: Piece) -> types_pb2.EncodeResponse:
 
 def encode_response_from_wire(message: types_pb2.EncodeResponse) -> Piece:
     """The tokenized prompt."""
-    return piece_from_wire(message.prompt, "prompt")
+    piece = piece_from_wire(message.prompt, "prompt")
+    if isinstance(piece, Segment):
+        raise invalid("prompt.writer", f"must be the user, not the {piece.writer}")
+    return piece
 
 
 def tokenize_request_to_wire(text: str) -> target_pb2.TokenizeRequest:
@@ -269,7 +274,8 @@ def written_from_wire(message: types_pb2.WriteResponse) -> GeneratedSegment:
     check_filled(message.segment.token_ids, "segment.token_ids")
     states = states_from_wire(message.states, "states") if message.HasField("states") else None
     segment = segment_from_wire(message.segment, "segment")
-    return GeneratedSegment(segment, states, message.duration_ms, logprobs_from_wire(message))
+    duration_ms = duration(message.duration_ms, "duration_ms")
+    return GeneratedSegment(segment, states, duration_ms, logprobs_from_wire(message))
 
 
 _ENTRY_BYTES = 4
@@ -348,8 +354,8 @@ def proposal_from_wire(message: types_pb2.Proposal, field: str = "") -> Proposal
     for index, parent in enumerate(parents):
         if not -1 <= parent < index:
             raise invalid(f"{path}parents[{index}]", f"must be at least -1 and less than {index}, not {parent}")
-    token_ids = tuple(message.token_ids)
-    return Proposal(token_ids, distributions, message.tokenizer, message.duration_ms, state_layer, parents)
+    token_ids, duration_ms = tuple(message.token_ids), duration(message.duration_ms, f"{path}duration_ms")
+    return Proposal(token_ids, distributions, message.tokenizer, duration_ms, state_layer, parents)
 
 
 def _distribution_from_wire(message: types_pb2.Distribution, field: str) -> Distribution:

@@ -12,6 +12,7 @@ from semspec.rpc.codec.common import (
     check_filled,
     check_positive,
     context_from_wire,
+    duration,
     invalid,
     known,
     piece_from_wire,
@@ -95,9 +96,8 @@ def read_response_to_wire(scores: Sequence[SegmentScore]) -> target_pb2.ReadResp
 
 def read_response_from_wire(message: target_pb2.ReadResponse) -> list[SegmentScore]:
     """The scores from one forward pass."""
-    return [
-        reading_from_wire(reading, f"readings[{i}]", message.duration_ms) for i, reading in enumerate(message.readings)
-    ]
+    duration_ms = duration(message.duration_ms, "duration_ms")
+    return [reading_from_wire(reading, f"readings[{i}]", duration_ms) for i, reading in enumerate(message.readings)]
 
 
 def verify_request_to_wire(
@@ -169,7 +169,7 @@ def verify_response_from_wire(message: target_pb2.VerifyResponse, num_proposed: 
         segments,
         open_ids,
         message.num_accepted,
-        message.duration_ms,
+        duration(message.duration_ms, "duration_ms"),
         open_piece,
         message.state,
         tuple(message.mismatches),
@@ -208,7 +208,8 @@ def ask_response_from_wire(message: target_pb2.AskResponse, num_options: int) ->
         raise invalid("probabilities", f"{len(message.probabilities)}, but {num_options} options")
     for i, value in enumerate(message.probabilities):
         probability(value, f"probabilities[{i}]")
-    return ChoiceScores(tuple(message.probabilities), message.likeliest, message.duration_ms)
+    duration_ms = duration(message.duration_ms, "duration_ms")
+    return ChoiceScores(tuple(message.probabilities), message.likeliest, duration_ms)
 
 
 def judge_request_to_wire(

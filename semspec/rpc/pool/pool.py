@@ -15,7 +15,7 @@ from math import ceil
 from statistics import fmean
 from typing import Generic, Protocol, TypeVar
 
-from semspec.errors import Overloaded, SemspecError, Unavailable
+from semspec.errors import InternalError, Overloaded, SemspecError, Unavailable
 from semspec.rpc.pool.replica import Client, Health, PoolOptions, Replica, ServiceSpec
 from semspec.rpc.pool.resolver import Lookup, Resolver, look_up
 
@@ -80,8 +80,9 @@ def weight(session: str, address: str) -> int:
 C = TypeVar("C", bound=Client)
 R = TypeVar("R")
 
-ELSEWHERE = (Unavailable, Overloaded)
-"""Errors after which the call is retried on another replica."""
+ELSEWHERE = (Unavailable, Overloaded, InternalError)
+"""Errors after which the call is retried on another replica: it is away, has no room, or is broken, which includes an
+answer that makes no sense."""
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from typing import Generic, Protocol, TypeVar
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from semspec.errors import Overloaded, SemspecError, Unavailable
+from semspec.errors import InternalError, Overloaded, SemspecError, Unavailable
+from semspec.rpc.calls import decoded_response
 from semspec.rpc.channel import ClientOptions
 
 
@@ -131,6 +132,8 @@ class Replica(Generic[C]):
 
     def failed(self, error: SemspecError) -> None:
         """Record the error of a call: prefer other replicas until the next health check."""
+        if isinstance(error, InternalError):
+            _log.warning("%s at %s is broken: %s", self._spec.service, self.address, error.message)
         if isinstance(error, Overloaded):
             self._overloaded_until = asyncio.get_running_loop().time() + OVERLOAD_S
         elif self.health is Health.SERVING:
@@ -159,9 +162,9 @@ class Replica(Generic[C]):
         for _ in range(NUM_CHECKS):
             try:
                 async with asyncio.timeout(self._options.health_timeout_s / NUM_CHECKS):
-                    response = await stub.Check(health_pb2.HealthCheckRequest(service=self._spec.service))
-                    if response.status != SERVING:
-                        process = await stub.Check(health_pb2.HealthCheckRequest(service=""))
+                    request = health_pb2.HealthCheckRequest(service=self._spec.service)
+                    if decoded_response(await stub.Check(request)).status != SERVING:
+                        process = decoded_response(await stub.Check(health_pb2.HealthCheckRequest(service="")))
                         return Health.NOT_SERVING if process.status == SERVING else Health.HUNG, None
                     return Health.SERVING, await self._spec.identify(self.client)
             except (aio.AioRpcError, aio.UsageError, SemspecError):
