@@ -1,24 +1,24 @@
 """Attacks from outside, drawn from a seed: `python -m tests.attacks --seed N`, also as `make attack SEED=N`.
 
 Ends with 1 if a promise was broken. `--only FAMILY --case K` tries one case again. A part is written nowhere unless
-`--output` says where.
+`--output` says where. Each result is written as soon as it is known; `--resume` goes on behind those of an earlier run.
 """
 
 import argparse
 import asyncio
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 
-from tests.attacks import faults, files, keys, liars, markup, odd_http, training, wire
+from tests.attacks import faults, files, keys, liars, markup, odd_http, stored, training, wire
 from tests.attacks.case import Family, Result, Verdict, tried
 from tests.attacks.ground import Ground
-from tests.attacks.report import line, write
+from tests.attacks.report import line, read, write
 
 FAMILIES: tuple[Family, ...] = (
-    odd_http.FAMILY, keys.FAMILY, markup.FAMILY, wire.FAMILY, liars.FAMILY, files.FAMILY, training.FAMILY,
-    faults.KILLS, faults.REDIS, faults.SHUTDOWN,
+    odd_http.FAMILY, keys.FAMILY, markup.FAMILY, wire.FAMILY, liars.FAMILY, files.FAMILY, stored.FAMILY,
+    training.FAMILY, faults.KILLS, faults.REDIS, faults.STREAMS, faults.SHUTDOWN,
 )  # fmt: skip
 RESULTS = Path("bench/results/attacks")
 
@@ -31,31 +31,47 @@ def main() -> int:
     parser.add_argument("--case", type=int, help="only the case of this number")
     parser.add_argument("--share", type=float, default=1.0, help="share of each family's cases")
     parser.add_argument("--output", type=Path, help="folder for README.md and cases.jsonl")
+    parser.add_argument("--resume", action="store_true", help="keep the results that the folder has of this seed")
     options = parser.parse_args()
     families = [family for family in FAMILIES if any(word in family.name for word in options.only.split(","))]
-    begin = monotonic()
-    results = asyncio.run(_run(families, options.seed, options.share, options.case))
     is_part = options.only or options.case is not None or options.share < 1
-    if (folder := options.output or (None if is_part else RESULTS)) is not None:
-        part = f"A part: {' '.join(sys.argv[1:])}." if is_part else ""
-        write(folder, [options.seed], results, monotonic() - begin, part)
-    return 0 if results and all(result.verdict is Verdict.KEPT for result in results) else 1
+    folder = options.output or (None if is_part else RESULTS)
+    record = Record(folder, read(folder, options.seed) if folder and options.resume else [])
+    asyncio.run(_run(families, options.seed, options.share, options.case, record))
+    return 0 if record.results and all(result.verdict is Verdict.KEPT for result in record.results) else 1
 
 
-async def _run(families: list[Family], seed: int, share: float, case: int | None) -> list[Result]:
-    results = []
+@dataclass(slots=True)
+class Record:
+    """The results so far, also in a folder if there is one."""
+
+    folder: Path | None
+    results: list[Result]
+
+    def add(self, result: Result) -> None:
+        self.results.append(result)
+        order = [family.name for family in FAMILIES]
+        self.results.sort(key=lambda one: (order.index(one.family), one.number))
+        if self.folder is not None:
+            write(self.folder, self.results)
+        if result.verdict is not Verdict.KEPT:
+            _say(f"{line(result)}\n")
+
+    def has(self, family: str, number: int) -> bool:
+        return any((result.family, result.number) == (family, number) for result in self.results)
+
+
+async def _run(families: list[Family], seed: int, share: float, case: int | None, record: Record) -> None:
     with tempfile.TemporaryDirectory(prefix="attacks-") as folder:
         async with Ground(Path(folder)) as ground:
             for family in families:
                 numbers = range(max(1, round(family.num_cases * share))) if case is None else [case]
-                begin = monotonic()
+                if not (left := [number for number in numbers if not record.has(family.name, number)]):
+                    continue
                 async with family.opened(ground) as draw:
-                    for number in numbers:
-                        results.append(await tried(family.name, seed, number, draw))
-                        if results[-1].verdict is not Verdict.KEPT:
-                            _say(f"{line(results[-1])}\n")
-                _say(f"{family.name}: {len(numbers)} cases, {monotonic() - begin:.0f} s\n")
-    return results
+                    for number in left:
+                        record.add(await tried(family.name, seed, number, draw))
+                _say(f"{family.name}: {len(left)} cases\n")
 
 
 def _say(words: str) -> None:

@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from random import Random
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tests.attacks.ground import Ground
 
-BOUND_S = 1800.0
+BOUND_S = 3600.0
 """Timeout of a case, after which its answer counts as lost."""
 
 
@@ -68,12 +69,14 @@ class Result:
     what: str
     verdict: Verdict
     why: str = ""
+    seed: int = 1
+    duration_s: float = 0.0
 
 
 async def tried(family: str, seed: int, number: int, draw: Draw) -> Result:
     """Draw the case with this number, and run it."""
     case = draw(Random(f"{seed}/{family}/{number}"))
-    verdict, why = Verdict.KEPT, ""
+    verdict, why, begin = Verdict.KEPT, "", monotonic()
     try:
         async with asyncio.timeout(BOUND_S):
             await case.run()
@@ -83,7 +86,7 @@ async def tried(family: str, seed: int, number: int, draw: Draw) -> Result:
         verdict, why = Verdict.LOST, f"no end within {BOUND_S:g} s"
     except Exception as error:
         verdict, why = Verdict.MEDIUM, f"{type(error).__name__}: {error}"
-    return Result(family, number, case.kind, case.what, verdict, why)
+    return Result(family, number, case.kind, case.what, verdict, why, seed, round(monotonic() - begin, 1))
 
 
 def edited(data: bytes, chance: Random) -> bytes:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from random import Random
@@ -14,23 +14,27 @@ import httpx
 from semspec.client import read_events
 from tests.attacks.case import Broken, Case, Draw, Family, Verdict
 from tests.attacks.ground import Ground
+from tests.chaos.asking import streamed
 from tests.chaos.faults import TABLE, Fault
 from tests.chaos.processes import Process
 from tests.chaos.site import ALONE, Site
 from tests.chaos.trial import SEEDS, Bench, Trial
 from tests.stack.support import GENEROUS_S, LONG_QUESTION, Json, answer_of, chat_body, text_of
 
-NUM_REQUESTS = (1, 2, 3, 4, 64)
-WEIGHTS = (8, 8, 8, 8, 1)
-ACCEPTED_S = 0.3
+FEW, CROWD = (1, 2, 3, 4), (64,)
+"""Numbers of requests that are under way."""
+READ_S_A_REQUEST = 0.75
+"""For each request, what a client at least waits for its next event."""
+ACCEPTED_S = 1.0
 """A connection that is this old has been accepted."""
 
 
-def _fault_of(chance: Random, faults: list[Fault]) -> Fault:
+def _fault_of(chance: Random, faults: list[Fault], numbers: Sequence[int]) -> Fault:
     fault = chance.choice(faults)
     hold_s = None if fault.hold_s is None else fault.hold_s * chance.uniform(0.3, 1.2)
-    num_requests = fault.num_requests if fault.num_requests == 1 else chance.choices(NUM_REQUESTS, WEIGHTS)[0]
-    return replace(fault, hold_s=hold_s, num_requests=num_requests)
+    num_requests = fault.num_requests if fault.num_requests == 1 else chance.choice(numbers)
+    read_s = max(fault.read_s, READ_S_A_REQUEST * num_requests)
+    return replace(fault, hold_s=hold_s, num_requests=num_requests, read_s=read_s)
 
 
 def _check(trial: Trial) -> None:
@@ -44,9 +48,9 @@ def _check(trial: Trial) -> None:
         raise Broken(Verdict.MEDIUM, "; ".join(complaints))
 
 
-def _drawing(bench: Bench, faults: list[Fault]) -> Draw:
+def _drawing(bench: Bench, faults: list[Fault], numbers: Sequence[int]) -> Draw:
     def draw(chance: Random) -> Case:
-        fault = _fault_of(chance, faults)
+        fault = _fault_of(chance, faults, numbers)
 
         async def run() -> None:
             _check(await bench.tried(fault, chance))
@@ -57,17 +61,23 @@ def _drawing(bench: Bench, faults: list[Fault]) -> Draw:
     return draw
 
 
-def _opened(choose: Callable[[Fault], bool]) -> Callable[[Ground], AbstractAsyncContextManager[Draw]]:
+def _opened(
+    choose: Callable[[Fault], bool], numbers: Sequence[int] = FEW
+) -> Callable[[Ground], AbstractAsyncContextManager[Draw]]:
     @asynccontextmanager
     async def opened(ground: Ground) -> AsyncIterator[Draw]:
         bench = await ground.bench()
-        yield _drawing(bench, [fault for fault in TABLE if choose(fault) and fault.why_not() is None])
+        yield _drawing(bench, [fault for fault in TABLE if choose(fault) and fault.why_not() is None], numbers)
 
     return opened
 
 
 def _is_of_redis(fault: Fault) -> bool:
     return "Redis" in fault.name or fault.name in ("disk full", "memory full")
+
+
+def _is_under_load(fault: Fault) -> bool:
+    return fault.asking is streamed and ("killed" in fault.name or "frozen" in fault.name)
 
 
 @asynccontextmanager
@@ -79,7 +89,7 @@ async def _shutdown_opened(ground: Ground) -> AsyncIterator[Draw]:
         seeds = chance.sample(SEEDS, chance.randint(1, 5))
         begun = [chance.uniform(0, 1.2) for _ in seeds]
         second_s = chance.choice((None, None, chance.uniform(0, 1)))
-        after_s = chance.uniform(0.1, 1.5)
+        after_s = chance.uniform(0.1, 3)
 
         async def run() -> None:
             await Shutdown(bench, drain_s, settle_s).run(dict(zip(seeds, begun, strict=True)), after_s, second_s)
@@ -188,4 +198,5 @@ def _events(response: httpx.Response) -> list[Json]:
 
 KILLS = Family("kills and freezes", 36, _opened(lambda fault: not _is_of_redis(fault)))
 REDIS = Family("Redis faults", 24, _opened(_is_of_redis))
+STREAMS = Family("64 streams", 6, _opened(_is_under_load, CROWD))
 SHUTDOWN = Family("shutdown", 20, _shutdown_opened)

@@ -23,8 +23,8 @@ from typing import Any
 
 MEMORY_BYTES = 6 << 30
 """Address space of a job."""
-JOB_S = 200
-TRAINING_S = 1200
+JOB_S = 900
+TRAINING_S = 3000
 Json = dict[str, Any]
 
 

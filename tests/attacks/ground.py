@@ -14,7 +14,7 @@ from semspec.keys import entry, new_key
 from semspec.stack import Stack, StackConfig
 from semspec.stack.config import API_KEYS
 from tests.attacks.case import Broken, Verdict
-from tests.chaos.site import built
+from tests.chaos.site import ENVIRONMENT, built
 from tests.chaos.trial import Bench
 from tests.stack.support import GENEROUS_S, QUESTION, answer_of, chat_body
 
@@ -28,6 +28,13 @@ PATIENT = {
     "SEMSPEC_GATEWAY_REDIS_TIMEOUT_S": "10",
 }
 """Looks often for what it has lost, and takes nothing for lost that is slow on a busy machine."""
+DISTURBED = {
+    **ENVIRONMENT,
+    "SEMSPEC_GATEWAY_HEALTH_TIMEOUT_S": "12",
+    "SEMSPEC_GATEWAY_WRITER_LEASE_S": "4",
+    "SEMSPEC_GATEWAY_REDIS_TIMEOUT_S": "4",
+}
+"""That of the site where processes are killed and frozen: takes nothing for frozen that is slow under 64 requests."""
 CONTROL = chat_body(QUESTION, {"seed": 5, "max_tokens": 24, "semspec": {"trace": True}})
 
 
@@ -143,5 +150,5 @@ class Ground:
         if self._bench is None:
             await self._held.aclose()
             self._victim = None
-            self._bench = await Bench.of(await self._held.enter_async_context(built()))
+            self._bench = await Bench.of(await self._held.enter_async_context(built(DISTURBED)))
         return self._bench

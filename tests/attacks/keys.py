@@ -67,7 +67,7 @@ def _credentials(key: str, chance: Random) -> dict[str, str]:
 async def _sent(victim: Victim, method: str, path: str, headers: dict[str, str], body: object = None) -> httpx.Response:
     """The path as it is; without the client's own key."""
     url = httpx.URL(victim.stack.base_url).copy_with(raw_path=path.encode())
-    async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
+    async with httpx.AsyncClient(timeout=300, trust_env=False) as http:
         raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
         return await http.request(method, url, headers=raw, json=body)
 

@@ -21,9 +21,9 @@ from tests.attacks.ground import Ground, Logs, Victim
 from tests.chaos.processes import Process
 from tests.gateway.support import free_port
 from tests.security.test_services import METHODS, path_of, spoil
-from tests.stack.support import LONG_QUESTION, answer_of, chat_body
+from tests.stack.support import GENEROUS_S, LONG_QUESTION, answer_of, chat_body
 
-RECOVERY_S = 60.0
+RECOVERY_S = 300.0
 LIES = ("field", "field", "field", "bytes", "status", "empty", "again", "cut")
 STATUSES = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
 TOLD = ("Draft.Info", "Draft.Write", "Draft.WriteAll", "Draft.Propose", "Target.Info", "Target.Read", "Target.Write",
@@ -227,7 +227,7 @@ async def opened(ground: Ground) -> AsyncIterator[Draw]:
         await gateway.start()
         http = await held.enter_async_context(
             httpx.AsyncClient(
-                base_url=f"http://{gateway.address}", headers=victim.stack.headers, timeout=120, trust_env=False
+                base_url=f"http://{gateway.address}", headers=victim.stack.headers, timeout=GENEROUS_S, trust_env=False
             )
         )
         site = LiedTo(http, Logs({"gateway": gateway.child.log}), liars, gateway)

@@ -8,10 +8,10 @@ import pytest
 import pytest_asyncio
 
 from semspec.stack import Stack
-from tests.attacks import files, keys, markup, odd_http, wire
+from tests.attacks import files, keys, markup, odd_http, stored, wire
 from tests.attacks.case import BOUND_S, Broken, Case, Family, Result, Verdict, edited, odd_json, tried
 from tests.attacks.ground import Ground
-from tests.attacks.report import line, page
+from tests.attacks.report import line, page, read, write
 from tests.served import OTHER_KEY
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -23,6 +23,7 @@ SAMPLE = (
     (markup.FAMILY, 4),
     (wire.FAMILY, 12),
     (files.FAMILY, 8),
+    (stored.FAMILY, 6),
 )
 
 
@@ -68,10 +69,17 @@ async def test_equal_seeds_draw_equal_changes() -> None:
 
 async def test_report_counts_by_family_and_names_what_was_broken(tmp_path: Path) -> None:
     results = [
-        Result("odd HTTP", 0, "bytes", "x", Verdict.KEPT),
-        Result("odd HTTP", 1, "JSON", "y", Verdict.MEDIUM, "500"),
-        Result("files", 0, "model", "z", Verdict.KEPT),
+        Result("odd HTTP", 0, "bytes", "x", Verdict.KEPT, seed=7, duration_s=90),
+        Result("odd HTTP", 1, "JSON", "y", Verdict.MEDIUM, "500", seed=7),
+        Result("files", 0, "model", "z", Verdict.KEPT, seed=7),
     ]
-    told = page([7], results, 12.0)
-    assert "seed 7" in told and "| odd HTTP | 2 | 1 | 1 | 0 | 0 | JSON 1, bytes 1 |" in told
-    assert "| all | 3 | 2 | 1 | 0 | 0 |" in told and "- odd HTTP 1, medium (JSON: y): 500" in told
+    told = page(results)
+    assert "seed 7" in told and "| odd HTTP | 2 | 1 | 1 | 0 | 0 | 1.5 | JSON 1, bytes 1 |" in told
+    assert "| all | 3 | 2 | 1 | 0 | 0 | 1.5 |" in told and "- odd HTTP 1, medium (JSON: y): 500" in told
+
+
+async def test_written_results_are_read_by_their_seed(tmp_path: Path) -> None:
+    results = [Result("files", 0, "model", "z", Verdict.LOST, "gone", seed=7, duration_s=1.5)]
+    assert read(tmp_path, 7) == []
+    write(tmp_path, results)
+    assert read(tmp_path, 7) == results and read(tmp_path, 8) == []

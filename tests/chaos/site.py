@@ -9,7 +9,7 @@ All gateways reach Redis through one proxy.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -25,6 +25,7 @@ from tests.chaos.proxy import Proxy, listening
 from tests.gateway.support import free_port
 from tests.stack.support import GENEROUS_S, SEGMENTS, Json, redis_of
 
+START_S = 900.0
 FIRST, SECOND, ALONE, FAR = "gateway", "gateway 2", "gateway alone", "gateway far"
 CLIENTS = "clients"
 
@@ -85,18 +86,19 @@ class Site:
 
 
 @asynccontextmanager
-async def built() -> AsyncIterator[Site]:
-    """A running site."""
+async def built(environment: Mapping[str, str] = ENVIRONMENT) -> AsyncIterator[Site]:
+    """A running site; `environment` is that of its processes."""
     async with AsyncExitStack() as held:
         patch = held.enter_context(pytest.MonkeyPatch.context())
         patch.delenv("REDIS_URL", raising=False)
         patch.setattr(client, "NUM_REATTACHMENTS", 8)  # a minute and more, however slow the machine
-        stack = await held.enter_async_context(Stack(StackConfig(environment=ENVIRONMENT, start_timeout_s=GENEROUS_S)))
+        config = StackConfig(environment=dict(environment), start_timeout_s=START_S)
+        stack = await held.enter_async_context(Stack(config))
         processes = {name: Process.of(stack, name) for name in (*ROLES, "redis", FIRST)}
         links = {name: await held.enter_async_context(listening(stack.addresses[name])) for name in processes}
         links[CLIENTS] = links.pop(FIRST)
         site = Site(stack, processes, links)
-        async with asyncio.timeout(GENEROUS_S):
+        async with asyncio.timeout(START_S):
             await _double(site)
         yield site
 

@@ -20,7 +20,7 @@ from semspec.stack.child import Child
 from semspec.stack.config import Command
 from semspec.stack.redis import private_redis
 
-GENEROUS_S = 120.0
+GENEROUS_S = 300.0
 """Bound on anything that takes seconds on a quiet machine."""
 
 SEGMENTS = "semspec:{{{}}}:segments"
