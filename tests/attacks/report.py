@@ -13,8 +13,8 @@ HEAD = """# Attacks
 
 {num} cases drawn from the seed{plural} {seeds}: what is asked, spoilt, killed or said, and when. After each case the
 log may hold no traceback, every process still runs, and a question must have the answer that it has undisturbed.
-*medium*: a promise of the documentation was broken; *lost*: a request without an end, or a process that is gone; *differing*:
-another answer than the undisturbed one, with no word of it. The families are described in `tests/attacks`;
+*medium*: a promise of the documentation was broken; *lost*: a request without an end, or a process that is gone;
+*differing*: another answer than the undisturbed one, with no word of it. The families are described in `tests/attacks`;
 `make attack SEED=N` tries cases of another seed. `cases.jsonl` has a line for each case.
 """
 CASES = "cases.jsonl"
