@@ -93,8 +93,8 @@ def tokens_a_step(run: Run, label: str, other: str | None = None) -> Measured:
 
     def difference(sums: NDArray[np.float64]) -> NDArray[np.float64]:
         """Of `sums` `[labels, ..., 2]`: tokens, and those of the target."""
-        ratios: NDArray[np.float64] = sums[..., 0] / sums[..., 1]
-        return ratios[0] - (ratios[1] if other is not None else 0.0)
+        ratios = sums[..., 0] / sums[..., 1]
+        return np.asarray(ratios[0] - (ratios[1] if other is not None else 0.0))
 
     return Measured(float(difference(table.sum(1))), float(difference(table[:, picks].sum(2)).std()))
 
