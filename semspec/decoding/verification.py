@@ -60,12 +60,14 @@ async def _verified(
     target: Target, progress: Progress, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
 ) -> VerifiedTokens:
     """One verification after `open_ids`. Raises: BackendUnavailable, what the target raises, and InternalError when it
-    adds no token or leaves more open than fit the budget, either of which would repeat without an end."""
+    adds nothing or leaves more open than fit the budget, either of which would repeat without an end."""
     verified = await of_drafted(target.verify(progress.context, open_ids, proposal, params))
-    num_open = len(verified.open_ids)
-    num_written = num_open + sum(len(segment.token_ids) for segment in verified.segments)
-    if num_written <= len(open_ids) or num_open >= progress.tokens_left:
-        raise InternalError(f"the target verified {num_written} tokens after {len(open_ids)} and left {num_open} open")
+    num_closed, num_open = sum(len(segment.token_ids) for segment in verified.segments), len(verified.open_ids)
+    # A segment may close behind tokens that were open, without a new one: the token after a sentence tells its end.
+    if (not num_closed and num_open <= len(open_ids)) or num_open >= progress.tokens_left:
+        raise InternalError(
+            f"the target verified {num_closed + num_open} tokens after {len(open_ids)} and left {num_open} open"
+        )
     return verified
 
 

@@ -152,7 +152,7 @@ async def test_seed_is_drawn_and_reported(gateway: Gateway) -> None:
 
 async def test_models_list_each_strategy(gateway: Gateway) -> None:
     names = [model.id async for model in gateway.openai.models.list()]
-    assert names == ["semspec-demo", *(f"semspec-demo:{strategy}" for strategy in STRATEGIES)] and len(names) == 14
+    assert names == ["semspec-demo", *(f"semspec-demo:{strategy}" for strategy in STRATEGIES)] and len(names) == 15
     assert (await gateway.openai.models.retrieve("semspec-demo:draft")).id == "semspec-demo:draft"
     for name in names[1:]:
         answer = (await gateway.chat(model=name)).json()
