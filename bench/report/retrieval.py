@@ -32,12 +32,12 @@ def blocks(run: Run) -> Iterator[Block]:
         return
     head = own[0].label.partition(":")[0]
     rows = {row.label.removeprefix(head): row for row in own}
-    yield Text(
-        f"`{run.name}`: parts. Tokens a step: tokens of the answers over the target's forward passes; differences are "
-        "paired by question."
-    )
-    parts = {name: rows[knobs] for knobs, name in PARTS.items() if knobs in rows}
-    yield Table(HEADER, tuple(_cells(run, name, row, rows.get("")) for name, row in parts.items()))
+    if parts := {name: rows[knobs] for knobs, name in PARTS.items() if knobs in rows}:
+        yield Text(
+            f"`{run.name}`: parts. Tokens a step: tokens of the answers over the target's forward passes; differences "
+            "are paired by question."
+        )
+        yield Table(HEADER, tuple(_cells(run, name, row, rows.get("")) for name, row in parts.items()))
     grid = {(entropy, top_k): f":gate=soft:gate_entropy={entropy:g}:gate_top_k={top_k}"
             for entropy in ENTROPIES for top_k in TOP_KS}  # fmt: skip
     if any(knobs in rows for knobs in grid.values()):

@@ -15,6 +15,7 @@ import yaml
 from semspec import cli as semspec_cli
 from semspec.clustering.loading import EntailmentEquivalenceConfig
 from semspec.commands.options import stack_config
+from semspec.demo.probe_data import solutions
 from semspec.errors import InvalidRequest
 from semspec.training import cli, collect
 from semspec.training.config import (
@@ -73,6 +74,12 @@ def test_datastore_of_the_bundled_pair_leaves_the_reports_questions_out() -> Non
     config = read_config(ROOT / "demo" / "datastore.yaml", DatastoreConfig)
     splits = {source.arguments["split"]: source.role for source in config.questions}
     assert splits == {"probe": "train", "report": "test"}
+
+
+def test_datastore_of_a_million_entries_takes_given_answers() -> None:
+    config = read_config(ROOT / "demo" / "datastore-million.yaml", DatastoreConfig)
+    [source] = config.questions
+    assert config.answers.source == "data" and source.trace in next(solutions("probe")) and source.limit == 5000
 
 
 @pytest.mark.parametrize("path", REAL_PAIRS, ids=lambda path: path.stem)
