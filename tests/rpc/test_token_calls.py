@@ -34,7 +34,7 @@ from semspec.v1 import target_pb2, types_pb2
 from tests.engine.test_asking import CHATML
 from tests.engine.test_equivalence import PROMPT
 from tests.rpc.fakes import CONTEXT, HALVES, ORDER, PROPOSAL, SEGMENT, FakeEngine, serving
-from tests.rpc.test_convert import contexts, orders, probabilities, segments, single, text, token_ids, uint32
+from tests.rpc.test_convert import contexts, durations, orders, probabilities, segments, text, token_ids, uint32
 
 OPEN_IDS = (8, 9)
 
@@ -45,7 +45,7 @@ distributions = st.integers(1, 5).flatmap(
 )
 proposals = st.lists(st.tuples(uint32, distributions)).flatmap(
     lambda pairs: st.builds(
-        Proposal, st.just(tuple(one for one, _ in pairs)), st.just(tuple(other for _, other in pairs)), text, single
+        Proposal, st.just(tuple(one for one, _ in pairs)), st.just(tuple(other for _, other in pairs)), text, durations
     )
 )
 
@@ -82,7 +82,7 @@ def test_verify_request_survives_the_wire(
     assert received == (context, open_ids, proposal, replace(params, want_states=False, num_logprobs=None, grammar=""))
 
 
-@given(st.builds(VerifiedTokens, st.lists(segments).map(tuple), token_ids, uint32, single))
+@given(st.builds(VerifiedTokens, st.lists(segments).map(tuple), token_ids, uint32, durations))
 def test_verified_survives_the_wire(verified: VerifiedTokens) -> None:
     sent = scoring.verify_response_to_wire(verified).SerializeToString()
     received = scoring.verify_response_from_wire(target_pb2.VerifyResponse.FromString(sent), verified.num_accepted)
@@ -98,7 +98,7 @@ def test_ask_request_survives_the_wire(
     assert received == (context, question, prefill, options, session)
 
 
-@given(st.builds(ChoiceScores, st.lists(probabilities).map(tuple), text, single))
+@given(st.builds(ChoiceScores, st.lists(probabilities).map(tuple), text, durations))
 def test_reply_survives_the_wire_to_the_last_bit(reply: ChoiceScores) -> None:
     sent = scoring.ask_response_to_wire(reply).SerializeToString()
     assert scoring.ask_response_from_wire(target_pb2.AskResponse.FromString(sent), len(reply.probabilities)) == reply
