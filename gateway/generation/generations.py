@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Self
@@ -219,19 +219,22 @@ class Generations:
         if request.tools and isinstance(prompt, tuple):
             prompt = Conversation(prompt, request.tools)
         target = await self._encode(request, prompt)
-        drafts = Writer.DRAFT in STRATEGIES[request.plan.strategy].writers
-        if not drafts and not (self._collection and self._collection.wants(request)):
-            return Prompts(target)
+        if Writer.DRAFT in STRATEGIES[request.plan.strategy].writers:
+            return await self._with_draft(request, prompt, target, served)
+        if self._collection and self._collection.wants(request):
+            with suppress(ContextTooLong):  # the draft's prompt is for the collection only
+                return replace(await self._with_draft(request, prompt, target, served), fallback=None)
+        return Prompts(target)
+
+    async def _with_draft(self, request: Request, prompt: Prompt, target: Piece, served: Served) -> Prompts:
+        """The prompt as both models read it. Raises: ContextTooLong by the draft's window."""
         drafter = served.pinned(self._backends).drafter
         try:
             async with asyncio.timeout(self._settings.encode_deadline_s):
-                prompts = await prompts_of(prompt, target, drafter, served.draft, served.target)
-                return prompts if drafts else replace(prompts, fallback=None)
+                return await prompts_of(prompt, target, drafter, served.draft, served.target)
         except TimeoutError:
-            return Prompts(target, fallback="the draft took too long" if drafts else None)
+            return Prompts(target, fallback="the draft took too long")
         except ContextTooLong as error:
-            if not drafts:
-                return Prompts(target)
             raise ContextTooLong(error.message, error.parameter or request.prompt_field) from error
 
     async def _encode(self, request: Request, prompt: Prompt) -> Piece:
