@@ -61,7 +61,7 @@ def test_check_refuses_a_broken_manifest(check: Check) -> None:
     [
         ("Deployment/target", f"{MAIN}/resources/limits/nvidia.com~1gpu", "4", "has other than the 2 GPUs"),
         ("Deployment/target", f"{MAIN}/volumeMounts/0/mountPath", "/shared", "share no more than 64 MiB"),
-        ("Deployment/draft", f"{MAIN}/image", "semspec-draft:0.1.0-cuda", "runs the engine vllm in"),
+        ("Deployment/draft", f"{MAIN}/image", "semspec-draft:0.2.0-cuda", "runs the engine vllm in"),
         ("ConfigMap/target", "data/SEMSPEC_TARGET_ENGINE", REMOVE, "only for the engine vllm"),
     ],
 )
