@@ -175,10 +175,12 @@ def spoil(message: Wire, random: Random) -> None:
         _spoil_items(message, field, random)
     elif field.message_type:
         spoil(value, random) if random.random() < 0.9 else message.ClearField(field.name)
-    elif field.enum_type:
-        setattr(message, field.name, random.randrange(10))
     else:
-        setattr(message, field.name, random.choice(ODD_VALUES[type(value)]))
+        setattr(message, field.name, _odd_value(field, value, random))
+
+
+def _odd_value(field: Any, value: object, random: Random) -> object:
+    return random.randrange(10) if field.enum_type else random.choice(ODD_VALUES[type(value)])
 
 
 def _spoil_items(message: Wire, field: Any, random: Random) -> None:
@@ -191,7 +193,7 @@ def _spoil_items(message: Wire, field: Any, random: Random) -> None:
         case _ if field.message_type and items:
             spoil(random.choice(items), random)
         case _ if not field.message_type and items:
-            items[random.randrange(len(items))] = random.choice(ODD_VALUES[type(items[0])])
+            items[random.randrange(len(items))] = _odd_value(field, items[0], random)
 
 
 async def test_spoilt_messages_are_answered_or_refused_and_never_a_defect(
