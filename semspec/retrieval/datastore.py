@@ -51,9 +51,8 @@ class Card:
 
     @property
     def digest(self) -> str:
-        """Names the datastore."""
-        parts = json.dumps([self.model, self.layer, sorted(self.digests.items())])
-        return hashlib.sha256(parts.encode()).hexdigest()[:16]
+        """Names the datastore: of all that the card says."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)

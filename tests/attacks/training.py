@@ -21,6 +21,8 @@ from tests.training import support
 
 Contents = dict[str, bytes]
 MOST_KILLS = 3
+COST = "cost.json"
+"""Measured times, of which the cards hold estimates: every training has those of the undisturbed one."""
 
 
 def contents(folder: Path) -> Contents:
@@ -61,7 +63,9 @@ class Site:
 
     async def train(self, command: str, name: str, kill_after_s: float | None = None) -> Json:
         config, work = write_config(self.folder, name), self.folder / name / "work"
-        work.parent.mkdir(exist_ok=True)
+        work.mkdir(parents=True, exist_ok=True)
+        if name != "whole" and not (work / COST).exists():
+            shutil.copy(self.folder / "whole" / "work" / COST, work)
         return await self._forked.done("train", kill_after_s, command=command, config=str(config), work=str(work))
 
     def new(self) -> str:
@@ -111,7 +115,7 @@ def _killed(site: Site, chance: Random) -> Case:
 def _spoilt(site: Site, chance: Random) -> Case:
     name = site.copied()
     work = site.folder / name / "work"
-    path = chance.choice([one for one in sorted(work.rglob("*")) if one.is_file()])
+    path = chance.choice([one for one in sorted(work.rglob("*")) if one.is_file() and one.name != COST])
     how = chance.choice(("flip", "cut", "missing"))
 
     async def run() -> None:

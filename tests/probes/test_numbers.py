@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from semspec.errors import InvalidRequest, Mismatch
+from semspec.errors import MAX_MESSAGE, InvalidRequest, Mismatch
 from semspec.probes.probe import Probe, load_probe, save_probe
 from semspec.probes.verifier import ProbeVerifier
 from tests.probes.test_probe import card, reading, save, states, verifier
@@ -75,6 +75,15 @@ def test_weights_of_another_training_are_refused(tmp_path: Path) -> None:
     save_file({name: value + 1 for name, value in load_file(path).items()}, path)
     with pytest.raises(Mismatch, match="not the weights of its card"):
         load_probe(path)
+
+
+def test_long_value_of_a_card_is_cut_and_the_remedy_kept(tmp_path: Path) -> None:
+    path = save(tmp_path / "p.safetensors", card("m"))
+    fields = json.loads(path.with_suffix(".json").read_text())
+    path.with_suffix(".json").write_text(json.dumps(fields | {"format": "x" * 5000}))
+    with pytest.raises(Mismatch, match=r"^probe .* has format 'xx") as refusal:
+        load_probe(path)
+    assert len(refusal.value.message) == MAX_MESSAGE and "make demo-probes" in refusal.value.message
 
 
 def test_card_without_a_digest_is_refused(tmp_path: Path) -> None:

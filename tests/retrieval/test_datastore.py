@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +97,15 @@ def test_spoiled_datastore_is_refused_in_one_line(spoil: Callable[[Path], None],
         Datastore.load(tmp_path)
     assert str(tmp_path) in refusal.value.message and "semspec train datastore" in refusal.value.message
     assert "\n" not in refusal.value.message
+
+
+def test_any_change_of_the_card_is_another_name(tmp_path: Path) -> None:
+    card = write(tmp_path, TARGET, DOCUMENTS)
+    changed = (
+        replace(card, model="m"), replace(card, tokenizer="t"), replace(card, layer=7), replace(card, num_tokens=1),
+        replace(card, data="d"),
+    )  # fmt: skip
+    assert len({card.digest, *(one.digest for one in changed)}) == 1 + len(changed)
 
 
 def test_missing_datastore_is_refused(tmp_path: Path) -> None:
