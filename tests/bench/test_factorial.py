@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from semspec.bench.factorial import CELLS, CONFIG, Cell, Factorial, effects, mean_of
+from semspec.bench.factorial.__main__ import CONFIG
+from semspec.bench.factorial.cells import CELLS, Cell, effects
+from semspec.bench.factorial.fits import Factorial
+from semspec.bench.factorial.measures import mean_of
 from semspec.probes.probe import load_probe
 from semspec.training.config import QuestionSource, load_config
 from semspec.training.pipeline import Pipeline

@@ -1,0 +1,1 @@
+"""The probes' factorial: which of recipe, features and layers matters, training variance included."""

@@ -1,0 +1,90 @@
+"""Fits the probes of every cell to one set of samples, and makes pairs of them to serve."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from semspec.bench.factorial.cells import NONE_OF_THEM, RECIPES, Cell
+from semspec.probes.probe import LayerSet, Probe, save_probe
+from semspec.stack import BUNDLED_PAIR
+from semspec.training.config import PipelineConfig
+from semspec.training.data.labels import Labels
+from semspec.training.data.pair import info_of
+from semspec.training.evaluation.verification import Predicted
+from semspec.training.files import StageFolder, write_json
+from semspec.training.pipeline import Pipeline
+from semspec.training.progress import Reporter
+from semspec.training.trainer.fit import predict
+from semspec.training.trainer.probes import Fitter, Variant
+from semspec.training.trainer.recipe import Role
+from semspec.training.trainer.states import FeatureSource, StateStore
+
+ROLES: tuple[Role, ...] = ("draft", "target")
+
+
+class Factorial:
+    """The samples in `work`, and the probes that are fitted to them; each fitted probe is kept there."""
+
+    def __init__(self, config: PipelineConfig, work: Path, reporter: Reporter) -> None:
+        """Raises: InvalidRequest when shards are missing."""
+        self._config = config
+        pipeline = Pipeline(config, work, reporter=reporter)
+        self.labels: Labels = pipeline.labels
+        self._infos = {role: info_of(fields) for role, fields in pipeline.pair.infos().items()}
+        digest = StageFolder(work / "labels").digest
+        self._store = StateStore(work / "samples")
+        self._fitter = Fitter(config, self.labels, self._store, self._infos, digest, work / "cells", reporter)
+
+    def variant(self, cell: Cell, seed: int) -> Variant:
+        middle: Mapping[str, LayerSet] = {role: (round(info.num_layers / 2),) for role, info in self._infos.items()}
+        of_target, of_draft = {
+            "all": ("all", "all"), "middle": (middle["target"], middle["draft"]), "last": ("last", "last"),
+            NONE_OF_THEM: ("last", "last"),
+        }[cell.layers]  # fmt: skip
+        layers = {"layers": of_target, "draft_layers": of_draft}
+        changed = {**RECIPES[cell.recipe], **layers, "features": cell.features, "seeds": (seed,)}
+        return Variant(f"{cell.name}, seed {seed}", self._config.probes.model_copy(update=changed))
+
+    def predicted(self, cell: Cell, seed: int) -> Predicted:
+        variant = self.variant(cell, seed)
+        if cell.has_states:
+            return self._fitter.predicted(variant)
+        p = np.full(len(self.labels), np.nan, dtype=np.float32)
+        rows = self.labels.where(self.labels.split != "train")
+        source = FeatureSource(self._store, "target", *variant.recipe.inputs("target"))
+        p[rows] = predict(self._fitter.fitted("target", variant).probe, source, self.labels, rows)
+        return Predicted(variant.name, p, np.full_like(p, self.constant_q))
+
+    @property
+    def constant_q(self) -> float:
+        """The mean of the labels that the draft's probe learns from."""
+        learnt = self.labels.by_draft & (self.labels.split == "train")
+        return float(self.labels.draft_probability[learnt].mean())
+
+    def save_pair(self, cell: Cell, seed: int, folder: Path, domain: str | None = None, share: float = 1.0) -> None:
+        """A pair to serve under the paper's rule: links to the models, the probes, and serving.json.
+
+        The probes are trained on one `domain` only, if it is given, or on a `share` of the training questions.
+        """
+        variant = replace(self.variant(cell, seed), domain=domain, share=share)
+        (folder / "probes").mkdir(parents=True)
+        for role in ROLES:
+            (folder / role).symlink_to((BUNDLED_PAIR / role).resolve())
+            fitted = self._fitter.fitted(role, variant)
+            if role == "draft" and not cell.has_states:
+                _make_constant(fitted.probe, self.constant_q)
+            save_probe(fitted.probe, fitted.card, folder / "probes" / f"{role}.safetensors", torch.float16)
+        rule = {"strategy": "semantic", "gamma": self._config.report.gamma, "acceptance_rule": "sample"}
+        write_json(folder / "probes" / "serving.json", rule)
+
+
+def _make_constant(probe: Probe, probability: float) -> None:
+    """Make `probe` return `probability` for any features."""
+    last = probe.network[-1]
+    assert isinstance(last, torch.nn.Linear)
+    torch.nn.init.zeros_(last.weight)
+    torch.nn.init.constant_(last.bias, float(np.log(probability / (1 - probability))))
+    probe.calibration_inputs = probe.calibration_outputs = None
