@@ -95,13 +95,18 @@ def model_info(
 
 
 def eos_ids(generation_config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The end-of-sequence tokens. Raises: Mismatch when neither configuration nor tokenizer has one."""
+    """The end-of-sequence tokens. Raises: Mismatch when neither configuration nor tokenizer has one, or it is no id."""
     configured = getattr(generation_config, "eos_token_id", None)
     if configured is None:
         configured = tokenizer.eos_token_id
     if configured is None:
         raise Mismatch("the model names no end-of-sequence token; set eos_token_id in generation_config.json")
-    return frozenset(configured if isinstance(configured, list) else [configured])
+    ids = configured if isinstance(configured, list) else [configured]
+    if not ids or any(type(one) is not int or one < 0 for one in ids):
+        raise Mismatch(
+            f"eos_token_id in generation_config.json is {configured!r}; name a token's id, or a list of them"
+        )
+    return frozenset(ids)
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -146,11 +146,11 @@ def serving(path: str) -> Json:
 
 
 def datastore(path: str) -> Json:
-    """Load a datastore, and ask it for proposals."""
+    """Load a datastore; `said`: what it knows to follow two tokens."""
     from semspec.retrieval.datastore import Datastore
 
     store = Datastore.load(Path(path))
-    return {"identity": [], "said": [store.card.digest]}
+    return {"identity": [store.card.digest], "said": list(store.static.match("\x03\x01", 2).continuations)}
 
 
 def train(command: str, config: str, work: str) -> Json:

@@ -81,6 +81,14 @@ def test_malformed_tokenizer_is_one_line(folder: Path, text: str) -> None:
     assert "\n" not in refusal.value.message and "tokenizer" in refusal.value.message
 
 
+@pytest.mark.parametrize("ids", ["{}", '[{"a": 1}]', '"</s>"', "[]", "true", "1.5", "-1"])
+def test_end_of_sequence_that_is_no_id_is_one_line(folder: Path, ids: str) -> None:
+    (folder / "generation_config.json").write_text(f'{{"eos_token_id": {ids}}}')
+    with pytest.raises(Mismatch, match=r"(?s)generation_config.json") as refusal:
+        TransformersEngine.load(str(folder), writer=Writer.TARGET)
+    assert "\n" not in refusal.value.message
+
+
 def test_malformed_chat_template_is_refused_at_start(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}")
     with pytest.raises(Mismatch, match=r"chat template of .* is malformed in line 1"):
