@@ -80,6 +80,12 @@ CLAIMS = (
     Claim("Lookahead Reasoning", "1.14 to 1.71; with token-level speculation 1.63 to 2.11", "lossy: steps, by meaning"),
     Claim("SENSE (arXiv 2606.00021)", "up to 3.26", "lossy: retrieved tokens, soft gate, greedy only"),
     Claim("EAGLE-3", "1.7 to 3", "lossless: tokens"),
+    Claim(
+        "DFlash (arXiv 2602.06036)",
+        "4.7; 2.2 with 32 at a time (Qwen3.5-27B, B200)",
+        "lossless: tokens, a trained head",
+    ),
+    Claim("MTP", "3.2; 1.9 with 32 at a time (Qwen3.5-27B, B200)", "lossless: tokens, a head trained with the target"),
     Claim("PEARL", "up to 3.95", "lossless: tokens, drafting while verifying"),
     Claim("SSD / Saguaro (arXiv 2603.03251)", "up to 5", "lossless: tokens, draft on a GPU of its own"),
 )
