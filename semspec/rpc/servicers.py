@@ -16,6 +16,7 @@ from semspec.engine.protocol import CountsSteps, Engine, StepCounter
 from semspec.errors import Unavailable
 from semspec.rpc.calls import Context
 from semspec.rpc.codec import generation, handshake, scoring
+from semspec.rpc.contexts import LastContexts
 from semspec.rpc.stalls import CallCounter
 from semspec.v1 import (
     draft_pb2_grpc,
@@ -88,6 +89,7 @@ class WritingServicer:
 
     def __init__(self, engine: Backend[Engine]) -> None:
         self._engine = engine
+        self._contexts = LastContexts()
 
     async def Info(self, request: types_pb2.ModelInfoRequest, context: Context) -> types_pb2.ModelInfo:
         """The served model."""
@@ -102,7 +104,7 @@ class WritingServicer:
         self, request: types_pb2.WriteRequest, context: Context
     ) -> AsyncGenerator[types_pb2.WriteResponse, None]:
         """Stream each segment when it is complete; closing this generator closes the engine's."""
-        prefix, params = generation.write_request_from_wire(request)
+        prefix, params = generation.write_request_from_wire(request, self._contexts)
         async with aclosing(self._engine.get().generate(prefix, params)) as segments:
             async for generated in segments:
                 yield generation.written_to_wire(generated)
@@ -119,7 +121,7 @@ class WritingServicer:
 
     async def Propose(self, request: types_pb2.ProposeRequest, context: Context) -> types_pb2.Proposal:
         """Tokens with their distributions, for a target to verify."""
-        prefix, open_ids, params, num_tokens = generation.propose_request_from_wire(request)
+        prefix, open_ids, params, num_tokens = generation.propose_request_from_wire(request, self._contexts)
         return generation.proposal_to_wire(await self._engine.get().propose(prefix, open_ids, params, num_tokens))
 
     async def Project(
@@ -151,16 +153,17 @@ class TargetServicer(WritingServicer, target_pb2_grpc.TargetServicer):
 
     async def Read(self, request: target_pb2.ReadRequest, context: Context) -> target_pb2.ReadResponse:
         """Score segments that follow a context, in one forward pass."""
-        return scoring.read_response_to_wire(await self._engine.get().score(*scoring.read_request_from_wire(request)))
+        asked = scoring.read_request_from_wire(request, self._contexts)
+        return scoring.read_response_to_wire(await self._engine.get().score(*asked))
 
     async def Verify(self, request: target_pb2.VerifyRequest, context: Context) -> target_pb2.VerifyResponse:
         """Exact speculative sampling of proposed tokens."""
-        prefix, open_ids, proposal, params = scoring.verify_request_from_wire(request)
+        prefix, open_ids, proposal, params = scoring.verify_request_from_wire(request, self._contexts)
         return scoring.verify_response_to_wire(await self._engine.get().verify(prefix, open_ids, proposal, params))
 
     async def Ask(self, request: target_pb2.AskRequest, context: Context) -> target_pb2.AskResponse:
         """The probability of each one-token answer to a question about the context."""
-        prefix, question, prefill, options, session = scoring.ask_request_from_wire(request)
+        prefix, question, prefill, options, session = scoring.ask_request_from_wire(request, self._contexts)
         choices = await self._engine.get().score_choices(prefix, question, prefill, options, session)
         return scoring.ask_response_to_wire(choices)
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from semspec.v1 import types_pb2 as semspec_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17semspec/v1/target.proto\x12\nsemspec.v1\x1a\x16semspec/v1/types.proto\"\x1f\n\x0fTokenizeRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\"5\n\x10TokenizeResponse\x12!\n\x06tokens\x18\x01 \x03(\x0b\x32\x11.semspec.v1.Token\">\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\r\n\x05start\x18\x03 \x01(\r\x12\x0c\n\x04stop\x18\x04 \x01(\r\"{\n\x0bReadRequest\x12\"\n\x07\x63ontext\x18\x01 \x03(\x0b\x32\x11.semspec.v1.Piece\x12#\n\x08segments\x18\x02 \x03(\x0b\x32\x11.semspec.v1.Piece\x12\x0f\n\x07session\x18\x03 \x01(\t\x12\x12\n\nprojection\x18\x04 \x01(\t\"J\n\x0cReadResponse\x12%\n\x08readings\x18\x01 \x03(\x0b\x32\x13.semspec.v1.Reading\x12\x13\n\x0b\x64uration_ms\x18\x02 \x01(\x02\"h\n\x07Reading\x12\"\n\x06states\x18\x01 \x01(\x0b\x32\x12.semspec.v1.States\x12%\n\tsurprisal\x18\x02 \x01(\x0b\x32\x12.semspec.v1.Tensor\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\"\xc2\x02\n\rVerifyRequest\x12\"\n\x07\x63ontext\x18\x01 \x03(\x0b\x32\x11.semspec.v1.Piece\x12\x16\n\x0eopen_token_ids\x18\x02 \x03(\r\x12&\n\x08proposal\x18\x03 \x01(\x0b\x32\x14.semspec.v1.Proposal\x12&\n\x08sampling\x18\x04 \x01(\x0b\x32\x14.semspec.v1.Sampling\x12.\n\x0csegmentation\x18\x05 \x01(\x0e\x32\x18.semspec.v1.Segmentation\x12\x14\n\x0cmax_segments\x18\x06 \x01(\r\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x1a\n\x12max_segment_tokens\x18\x08 \x01(\r\x12\x0f\n\x07session\x18\t \x01(\t\x12\x1e\n\x04gate\x18\n \x01(\x0b\x32\x10.semspec.v1.Gate\"f\n\x04Gate\x12\x0f\n\x07\x65ntropy\x18\x01 \x01(\x01\x12\r\n\x05\x66loor\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x0f\n\x07\x64\x65nsity\x18\x04 \x01(\x01\x12\x0e\n\x06window\x18\x05 \x01(\r\x12\x0e\n\x06recent\x18\x06 \x03(\x08\"\xbc\x01\n\x0eVerifyResponse\x12#\n\x08segments\x18\x01 \x03(\x0b\x32\x11.semspec.v1.Piece\x12\x16\n\x0eopen_token_ids\x18\x02 \x03(\r\x12\x14\n\x0cnum_accepted\x18\x03 \x01(\r\x12\x13\n\x0b\x64uration_ms\x18\x04 \x01(\x02\x12\x1f\n\x04open\x18\x05 \x01(\x0b\x32\x11.semspec.v1.Piece\x12\r\n\x05state\x18\x06 \x01(\x0c\x12\x12\n\nmismatches\x18\x07 \x03(\x08\"u\n\nAskRequest\x12\"\n\x07\x63ontext\x18\x01 \x03(\x0b\x32\x11.semspec.v1.Piece\x12\x10\n\x08question\x18\x02 \x01(\t\x12\x0f\n\x07prefill\x18\x03 \x01(\t\x12\x0f\n\x07options\x18\x04 \x03(\t\x12\x0f\n\x07session\x18\x05 \x01(\t\"L\n\x0b\x41skResponse\x12\x15\n\rprobabilities\x18\x01 \x03(\x01\x12\x11\n\tlikeliest\x18\x02 \x01(\t\x12\x13\n\x0b\x64uration_ms\x18\x03 \x01(\x02\x32\x88\x05\n\x06Target\x12;\n\x04Info\x12\x1c.semspec.v1.ModelInfoRequest\x1a\x15.semspec.v1.ModelInfo\x12?\n\x06\x45ncode\x12\x19.semspec.v1.EncodeRequest\x1a\x1a.semspec.v1.EncodeResponse\x12\x45\n\x08Tokenize\x12\x1b.semspec.v1.TokenizeRequest\x1a\x1c.semspec.v1.TokenizeResponse\x12\x39\n\x04Read\x12\x17.semspec.v1.ReadRequest\x1a\x18.semspec.v1.ReadResponse\x12>\n\x05Write\x12\x18.semspec.v1.WriteRequest\x1a\x19.semspec.v1.WriteResponse0\x01\x12\x42\n\x08WriteAll\x12\x18.semspec.v1.WriteRequest\x1a\x1c.semspec.v1.WriteAllResponse\x12;\n\x07Propose\x12\x1a.semspec.v1.ProposeRequest\x1a\x14.semspec.v1.Proposal\x12\x44\n\x07Project\x12\x1a.semspec.v1.ProjectionPart\x1a\x1b.semspec.v1.ProjectResponse(\x01\x12?\n\x06Verify\x12\x19.semspec.v1.VerifyRequest\x1a\x1a.semspec.v1.VerifyResponse\x12\x36\n\x03\x41sk\x12\x16.semspec.v1.AskRequest\x1a\x17.semspec.v1.AskResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17semspec/v1/target.proto\x12\nsemspec.v1\x1a\x16semspec/v1/types.proto\"\x1f\n\x0fTokenizeRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\"5\n\x10TokenizeResponse\x12!\n\x06tokens\x18\x01 \x03(\x0b\x32\x11.semspec.v1.Token\">\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\r\n\x05start\x18\x03 \x01(\r\x12\x0c\n\x04stop\x18\x04 \x01(\r\"\x9b\x01\n\x0bReadRequest\x12\"\n\x07\x63ontext\x18\x01 \x03(\x0b\x32\x11.semspec.v1.Piece\x12#\n\x08segments\x18\x02 \x03(\x0b\x32\x11.semspec.v1.Piece\x12\x0f\n\x07session\x18\x03 \x01(\t\x12\x12\n\nprojection\x18\x04 \x01(\t\x12\x1e\n\x04tail\x18\x05 \x01(\x0b\x32\x10.semspec.v1.Tail\"J\n\x0cReadResponse\x12%\n\x08readings\x18\x01 \x03(\x0b\x32\x13.semspec.v1.Reading\x12\x13\n\x0b\x64uration_ms\x18\x02 \x01(\x02\"h\n\x07Reading\x12\"\n\x06states\x18\x01 \x01(\x0b\x32\x12.semspec.v1.States\x12%\n\tsurprisal\x18\x02 \x01(\x0b\x32\x12.semspec.v1.Tensor\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\"\xe2\x02\n\rVerifyRequest\x12\"\n\x07\x63ontext\x18\x01 \x03(\x0b\x32\x11.semspec.v1.Piece\x12\x16\n\x0eopen_token_ids\x18\x02 \x03(\r\x12&\n\x08proposal\x18\x03 \x01(\x0b\x32\x14.semspec.v1.Proposal\x12&\n\x08sampling\x18\x04 \x01(\x0b\x32\x14.semspec.v1.Sampling\x12.\n\x0csegmentation\x18\x05 \x01(\x0e\x32\x18.semspec.v1.Segmentation\x12\x14\n\x0cmax_segments\x18\x06 \x01(\r\x12\x12\n\nmax_tokens\x18\x07 \x01(\r\x12\x1a\n\x12max_segment_tokens\x18\x08 \x01(\r\x12\x0f\n\x07session\x18\t \x01(\t\x12\x1e\n\x04gate\x18\n \x01(\x0b\x32\x10.semspec.v1.Gate\x12\x1e\n\x04tail\x18\x0b \x01(\x0b\x32\x10.semspec.v1.Tail\"f\n\x04Gate\x12\x0f\n\x07\x65ntropy\x18\x01 \x01(\x01\x12\r\n\x05\x66loor\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x0f\n\x07\x64\x65nsity\x18\x04 \x01(\x01\x12\x0e\n\x06window\x18\x05 \x01(\r\x12\x0e\n\x06recent\x18\x06 \x03(\x08\"\xbc\x01\n\x0eVerifyResponse\x12#\n\x08segments\x18\x01 \x03(\x0b\x32\x11.semspec.v1.Piece\x12\x16\n\x0eopen_token_ids\x18\x02 \x03(\r\x12\x14\n\x0cnum_accepted\x18\x03 \x01(\r\x12\x13\n\x0b\x64uration_ms\x18\x04 \x01(\x02\x12\x1f\n\x04open\x18\x05 \x01(\x0b\x32\x11.semspec.v1.Piece\x12\r\n\x05state\x18\x06 \x01(\x0c\x12\x12\n\nmismatches\x18\x07 \x03(\x08\"\x95\x01\n\nAskRequest\x12\"\n\x07\x63ontext\x18\x01 \x03(\x0b\x32\x11.semspec.v1.Piece\x12\x10\n\x08question\x18\x02 \x01(\t\x12\x0f\n\x07prefill\x18\x03 \x01(\t\x12\x0f\n\x07options\x18\x04 \x03(\t\x12\x0f\n\x07session\x18\x05 \x01(\t\x12\x1e\n\x04tail\x18\x06 \x01(\x0b\x32\x10.semspec.v1.Tail\"L\n\x0b\x41skResponse\x12\x15\n\rprobabilities\x18\x01 \x03(\x01\x12\x11\n\tlikeliest\x18\x02 \x01(\t\x12\x13\n\x0b\x64uration_ms\x18\x03 \x01(\x02\x32\x88\x05\n\x06Target\x12;\n\x04Info\x12\x1c.semspec.v1.ModelInfoRequest\x1a\x15.semspec.v1.ModelInfo\x12?\n\x06\x45ncode\x12\x19.semspec.v1.EncodeRequest\x1a\x1a.semspec.v1.EncodeResponse\x12\x45\n\x08Tokenize\x12\x1b.semspec.v1.TokenizeRequest\x1a\x1c.semspec.v1.TokenizeResponse\x12\x39\n\x04Read\x12\x17.semspec.v1.ReadRequest\x1a\x18.semspec.v1.ReadResponse\x12>\n\x05Write\x12\x18.semspec.v1.WriteRequest\x1a\x19.semspec.v1.WriteResponse0\x01\x12\x42\n\x08WriteAll\x12\x18.semspec.v1.WriteRequest\x1a\x1c.semspec.v1.WriteAllResponse\x12;\n\x07Propose\x12\x1a.semspec.v1.ProposeRequest\x1a\x14.semspec.v1.Proposal\x12\x44\n\x07Project\x12\x1a.semspec.v1.ProjectionPart\x1a\x1b.semspec.v1.ProjectResponse(\x01\x12?\n\x06Verify\x12\x19.semspec.v1.VerifyRequest\x1a\x1a.semspec.v1.VerifyResponse\x12\x36\n\x03\x41sk\x12\x16.semspec.v1.AskRequest\x1a\x17.semspec.v1.AskResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,22 +38,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIZERESPONSE']._serialized_end=149
   _globals['_TOKEN']._serialized_start=151
   _globals['_TOKEN']._serialized_end=213
-  _globals['_READREQUEST']._serialized_start=215
-  _globals['_READREQUEST']._serialized_end=338
-  _globals['_READRESPONSE']._serialized_start=340
-  _globals['_READRESPONSE']._serialized_end=414
-  _globals['_READING']._serialized_start=416
-  _globals['_READING']._serialized_end=520
-  _globals['_VERIFYREQUEST']._serialized_start=523
-  _globals['_VERIFYREQUEST']._serialized_end=845
-  _globals['_GATE']._serialized_start=847
-  _globals['_GATE']._serialized_end=949
-  _globals['_VERIFYRESPONSE']._serialized_start=952
-  _globals['_VERIFYRESPONSE']._serialized_end=1140
-  _globals['_ASKREQUEST']._serialized_start=1142
-  _globals['_ASKREQUEST']._serialized_end=1259
-  _globals['_ASKRESPONSE']._serialized_start=1261
-  _globals['_ASKRESPONSE']._serialized_end=1337
-  _globals['_TARGET']._serialized_start=1340
-  _globals['_TARGET']._serialized_end=1988
+  _globals['_READREQUEST']._serialized_start=216
+  _globals['_READREQUEST']._serialized_end=371
+  _globals['_READRESPONSE']._serialized_start=373
+  _globals['_READRESPONSE']._serialized_end=447
+  _globals['_READING']._serialized_start=449
+  _globals['_READING']._serialized_end=553
+  _globals['_VERIFYREQUEST']._serialized_start=556
+  _globals['_VERIFYREQUEST']._serialized_end=910
+  _globals['_GATE']._serialized_start=912
+  _globals['_GATE']._serialized_end=1014
+  _globals['_VERIFYRESPONSE']._serialized_start=1017
+  _globals['_VERIFYRESPONSE']._serialized_end=1205
+  _globals['_ASKREQUEST']._serialized_start=1208
+  _globals['_ASKREQUEST']._serialized_end=1357
+  _globals['_ASKRESPONSE']._serialized_start=1359
+  _globals['_ASKRESPONSE']._serialized_end=1435
+  _globals['_TARGET']._serialized_start=1438
+  _globals['_TARGET']._serialized_end=2086
 # @@protoc_insertion_point(module_scope)

@@ -97,6 +97,7 @@ class ReadRequest(_message.Message):
     SEGMENTS_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     PROJECTION_FIELD_NUMBER: _builtins.int
+    TAIL_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     """hint for cache affinity; may be empty"""
     projection: _builtins.str
@@ -109,6 +110,10 @@ class ReadRequest(_message.Message):
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Piece]:
         """to be scored, in order, at least one"""
 
+    @_builtins.property
+    def tail(self) -> _types_pb2.Tail:
+        """instead of `context`"""
+
     def __init__(
         self,
         *,
@@ -116,10 +121,11 @@ class ReadRequest(_message.Message):
         segments: _abc.Iterable[_types_pb2.Piece] | None = ...,
         session: _builtins.str = ...,
         projection: _builtins.str = ...,
+        tail: _types_pb2.Tail | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "projection", b"projection", "segments", b"segments", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "projection", b"projection", "segments", b"segments", "session", b"session", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -197,6 +203,7 @@ class VerifyRequest(_message.Message):
     MAX_SEGMENT_TOKENS_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     GATE_FIELD_NUMBER: _builtins.int
+    TAIL_FIELD_NUMBER: _builtins.int
     segmentation: _types_pb2.Segmentation.ValueType
     max_segments: _builtins.int
     """maximum number of segments; 0: no limit"""
@@ -224,6 +231,10 @@ class VerifyRequest(_message.Message):
     def gate(self) -> Global___Gate:
         """greedy only; unset: exact verification"""
 
+    @_builtins.property
+    def tail(self) -> _types_pb2.Tail:
+        """instead of `context`"""
+
     def __init__(
         self,
         *,
@@ -237,10 +248,11 @@ class VerifyRequest(_message.Message):
         max_segment_tokens: _builtins.int = ...,
         session: _builtins.str = ...,
         gate: Global___Gate | None = ...,
+        tail: _types_pb2.Tail | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["gate", b"gate", "proposal", b"proposal", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["gate", b"gate", "proposal", b"proposal", "sampling", b"sampling", "tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "gate", b"gate", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "open_token_ids", b"open_token_ids", "proposal", b"proposal", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "gate", b"gate", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "open_token_ids", b"open_token_ids", "proposal", b"proposal", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -353,6 +365,7 @@ class AskRequest(_message.Message):
     PREFILL_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
+    TAIL_FIELD_NUMBER: _builtins.int
     question: _builtins.str
     """a user turn after the context"""
     prefill: _builtins.str
@@ -367,6 +380,10 @@ class AskRequest(_message.Message):
     def options(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """single tokens, at least one"""
 
+    @_builtins.property
+    def tail(self) -> _types_pb2.Tail:
+        """instead of `context`"""
+
     def __init__(
         self,
         *,
@@ -375,10 +392,11 @@ class AskRequest(_message.Message):
         prefill: _builtins.str = ...,
         options: _abc.Iterable[_builtins.str] | None = ...,
         session: _builtins.str = ...,
+        tail: _types_pb2.Tail | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "options", b"options", "prefill", b"prefill", "question", b"question", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "options", b"options", "prefill", b"prefill", "question", b"question", "session", b"session", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,7 +3,7 @@
 isort:skip_file
 Messages shared by the draft, target and verifier services.
 
-Conventions: every call contains its whole context, so any call may be retried on any replica. Names of durations end
+Conventions: every call names its whole context, so any call may be retried on any replica. Names of durations end
 with their unit. Errors are gRPC status codes; the trailer `semspec-parameter` names the invalid request field.
 """
 
@@ -531,6 +531,7 @@ class WriteRequest(_message.Message):
     IS_AHEAD_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     PENALTIES_FIELD_NUMBER: _builtins.int
+    TAIL_FIELD_NUMBER: _builtins.int
     segmentation: Global___Segmentation.ValueType
     max_segments: _builtins.int
     """0: until end-of-sequence or `max_tokens`"""
@@ -560,6 +561,10 @@ class WriteRequest(_message.Message):
     def penalties(self) -> Global___Penalties:
         """counted over all segments after the prompt; unset: none"""
 
+    @_builtins.property
+    def tail(self) -> Global___Tail:
+        """instead of `context`"""
+
     def __init__(
         self,
         *,
@@ -576,16 +581,47 @@ class WriteRequest(_message.Message):
         is_ahead: _builtins.bool = ...,
         grammar: _builtins.str = ...,
         penalties: Global___Penalties | None = ...,
+        tail: Global___Tail | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "num_logprobs", b"num_logprobs", "penalties", b"penalties", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "num_logprobs", b"num_logprobs", "penalties", b"penalties", "sampling", b"sampling", "tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "context", b"context", "grammar", b"grammar", "is_ahead", b"is_ahead", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "num_logprobs", b"num_logprobs", "penalties", b"penalties", "projection", b"projection", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "want_states", b"want_states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "context", b"context", "grammar", b"grammar", "is_ahead", b"is_ahead", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "num_logprobs", b"num_logprobs", "penalties", b"penalties", "projection", b"projection", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "tail", b"tail", "want_states", b"want_states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_logprobs) -> _WhichOneofReturnType__num_logprobs | None: ...
 
 Global___WriteRequest: _TypeAlias = WriteRequest  # noqa: Y015
+
+@_typing.final
+class Tail(_message.Message):
+    """A context whose beginning the service keeps from an earlier call of the same session. A service that does not keep it
+    answers NOT_FOUND with the parameter "tail"; the caller then sends the whole context.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEFORE_FIELD_NUMBER: _builtins.int
+    PIECES_FIELD_NUMBER: _builtins.int
+    before: _builtins.bytes
+    """chained digest of the pieces before, as in semspec/rpc/contexts.py"""
+    @_builtins.property
+    def pieces(self) -> _containers.RepeatedCompositeFieldContainer[Global___Piece]:
+        """the others; may be empty"""
+
+    def __init__(
+        self,
+        *,
+        before: _builtins.bytes = ...,
+        pieces: _abc.Iterable[Global___Piece] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "pieces", b"pieces"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tail: _TypeAlias = Tail  # noqa: Y015
 
 @_typing.final
 class WriteResponse(_message.Message):
@@ -694,6 +730,7 @@ class ProposeRequest(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     RETRIEVAL_FIELD_NUMBER: _builtins.int
+    TAIL_FIELD_NUMBER: _builtins.int
     num_tokens: _builtins.int
     """maximum number, >= 1"""
     session: _builtins.str
@@ -712,6 +749,10 @@ class ProposeRequest(_message.Message):
     def retrieval(self) -> Global___Retrieval:
         """present: propose from the datastore instead of the model"""
 
+    @_builtins.property
+    def tail(self) -> Global___Tail:
+        """instead of `context`"""
+
     def __init__(
         self,
         *,
@@ -721,10 +762,11 @@ class ProposeRequest(_message.Message):
         num_tokens: _builtins.int = ...,
         session: _builtins.str = ...,
         retrieval: Global___Retrieval | None = ...,
+        tail: Global___Tail | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["retrieval", b"retrieval", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["retrieval", b"retrieval", "sampling", b"sampling", "tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "num_tokens", b"num_tokens", "open_token_ids", b"open_token_ids", "retrieval", b"retrieval", "sampling", b"sampling", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "num_tokens", b"num_tokens", "open_token_ids", b"open_token_ids", "retrieval", b"retrieval", "sampling", b"sampling", "session", b"session", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

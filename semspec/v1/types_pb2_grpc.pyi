@@ -3,7 +3,7 @@
 isort:skip_file
 Messages shared by the draft, target and verifier services.
 
-Conventions: every call contains its whole context, so any call may be retried on any replica. Names of durations end
+Conventions: every call names its whole context, so any call may be retried on any replica. Names of durations end
 with their unit. Errors are gRPC status codes; the trailer `semspec-parameter` names the invalid request field.
 """
 

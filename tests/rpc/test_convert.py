@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from semspec.clustering.equivalence import Alternatives
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.rpc.codec import common, generation, handshake, scoring
+from semspec.rpc.contexts import LastContexts
 from semspec.types import (
     SURPRISAL_FEATURES,
     ChoiceScores,
@@ -95,7 +96,10 @@ token_logprobs = st.builds(TokenLogprob, uint32, st.binary(), log_probabilities,
 @given(contexts, orders)
 def test_write_request_survives_the_wire(context: Context, params: GenerationParams) -> None:
     sent = generation.write_request_to_wire(context, params).SerializeToString()
-    assert generation.write_request_from_wire(types_pb2.WriteRequest.FromString(sent)) == (context, params)
+    assert generation.write_request_from_wire(types_pb2.WriteRequest.FromString(sent), LastContexts()) == (
+        context,
+        params,
+    )
 
 
 generated = st.builds(
@@ -116,7 +120,12 @@ def test_written_survives_the_wire(written: GeneratedSegment, data: st.DataObjec
 @given(contexts, st.lists(segments, min_size=1), text, text)
 def test_read_request_survives_the_wire(context: Context, read: list[Segment], session: str, digest: str) -> None:
     sent = scoring.read_request_to_wire(context, read, session, digest).SerializeToString()
-    assert scoring.read_request_from_wire(target_pb2.ReadRequest.FromString(sent)) == (context, read, session, digest)
+    assert scoring.read_request_from_wire(target_pb2.ReadRequest.FromString(sent), LastContexts()) == (
+        context,
+        read,
+        session,
+        digest,
+    )
 
 
 @given(st.lists(st.builds(SegmentScore, states, surprisals, uint32, st.just(2.5)), max_size=3))
@@ -215,7 +224,10 @@ def test_penalties_survive_the_wire() -> None:
     penalties = Penalties(-0.5, 1.5, 1.1, ((3, -100.0), (70_000, 0.25)))
     asked = replace(ORDER, penalties=penalties)
     sent = generation.write_request_to_wire(CONTEXT, asked).SerializeToString()
-    assert generation.write_request_from_wire(types_pb2.WriteRequest.FromString(sent)) == (CONTEXT, asked)
+    assert generation.write_request_from_wire(types_pb2.WriteRequest.FromString(sent), LastContexts()) == (
+        CONTEXT,
+        asked,
+    )
     assert not generation.write_request_to_wire(CONTEXT, ORDER).HasField("penalties")
 
 
@@ -252,7 +264,7 @@ def test_write_request_is_refused_by_field(spoil: Callable[[types_pb2.WriteReque
     message = _write_request()
     spoil(message)
     with pytest.raises(InvalidRequest) as refusal:
-        generation.write_request_from_wire(message)
+        generation.write_request_from_wire(message, LastContexts())
     assert refusal.value.parameter == field
     assert field in refusal.value.message
 
@@ -313,7 +325,7 @@ def test_reading_a_prompt_as_a_segment_is_refused() -> None:
     message = scoring.read_request_to_wire(CONTEXT, [SEGMENT], "")
     message.segments[0].CopyFrom(message.context[0])
     with pytest.raises(InvalidRequest) as refusal:
-        scoring.read_request_from_wire(message)
+        scoring.read_request_from_wire(message, LastContexts())
     assert refusal.value.parameter == "segments[0].writer"
 
 

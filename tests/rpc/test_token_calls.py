@@ -17,6 +17,7 @@ from semspec.errors import ContextTooLong, InternalError, InvalidRequest, Mismat
 from semspec.rpc.channel import ClientOptions
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget
 from semspec.rpc.codec import generation, scoring
+from semspec.rpc.contexts import LastContexts
 from semspec.rpc.servicers import draft_service, target_service
 from semspec.types import (
     ChoiceScores,
@@ -55,7 +56,7 @@ def test_propose_request_survives_the_wire(
     context: Context, open_ids: tuple[int, ...], params: GenerationParams, num_tokens: int
 ) -> None:
     sent = generation.propose_request_to_wire(context, open_ids, params, num_tokens).SerializeToString()
-    received = generation.propose_request_from_wire(types_pb2.ProposeRequest.FromString(sent))
+    received = generation.propose_request_from_wire(types_pb2.ProposeRequest.FromString(sent), LastContexts())
     assert received == (context, open_ids, GenerationParams(params.sampling, session=params.session), num_tokens)
 
 
@@ -78,7 +79,7 @@ def test_verify_request_survives_the_wire(
     context: Context, open_ids: tuple[int, ...], proposal: Proposal, params: GenerationParams
 ) -> None:
     sent = scoring.verify_request_to_wire(context, open_ids, proposal, params).SerializeToString()
-    received = scoring.verify_request_from_wire(target_pb2.VerifyRequest.FromString(sent))
+    received = scoring.verify_request_from_wire(target_pb2.VerifyRequest.FromString(sent), LastContexts())
     assert received == (context, open_ids, proposal, replace(params, want_states=False, num_logprobs=None, grammar=""))
 
 
@@ -94,7 +95,7 @@ def test_ask_request_survives_the_wire(
     context: Context, question: str, prefill: str, options: list[str], session: str
 ) -> None:
     sent = scoring.ask_request_to_wire(context, question, prefill, options, session).SerializeToString()
-    received = scoring.ask_request_from_wire(target_pb2.AskRequest.FromString(sent))
+    received = scoring.ask_request_from_wire(target_pb2.AskRequest.FromString(sent), LastContexts())
     assert received == (context, question, prefill, options, session)
 
 
@@ -119,7 +120,7 @@ def test_propose_request_is_refused_by_field(spoil: Spoil, field: str) -> None:
     message = generation.propose_request_to_wire(CONTEXT, OPEN_IDS, ORDER, 4)
     spoil(message)
     with pytest.raises(InvalidRequest) as refusal:
-        generation.propose_request_from_wire(message)
+        generation.propose_request_from_wire(message, LastContexts())
     assert refusal.value.parameter == field
 
 
@@ -151,7 +152,7 @@ def test_verify_request_is_refused_by_field(spoil: Spoil, field: str) -> None:
     message = scoring.verify_request_to_wire(CONTEXT, OPEN_IDS, PROPOSAL, ORDER)
     spoil(message)
     with pytest.raises(InvalidRequest) as refusal:
-        scoring.verify_request_from_wire(message)
+        scoring.verify_request_from_wire(message, LastContexts())
     assert refusal.value.parameter == field
     assert field in refusal.value.message
 
@@ -168,7 +169,7 @@ def test_ask_request_is_refused_by_field(spoil: Spoil, field: str) -> None:
     message = scoring.ask_request_to_wire(CONTEXT, "Is it so?", "It is ", ["so"], "")
     spoil(message)
     with pytest.raises(InvalidRequest) as refusal:
-        scoring.ask_request_from_wire(message)
+        scoring.ask_request_from_wire(message, LastContexts())
     assert refusal.value.parameter == field
 
 

@@ -2,11 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from semspec.errors import InvalidRequest, Mismatch
+from semspec.rpc.contexts import LastContexts
 from semspec.types import STATE_CONVENTION, Context, Piece, Segment, Segmentation, SegmentEnd, States, Writer
 from semspec.v1 import types_pb2
+
+if TYPE_CHECKING:
+    from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 T = TypeVar("T")
 
@@ -105,10 +109,44 @@ def segment_from_wire(message: types_pb2.Piece, field: str) -> Segment:
     return piece
 
 
-def context_from_wire(pieces: Sequence[types_pb2.Piece]) -> Context:
-    """The whole context of a call; contains at least the prompt."""
-    check_filled(pieces, "context")
-    return Context(tuple(piece_from_wire(piece, f"context[{i}]") for i, piece in enumerate(pieces)))
+class HasContext(Protocol):
+    """A request about a context."""
+
+    session: str
+
+    @property
+    def context(self) -> "RepeatedCompositeFieldContainer[types_pb2.Piece]": ...
+
+    @property
+    def tail(self) -> types_pb2.Tail: ...
+
+    def HasField(self, field_name: Literal["tail"]) -> bool: ...
+
+
+def put_context(message: HasContext, context: Context, before: bytes = b"") -> None:
+    """Fill in a context; after `before`, if it is given, which the service keeps."""
+    pieces = message.context
+    if before:
+        message.tail.before, pieces = before, message.tail.pieces
+    for piece in context.pieces:
+        put_piece(pieces.add(), piece)
+
+
+def context_from_wire(message: HasContext, kept: LastContexts) -> Context:
+    """The whole context of a call; contains at least the prompt. It is noted in `kept`.
+
+    Raises: NotFound when the message has only the tail of a context that is not in `kept`.
+    """
+    if message.HasField("tail"):
+        if message.context:
+            raise invalid("context", "must be empty beside a tail")
+        rest = [piece_from_wire(piece, f"tail.pieces[{i}]") for i, piece in enumerate(message.tail.pieces)]
+        context = kept.whole(message.session, message.tail.before, rest)
+    else:
+        check_filled(message.context, "context")
+        context = Context(tuple(piece_from_wire(piece, f"context[{i}]") for i, piece in enumerate(message.context)))
+    kept.note(message.session, context)
+    return context
 
 
 _FLOAT_BYTES = 4

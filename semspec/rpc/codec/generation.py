@@ -15,11 +15,13 @@ from semspec.rpc.codec.common import (
     invalid,
     known,
     piece_from_wire,
+    put_context,
     put_piece,
     put_states,
     segment_from_wire,
     states_from_wire,
 )
+from semspec.rpc.contexts import LastContexts
 from semspec.types import (
     Context,
     Conversation,
@@ -157,8 +159,8 @@ MAX_LOGPROBS = 20
 """Maximum number of alternatives per token, as in the OpenAI API."""
 
 
-def write_request_to_wire(context: Context, params: GenerationParams) -> types_pb2.WriteRequest:
-    """The request of a `Write` call."""
+def write_request_to_wire(context: Context, params: GenerationParams, before: bytes = b"") -> types_pb2.WriteRequest:
+    """The request of a `Write` call. `before` as for `put_context`."""
     message = types_pb2.WriteRequest(
         sampling=sampling_to_wire(params.sampling),
         segmentation=SEGMENTATIONS_TO_WIRE[params.segmentation],
@@ -173,12 +175,11 @@ def write_request_to_wire(context: Context, params: GenerationParams) -> types_p
         grammar=params.grammar,
         penalties=None if params.penalties.is_neutral else penalties_to_wire(params.penalties),
     )
-    for piece in context.pieces:
-        put_piece(message.context.add(), piece)
+    put_context(message, context, before)
     return message
 
 
-def write_request_from_wire(message: types_pb2.WriteRequest) -> tuple[Context, GenerationParams]:
+def write_request_from_wire(message: types_pb2.WriteRequest, kept: LastContexts) -> tuple[Context, GenerationParams]:
     """The context and the parameters of a `Write` call."""
     params = params_from_wire(message)
     params = replace(
@@ -190,7 +191,7 @@ def write_request_from_wire(message: types_pb2.WriteRequest) -> tuple[Context, G
         grammar=message.grammar,
         penalties=penalties_from_wire(message.penalties) if message.HasField("penalties") else Penalties(),
     )
-    return context_from_wire(message.context), params
+    return context_from_wire(message, kept), params
 
 
 def params_from_wire(message: types_pb2.WriteRequest | target_pb2.VerifyRequest) -> GenerationParams:
@@ -282,9 +283,10 @@ _ENTRY_BYTES = 4
 
 
 def propose_request_to_wire(
-    context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
+    context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int, before: bytes = b""
 ) -> types_pb2.ProposeRequest:
-    """The request of a `Propose` call; of `params`, only sampling, session and retrieval are sent."""
+    """The request of a `Propose` call; of `params`, only sampling, session and retrieval are sent. `before` as for
+    `put_context`."""
     message = types_pb2.ProposeRequest(
         open_token_ids=open_ids,
         sampling=sampling_to_wire(params.sampling),
@@ -296,19 +298,18 @@ def propose_request_to_wire(
         message.retrieval.CopyFrom(
             types_pb2.Retrieval(state=retrieval.state, source=retrieval.source, tree=retrieval.tree)
         )
-    for piece in context.pieces:
-        put_piece(message.context.add(), piece)
+    put_context(message, context, before)
     return message
 
 
 def propose_request_from_wire(
-    message: types_pb2.ProposeRequest,
+    message: types_pb2.ProposeRequest, kept: LastContexts
 ) -> tuple[Context, tuple[int, ...], GenerationParams, int]:
     """Context, open tokens, parameters and number of tokens of a `Propose` call."""
     check_positive(message.num_tokens, "num_tokens")
     retrieval = _retrieval_from_wire(message.retrieval) if message.HasField("retrieval") else None
     params = GenerationParams(sampling_from_wire(message.sampling), session=message.session, retrieval=retrieval)
-    return context_from_wire(message.context), tuple(message.open_token_ids), params, message.num_tokens
+    return context_from_wire(message, kept), tuple(message.open_token_ids), params, message.num_tokens
 
 
 def _retrieval_from_wire(message: types_pb2.Retrieval) -> Retrieval:

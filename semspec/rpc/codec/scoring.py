@@ -17,6 +17,7 @@ from semspec.rpc.codec.common import (
     known,
     piece_from_wire,
     probability,
+    put_context,
     put_piece,
     put_states,
     put_tensor,
@@ -30,6 +31,7 @@ from semspec.rpc.codec.generation import (
     put_proposal,
     sampling_to_wire,
 )
+from semspec.rpc.contexts import LastContexts
 from semspec.types import (
     SURPRISAL_FEATURES,
     ChoiceScores,
@@ -68,22 +70,23 @@ def reading_from_wire(message: target_pb2.Reading, field: str, duration_ms: floa
 
 
 def read_request_to_wire(
-    context: Context, segments: Sequence[Segment], session: str, projection: str = ""
+    context: Context, segments: Sequence[Segment], session: str, projection: str = "", before: bytes = b""
 ) -> target_pb2.ReadRequest:
-    """The request of a `Read` call."""
+    """The request of a `Read` call. `before` as for `put_context`."""
     message = target_pb2.ReadRequest(session=session, projection=projection)
-    for piece in context.pieces:
-        put_piece(message.context.add(), piece)
+    put_context(message, context, before)
     for segment in segments:
         put_piece(message.segments.add(), segment)
     return message
 
 
-def read_request_from_wire(message: target_pb2.ReadRequest) -> tuple[Context, list[Segment], str, str]:
+def read_request_from_wire(
+    message: target_pb2.ReadRequest, kept: LastContexts
+) -> tuple[Context, list[Segment], str, str]:
     """Context, segments (at least one), session hint and digest of the projection of a `Read` call."""
     check_filled(message.segments, "segments")
     segments = [segment_from_wire(piece, f"segments[{i}]") for i, piece in enumerate(message.segments)]
-    return context_from_wire(message.context), segments, message.session, message.projection
+    return context_from_wire(message, kept), segments, message.session, message.projection
 
 
 def read_response_to_wire(scores: Sequence[SegmentScore]) -> target_pb2.ReadResponse:
@@ -101,9 +104,9 @@ def read_response_from_wire(message: target_pb2.ReadResponse) -> list[SegmentSco
 
 
 def verify_request_to_wire(
-    context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
+    context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams, before: bytes = b""
 ) -> target_pb2.VerifyRequest:
-    """The request of a `Verify` call."""
+    """The request of a `Verify` call. `before` as for `put_context`."""
     message = target_pb2.VerifyRequest(
         open_token_ids=open_ids,
         sampling=sampling_to_wire(params.sampling),
@@ -116,20 +119,19 @@ def verify_request_to_wire(
     put_proposal(message.proposal, proposal)
     if params.gate is not None:
         message.gate.CopyFrom(target_pb2.Gate(**asdict(params.gate)))
-    for piece in context.pieces:
-        put_piece(message.context.add(), piece)
+    put_context(message, context, before)
     return message
 
 
 def verify_request_from_wire(
-    message: target_pb2.VerifyRequest,
+    message: target_pb2.VerifyRequest, kept: LastContexts
 ) -> tuple[Context, tuple[int, ...], Proposal, GenerationParams]:
     """Context, open tokens, proposal and parameters of a `Verify` call."""
     params = params_from_wire(message)
     if message.HasField("gate"):
         params = replace(params, gate=_gate_from_wire(message.gate))
     proposal = proposal_from_wire(message.proposal, "proposal")
-    return context_from_wire(message.context), tuple(message.open_token_ids), proposal, params
+    return context_from_wire(message, kept), tuple(message.open_token_ids), proposal, params
 
 
 def _gate_from_wire(message: target_pb2.Gate) -> Gate:
@@ -177,21 +179,22 @@ def verify_response_from_wire(message: target_pb2.VerifyResponse, num_proposed: 
 
 
 def ask_request_to_wire(
-    context: Context, question: str, prefill: str, options: Sequence[str], session: str
+    context: Context, question: str, prefill: str, options: Sequence[str], session: str, before: bytes = b""
 ) -> target_pb2.AskRequest:
-    """The request of an `Ask` call."""
+    """The request of an `Ask` call. `before` as for `put_context`."""
     message = target_pb2.AskRequest(question=question, prefill=prefill, options=options, session=session)
-    for piece in context.pieces:
-        put_piece(message.context.add(), piece)
+    put_context(message, context, before)
     return message
 
 
-def ask_request_from_wire(message: target_pb2.AskRequest) -> tuple[Context, str, str, list[str], str]:
+def ask_request_from_wire(
+    message: target_pb2.AskRequest, kept: LastContexts
+) -> tuple[Context, str, str, list[str], str]:
     """Context, question, prefill, options (at least one) and session hint of an `Ask` call."""
     if not message.question.strip():
         raise invalid("question", "is empty")
     check_filled(message.options, "options")
-    context = context_from_wire(message.context)
+    context = context_from_wire(message, kept)
     return context, message.question, message.prefill, list(message.options), message.session
 
 

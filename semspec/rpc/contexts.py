@@ -1,0 +1,108 @@
+"""What both ends of a connection remember of a session, so that a call carries only what is new in its context.
+
+The caller names the pieces that it has sent before by a digest; a service that does not have them any more asks for the
+whole context. So every call can still be answered by any replica, and what is computed does not change.
+"""
+
+import struct
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from semspec.errors import NotFound
+from semspec.types import Context, Piece, Segment
+
+MAX_BYTES = 64 * 2**20
+"""Of all remembered contexts of a service or of a caller's connection: 1.5 million tokens."""
+TAIL = "tail"
+"""The parameter of the refusal of a context that is not remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """A context, with the digest and the size of each of its beginnings."""
+
+    pieces: tuple[Piece, ...] = ()
+    digests: tuple[bytes, ...] = ()
+    """`digests[i]` is that of `pieces[: i + 1]`."""
+    sizes: tuple[int, ...] = ()
+    """Bytes of memory, about, likewise."""
+
+    def of(self, pieces: tuple[Piece, ...]) -> "_Chain":
+        """The chain of `pieces`, of which only those that are not in this one are digested."""
+        num_common = _num_common(self.pieces, pieces)
+        digests, sizes = list(self.digests[:num_common]), list(self.sizes[:num_common])
+        digest, size = (digests[-1], sizes[-1]) if num_common else (b"", 0)
+        for piece in pieces[num_common:]:
+            digest, size = _digest(digest, piece), size + _size(piece)
+            digests.append(digest)
+            sizes.append(size)
+        return _Chain(pieces, tuple(digests), tuple(sizes))
+
+    @property
+    def size(self) -> int:
+        return self.sizes[-1] if self.sizes else 0
+
+
+class LastContexts:
+    """The last context of each session; those of the sessions used least recently are forgotten first."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._chains: OrderedDict[str, _Chain] = OrderedDict()
+        self._num_bytes = 0
+
+    def note(self, session: str, context: Context) -> None:
+        """Remember the context of a call; nothing without a session."""
+        if not session:
+            return
+        before = self._chains.pop(session, _Chain())
+        chain = before.of(context.pieces)
+        self._chains[session] = chain
+        self._num_bytes += chain.size - before.size
+        while self._num_bytes > self._max_bytes:
+            self._num_bytes -= self._chains.popitem(last=False)[1].size
+
+    def rest(self, session: str, context: Context) -> tuple[Context, bytes]:
+        """What a caller has to send: the pieces that are new, and the digest of those before them; b"" if all are."""
+        chain = self._chains.get(session, _Chain())
+        num_common = _num_common(chain.pieces, context.pieces)
+        if num_common == 0:
+            return context, b""
+        return Context(context.pieces[num_common:]), chain.digests[num_common - 1]
+
+    def whole(self, session: str, before: bytes, pieces: Iterable[Piece]) -> Context:
+        """The context of a call that a service received. Raises: NotFound when what comes before is not remembered."""
+        chain = self._chains.get(session, _Chain())
+        if before not in chain.digests:
+            raise NotFound("the service does not remember this context: send it whole", TAIL)
+        return Context((*chain.pieces[: chain.digests.index(before) + 1], *pieces))
+
+
+def _num_common(some: Sequence[Piece], others: Sequence[Piece]) -> int:
+    """Length of the common beginning."""
+    if (
+        some == others[: len(some)]
+    ):  # in C, which looks only whether the pieces are the same objects, as they mostly are
+        return len(some)
+    return next(
+        (index for index, (one, other) in enumerate(zip(some, others, strict=False)) if one != other),
+        min(len(some), len(others)),
+    )
+
+
+def _digest(before: bytes, piece: Piece) -> bytes:
+    text, tokenizer = (part.encode("utf-8", "surrogatepass") for part in (piece.text, piece.tokenizer))
+    kind = f"{piece.writer} {piece.end}".encode() if isinstance(piece, Segment) else b""
+    ids = struct.pack(f"<{len(piece.token_ids)}I", *piece.token_ids)
+    parts = (before, text, tokenizer, kind, ids)
+    digest = blake2b(struct.pack(f"<{len(parts)}Q", *map(len, parts)), digest_size=16)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
+
+
+def _size(piece: Piece) -> int:
+    """Bytes of memory, about: a number of a tuple takes 8 and itself 32."""
+    return 200 + 40 * len(piece.token_ids) + 4 * len(piece.text)

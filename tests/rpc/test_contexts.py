@@ -1,0 +1,184 @@
+"""Calls that carry only what is new in a context are answered as those that carry all of it."""
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from opentelemetry.trace import Span
+
+from semspec.errors import InvalidRequest, NotFound
+from semspec.rpc.calls import client_span
+from semspec.rpc.channel import ClientOptions
+from semspec.rpc.clients import RemoteTarget
+from semspec.rpc.codec import common, generation, scoring
+from semspec.rpc.contexts import LastContexts
+from semspec.rpc.servicers import target_service
+from semspec.settings import ServiceSettings
+from semspec.types import Context, Piece, Segment, SegmentEnd, Writer
+from semspec.v1 import types_pb2
+from tests.rpc.fakes import ORDER, SEGMENT, FakeEngine, serving
+
+
+def segment(number: int, writer: Writer = Writer.DRAFT) -> Segment:
+    return Segment(f"Step {number}.\n\n", (number, 2**32 - 1), "t", writer, SegmentEnd.BOUNDARY)
+
+
+PROMPT = Piece("A prompt.", tuple(range(900)), "t")
+WHOLE = Context((PROMPT, *(segment(number) for number in range(40))))
+
+
+def grown(random: Random) -> list[Context]:
+    """Contexts of a session, in which some segments are taken back and others put in their place."""
+    contexts = [Context((PROMPT,))]
+    for number in range(60):
+        pieces = contexts[-1].pieces
+        kept = pieces[: random.randint(1, len(pieces))] if random.random() < 0.3 else pieces
+        writer = random.choice((Writer.DRAFT, Writer.TARGET))
+        contexts.append(Context((*kept, *(segment(number, writer) for _ in range(random.randint(0, 2))))))
+    return contexts
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_both_ends_agree_on_every_context(seed: int) -> None:
+    caller, service = LastContexts(), LastContexts()
+    num_sent = 0
+    for context in grown(Random(seed)):
+        rest, before = caller.rest("s", context)
+        whole = service.whole("s", before, rest.pieces) if before else rest
+        assert whole == context
+        num_sent += len(rest.pieces)
+        caller.note("s", context)
+        service.note("s", whole)
+    assert num_sent < 100
+
+
+def test_only_what_is_new_is_sent() -> None:
+    contexts = LastContexts()
+    assert contexts.rest("s", WHOLE) == (WHOLE, b"")
+    contexts.note("s", WHOLE)
+    assert contexts.rest("s", WHOLE)[0].pieces == ()
+    assert contexts.rest("s", WHOLE.extended(segment(7)))[0].pieces == (segment(7),)
+    assert contexts.rest("another session", WHOLE) == (WHOLE, b"")
+    other_prompt = Context((replace(PROMPT, text="Another."), *WHOLE.pieces[1:]))
+    assert contexts.rest("s", other_prompt) == (other_prompt, b"")
+    contexts.note("", WHOLE)
+    assert contexts.rest("", WHOLE) == (WHOLE, b"")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(segment(1), text="Step 2.\n\n"), replace(segment(1), token_ids=(1,)),
+        replace(segment(1), tokenizer="u"), replace(segment(1), writer=Writer.TARGET),
+        replace(segment(1), end=SegmentEnd.EOS),
+        Piece("Step 1.\n\n", (1, 2**32 - 1), "t"),
+    ],
+)  # fmt: skip
+def test_digest_is_of_everything_in_a_piece(other: Piece) -> None:
+    """A service that has another context is asked for one that it does not have."""
+    caller, service = LastContexts(), LastContexts()
+    caller.note("s", Context((PROMPT, segment(1))))
+    service.note("s", Context((PROMPT, other)))
+    rest, before = caller.rest("s", Context((PROMPT, segment(1), segment(2))))
+    assert rest.pieces == (segment(2),)
+    with pytest.raises(NotFound):
+        service.whole("s", before, rest.pieces)
+
+
+def test_memory_is_bounded_and_the_oldest_forgotten() -> None:
+    contexts = LastContexts(max_bytes=400_000)
+    for number in range(50):
+        contexts.note(f"s{number}", WHOLE)
+        contexts.note("s0", WHOLE)
+    assert contexts.rest("s49", WHOLE)[1] and contexts.rest("s0", WHOLE)[1]
+    assert sum(bool(contexts.rest(f"s{number}", WHOLE)[1]) for number in range(50)) == 8
+    contexts.note("large", Context((Piece("x" * 200_000, (), "t"),)))
+    assert not any(contexts.rest(f"s{number}", WHOLE)[1] for number in range(50))
+
+
+class Contexts(FakeEngine):
+    """Notes the contexts of its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.received: list[Context] = []
+
+    def generate(self, context, params):  # type: ignore[no-untyped-def]
+        self.received.append(context)
+        return super().generate(context, params)
+
+    async def score(self, context, *others):  # type: ignore[no-untyped-def]
+        self.received.append(context)
+        return await super().score(context, *others)
+
+
+@asynccontextmanager
+async def connected(engine: FakeEngine) -> AsyncIterator[RemoteTarget]:
+    async with serving(target_service(lambda: engine)) as server:
+        client = RemoteTarget(server.address, ClientOptions())
+        try:
+            yield client
+        finally:
+            await client.aclose()
+
+
+async def ask(client: RemoteTarget, contexts: list[Context]) -> None:
+    for number, context in enumerate(contexts):
+        if number % 3 == 0:
+            await client.score(context, [SEGMENT], "s")
+        else:
+            async with aclosing(client.generate(context, replace(ORDER, max_segments=3, session="s"))) as segments:
+                assert [one async for one in segments]
+
+
+async def test_engine_gets_whole_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr("semspec.rpc.connection.client_span", lambda method, request: _measured(sizes, method, request))
+    engine, contexts = Contexts(), grown(Random(1))
+    async with connected(engine) as client:
+        await ask(client, contexts)
+    assert engine.received == contexts
+    assert sizes[0] > 1500 and max(sizes[1:]) < 400
+
+
+async def test_service_that_forgot_is_sent_the_whole_context() -> None:
+    engine, restarted, contexts = Contexts(), Contexts(), grown(Random(2))
+    async with serving(target_service(lambda: engine)) as first:
+        client = RemoteTarget(first.address, ClientOptions())
+        await ask(client, contexts[:20])
+        port = int(first.address.rpartition(":")[2])
+    async with serving(target_service(lambda: restarted), ServiceSettings(port=port)):
+        await ask(client, contexts[20:])
+        await client.aclose()
+    assert engine.received + restarted.received == contexts
+
+
+async def test_older_service_is_sent_the_whole_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that knows no tails gets messages without a context."""
+
+    def without_tail(message, kept):  # type: ignore[no-untyped-def]
+        message.ClearField("tail")
+        return now(message, kept)
+
+    now = common.context_from_wire
+    for module in (generation, scoring):
+        monkeypatch.setattr(module, "context_from_wire", without_tail)
+    engine, contexts = Contexts(), grown(Random(3))
+    async with connected(engine) as client:
+        await ask(client, contexts)
+    assert engine.received == contexts
+
+
+async def test_context_beside_a_tail_is_refused() -> None:
+    message = generation.write_request_to_wire(WHOLE, ORDER)
+    message.tail.CopyFrom(types_pb2.Tail(before=b"x"))
+    with pytest.raises(InvalidRequest, match="must be empty beside a tail"):
+        generation.write_request_from_wire(message, LastContexts())
+
+
+def _measured(sizes: list[int], method: object, request: Any) -> AbstractContextManager[Span]:
+    sizes.append(request.ByteSize())
+    return client_span(method, request)
