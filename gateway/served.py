@@ -164,10 +164,15 @@ def mismatch(served: Served, settings: GatewaySettings) -> str | None:
         )
     if not served.segmentations("semantic"):
         return "draft, target and verifier have no segmentation in common: use probes trained for one the engines have"
-    unsupported_reason = served.unsupported_reason(settings.default_strategy)
-    return (
-        None if unsupported_reason is None else f"SEMSPEC_GATEWAY_DEFAULT_STRATEGY is unsupported: {unsupported_reason}"
-    )
+    strategy, segmentation = settings.default_strategy, settings.default_segmentation
+    if unsupported_reason := served.unsupported_reason(strategy):
+        return f"SEMSPEC_GATEWAY_DEFAULT_STRATEGY is unsupported: {unsupported_reason}"
+    if segmentation not in (supported := served.segmentations(strategy)):
+        return (
+            f"SEMSPEC_GATEWAY_DEFAULT_SEGMENTATION is {segmentation.value}, but the services support only "
+            f"{', '.join(sorted(supported))} for {strategy}: set it, or use probes trained for {segmentation.value}"
+        )
+    return None
 
 
 def _unaudited_reason(verifier: VerifierInfo, settings: GatewaySettings) -> str | None:

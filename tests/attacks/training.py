@@ -131,7 +131,7 @@ def _spoilt(site: Site, chance: Random) -> Case:
                     raise Broken(Verdict.MEDIUM, f"a traceback: {one.get('why', '')[-200:]} {one['told'][-400:]}")
             if result["said"] == [0]:  # whatever was missing is made again, and what does not matter stays
                 site.check_whole(name, result)
-            elif str(path) not in result["told"] and path.name not in result["told"]:
+            elif str(path) not in result["told"] and str(path.parent) not in result["told"]:
                 raise Broken(Verdict.MEDIUM, f"the file is not named: {result['told'][-400:]}")
         finally:
             site.remove(name)

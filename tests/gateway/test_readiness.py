@@ -253,6 +253,16 @@ def test_default_strategy_the_pair_cannot_do_is_a_mismatch(strategy: str) -> Non
     assert reason is not None and "SEMSPEC_GATEWAY_DEFAULT_STRATEGY" in reason and strategy in reason
 
 
+def test_default_segmentation_that_the_probes_do_not_know_is_a_mismatch() -> None:
+    """No client asked for it, so no client is told."""
+    whole = served(Fakes.make())
+    of_sentences = replace(whole, verifier=replace(whole.verifier, segmentations=(Segmentation.SENTENCE,)))
+    reason = mismatch(of_sentences, make_settings())
+    assert reason is not None and "SEMSPEC_GATEWAY_DEFAULT_SEGMENTATION is paragraph" in reason and "sentence" in reason
+    assert mismatch(of_sentences, make_settings(default_segmentation="sentence")) is None
+    assert mismatch(of_sentences, make_settings(default_strategy="target")) is None
+
+
 @pytest.mark.parametrize("strategy", ["semantic", "semantic+token-level", "last-hidden", "surprisal"])
 async def test_segmentation_the_probes_do_not_know_is_refused(start_gateway: GatewayFactory, strategy: str) -> None:
     fakes = Fakes.make()
