@@ -1,10 +1,12 @@
 """The prompt of a generation as each model reads it, in the model's own chat template."""
 
+import asyncio
+from collections.abc import Awaitable
 from dataclasses import dataclass
 
 from semspec.decoding.protocols import Drafter
-from semspec.decoding.steps import BackendUnavailable, or_backend_unavailable
-from semspec.errors import ContextTooLong
+from semspec.decoding.steps import BackendUnavailable, cancelled, or_backend_unavailable
+from semspec.errors import ContextTooLong, DeadlineExceeded
 from semspec.types import ModelInfo, Piece, Prompt, TokenIds
 
 THINK = "<think>"
@@ -23,23 +25,41 @@ class Prompts:
 
 
 async def prompts_of(
-    prompt: Prompt, target: Piece, drafter: Drafter, draft_info: ModelInfo, target_info: ModelInfo
+    prompt: Prompt,
+    encoded: Awaitable[Piece],
+    drafter: Drafter,
+    draft_info: ModelInfo,
+    target_info: ModelInfo,
+    draft_deadline_s: float | None = None,
 ) -> Prompts:
-    """`target`, which the target made of `prompt`, and the draft's own rendering where that differs.
+    """What the target makes of `prompt`, which `encoded` waits for, and the draft's own rendering where that differs;
+    both models are asked at the same time.
 
     A plain text or its token ids go to both models as they are, and a draft without a chat template reads the target's
     rendering.
-    Raises: ContextTooLong when the draft's window is too small.
+    Raises: what `encoded` does, before all else; ContextTooLong when the draft's window is too small.
     """
     if isinstance(prompt, str | TokenIds) or not renders_its_own(draft_info, target_info):
-        return Prompts(target)
+        return Prompts(await encoded)
+    own = asyncio.create_task(or_backend_unavailable("draft", _in_time(drafter.encode(prompt), draft_deadline_s)))
     try:
-        draft = await or_backend_unavailable("draft", drafter.encode(prompt))
+        target = await encoded
+        return Prompts(target, at_the_same_point(await own, target))
     except BackendUnavailable as unavailable:
         if isinstance(unavailable.__cause__, ContextTooLong):
             raise unavailable.__cause__ from None
         return Prompts(target, fallback=str(unavailable))
-    return Prompts(target, at_the_same_point(draft, target))
+    finally:
+        await cancelled(own)
+
+
+async def _in_time(work: Awaitable[Piece], deadline_s: float | None) -> Piece:
+    """Raises: DeadlineExceeded after `deadline_s`; what `work` raises."""
+    try:
+        async with asyncio.timeout(deadline_s):
+            return await work
+    except TimeoutError:
+        raise DeadlineExceeded("the prompt takes too long to render") from None
 
 
 def renders_its_own(draft: ModelInfo, target: ModelInfo) -> bool:

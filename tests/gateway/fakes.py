@@ -2,7 +2,7 @@
 
 import asyncio
 import struct
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -86,6 +86,8 @@ class FakeModel:
         """The prompts of the contexts it wrote after."""
         self.refusal: Exception | None = None
         """Raised by `encode`."""
+        self.before_encode: Callable[[], Awaitable[object]] | None = None
+        """What `encode` waits for."""
 
     @property
     def grammars(self) -> list[str]:
@@ -98,6 +100,8 @@ class FakeModel:
 
     async def encode(self, prompt: Prompt) -> Piece:
         self._answer()
+        if self.before_encode is not None:
+            await self.before_encode()
         if self.refusal is not None:
             raise self.refusal
         own = self.model_info.chat_template
