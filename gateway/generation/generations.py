@@ -216,8 +216,8 @@ class Generations:
         """The prompt as each model of the strategy reads it."""
         first = (Message("system", request.instructions),) if request.instructions else ()
         prompt: Prompt = (*first, *turns, *given) if isinstance(given, tuple) else given
-        if request.tools and isinstance(prompt, tuple):
-            prompt = Conversation(prompt, request.tools)
+        if (request.tools or request.variables) and isinstance(prompt, tuple):
+            prompt = Conversation(prompt, request.tools, request.variables)
         encoded = asyncio.ensure_future(self._encode(request, prompt))
         if Writer.DRAFT in STRATEGIES[request.plan.strategy].writers:
             return await self._with_draft(request, prompt, encoded, served)
@@ -245,7 +245,8 @@ class Generations:
             self._readiness.suspect()
             raise DeadlineExceeded("the target took too long to tokenize the prompt; retry") from None
         except InvalidRequest as error:
-            field = error.parameter if error.parameter == "tools" else request.prompt_field
+            is_of_template = error.parameter in ("tools", "chat_template_kwargs")
+            field = error.parameter if is_of_template else request.prompt_field
             raise type(error)(error.message, field) from error
         except SemspecError:
             self._readiness.suspect()

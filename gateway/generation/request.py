@@ -69,6 +69,9 @@ RequestPrompt = str | TokenIds | tuple[Message, ...]
 Api = Literal["chat", "completions", "responses", "tgi"]
 """The API whose format the response has."""
 
+EFFORT = "reasoning_effort"
+"""The variable of chat templates by which OpenAI's field of this name is served."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -113,6 +116,10 @@ class Request:
     """A system message before all others, that a response which follows this one does not inherit."""
     tools: str = ""
     """A JSON list of the tools that the model may call; see `Conversation`. With them, calls are split off the text."""
+    variables: str = ""
+    """A JSON object of variables of the chat template; see `Conversation`."""
+    effort_field: str = ""
+    """The request field that sets the variable `reasoning_effort`, if it is one of its own."""
     call_options: str = ""
     """A JSON object of the Responses API's `tools`, `tool_choice` and `parallel_tool_calls`, if there are tools."""
     format_field: str = ""
@@ -137,6 +144,10 @@ class Request:
     def strategy_field(self) -> str:
         """The request field that selects the strategy."""
         return "model" if ":" in self.model else "semspec.strategy"
+
+    def variable_field(self, name: str) -> str:
+        """The request field that sets a variable of the chat template."""
+        return self.effort_field if name == EFFORT and self.effort_field else f"chat_template_kwargs.{name}"
 
     @property
     def choice_ids(self) -> list[str]:

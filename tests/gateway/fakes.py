@@ -110,8 +110,13 @@ class FakeModel:
         if isinstance(prompt, str):
             text = prompt
         else:
-            turns, tools = (prompt.messages, prompt.tools) if isinstance(prompt, Conversation) else (prompt, "")
-            text = tools + "".join(f"{own}<{turn.role}>{turn.content}{turn.tool_calls}" for turn in turns)
+            given = prompt if isinstance(prompt, Conversation) else Conversation(tuple(prompt))
+            turns = given.messages
+            text = (
+                given.tools
+                + given.variables
+                + "".join(f"{own}<{turn.role}>{turn.content}{turn.tool_calls}" for turn in turns)
+            )
             prompt = turns
         if not text.strip() or (not isinstance(prompt, str) and not prompt[-1].content.strip()):
             raise InvalidRequest("the prompt is empty")

@@ -18,7 +18,6 @@ DEFAULTS = (
 WITH_EFFECT: tuple[tuple[str, object], ...] = (
     ("ignore_eos", True),
     ("structured_outputs", {"json": {}}),
-    ("reasoning_effort", "low"),
     ("min_tokens", 5),
     ("stop_token_ids", [7]),
     ("skip_special_tokens", False),

@@ -24,7 +24,10 @@ from tests.gateway.fakes import WINDOW, Fakes
 from tests.gateway.support import Gateway, GatewayFactory, make_settings, running_gateway
 from tests.gateway.test_resume import events, hang_up_after, status_becomes
 
-TARGETS = "{% for message in messages %}{{ message['content'] + '\n\n' }}{% endfor %}{{ '<think>\n\n' }}"
+TARGETS = (
+    "{% for message in messages %}{{ message['content'] + '\n\n' }}{% endfor %}"
+    "{{ '<think>\n\n' }}{% if thinking is defined and not thinking %}{{ '</think>\n\n' }}{% endif %}"
+)
 DRAFTS = "{{ 'Day 1: ' }}{% for message in messages %}{{ message['content'] + ' ' }}{% endfor %}{{ '<think>\n\n' }}"
 QUESTION = "Tom has pens: 25. Day 1: Tom sells 6 pens. How many pens does Tom have now?"
 DRAFTING = [name for name, strategy in STRATEGIES.items() if Writer.DRAFT in strategy.writers and name != "auto"]
@@ -120,6 +123,30 @@ async def test_templates_meet_at_the_same_point_when_one_opens_the_reasoning(eng
     expected = f"Day 1: {QUESTION} " + ("<think>\n\n" if opened is Writer.TARGET else "")
     assert draft.tokenizer.context_ids(Context((read.draft,))) == draft.tokenizer.ids_of(expected)
     assert list(read.target.token_ids) == rendered(target)
+
+
+@pytest.mark.parametrize("opens", [True, False], ids=["open", "plain"])
+async def test_reasoning_that_a_request_leaves_out_is_left_out_of_the_drafts_prompt(
+    engines: Engines, tmp_path: Path, redis_url: str, opens: bool
+) -> None:
+    """The draft's template has no such variable."""
+    draft, target = engines
+    draft.tokenizer.raw.chat_template = DRAFTS if opens else DRAFTS.replace("<think>\n\n", "")
+    backends = Backends(draft, target, await random_probes(draft, target, tmp_path))
+    async with AsyncExitStack() as stack:
+        behind = cast(
+            Fakes,
+            SimpleNamespace(backends=await stack.enter_async_context(behind_sockets(*engines, backends.verifier))),
+        )
+        gateway = await stack.enter_async_context(running_gateway(make_settings(redis_url=redis_url), behind))
+        for thinking in (False, True):
+            answer = await ask(gateway, chat_template_kwargs={"thinking": thinking}, max_tokens=20)
+            assert answer["semspec"]["fallback"] is None
+            stored = (await gateway.http.get(f"/v1/generations/{answer['id']}")).json()
+            end = "<think>\n\n" if thinking else "<think>\n\n</think>\n\n"
+            assert stored["prompt"]["text"] == f"{QUESTION}\n\n{end}"
+            assert stored["draft_prompt"]["text"] == f"Day 1: {QUESTION} {end}"
+            assert bool(answer["choices"][0]["message"]["reasoning"]) is thinking
 
 
 async def test_draft_without_a_template_or_with_the_same_reads_the_targets_prompt(engines: Engines) -> None:
