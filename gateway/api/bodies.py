@@ -41,7 +41,7 @@ class TextPart(Strict):
 
 
 def _strictly_bool(value: object) -> object:
-    if not isinstance(value, bool):
+    if value is not False:
         raise ValueError("Input should be false")  # Literal[False] accepts 0
     return value
 
@@ -211,6 +211,8 @@ class GenerationRequest(Tolerant):
     logit_bias: LogitBias | None = None
     stop: Stops | None = None
     max_tokens: int | None = Field(default=None, ge=1, lt=1 << 31)
+    store: False_ | None = None
+    """False: the answer is not listed in the collection. It is stored all the same, to be resumed."""
     semspec: Annotated[Extension, or_default(Extension)] = Extension()
 
 

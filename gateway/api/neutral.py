@@ -20,7 +20,6 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "reasoning_effort": (),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
-    "store": (False,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),

@@ -125,6 +125,7 @@ def _request(
         stream=bool(body.stream),
         include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
         trace=bool(body.semspec.trace),
+        may_be_collected=body.store is not False,
     )
 
 

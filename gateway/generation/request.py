@@ -126,6 +126,8 @@ class Request:
     """The request field that asks for the plan's grammar, if there is one."""
     penalty_field: str = ""
     """The request field that asks for the plan's penalties, if there is one."""
+    may_be_collected: bool = True
+    """Whether the client lets the answer be listed in the collection; its owner's consent is another matter."""
     previous: str = ""
     """Id of the response that this one follows; its turns are part of the prompt."""
 
