@@ -44,11 +44,11 @@ class InProcessRunner:
     async def _ask(self, ask: Ask) -> Outcome:
         start = perf_counter()
         drafter, target = self._backends.drafter, self._backends.target
-        prompt = await target.encode(ask.messages)
-        prompts = await prompts_of(ask.messages, prompt, drafter, await drafter.info(), await target.info())
+        infos = await drafter.info(), await target.info()
+        prompts = await prompts_of(ask.messages, target.encode(ask.messages), drafter, *infos)
         generation = replace(
             with_options(self._defaults, ask.configuration),
-            context=Context((prompt,)),
+            context=Context((prompts.target,)),
             sampling=SamplingParams(ask.temperature, ask.top_p, 0, ask.seed),
             max_tokens=ask.max_tokens,
             session=f"bench-{ask.seed}-{ask.configuration.label}",
@@ -65,7 +65,7 @@ class InProcessRunner:
             text="".join(record.segment.text for record in records),
             finish_reason=finished.reason.value,
             latency_s=latency_s,
-            num_prompt_tokens=len(prompt.token_ids),
+            num_prompt_tokens=len(prompts.target.token_ids),
             num_tokens=sum(len(record.segment.token_ids) for record in records),
             trace=[record_json(record) for record in records],
         )

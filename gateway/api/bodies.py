@@ -4,20 +4,21 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, create_model, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    create_model,
+    model_validator,
+)
 
 from semspec.gateway.api.formats import MAX_TOOLS, ResponseFormat, Tool, ToolChoice
-from semspec.gateway.api.neutral import NEUTRAL, SERVED_IN_CHATS, Strict, Tolerant
+from semspec.gateway.api.neutral import NEUTRAL, SERVED_IN_CHATS, Strict, Text, Tolerant, encodable
+from semspec.gateway.api.variables import Effort, TemplateVariables
 from semspec.gateway.settings import MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOPS, PLAIN_OPTIONS, StrategyName
 from semspec.types import MAX_SCORE, AcceptanceRule, Message, Role, ScoreMethod
-
-
-def _encodable(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("the text contains a lone surrogate, which is not valid Unicode") from None
-    return text
 
 
 def or_default(model: type[Strict]) -> Any:
@@ -25,12 +26,11 @@ def or_default(model: type[Strict]) -> Any:
     return BeforeValidator(lambda given: {} if given is None else given, json_schema_input_type=model | None)
 
 
-Text = Annotated[str, AfterValidator(_encodable)]
 MAX_BIASES = 300
 SESSION_NAME = r"^[A-Za-z0-9_.-]{1,128}$"
 
 
-Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH), AfterValidator(_encodable)]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH), AfterValidator(encodable)]
 
 
 class TextPart(Strict):
@@ -41,7 +41,7 @@ class TextPart(Strict):
 
 
 def _strictly_bool(value: object) -> object:
-    if not isinstance(value, bool):
+    if value is not False:
         raise ValueError("Input should be false")  # Literal[False] accepts 0
     return value
 
@@ -211,6 +211,8 @@ class GenerationRequest(Tolerant):
     logit_bias: LogitBias | None = None
     stop: Stops | None = None
     max_tokens: int | None = Field(default=None, ge=1, lt=1 << 31)
+    store: False_ | None = None
+    """False: the answer is not listed in the collection. It is stored all the same, to be resumed."""
     semspec: Annotated[Extension, or_default(Extension)] = Extension()
 
 
@@ -229,6 +231,8 @@ class ChatRequest(GenerationRequest):
     tools: list[Tool] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    chat_template_kwargs: TemplateVariables | None = None
 
     @property
     def is_constrained(self) -> bool:

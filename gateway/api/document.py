@@ -17,6 +17,7 @@ from semspec.gateway.api.neutral import NEUTRAL as OPENAI_NEUTRAL
 from semspec.gateway.api.requests import PLACEHOLDERS, model_names
 from semspec.gateway.api.response_models import InputCall, InputCallOutput, InputMessage, InputPart, InputReasoning
 from semspec.gateway.api.responses import DESCRIBED, reference, refusals
+from semspec.gateway.api.variables import ReasoningOptions
 from semspec.gateway.settings import GatewaySettings
 
 Schema = dict[str, Any]
@@ -122,7 +123,7 @@ def _complete_requests(schemas: Schema, settings: GatewaySettings) -> None:
     for request in ("TokenizePrompt", "TokenizeMessages"):
         schemas[request]["properties"] |= _neutral(OPENAI_NEUTRAL) | labels
     schemas["ResponseRequest"]["properties"] |= _neutral(RESPONSES_NEUTRAL) | labels
-    for item in (InputMessage, InputPart, InputReasoning, InputCall, InputCallOutput, TextOptions):
+    for item in (InputMessage, InputPart, InputReasoning, InputCall, InputCallOutput, ReasoningOptions, TextOptions):
         ignored = {name: {"description": "accepted and ignored"} for name in sorted(item.labels)}
         schemas[item.__name__]["properties"] |= _neutral(item.neutral) | ignored
     of_messages = {name: OPENAI_NEUTRAL[name] for name in _OF_MESSAGES}

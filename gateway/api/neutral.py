@@ -1,9 +1,9 @@
 """Fields that the gateway does not support, but accepts with values that have no effect."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "audio": (),
@@ -20,7 +20,6 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "reasoning_effort": (),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
-    "store": (False,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -76,7 +75,6 @@ RESPONSES_NEUTRAL: dict[str, tuple[object, ...]] = {
     "include": ([],),
     "max_tool_calls": (),
     "prompt": (),
-    "reasoning": ({},),
     "service_tier": ("auto", "default"),
     "store": (True,),
     "top_logprobs": (0,),
@@ -84,8 +82,28 @@ RESPONSES_NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 """Unsupported fields of the Responses API, with the values (beside null) that have no effect and are accepted."""
 
+REASONING_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "context": ("auto",),
+    "generate_summary": (),
+    "mode": ("standard",),
+    "summary": (),
+}
+"""Unsupported fields of the Responses API's `reasoning`, with the values (beside null) that have no effect."""
+
 LABELS = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "user"})
 """Fields that only label a request; they are accepted and ignored."""
+
+
+def encodable(text: str) -> str:
+    """Raises: ValueError for a text that has no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("the text contains a lone surrogate, which is not valid Unicode") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(encodable)]
 
 
 class Strict(BaseModel):
@@ -116,7 +134,7 @@ class Tolerant(Strict):
 
 def is_known(name: str) -> bool:
     """Whether one of the APIs has this field, so that only its value is unsupported."""
-    return any(name in neutral for neutral in (NEUTRAL, RESPONSES_NEUTRAL, TGI_NEUTRAL))
+    return any(name in neutral for neutral in (NEUTRAL, RESPONSES_NEUTRAL, REASONING_NEUTRAL, TGI_NEUTRAL))
 
 
 def _is_one_of(value: object, others: Sequence[object]) -> bool:

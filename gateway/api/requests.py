@@ -1,5 +1,6 @@
 """Converts request bodies to `Request` objects, with every default filled in."""
 
+import json
 import secrets
 import time
 from collections.abc import Iterable, Sequence
@@ -11,7 +12,7 @@ from semspec.errors import InvalidRequest, NotFound
 from semspec.gateway.api.bodies import ChatRequest, CompletionRequest, Extension, GenerationRequest
 from semspec.gateway.api.formats import calls_grammar, format_grammar, offered, tools_json
 from semspec.gateway.api.tgi_bodies import TgiGrammar, TgiRequest
-from semspec.gateway.generation.request import Api, Request, RequestPrompt
+from semspec.gateway.generation.request import EFFORT, Api, Request, RequestPrompt
 from semspec.gateway.settings import PLAIN_OPTIONS, GatewaySettings
 from semspec.types import Acceptance, Context, Penalties, SamplingParams, Scoring, Segmentation, TokenIds
 
@@ -33,7 +34,7 @@ def chat_request(body: ChatRequest, settings: GatewaySettings, api: Api = "chat"
         raise InvalidRequest("max_tokens is another name for max_completion_tokens; give one of them", "max_tokens")
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     budget = body.max_completion_tokens or body.max_tokens
-    request = _request(api, body, (messages,), settings, budget, num_logprobs)
+    request = _with_variables(_request(api, body, (messages,), settings, budget, num_logprobs), body)
     tools = offered(body.tools, body.tool_choice)
     if tools and format_grammar(body.response_format):
         raise InvalidRequest("response_format is only served without tools; leave out one of them", "response_format")
@@ -41,6 +42,18 @@ def chat_request(body: ChatRequest, settings: GatewaySettings, api: Api = "chat"
         grammar = calls_grammar(tools, body.tool_choice, body.parallel_tool_calls is not False)
         return replace(formatted(request, body, grammar, "tools"), tools=tools_json(tools))
     return formatted(request, body, format_grammar(body.response_format), "response_format")
+
+
+def _with_variables(request: Request, body: ChatRequest) -> Request:
+    """The request with the chat template's variables. Raises: InvalidRequest when the effort is given twice."""
+    variables = body.chat_template_kwargs or {}
+    if body.reasoning_effort is not None:
+        field = "reasoning.effort" if request.api == "responses" else EFFORT
+        if EFFORT in variables:
+            message = f"{field} sets the variable {EFFORT!r} of chat_template_kwargs; give one of them"
+            raise InvalidRequest(message, field)
+        variables, request = {**variables, EFFORT: body.reasoning_effort}, replace(request, effort_field=field)
+    return replace(request, variables=json.dumps(variables)) if variables else request
 
 
 def formatted(request: Request, body: GenerationRequest, grammar: str, field: str) -> Request:
@@ -112,6 +125,7 @@ def _request(
         stream=bool(body.stream),
         include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
         trace=bool(body.semspec.trace),
+        may_be_collected=body.store is not False,
     )
 
 

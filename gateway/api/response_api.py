@@ -116,6 +116,8 @@ def response_request(body: ResponseRequest, settings: GatewaySettings) -> Reques
         tools=[one.tool for one in body.tools or ()] or None,
         tool_choice=_chosen(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
+        chat_template_kwargs=body.chat_template_kwargs,
         semspec=body.semspec,
     )
     grammar = body.text.format.grammar if body.text and body.text.format else ""

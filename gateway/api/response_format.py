@@ -18,6 +18,7 @@ from semspec.gateway.api.response_models import (
     ModelResponse,
     OutputText,
     Part,
+    ReasoningEffort,
     ReasoningItem,
     ReasoningPart,
     ResponseArguments,
@@ -31,7 +32,7 @@ from semspec.gateway.api.response_models import (
 )
 from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept, usage
 from semspec.gateway.generation.parsers import Delta, ToolCall
-from semspec.gateway.generation.request import Request
+from semspec.gateway.generation.request import EFFORT, Request
 from semspec.types import Drafted, FinishReason
 
 Kind = Literal["reasoning", "message"]
@@ -105,6 +106,7 @@ class ResponseFormat:
             model=request.model,
             output=items,
             previous_response_id=request.previous or None,
+            reasoning=_effort(request),
             temperature=request.plan.sampling.temperature,
             top_p=request.plan.sampling.top_p,
             usage=None if output is None else _usage(output),
@@ -176,6 +178,10 @@ class ResponseFormat:
     def _next(self) -> int:
         self._num_events += 1
         return self._num_events - 1
+
+
+def _effort(request: Request) -> ReasoningEffort | None:
+    return ReasoningEffort(effort=json.loads(request.variables)[EFFORT]) if request.effort_field else None
 
 
 def _call_item(call: ToolCall, arguments: str, status: ItemStatus) -> CallItem:

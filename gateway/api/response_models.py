@@ -4,10 +4,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from semspec.gateway.api.bodies import Extension, False_, ObjectText, Text, or_default, text_or_list
+from semspec.gateway.api.bodies import Extension, False_, ObjectText, or_default, text_or_list
 from semspec.gateway.api.formats import MAX_TOOLS, ResponseTool, ResponseToolChoice, TextOptions
-from semspec.gateway.api.neutral import RESPONSES_NEUTRAL, Strict, Tolerant
+from semspec.gateway.api.neutral import RESPONSES_NEUTRAL, Strict, Text, Tolerant
 from semspec.gateway.api.statistics import AnswerMetrics, CompletionTokens, Statistics
+from semspec.gateway.api.variables import Effort, ReasoningOptions, TemplateVariables
 from semspec.records import Body, if_any
 from semspec.types import Role
 
@@ -120,6 +121,8 @@ class ResponseRequest(Tolerant):
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     tools: list[ResponseTool] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -202,6 +205,13 @@ class ResponseFailure(Body):
     message: str
 
 
+class ReasoningEffort(Body):
+    """The effort that was asked for."""
+
+    effort: Effort
+    summary: None = None
+
+
 class ModelResponse(Body):
     """A response."""
 
@@ -219,6 +229,7 @@ class ModelResponse(Body):
     output: list[Item]
     parallel_tool_calls: bool
     previous_response_id: str | None
+    reasoning: ReasoningEffort | None = None
     store: Literal[True] = True
     temperature: float
     tool_choice: ResponseToolChoice

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from semspec.gateway.api.bodies import ChatMessage, Extension, False_, Stop, Text, TokenId, or_default
+from semspec.gateway.api.bodies import ChatMessage, Extension, False_, Stop, TokenId, or_default
 from semspec.gateway.api.formats import SchemaObject
-from semspec.gateway.api.neutral import TGI_NEUTRAL, Strict, Tolerant
+from semspec.gateway.api.neutral import TGI_NEUTRAL, Strict, Text, Tolerant
 from semspec.gateway.generation.grammar import json_grammar, regex_grammar
 from semspec.gateway.settings import MAX_LOGPROBS, MAX_STOPS
 

@@ -1,5 +1,6 @@
 """What a request needs of the services it meets, and its limits there: strategy, format, sampling, budget, deadline."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -28,6 +29,7 @@ def checked(request: Request, served: Served) -> Request:
     if request.plan.sampling.min_p and not served.takes_min_p(strategy):
         raise InvalidRequest("min_p: a server writes for one of the models that may not know it; leave it out", "min_p")
     _check_penalties(request, served)
+    _check_variables(request, served)
     if request.plan.num_logprobs is not None and not served.tells_logprobs(strategy):
         request = _without_logprobs(request)
     if request.strictness is None:
@@ -87,6 +89,17 @@ def _check_penalties(request: Request, served: Served) -> None:
     if last >= limit:
         message = f"logit_bias: {last} is no token of {served.target.model}, whose ids are below {limit}"
         raise InvalidRequest(f"{message}; POST /tokenize tells those of a text", "logit_bias")
+
+
+def _check_variables(request: Request, served: Served) -> None:
+    known = served.target.template_variables
+    for name in json.loads(request.variables or "{}"):
+        if name not in known:
+            field, known_names = request.variable_field(name), ", ".join(known) or "none"
+            message = (
+                f"{field}: the chat template of {served.target.model} has no variable {name!r} that a request may set"
+            )
+            raise InvalidRequest(f"{message}; leave it out (it has: {known_names})", field)
 
 
 def _check_segmentation(request: Request, served: Served) -> None:

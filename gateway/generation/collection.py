@@ -80,11 +80,11 @@ class Collection:
 
     def wants(self, request: Request) -> bool:
         """Whether the request's answers are to be listed: a share of those whose owner consents. Answers that are held
-        to a grammar are not what the models say by themselves."""
+        to a grammar are not what the models say by themselves, and those with `store: false` are not to be kept."""
         plan, settings = request.plan, self._settings
         is_usual = not plan.grammar and plan.segmentation is settings.default_segmentation
         is_drawn = uniform(crc32(request.id.encode()), "collect", 0) < settings.collect_share
-        return is_usual and is_drawn and self._keys.has(request.owner, CONSENTS)
+        return request.may_be_collected and is_usual and is_drawn and self._keys.has(request.owner, CONSENTS)
 
     def may_read(self, owner: str) -> bool:
         return self._keys.has(owner, COLLECTOR)

@@ -216,24 +216,23 @@ class Generations:
         """The prompt as each model of the strategy reads it."""
         first = (Message("system", request.instructions),) if request.instructions else ()
         prompt: Prompt = (*first, *turns, *given) if isinstance(given, tuple) else given
-        if request.tools and isinstance(prompt, tuple):
-            prompt = Conversation(prompt, request.tools)
-        target = await self._encode(request, prompt)
+        if (request.tools or request.variables) and isinstance(prompt, tuple):
+            prompt = Conversation(prompt, request.tools, request.variables)
+        encoded = asyncio.ensure_future(self._encode(request, prompt))
         if Writer.DRAFT in STRATEGIES[request.plan.strategy].writers:
-            return await self._with_draft(request, prompt, target, served)
+            return await self._with_draft(request, prompt, encoded, served)
         if self._collection and self._collection.wants(request):
             with suppress(ContextTooLong):  # the draft's prompt is for the collection only
-                return replace(await self._with_draft(request, prompt, target, served), fallback=None)
-        return Prompts(target)
+                return replace(await self._with_draft(request, prompt, encoded, served), fallback=None)
+        return Prompts(await encoded)
 
-    async def _with_draft(self, request: Request, prompt: Prompt, target: Piece, served: Served) -> Prompts:
-        """The prompt as both models read it. Raises: ContextTooLong by the draft's window."""
-        drafter = served.pinned(self._backends).drafter
+    async def _with_draft(
+        self, request: Request, prompt: Prompt, encoded: "asyncio.Future[Piece]", served: Served
+    ) -> Prompts:
+        """The prompt as both models read it. Raises: what `encoded` does; ContextTooLong by the draft's window."""
+        drafter, deadline_s = served.pinned(self._backends).drafter, self._settings.encode_deadline_s
         try:
-            async with asyncio.timeout(self._settings.encode_deadline_s):
-                return await prompts_of(prompt, target, drafter, served.draft, served.target)
-        except TimeoutError:
-            return Prompts(target, fallback="the draft took too long")
+            return await prompts_of(prompt, encoded, drafter, served.draft, served.target, deadline_s)
         except ContextTooLong as error:
             raise ContextTooLong(error.message, error.parameter or request.prompt_field) from error
 
@@ -246,7 +245,8 @@ class Generations:
             self._readiness.suspect()
             raise DeadlineExceeded("the target took too long to tokenize the prompt; retry") from None
         except InvalidRequest as error:
-            field = error.parameter if error.parameter == "tools" else request.prompt_field
+            is_of_template = error.parameter in ("tools", "chat_template_kwargs")
+            field = error.parameter if is_of_template else request.prompt_field
             raise type(error)(error.message, field) from error
         except SemspecError:
             self._readiness.suspect()

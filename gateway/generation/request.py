@@ -69,6 +69,9 @@ RequestPrompt = str | TokenIds | tuple[Message, ...]
 Api = Literal["chat", "completions", "responses", "tgi"]
 """The API whose format the response has."""
 
+EFFORT = "reasoning_effort"
+"""The variable of chat templates by which OpenAI's field of this name is served."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -113,12 +116,18 @@ class Request:
     """A system message before all others, that a response which follows this one does not inherit."""
     tools: str = ""
     """A JSON list of the tools that the model may call; see `Conversation`. With them, calls are split off the text."""
+    variables: str = ""
+    """A JSON object of variables of the chat template; see `Conversation`."""
+    effort_field: str = ""
+    """The request field that sets the variable `reasoning_effort`, if it is one of its own."""
     call_options: str = ""
     """A JSON object of the Responses API's `tools`, `tool_choice` and `parallel_tool_calls`, if there are tools."""
     format_field: str = ""
     """The request field that asks for the plan's grammar, if there is one."""
     penalty_field: str = ""
     """The request field that asks for the plan's penalties, if there is one."""
+    may_be_collected: bool = True
+    """Whether the client lets the answer be listed in the collection; its owner's consent is another matter."""
     previous: str = ""
     """Id of the response that this one follows; its turns are part of the prompt."""
 
@@ -137,6 +146,10 @@ class Request:
     def strategy_field(self) -> str:
         """The request field that selects the strategy."""
         return "model" if ":" in self.model else "semspec.strategy"
+
+    def variable_field(self, name: str) -> str:
+        """The request field that sets a variable of the chat template."""
+        return self.effort_field if name == EFFORT and self.effort_field else f"chat_template_kwargs.{name}"
 
     @property
     def choice_ids(self) -> list[str]:

@@ -1,14 +1,18 @@
 """The prompt of a generation as each model reads it, in the model's own chat template."""
 
+import asyncio
+import re
+from collections.abc import Awaitable
 from dataclasses import dataclass
 
 from semspec.decoding.protocols import Drafter
-from semspec.decoding.steps import BackendUnavailable, or_backend_unavailable
-from semspec.errors import ContextTooLong
-from semspec.types import ModelInfo, Piece, Prompt, TokenIds
+from semspec.decoding.steps import BackendUnavailable, cancelled, or_backend_unavailable
+from semspec.errors import ContextTooLong, DeadlineExceeded
+from semspec.types import Conversation, ModelInfo, Piece, Prompt, TokenIds
 
-THINK = "<think>"
-"""Opens the reasoning. Some chat templates end with it, so that the model does not write it."""
+REASONING = re.compile(r"<think>\s*(</think>\s*)?\Z")
+"""What a chat template may end with, so that the model does not write it: the reasoning is open, or left out."""
+END_OF_THINKING = "</think>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,23 +27,43 @@ class Prompts:
 
 
 async def prompts_of(
-    prompt: Prompt, target: Piece, drafter: Drafter, draft_info: ModelInfo, target_info: ModelInfo
+    prompt: Prompt,
+    encoded: Awaitable[Piece],
+    drafter: Drafter,
+    draft_info: ModelInfo,
+    target_info: ModelInfo,
+    draft_deadline_s: float | None = None,
 ) -> Prompts:
-    """`target`, which the target made of `prompt`, and the draft's own rendering where that differs.
+    """What the target makes of `prompt`, which `encoded` waits for, and the draft's own rendering where that differs;
+    both models are asked at the same time.
 
     A plain text or its token ids go to both models as they are, and a draft without a chat template reads the target's
-    rendering.
-    Raises: ContextTooLong when the draft's window is too small.
+    rendering. The draft gets those of a conversation's variables that its template reads.
+    Raises: what `encoded` does, before all else; ContextTooLong when the draft's window is too small.
     """
     if isinstance(prompt, str | TokenIds) or not renders_its_own(draft_info, target_info):
-        return Prompts(target)
+        return Prompts(await encoded)
+    if isinstance(prompt, Conversation):
+        prompt = prompt.with_known(draft_info.template_variables)
+    own = asyncio.create_task(or_backend_unavailable("draft", _in_time(drafter.encode(prompt), draft_deadline_s)))
     try:
-        draft = await or_backend_unavailable("draft", drafter.encode(prompt))
+        target = await encoded
+        return Prompts(target, at_the_same_point(await own, target))
     except BackendUnavailable as unavailable:
         if isinstance(unavailable.__cause__, ContextTooLong):
             raise unavailable.__cause__ from None
         return Prompts(target, fallback=str(unavailable))
-    return Prompts(target, at_the_same_point(draft, target))
+    finally:
+        await cancelled(own)
+
+
+async def _in_time(work: Awaitable[Piece], deadline_s: float | None) -> Piece:
+    """Raises: DeadlineExceeded after `deadline_s`; what `work` raises."""
+    try:
+        async with asyncio.timeout(deadline_s):
+            return await work
+    except TimeoutError:
+        raise DeadlineExceeded("the prompt takes too long to render") from None
 
 
 def renders_its_own(draft: ModelInfo, target: ModelInfo) -> bool:
@@ -48,13 +72,18 @@ def renders_its_own(draft: ModelInfo, target: ModelInfo) -> bool:
 
 
 def at_the_same_point(draft: Piece, target: Piece) -> Piece:
-    """`draft` with the reasoning open iff it is in `target`: the text that follows is the same for both models.
+    """`draft` with the reasoning open iff it is in `target`, and left out if it is left out there: the text that comes
+    next is the same for both models.
 
     A text changed here has no token ids; the draft tokenizes it.
     """
-    text = draft.text.rstrip()
-    if text.endswith(THINK) == target.text.rstrip().endswith(THINK):
+    own, other = _reasoning(draft.text), _reasoning(target.text)
+    is_left_out = END_OF_THINKING in own
+    if (bool(own), is_left_out) == (bool(other), END_OF_THINKING in other) or (is_left_out and not other):
         return draft
-    if text.endswith(THINK):
-        return Piece(text.removesuffix(THINK), (), "")
-    return Piece(draft.text + target.text[target.text.rindex(THINK) :], (), "")
+    return Piece(draft.text.removesuffix(own) + other, (), "")
+
+
+def _reasoning(prompt: str) -> str:
+    found = REASONING.search(prompt)
+    return found[0] if found else ""

@@ -17,6 +17,7 @@ from transformers import (
 from transformers.utils import cached_file
 
 from semspec import __version__
+from semspec.engine.conversation import template_variables
 from semspec.engine.tokenization import can_be_asked
 from semspec.engine.weights import file_digests
 from semspec.errors import Mismatch
@@ -62,6 +63,7 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     if tokenizer.chat_template is None:
         return
     try:
+        template_variables(tokenizer)
         tokenizer.apply_chat_template([{"role": "user", "content": PROBE_TEXT}], tokenize=False)
     except TemplateSyntaxError as error:
         message = f"the chat template of {name} is malformed in line {error.lineno}: {error.message}"
@@ -90,6 +92,7 @@ def model_info(
         build=__version__,
         can_be_asked=can_be_asked(tokenizer),
         chat_template=chat_template_digest(tokenizer),
+        template_variables=tuple(sorted(template_variables(tokenizer))),
         takes_min_p=True,
     )
 

@@ -1,8 +1,15 @@
 """Renders conversations with a model's chat template."""
 
+import inspect
 import json
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+from jinja2 import meta, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from semspec.errors import InvalidRequest
 from semspec.types import Message
@@ -14,31 +21,86 @@ _MARK = "semspecmark"
 """Stands for a tool's content and for the names of called functions, to see whether a template shows them."""
 
 
+_SET_BY_TRANSFORMERS = frozenset({"conversations", "messages", "raise_exception", "strftime_now"})
+"""What a template may read, beside the parameters of `apply_chat_template` and special tokens."""
+
+_VARIABLES = "chat_template_kwargs"
+"""The request field of the variables."""
+
+
 CALL = "<tool_call>"
 """Begins a call in the only format of calls that is read: that of Hermes and Qwen."""
 
 
-def render(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], model: str, tools: str = "") -> str:
+def render(
+    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], model: str, tools: str = "", variables: str = ""
+) -> str:
     """The text of a conversation up to the start of the assistant's turn; `model` is the name in errors.
 
-    `tools`: a JSON list in OpenAI's format, or empty. A developer is the system where the template has no such role.
+    `tools`: a JSON list in OpenAI's format, or empty; `variables`: a JSON object of scalars, or empty. A developer is
+    the system where the template has no such role.
     Raises: InvalidRequest when there is no template, or it refuses the messages, leaves out a tool or a tool's message
-    or call, or has another format of calls.
+    or call, has another format of calls, or does not read one of the variables.
     """
     if tokenizer.chat_template is None:
         raise InvalidRequest(f"{model} has no chat template; use /v1/completions", "messages")
     if not any(message.content.strip() for message in messages):
         raise InvalidRequest("the messages are empty; send some text", "messages")
     offered = _offered(tools) if tools else None
-    text, arguments = _rendered(tokenizer, messages, offered)
+    options = {"tools": offered, **(_set_by(tokenizer, variables, model) if variables else {})}
+    text, arguments = _rendered(tokenizer, messages, options)
     if offered:
         _check_tools(text, offered, model)
     if any(message.role == "tool" or message.tool_calls for message in messages):
         marked = [_turn(tokenizer, message, arguments, is_marked=True) for message in messages]
-        if _applied(tokenizer, marked, offered).count(_MARK) < json.dumps(marked).count(_MARK):
+        if _applied(tokenizer, marked, options).count(_MARK) < json.dumps(marked).count(_MARK):
             reason = "does not show tool calls, or messages of the role 'tool'; leave them out"
             raise InvalidRequest(f"the chat template of {model} {reason}", "messages")
     return text
+
+
+class _AssistantsTurn(Extension):
+    """The tag `generation`, with which templates mark an assistant's turn; transformers knows it when it renders."""
+
+    tags = {"generation"}  # noqa: RUF012  # as the base class has it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@lru_cache(maxsize=8)
+def _read_by(template: str) -> frozenset[str]:
+    """The variables that a template takes from outside. Raises: TemplateSyntaxError."""
+    environment = ImmutableSandboxedEnvironment(extensions=[_AssistantsTurn, "jinja2.ext.loopcontrols"])
+    return frozenset(meta.find_undeclared_variables(environment.parse(template)))
+
+
+def template_variables(tokenizer: "PreTrainedTokenizerBase") -> frozenset[str]:
+    """Variables of the chat template that a request may set: it reads them, and nothing else that renders it sets them.
+
+    Raises: TemplateSyntaxError when the template is malformed.
+    """
+    template = tokenizer.chat_template
+    templates = list(template.values()) if isinstance(template, dict) else [template] if template else []
+    parameters = inspect.signature(type(tokenizer).apply_chat_template).parameters
+    special = (*tokenizer.SPECIAL_TOKENS_ATTRIBUTES, *tokenizer.special_tokens_map)
+    return frozenset().union(*map(_read_by, templates)) - {*parameters, *special, *_SET_BY_TRANSFORMERS}
+
+
+def _set_by(tokenizer: "PreTrainedTokenizerBase", variables: str, model: str) -> dict[str, Any]:
+    """Raises: InvalidRequest when `variables` is no JSON object of scalars, or the template does not read one."""
+    try:
+        given = json.loads(variables)
+        json.dumps(given, ensure_ascii=False).encode()  # no tokenizer takes half of a surrogate pair
+    except (ValueError, RecursionError):
+        given = None
+    if not isinstance(given, dict) or any(isinstance(value, dict | list) for value in given.values()):
+        raise InvalidRequest(f"{_VARIABLES}: not a JSON object of texts, numbers, true, false and null", _VARIABLES)
+    if unknown := sorted(given.keys() - template_variables(tokenizer)):
+        message = f"the chat template of {model} has no variable {unknown[0]!r} that a request may set"
+        raise InvalidRequest(f"{_VARIABLES}: {message}; leave it out", _VARIABLES)
+    return given
 
 
 def _offered(tools: str) -> list[dict[str, Any]]:
@@ -62,7 +124,7 @@ def _check_tools(text: str, tools: list[dict[str, Any]], model: str) -> None:
 
 
 def _rendered(
-    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], tools: list[dict[str, Any]] | None
+    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], options: dict[str, Any]
 ) -> tuple[str, Callable[[str], Any]]:
     """The text, and the form of a call's arguments that the template takes: an object, as Hugging Face's documentation
     has it, or their JSON text, as in OpenAI's format."""
@@ -70,16 +132,14 @@ def _rendered(
     for arguments in forms:
         try:
             turns = [_turn(tokenizer, message, arguments) for message in messages]
-            return _applied(tokenizer, turns, tools), arguments
+            return _applied(tokenizer, turns, options), arguments
         except Exception as error:  # templates may raise any error
             failure = error
     raise InvalidRequest(f"the chat template refuses these messages: {failure}", "messages") from failure
 
 
-def _applied(
-    tokenizer: "PreTrainedTokenizerBase", turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None
-) -> str:
-    return str(tokenizer.apply_chat_template(turns, tools=tools, tokenize=False, add_generation_prompt=True))
+def _applied(tokenizer: "PreTrainedTokenizerBase", turns: list[dict[str, Any]], options: dict[str, Any]) -> str:
+    return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options))
 
 
 def _turn(

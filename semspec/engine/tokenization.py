@@ -80,8 +80,9 @@ class ModelTokenizer:
         if isinstance(prompt, str):
             text, ids = prompt, self.raw.encode(prompt)
         else:
-            messages, tools = (prompt.messages, prompt.tools) if isinstance(prompt, Conversation) else (prompt, "")
-            text = render(self.raw, messages, self.info.model, tools)
+            conversation = prompt if isinstance(prompt, Conversation) else Conversation(tuple(prompt))
+            messages, tools, variables = conversation.messages, conversation.tools, conversation.variables
+            text = render(self.raw, messages, self.info.model, tools, variables)
             ids = self.ids_of(text)
         if not text.strip() or not ids:
             raise InvalidRequest("the prompt is empty; send some text", parameter_of(prompt))

@@ -229,6 +229,8 @@ class ModelInfo:
     """Maximum size of the prefix cache."""
     chat_template: str = ""
     """Digest of the chat template and of the special tokens it may name; empty if there is none."""
+    template_variables: tuple[str, ...] = ()
+    """Variables of the chat template that a request may set, in alphabetical order."""
     takes_grammars: bool = False
     """Whether its engine can hold what it writes to a grammar, and its vocabulary can spell any text."""
     takes_min_p: bool = False

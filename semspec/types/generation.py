@@ -1,9 +1,10 @@
 """Types of a generation: text, sampling, acceptance rules, and the events of the decoding loop."""
 
 import hashlib
+import json
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -104,11 +105,20 @@ class TokenIds:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages, and the tools that the assistant may call."""
+    """Messages, the tools that the assistant may call, and variables of the chat template."""
 
     messages: tuple[Message, ...]
-    tools: str
-    """A JSON list in OpenAI's format."""
+    tools: str = ""
+    """A JSON list in OpenAI's format; empty: none."""
+    variables: str = ""
+    """A JSON object of scalars by name; empty: none."""
+
+    def with_known(self, names: Sequence[str]) -> "Conversation":
+        """The conversation with only those of its variables that are among `names`."""
+        if not self.variables:
+            return self
+        known = {name: value for name, value in json.loads(self.variables).items() if name in names}
+        return replace(self, variables=json.dumps(known) if known else "")
 
 
 Prompt = str | TokenIds | Sequence[Message] | Conversation

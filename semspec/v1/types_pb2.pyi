@@ -233,8 +233,11 @@ class Conversation(_message.Message):
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
+    VARIABLES_FIELD_NUMBER: _builtins.int
     tools: _builtins.str
     """a JSON list in OpenAI's format; empty: none"""
+    variables: _builtins.str
+    """of the chat template: a JSON object of scalars by name; empty: none"""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]:
         """oldest first, at least one"""
@@ -244,10 +247,11 @@ class Conversation(_message.Message):
         *,
         messages: _abc.Iterable[Global___Message] | None = ...,
         tools: _builtins.str = ...,
+        variables: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "tools", b"tools", "variables", b"variables"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -919,6 +923,7 @@ class ModelInfo(_message.Message):
     DATASTORE_MODEL_FIELD_NUMBER: _builtins.int
     TAKES_PENALTIES_FIELD_NUMBER: _builtins.int
     NUM_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TEMPLATE_VARIABLES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """name or path as configured"""
     fingerprint: _builtins.str
@@ -960,6 +965,10 @@ class ModelInfo(_message.Message):
     def segmentations(self) -> _containers.RepeatedScalarFieldContainer[Global___Segmentation.ValueType]:
         """supported by the engine"""
 
+    @_builtins.property
+    def template_variables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """variables of the chat template that a request may set"""
+
     def __init__(
         self,
         *,
@@ -983,10 +992,11 @@ class ModelInfo(_message.Message):
         datastore_model: _builtins.str = ...,
         takes_penalties: _builtins.bool = ...,
         num_token_ids: _builtins.int = ...,
+        template_variables: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "cache_bytes", b"cache_bytes", "can_be_asked", b"can_be_asked", "chat_template", b"chat_template", "datastore", b"datastore", "datastore_model", b"datastore_model", "fingerprint", b"fingerprint", "hidden_size", b"hidden_size", "max_cache_bytes", b"max_cache_bytes", "max_context_tokens", b"max_context_tokens", "model", b"model", "num_layers", b"num_layers", "num_token_ids", b"num_token_ids", "segmentations", b"segmentations", "state_convention", b"state_convention", "takes_grammars", b"takes_grammars", "takes_min_p", b"takes_min_p", "takes_penalties", b"takes_penalties", "tells_logprobs", b"tells_logprobs", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "cache_bytes", b"cache_bytes", "can_be_asked", b"can_be_asked", "chat_template", b"chat_template", "datastore", b"datastore", "datastore_model", b"datastore_model", "fingerprint", b"fingerprint", "hidden_size", b"hidden_size", "max_cache_bytes", b"max_cache_bytes", "max_context_tokens", b"max_context_tokens", "model", b"model", "num_layers", b"num_layers", "num_token_ids", b"num_token_ids", "segmentations", b"segmentations", "state_convention", b"state_convention", "takes_grammars", b"takes_grammars", "takes_min_p", b"takes_min_p", "takes_penalties", b"takes_penalties", "tells_logprobs", b"tells_logprobs", "template_variables", b"template_variables", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from semspec.engine.conversation import render
-from semspec.errors import InvalidRequest
+from semspec.engine.checkpoint import load_tokenizer
+from semspec.engine.conversation import render, template_variables
+from semspec.errors import InvalidRequest, Mismatch
 from semspec.types import Message
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% endfor %}"
@@ -95,3 +96,69 @@ def test_tools_are_shown_in_a_known_format_or_refused(tokenizer: PreTrainedToken
 def test_tools_that_are_no_list_of_functions_are_refused(tokenizer: PreTrainedTokenizerBase, tools: str) -> None:
     with pytest.raises(InvalidRequest, match="tools: not a JSON list of functions"):
         render(tokenizer, [ASKED], "m", tools)
+
+
+THINKING = PLAIN + "<assistant>{% if enable_thinking is defined and enable_thinking is false %}</think>{% endif %}"
+EFFORT = (
+    "{% macro system() %}{% if effort is not defined %}{% set effort = 'medium' %}{% endif %}"
+    "{{ effort }} {{ strftime_now('%Y') }}{{ bos_token }}{% endmacro %}"
+    "{{ system() }}{% set ns = namespace(n=1) %}{% generation %}{{ ns.n }}{{ budget }}{% endgeneration %}"
+    "{% for m in messages %}{% if loop.last %}{% break %}{% endif %}{{ raise_exception(m) }}{% endfor %}{{ tools }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "names"),
+    [
+        (None, set()),
+        (PLAIN, set()),
+        (THINKING, {"enable_thinking"}),
+        (EFFORT, {"effort", "budget"}),
+        ({"default": THINKING, "tool_use": EFFORT}, {"enable_thinking", "effort", "budget"}),
+    ],
+    ids=["none", "plain", "thinking", "effort", "two templates"],
+)
+def test_variables_are_those_that_a_template_reads_and_nothing_else_sets(
+    tokenizer: PreTrainedTokenizerBase, template: str | None, names: set[str]
+) -> None:
+    tokenizer.chat_template = template
+    assert template_variables(tokenizer) == names
+
+
+@pytest.mark.parametrize(
+    ("variables", "end"),
+    [("", ""), ("{}", ""), ('{"enable_thinking": true}', ""), ('{"enable_thinking": false}', "</think>")],
+)
+def test_template_is_rendered_with_its_variables(tokenizer: PreTrainedTokenizerBase, variables: str, end: str) -> None:
+    tokenizer.chat_template = THINKING
+    assert render(tokenizer, [ASKED], "m", variables=variables) == f"<user>How many?<assistant>{end}"
+
+
+@pytest.mark.parametrize("name", ["thinking", "messages", "add_generation_prompt", "bos_token", "tokenize", "self"])
+def test_variable_that_changes_nothing_or_is_set_already_is_refused(
+    tokenizer: PreTrainedTokenizerBase, name: str
+) -> None:
+    tokenizer.chat_template = THINKING + "{% if add_generation_prompt %}{{ bos_token }}{% endif %}"
+    with pytest.raises(
+        InvalidRequest, match=f"chat_template_kwargs: the chat template of m has no .*{name}"
+    ) as refused:
+        render(tokenizer, [ASKED], "m", variables=json.dumps({"enable_thinking": False, name: False}))
+    assert refused.value.parameter == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize(
+    "variables", ["\x00", "[]", "1", '{"enable_thinking": []}', '{"enable_thinking": "\\ud800"}', "[" * 20_000]
+)
+def test_variables_that_are_no_object_of_scalars_are_refused(
+    tokenizer: PreTrainedTokenizerBase, variables: str
+) -> None:
+    tokenizer.chat_template = THINKING
+    with pytest.raises(InvalidRequest, match="chat_template_kwargs: not a JSON object of"):
+        render(tokenizer, [ASKED], "m", variables=variables)
+
+
+def test_malformed_template_for_tools_is_refused_at_start(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    tokenizer.chat_template = {"default": PLAIN, "tool_use": "{% for m in messages %}"}
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(Mismatch, match=r"chat template of .* is malformed in line 1"):
+        load_tokenizer(str(tmp_path))

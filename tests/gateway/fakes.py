@@ -2,7 +2,7 @@
 
 import asyncio
 import struct
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -86,6 +86,8 @@ class FakeModel:
         """The prompts of the contexts it wrote after."""
         self.refusal: Exception | None = None
         """Raised by `encode`."""
+        self.before_encode: Callable[[], Awaitable[object]] | None = None
+        """What `encode` waits for."""
 
     @property
     def grammars(self) -> list[str]:
@@ -98,6 +100,8 @@ class FakeModel:
 
     async def encode(self, prompt: Prompt) -> Piece:
         self._answer()
+        if self.before_encode is not None:
+            await self.before_encode()
         if self.refusal is not None:
             raise self.refusal
         own = self.model_info.chat_template
@@ -106,8 +110,13 @@ class FakeModel:
         if isinstance(prompt, str):
             text = prompt
         else:
-            turns, tools = (prompt.messages, prompt.tools) if isinstance(prompt, Conversation) else (prompt, "")
-            text = tools + "".join(f"{own}<{turn.role}>{turn.content}{turn.tool_calls}" for turn in turns)
+            given = prompt if isinstance(prompt, Conversation) else Conversation(tuple(prompt))
+            turns = given.messages
+            text = (
+                given.tools
+                + given.variables
+                + "".join(f"{own}<{turn.role}>{turn.content}{turn.tool_calls}" for turn in turns)
+            )
             prompt = turns
         if not text.strip() or (not isinstance(prompt, str) and not prompt[-1].content.strip()):
             raise InvalidRequest("the prompt is empty")

@@ -191,6 +191,16 @@ async def test_answers_of_other_models_are_not_handed_out(collecting: Any) -> No
     assert (await page(other))["data"] == []
 
 
+async def test_answer_that_the_client_does_not_let_be_stored_is_not_collected(collecting: Any) -> None:
+    gateway = await collecting()
+    body = {"prompt": "Once", "store": False}
+    assert (await gateway.http.post("/v1/completions", json=body)).status_code == 200
+    await ask(gateway, store=False)
+    others = [await ask(gateway, store=None), await ask(gateway)]
+    await until(gateway, LISTED, 2)
+    assert {answer["id"] for answer in (await page(gateway))["data"]} == set(others)
+
+
 async def test_draft_prompt_is_collected_where_the_target_serves_alone(collecting: Any) -> None:
     fakes = Fakes.make()
     fakes.drafter.model_info = replace(fakes.drafter.model_info, chat_template="D")

@@ -11,14 +11,13 @@ DEFAULTS = (
     *("frequency_penalty", "function_call", "functions", "ignore_eos", "logit_bias", "logprobs", "max_tokens", "min_p"),
     *("model", "n", "parallel_tool_calls", "presence_penalty", "reasoning_effort", "repetition_penalty"),
     *("response_format", "seed", "semspec", "stop", "stream", "stream_options", "temperature", "tool_choice", "tools"),
-    *("top_k", "top_p"),
+    *("store", "top_k", "top_p"),
 )
 """Fields that clients send as null where they are not set."""
 
 WITH_EFFECT: tuple[tuple[str, object], ...] = (
     ("ignore_eos", True),
     ("structured_outputs", {"json": {}}),
-    ("reasoning_effort", "low"),
     ("min_tokens", 5),
     ("stop_token_ids", [7]),
     ("skip_special_tokens", False),

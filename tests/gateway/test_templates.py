@@ -1,5 +1,6 @@
 """Draft and target with unlike chat templates: each reads the conversation in its own."""
 
+import asyncio
 import secrets
 import shutil
 from collections.abc import AsyncIterator
@@ -14,7 +15,7 @@ import pytest
 from semspec.decoding import STRATEGIES, Backends, Drafter, Generation, Prompts, Target, decode, prompts_of
 from semspec.engine.checkpoint import chat_template_digest
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.errors import DeadlineExceeded, InvalidRequest, Unavailable
+from semspec.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Unavailable
 from semspec.records import record_json
 from semspec.types import Context, Message, SamplingParams, SegmentRecord, Writer
 from tests.checkpoints import random_probes
@@ -23,7 +24,10 @@ from tests.gateway.fakes import WINDOW, Fakes
 from tests.gateway.support import Gateway, GatewayFactory, make_settings, running_gateway
 from tests.gateway.test_resume import events, hang_up_after, status_becomes
 
-TARGETS = "{% for message in messages %}{{ message['content'] + '\n\n' }}{% endfor %}{{ '<think>\n\n' }}"
+TARGETS = (
+    "{% for message in messages %}{{ message['content'] + '\n\n' }}{% endfor %}"
+    "{{ '<think>\n\n' }}{% if thinking is defined and not thinking %}{{ '</think>\n\n' }}{% endif %}"
+)
 DRAFTS = "{{ 'Day 1: ' }}{% for message in messages %}{{ message['content'] + ' ' }}{% endfor %}{{ '<think>\n\n' }}"
 QUESTION = "Tom has pens: 25. Day 1: Tom sells 6 pens. How many pens does Tom have now?"
 DRAFTING = [name for name, strategy in STRATEGIES.items() if Writer.DRAFT in strategy.writers and name != "auto"]
@@ -61,7 +65,7 @@ def rendered(engine: TransformersEngine) -> list[int]:
 
 async def prompts(drafter: Drafter, target: Target) -> Prompts:
     messages = [Message("user", QUESTION)]
-    return await prompts_of(messages, await target.encode(messages), drafter, await drafter.info(), await target.info())
+    return await prompts_of(messages, target.encode(messages), drafter, await drafter.info(), await target.info())
 
 
 async def trace(backends: Backends, strategy: str) -> list[Any]:
@@ -121,16 +125,41 @@ async def test_templates_meet_at_the_same_point_when_one_opens_the_reasoning(eng
     assert list(read.target.token_ids) == rendered(target)
 
 
+@pytest.mark.parametrize("opens", [True, False], ids=["open", "plain"])
+async def test_reasoning_that_a_request_leaves_out_is_left_out_of_the_drafts_prompt(
+    engines: Engines, tmp_path: Path, redis_url: str, opens: bool
+) -> None:
+    """The draft's template has no such variable."""
+    draft, target = engines
+    draft.tokenizer.raw.chat_template = DRAFTS if opens else DRAFTS.replace("<think>\n\n", "")
+    backends = Backends(draft, target, await random_probes(draft, target, tmp_path))
+    async with AsyncExitStack() as stack:
+        behind = cast(
+            Fakes,
+            SimpleNamespace(backends=await stack.enter_async_context(behind_sockets(*engines, backends.verifier))),
+        )
+        gateway = await stack.enter_async_context(running_gateway(make_settings(redis_url=redis_url), behind))
+        for thinking in (False, True):
+            answer = await ask(gateway, chat_template_kwargs={"thinking": thinking}, max_tokens=20)
+            assert answer["semspec"]["fallback"] is None
+            stored = (await gateway.http.get(f"/v1/generations/{answer['id']}")).json()
+            end = "<think>\n\n" if thinking else "<think>\n\n</think>\n\n"
+            assert stored["prompt"]["text"] == f"{QUESTION}\n\n{end}"
+            assert stored["draft_prompt"]["text"] == f"Day 1: {QUESTION} {end}"
+            assert bool(answer["choices"][0]["message"]["reasoning"]) is thinking
+
+
 async def test_draft_without_a_template_or_with_the_same_reads_the_targets_prompt(engines: Engines) -> None:
     draft, target = engines
-    info = await target.info()
-    prompt = await target.encode([Message("user", QUESTION)])
+    info, messages = await target.info(), [Message("user", QUESTION)]
+    prompt = await target.encode(messages)
     for draft_info in (
         replace(await draft.info(), chat_template=""),
         replace(await draft.info(), chat_template=info.chat_template),
     ):
-        assert await prompts_of([Message("user", QUESTION)], prompt, draft, draft_info, info) == Prompts(prompt)
-    assert await prompts_of(QUESTION, prompt, draft, await draft.info(), info) == Prompts(prompt)
+        assert await prompts_of(messages, target.encode(messages), draft, draft_info, info) == Prompts(prompt)
+    plain = await target.encode(QUESTION)
+    assert await prompts_of(QUESTION, target.encode(QUESTION), draft, await draft.info(), info) == Prompts(plain)
 
 
 async def test_digest_tells_templates_and_their_special_tokens_apart(engines: Engines) -> None:
@@ -218,3 +247,45 @@ async def test_prompt_too_long_for_the_drafts_window_is_refused_by_field(
     shorter = [{"role": "user", "content": "x" * (WINDOW - len("[own]<user>") - 20)}]
     assert (await gateway.chat(messages=shorter, max_tokens=21)).status_code == 400
     assert (await gateway.chat(messages=shorter, max_tokens=20)).status_code == 200
+
+
+async def test_both_models_render_at_the_same_time(start_gateway: GatewayFactory, fakes: Fakes) -> None:
+    both = asyncio.Barrier(2)
+    fakes.drafter.before_encode = fakes.target.before_encode = both.wait
+    async with asyncio.timeout(60):
+        answer = (await (await start_gateway(fakes)).chat()).json()
+    assert answer["semspec"]["fallback"] is None and fakes.drafter.prompts == ["[own]<user>How many?"]
+
+
+@pytest.mark.parametrize("too_long", [True, False], ids=["the draft refuses first", "the draft hangs"])
+async def test_refusal_of_the_target_counts_and_ends_the_drafts_call(
+    start_gateway: GatewayFactory, fakes: Fakes, too_long: bool
+) -> None:
+    called, ended = asyncio.Event(), asyncio.Event()
+
+    async def hang() -> None:
+        called.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async def refuse() -> None:
+        called.set()
+        ended.set()
+        raise ContextTooLong("too long for the draft")
+
+    fakes.drafter.before_encode = refuse if too_long else hang
+    fakes.target.before_encode = called.wait
+    fakes.target.refusal = InvalidRequest("no system turns here")
+    async with asyncio.timeout(60):
+        error = (await (await start_gateway(fakes)).chat()).json()["error"]
+    assert (error["message"], error["param"]) == ("no system turns here", "messages") and ended.is_set()
+
+
+async def test_draft_that_hangs_while_it_renders_leaves_the_answer_to_the_target(
+    start_gateway: GatewayFactory, fakes: Fakes
+) -> None:
+    fakes.drafter.before_encode = asyncio.Event().wait
+    answer = (await (await start_gateway(fakes, encode_deadline_s=0.2)).chat()).json()
+    assert answer["semspec"]["fallback"] == "the draft took too long"

@@ -170,10 +170,12 @@ messages = st.builds(Message, st.sampled_from(get_args(Role)), text, text, text)
 token_prompts = st.builds(TokenIds, st.lists(uint32, min_size=1).map(tuple))
 
 
-with_tools = st.builds(Conversation, st.lists(messages, min_size=1).map(tuple), st.text("[]{}", min_size=1))
+turns = st.lists(messages, min_size=1).map(tuple)
+with_tools = st.builds(Conversation, turns, st.text("[]{}", min_size=1), st.text("[]{}"))
+with_variables = st.builds(Conversation, turns, variables=st.text("[]{}", min_size=1))
 
 
-@given(text | token_prompts | st.lists(messages, min_size=1) | with_tools)
+@given(text | token_prompts | st.lists(messages, min_size=1) | with_tools | with_variables)
 def test_encode_request_survives_the_wire(prompt: Prompt) -> None:
     assert generation.encode_request_from_wire(generation.encode_request_to_wire(prompt)) == prompt
 
@@ -193,7 +195,20 @@ def test_tokens_survive_the_wire(rows: list[tuple[int, str, int, int]]) -> None:
 
 def test_handshakes_survive_the_wire() -> None:
     model = replace(
-        ModelInfo("m", "f", "t", 24, 512, 4096, "states-v1", (Segmentation.SENTENCE,), "0.1", True, chat_template="d"),
+        ModelInfo(
+            "m",
+            "f",
+            "t",
+            24,
+            512,
+            4096,
+            "states-v1",
+            (Segmentation.SENTENCE,),
+            "0.1",
+            True,
+            chat_template="d",
+            template_variables=("a", "b"),
+        ),
         takes_grammars=True,
         takes_min_p=True,
         takes_penalties=True,

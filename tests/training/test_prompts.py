@@ -1,5 +1,6 @@
 """Offline, each model reads the question in its own chat template, as when served."""
 
+import asyncio
 import shutil
 from pathlib import Path
 
@@ -42,7 +43,7 @@ async def test_draft_samples_and_scores_after_its_own_prompt_as_when_served(
     rows, tensors = pair.sampler().sample(context)
     engine = TransformersEngine.load(str(folders[0]), writer=Writer.DRAFT, device="cpu")
     info, messages = await engine.info(), [Message("user", QUESTION.text)]
-    served = await prompts_of(messages, start.target, engine, info, pair.target.info)
+    served = await prompts_of(messages, asyncio.sleep(0, start.target), engine, info, pair.target.info)
     assert served == start
     base = derive_seed(config.samples.seed, "sample draft 7", 0)
     sampling = SamplingParams(1.0, 1.0, seed=derive_seed(base, "sample", 0))

@@ -53,9 +53,10 @@ def encode_request_to_wire(prompt: Prompt) -> types_pb2.EncodeRequest:
         return types_pb2.EncodeRequest(text=prompt)
     if isinstance(prompt, TokenIds):
         return types_pb2.EncodeRequest(tokens=types_pb2.TokenIds(ids=prompt.ids))
-    messages, tools = (prompt.messages, prompt.tools) if isinstance(prompt, Conversation) else (prompt, "")
-    turns = [types_pb2.Message(**asdict(turn)) for turn in messages]
-    return types_pb2.EncodeRequest(conversation=types_pb2.Conversation(messages=turns, tools=tools))
+    given = prompt if isinstance(prompt, Conversation) else Conversation(tuple(prompt))
+    turns = [types_pb2.Message(**asdict(turn)) for turn in given.messages]
+    conversation = types_pb2.Conversation(messages=turns, tools=given.tools, variables=given.variables)
+    return types_pb2.EncodeRequest(conversation=conversation)
 
 
 def encode_request_from_wire(message: types_pb2.EncodeRequest) -> Prompt:
@@ -67,8 +68,10 @@ def encode_request_from_wire(message: types_pb2.EncodeRequest) -> Prompt:
             check_filled(message.tokens.ids, "tokens.ids")
             return TokenIds(tuple(message.tokens.ids))
         case "conversation":
-            messages, tools = _messages_from_wire(message.conversation.messages), message.conversation.tools
-            return Conversation(tuple(messages), tools) if tools else messages
+            given = message.conversation
+            messages = _messages_from_wire(given.messages)
+            is_plain = not (given.tools or given.variables)
+            return messages if is_plain else Conversation(tuple(messages), given.tools, given.variables)
         case _:
             raise invalid("prompt", "give a text, token ids or a conversation")
 

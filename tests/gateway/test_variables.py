@@ -1,0 +1,175 @@
+"""Variables of the chat template: how requests set them, what carries them, and what is refused."""
+
+import json
+import secrets
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from semspec.types import Writer
+from tests.gateway.fakes import Fakes
+from tests.gateway.support import Gateway, GatewayFactory
+from tests.gateway.test_resume import events, hang_up_after, status_becomes
+
+NO_THINKING = {"enable_thinking": False}
+RENDERED = '{"enable_thinking": false}<user>How many?'
+"""The fakes' prompt begins with what they get."""
+RESPONSE = {"model": "semspec-demo:target", "input": "How many?", "seed": 7}
+
+
+def reading(fakes: Fakes, writer: Writer, *names: str) -> None:
+    """Let a fake's template read these variables."""
+    fake = fakes.target if writer is Writer.TARGET else fakes.drafter
+    fake.model_info = replace(fake.model_info, template_variables=names)
+
+
+@pytest.fixture
+def fakes() -> Fakes:
+    fakes = Fakes.make()
+    reading(fakes, Writer.TARGET, "enable_thinking", "reasoning_effort")
+    return fakes
+
+
+@pytest.fixture
+async def gateway(start_gateway: GatewayFactory, fakes: Fakes) -> Gateway:
+    return await start_gateway(fakes)
+
+
+@pytest.mark.parametrize(
+    ("fields", "variables"),
+    [
+        ({"chat_template_kwargs": NO_THINKING}, NO_THINKING),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
+        (
+            {"chat_template_kwargs": {"enable_thinking": None}, "reasoning_effort": "none"},
+            {"enable_thinking": None, "reasoning_effort": "none"},
+        ),
+        ({"chat_template_kwargs": {"reasoning_effort": 1.5}}, {"reasoning_effort": 1.5}),
+        ({"chat_template_kwargs": {}, "reasoning_effort": None}, None),
+        ({"chat_template_kwargs": None}, None),
+    ],
+    ids=str,
+)
+async def test_template_gets_the_variables_of_a_chat(gateway: Gateway, fields: Any, variables: Any) -> None:
+    assert (await gateway.chat(**fields)).status_code == 200
+    [prompt] = gateway.fakes.target.prompts
+    assert prompt == ("" if variables is None else json.dumps(variables)) + "<user>How many?"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"chat_template_kwargs": {"thinking": True}}, "chat_template_kwargs.thinking", "has no variable 'thinking'"),
+        ({"chat_template_kwargs": {"thinking": True}}, "chat_template_kwargs.thinking", "it has: enable_thinking"),
+        ({"chat_template_kwargs": {"messages": "x"}}, "chat_template_kwargs.messages", "that a request may set"),
+        ({"chat_template_kwargs": {"enable_thinking": [1]}}, "chat_template_kwargs.enable_thinking", "a text of at"),
+        ({"chat_template_kwargs": {"enable_thinking": "x" * 1001}}, "chat_template_kwargs.enable_thinking", "1000"),
+        ({"chat_template_kwargs": {"enable_thinking": 1e300}}, "chat_template_kwargs.enable_thinking", "2^31"),
+        ({"chat_template_kwargs": {f"v{i}": 1 for i in range(33)}}, "chat_template_kwargs", "at most 32"),
+        ({"chat_template_kwargs": "x"}, "chat_template_kwargs", "dictionary"),
+        ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs.a b.[key]", "pattern"),
+        ({"reasoning_effort": "hard"}, "reasoning_effort", "'none', 'minimal', 'low'"),
+        (
+            {"chat_template_kwargs": {"reasoning_effort": "low"}, "reasoning_effort": "high"},
+            "reasoning_effort",
+            "give one of them",
+        ),
+    ],
+    ids=lambda one: str(one)[:60],
+)
+async def test_variable_that_cannot_be_set_is_refused_by_name(
+    gateway: Gateway, fields: Any, param: str, words: str
+) -> None:
+    response = await gateway.chat(**fields)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param) and words in error["message"], error
+    assert gateway.fakes.target.prompts == []
+
+
+async def test_effort_that_the_template_does_not_read_is_refused_by_its_own_field(
+    start_gateway: GatewayFactory,
+) -> None:
+    """Also with a target of an earlier version, which tells no variables and would leave them out silently."""
+    gateway = await start_gateway(Fakes.make())
+    other = await gateway.http.post("/v1/responses", json={**RESPONSE, "reasoning": {"effort": "low"}})
+    for response, param in (
+        (await gateway.chat(reasoning_effort="low"), "reasoning_effort"),
+        (other, "reasoning.effort"),
+    ):
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, param)
+        assert error["message"].startswith(f"{param}: the chat template of ") and "it has: none" in error["message"]
+
+
+async def test_plain_completions_have_no_template(gateway: Gateway) -> None:
+    for fields in ({"chat_template_kwargs": NO_THINKING}, {"reasoning_effort": "low"}):
+        response = await gateway.http.post("/v1/completions", json={"prompt": "Once", **fields})
+        assert response.status_code == 400 and response.json()["error"]["param"] == next(iter(fields))
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ((), ""),
+        (("reasoning_effort", "other"), '{"reasoning_effort": "low"}'),
+        (("enable_thinking", "reasoning_effort"), '{"enable_thinking": false, "reasoning_effort": "low"}'),
+    ],
+    ids=str,
+)
+async def test_draft_gets_the_variables_that_its_own_template_reads(
+    start_gateway: GatewayFactory, fakes: Fakes, names: tuple[str, ...], expected: str
+) -> None:
+    reading(fakes, Writer.DRAFT, *names)
+    fakes.drafter.model_info = replace(fakes.drafter.model_info, chat_template="[own]")
+    await (await start_gateway(fakes)).chat(chat_template_kwargs=NO_THINKING, reasoning_effort="low")
+    assert fakes.drafter.prompts == [f"{expected}[own]<user>How many?"]
+
+
+async def test_turns_of_a_session_are_rendered_with_each_requests_own_variables(gateway: Gateway) -> None:
+    session = {"session": f"session-{secrets.token_hex(8)}"}
+    for fields in ({"chat_template_kwargs": NO_THINKING}, {}):
+        first = (await gateway.chat(semspec=session, **fields)).json()["choices"][0]["message"]["content"]
+    begun, following = gateway.fakes.target.prompts
+    assert begun == RENDERED
+    assert following.startswith("<user>How many?<assistant>") and first
+
+
+async def test_key_of_a_request_with_other_variables_is_refused(gateway: Gateway) -> None:
+    key = {"idempotency-key": secrets.token_hex(8)}
+    body = {"model": "semspec-demo", "messages": [{"role": "user", "content": "How many?"}], "seed": 7}
+    for fields, status in (({}, 200), (NO_THINKING, 400), ({}, 200)):
+        answer = await gateway.http.post(
+            "/v1/chat/completions", json={**body, "chat_template_kwargs": fields}, headers=key
+        )
+        assert answer.status_code == status
+    assert answer.headers["x-generation-id"] and len(gateway.fakes.target.prompts) == 1
+
+
+async def test_choices_that_had_not_begun_are_resumed_with_the_variables(
+    start_gateway: GatewayFactory, fakes: Fakes
+) -> None:
+    first, heir = await start_gateway(fakes), await start_gateway(Fakes.make())
+    seen = await hang_up_after(first, 1, max_tokens=120, chat_template_kwargs=NO_THINKING)
+    await status_becomes(heir, seen[0]["id"], "interrupted")
+    await events(heir, seen[0]["id"], after="1")
+    assert set(heir.fakes.target.read) == {RENDERED} and heir.fakes.target.prompts == []
+
+
+async def test_response_tells_its_effort_and_does_not_hand_it_on(gateway: Gateway) -> None:
+    body = {**RESPONSE, "reasoning": {"effort": "low", "summary": None}, "chat_template_kwargs": NO_THINKING}
+    first = (await gateway.http.post("/v1/responses", json=body)).json()
+    assert first["reasoning"] == {"effort": "low", "summary": None}
+    stored = (await gateway.http.get(f"/v1/responses/{first['id']}")).json()
+    assert stored["reasoning"] == first["reasoning"]
+    second = (await gateway.http.post("/v1/responses", json={**RESPONSE, "previous_response_id": first["id"]})).json()
+    assert second["reasoning"] is None
+    begun, following = gateway.fakes.target.prompts
+    assert begun == '{"enable_thinking": false, "reasoning_effort": "low"}<user>How many?'
+    assert following.startswith("<user>How many?<assistant>")
+
+
+@pytest.mark.parametrize("reasoning", [None, {}, {"effort": None}, {"context": "auto", "mode": "standard"}], ids=str)
+async def test_reasoning_without_effect_is_accepted(gateway: Gateway, reasoning: Any) -> None:
+    answer = await gateway.http.post("/v1/responses", json={**RESPONSE, "reasoning": reasoning})
+    assert answer.status_code == 200 and gateway.fakes.target.prompts == ["<user>How many?"]
