@@ -13,8 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
+from semspec.commands.serve import EXAMPLE
 from tests.compose.project import BASE_IMAGE, Project, run, running, why_not
 from tests.compose.support import SETTINGS
+from tests.demo.solver import solve
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
@@ -24,10 +26,6 @@ OFFICIAL_BASE_BYTES = 130 * 10**6
 """python:3.11-slim-bookworm as the registry has it; the base here may be another."""
 RESTART_MS = 1000
 """A target is never back before: less would mean that it was killed after its last word."""
-QUESTION = (
-    "Ben has coins: 52. Day 1: Ben finds 9 coins. Day 2: Ben naps. Day 3: Ben sells 4 coins. Day 4: Ben gets 6 coins. "
-    "Day 5: Ben reads. Day 6: Ben loses 7 coins. How many coins does Ben have now?"
-)
 
 Json = dict[str, Any]
 
@@ -49,7 +47,7 @@ def chunks_of(http: httpx.Client, killer: AbstractContextManager[Any] | None = N
     """A stream's chunks; the killer strikes at the first segment."""
     body = {
         "model": "semspec-demo",
-        "messages": [{"role": "user", "content": QUESTION}],
+        "messages": [{"role": "user", "content": EXAMPLE}],
         "stream": True,
         "stream_options": {"include_usage": True},
         "seed": 11,
@@ -90,9 +88,9 @@ def until_ready(project: Project, http: httpx.Client) -> None:
 
 
 def test_answer_to_a_key_has_accepted_segments(http: httpx.Client, project: Project) -> None:
-    body = {"model": "semspec-demo", "messages": [{"role": "user", "content": QUESTION}], "seed": 11}
+    body = {"model": "semspec-demo", "messages": [{"role": "user", "content": EXAMPLE}], "seed": 11}
     answer = http.post("/v1/chat/completions", json=body).json()
-    assert "33" in answer["choices"][0]["message"]["content"]
+    assert f"boxed{{{solve(EXAMPLE)}}}" in answer["choices"][0]["message"]["content"]
     assert answer["semspec"]["num_accepted"] > 0 and answer["semspec"]["parameters"]["gamma"] == 2
     assert answer["semspec"]["fallback"] is None and answer["semspec"]["degraded"] is False
     assert httpx.post(f"{project.url}/v1/chat/completions", json=body, trust_env=False).status_code == 401

@@ -1,11 +1,14 @@
 """Services over vLLM as the gateway and an operator see them: answers, refusals, and how they end."""
 
+import asyncio
+import json
 import os
 import re
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +27,17 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 COMMAND = [sys.executable, "-m", "semspec.services.target"]
 SETTINGS = {"ENGINE": "vllm", "KV_BYTES": str(KV_BYTES)}
+NUM_STREAMS = 8
+DONE = "DONE"
+STALL_S = 5.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def served() -> AsyncIterator[Stack]:
     """A stack whose target runs in vLLM, whose CPU build has no attention for the draft's small heads."""
-    environment = {f"SEMSPEC_TARGET_{name}": value for name, value in SETTINGS.items()}
+    settings = SETTINGS | {"STALL_S": str(STALL_S)}
+    environment = {f"SEMSPEC_TARGET_{name}": value for name, value in settings.items()}
+    environment |= {"SEMSPEC_GATEWAY_HEALTH_INTERVAL_S": "0.5", "SEMSPEC_GATEWAY_TARGET_PATIENCE_S": "2"}
     async with Stack(StackConfig(environment=environment, start_timeout_s=START_TIMEOUT_S)) as stack:
         yield stack
 
@@ -37,15 +45,63 @@ async def served() -> AsyncIterator[Stack]:
 async def answers(stack: Stack, number: int, **fields: Any) -> list[str]:
     """The texts of answers to as many questions, with reasoning."""
     texts = []
-    async with httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=300, trust_env=False) as http:
+    async with client(stack) as http:
         for index in range(number):
-            question = make_problem(SPLITS["report"][index]).question
-            messages = [{"role": "user", "content": question}]
-            body = {"model": "semspec-demo", "messages": messages, "seed": index} | fields
-            response = await http.post("/v1/chat/completions", json=body)
+            response = await http.post("/v1/chat/completions", json=body(index) | fields)
             assert response.status_code == 200, response.text
             texts.append(_text(response.json()))
     return texts
+
+
+def client(stack: Stack) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=300, trust_env=False)
+
+
+def body(index: int) -> dict[str, Any]:
+    """A request with a question of its own."""
+    messages = [{"role": "user", "content": make_problem(SPLITS["report"][index]).question}]
+    return {"model": "semspec-demo", "messages": messages, "seed": index}
+
+
+@asynccontextmanager
+async def streaming(stack: Stack) -> AsyncIterator["asyncio.Future[list[str]]"]:
+    """How `NUM_STREAMS` streams end, all of which have begun: DONE, or with this error."""
+    begun = asyncio.Barrier(NUM_STREAMS + 1)
+    async with client(stack) as http:
+        ends = asyncio.gather(*(_end(http, index, begun) for index in range(NUM_STREAMS)))
+        await begun.wait()
+        yield ends
+
+
+async def _end(http: httpx.AsyncClient, index: int, begun: asyncio.Barrier) -> str:
+    last = ""
+    async with http.stream("POST", "/v1/chat/completions", json=body(index) | {"stream": True}) as response:
+        assert response.status_code == 200
+        async for line in response.aiter_lines():
+            if line and not last:
+                await begun.wait()
+            last = line.removeprefix("data: ") or last
+    return DONE if last == f"[{DONE}]" else str(json.loads(last)["error"]["code"])
+
+
+def assert_unavailable(ends: list[str]) -> None:
+    """Streams may have ended before."""
+    assert "service_unavailable" in ends and {*ends} <= {"service_unavailable", DONE}
+
+
+def core_of(stack: Stack) -> psutil.Process:
+    """The target's process that runs the model."""
+    family = psutil.Process(stack.processes["target"].pid).children(recursive=True)
+    [core] = [one for one in family if "EngineCore" in one.name() or "EngineCore" in " ".join(one.cmdline())]
+    return core
+
+
+async def readiness(stack: Stack) -> tuple[int, str]:
+    """Status and words of `/ready`."""
+    async with client(stack) as http:
+        response = await http.get("/ready")
+    told = response.json()
+    return response.status_code, told["detail"] if response.status_code == 200 else told["error"]["message"]
 
 
 def _text(answer: Any) -> str:
@@ -65,12 +121,30 @@ async def test_gateway_answers_with_the_same_text_over_either_engine(served: Sta
             assert sum(a != b for a, b in zip(mine, expected, strict=True)) <= 1
 
 
-async def test_core_that_is_killed_ends_its_service_with_the_reason(served: Stack) -> None:
+async def test_streams_end_when_the_core_freezes_and_it_serves_again_when_it_goes_on(served: Stack) -> None:
+    before = await answers(served, 1)
+    core = core_of(served)
+    async with streaming(served) as ends:
+        core.suspend()
+        try:
+            assert_unavailable(await ends)
+            status, line = await readiness(served)
+            assert status == 503 and "hang" in line
+        finally:
+            core.resume()
+    async with asyncio.timeout(START_TIMEOUT_S):
+        while await readiness(served) != (200, "ready"):
+            await asyncio.sleep(0.1)
+    assert await answers(served, 1) == before
+
+
+async def test_core_that_is_killed_ends_streams_and_its_service_with_the_reason(served: Stack) -> None:
     target = served.processes["target"]
-    service = psutil.Process(target.pid)
+    service, core = psutil.Process(target.pid), core_of(served)
     family = service.children(recursive=True)
-    [core] = [one for one in family if "EngineCore" in one.name() or "EngineCore" in " ".join(one.cmdline())]
-    core.kill()
+    async with streaming(served) as ends:
+        core.kill()
+        assert_unavailable(await ends)
     assert left_alive([service.pid, *(one.pid for one in family)]) == []
     assert "cannot serve any longer: vLLM ended: it was killed" in target.log.read_text()
 

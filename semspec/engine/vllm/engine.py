@@ -30,7 +30,7 @@ from semspec.engine.vllm.requests import (
     request_to_wire,
     result_from_wire,
 )
-from semspec.errors import InternalError, InvalidRequest, Overloaded
+from semspec.errors import InternalError, InvalidRequest, Overloaded, Unavailable
 from semspec.probes.projection import Projections
 from semspec.types import (
     ChoiceScores,
@@ -95,13 +95,14 @@ class VllmEngine:
         self.tokenizer = tokenizer
         self._projections = Projections(tokenizer.info, "cpu", projection_bytes)
         self._num_calls = 0
+        self._answering: asyncio.Task[None] | None = None
         self.num_steps = 0
         """Steps that brought an output: while there is work and this stands still, vLLM hangs."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether there are calls."""
-        return self._num_calls > 0
+        """Whether there are calls, or vLLM has not answered since one was cancelled."""
+        return self._num_calls > 0 or self._answering is not None
 
     @property
     def steps(self) -> "VllmEngine":
@@ -213,6 +214,8 @@ class VllmEngine:
         return replace(scores, duration_ms=(perf_counter() - start) * 1e3)
 
     async def aclose(self) -> None:
+        if self._answering:
+            self._answering.cancel()
         await self._core.close()
 
     async def _projected(self, states: Sequence[States], projection: str) -> list[States]:
@@ -243,8 +246,22 @@ class VllmEngine:
                     self.num_steps += 1
                     for wire in (output.kv_transfer_params or {}).get(KEY, ()):
                         yield result_from_wire(request.kind, wire)
+        except asyncio.CancelledError:
+            if self._answering is None:
+                self._answering = asyncio.create_task(self._until_it_answers())
+            raise
         finally:
             self._num_calls -= 1
+
+    async def _until_it_answers(self) -> None:
+        """A cancelled call brings no further outputs: whether vLLM hangs is seen by its answer to a question."""
+        try:
+            await self._core.answer()
+            self.num_steps += 1
+        except Unavailable:  # the service ends
+            pass
+        finally:
+            self._answering = None
 
 
 def _parameters(request: Request, max_tokens: int) -> Any:

@@ -154,6 +154,15 @@ class Core:
         except EngineDeadError as error:
             raise Unavailable("vLLM has ended; retry on another replica") from error
 
+    async def answer(self) -> None:
+        """Wait until vLLM answers a question, as it does between steps. Raises: Unavailable when it has ended."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            await self._llm.is_sleeping()
+        except EngineDeadError as error:
+            raise Unavailable("vLLM has ended; retry on another replica") from error
+
     async def close(self) -> None:
         """End vLLM's processes and with them all requests."""
         self._is_closed = True
