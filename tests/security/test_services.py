@@ -185,6 +185,10 @@ def _odd_value(field: Any, value: object, random: Random) -> object:
 
 def _spoil_items(message: Wire, field: Any, random: Random) -> None:
     items = getattr(message, field.name)
+    if field.message_type and field.message_type.GetOptions().map_entry:
+        key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
+        items[_odd_value(key, key.default_value, random)] = _odd_value(value, value.default_value, random)
+        return
     match random.choice(("clear", "many", "one", "one")):
         case "clear":
             message.ClearField(field.name)
