@@ -12,10 +12,10 @@ from time import monotonic
 from semspec.decoding import Backends, Costs, Generation, Target, decode
 from semspec.errors import (
     Cancelled,
-    Conflict,
     DeadlineExceeded,
     InternalError,
     InvalidRequest,
+    Mismatch,
     Overloaded,
     SemspecError,
     Unavailable,
@@ -210,7 +210,7 @@ class TargetRetry:
     async def target_is_back(self, failure: SemspecError, num_segments: int) -> None:
         """Wait until the target answers again, with exponential backoff.
 
-        Raises: `failure` when it does not in time; Conflict when it serves another model by then.
+        Raises: `failure` when it does not in time; Mismatch when it serves another model by then.
         """
         if num_segments > self._num_segments:
             self._num_segments, self._until, self._pause_s = num_segments, monotonic() + self._timeout_s, FIRST_PAUSE_S
@@ -233,7 +233,7 @@ class TargetRetry:
         except (Unavailable, Overloaded, DeadlineExceeded, InvalidRequest, InternalError, TimeoutError):
             return False
         if info.fingerprint != self._fingerprint:
-            raise Conflict("the target that came back serves another model; start a new generation", "id")
+            raise Mismatch("the target that came back serves another model; start a new generation")
         return True
 
 

@@ -19,6 +19,7 @@ from dataclasses import asdict
 from importlib.resources import files
 from typing import Any, Literal, Self
 
+from pydantic import TypeAdapter
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -284,7 +285,10 @@ def _source(name: str) -> str:
 
 
 def _messages(lines: Sequence[str]) -> tuple[Message, ...]:
-    return tuple(Message(**json.loads(line)) for line in lines)
+    return tuple(map(_MESSAGE.validate_json, lines))
+
+
+_MESSAGE = TypeAdapter(Message)
 
 
 def _meta(generation: str) -> str:

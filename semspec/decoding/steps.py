@@ -170,7 +170,7 @@ class BackendUnavailable(Exception):
 
 
 @contextmanager
-def backend_failures(role: str, errors: type[SemspecError] = SemspecError) -> Iterator[None]:
+def backend_failures(role: str, errors: tuple[type[SemspecError], ...] = (SemspecError,)) -> Iterator[None]:
     """Raises: BackendUnavailable instead of `errors`."""
     try:
         yield
@@ -188,8 +188,8 @@ async def or_backend_unavailable(role: str, work: Awaitable[T]) -> T:
 
 async def of_drafted(work: Awaitable[T]) -> T:
     """The result of a call of the target on drafted text or tokens. Raises: BackendUnavailable when the target refuses
-    them: they exceed its context window, are empty, or are not of its vocabulary."""
-    with backend_failures("target", InvalidRequest):
+    them: they exceed its context window, are empty, or are not of its vocabulary or its tokenizer."""
+    with backend_failures("target", (InvalidRequest, Mismatch)):
         return await work
 
 

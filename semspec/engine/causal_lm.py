@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from typing import Literal, TypeGuard
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from semspec.engine.checkpoint import check_folder, eos_ids, load_tokenizer, model_info
+from semspec.engine.checkpoint import MALFORMED, check_folder, eos_ids, load_tokenizer, model_info
 from semspec.engine.decoder import Decoder, unsupported_reason
 from semspec.engine.device import device_of
 from semspec.engine.kv_cache import KV, BufferKV, Chunk, DynamicKV
@@ -74,7 +73,7 @@ class CausalLM:
             tokenizer = load_tokenizer(name, revision)
             model = _model(name, revision, device, dtype)
             info = model_info(name, revision, model.config, tokenizer, max_context_tokens)
-        except (OSError, ValueError, SafetensorError) as error:
+        except MALFORMED as error:
             reason = " ".join(str(error).split())[:300]
             raise Mismatch(
                 f"cannot load model {name!r}: {reason}; give a folder or hub id with safetensors weights"

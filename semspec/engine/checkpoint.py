@@ -6,7 +6,9 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+from huggingface_hub.errors import StrictDataclassError
 from jinja2 import TemplateSyntaxError
+from safetensors import SafetensorError
 from transformers import (
     AutoTokenizer,
     GenerationConfig,
@@ -24,6 +26,12 @@ from semspec.errors import Mismatch
 from semspec.types import FINGERPRINT, ModelInfo
 
 logger = logging.getLogger(__name__)
+
+MALFORMED: tuple[type[Exception], ...] = (
+    OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, StrictDataclassError,
+    SafetensorError,
+)  # fmt: skip
+"""What transformers raises for a checkpoint whose files are missing or hold values of other types."""
 
 PROBE_TEXT = "How many?"
 """Every tokenizer turns this into tokens."""

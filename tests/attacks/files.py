@@ -39,7 +39,8 @@ def spoilt(path: Path, chance: Random) -> str:
     how = chance.choice(
         ("flip", "flip", "edit", "cut", "empty", "missing", "folder", "link", "noise", "unreadable", "json", "json")
     )
-    if how == "json" and path.suffix != ".json":
+    is_optional = path.name == "serving.json"  # without it the gateway's own defaults hold
+    if (how == "json" and path.suffix != ".json") or (how == "missing" and is_optional):
         how = "flip"
     match how:
         case "flip":

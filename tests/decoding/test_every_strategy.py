@@ -152,21 +152,23 @@ async def test_lost_target_is_an_error_and_leaves_no_draft_running(strategy: str
     assert num_running() == 0
 
 
-async def test_proposals_of_another_tokenizer_are_the_requests_fault() -> None:
-    fakes = players()
-    fakes.target.errors.append(Mismatch("other tokenizer"))
-    with pytest.raises(Mismatch):
-        await run(await generation(strategy="token-level"), fakes)
-
-
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (InvalidRequest("a token id is outside the vocabulary", "token_ids"), "refuses what it was sent"),
+        (Mismatch("tokens of another tokenizer", "proposal.tokenizer"), "does not fit the rest"),
+    ],
+)
 @pytest.mark.parametrize("strategy", ["semantic", "random", "spec-reason", *PROPOSING])
-async def test_target_writes_alone_where_it_refuses_what_the_drafter_wrote(strategy: str) -> None:
+async def test_target_writes_alone_where_it_refuses_what_the_drafter_wrote(
+    strategy: str, error: SemspecError, reason: str
+) -> None:
     fakes = players()
-    fakes.target.errors.append(InvalidRequest("a token id is outside the vocabulary", "token_ids"))
+    fakes.target.errors.append(error)
     alone = await run(await generation(strategy="target"), players())
     events = await run(await generation(strategy=strategy), fakes)
     assert segments(events) == segments(alone)
-    assert records(events)[0].fallback == "the target refuses what it was sent"
+    assert records(events)[0].fallback == f"the target {reason}"
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -122,7 +122,7 @@ async def test_another_model_does_not_go_on(start_gateway: GatewayFactory) -> No
     target.model_info = replace(target.model_info, fingerprint="another")
     target.resume.set()
     error = chunks(await running)[-1]["error"]
-    assert error["code"] == "conflict" and "another model" in error["message"]
+    assert error["code"] == "configuration_mismatch" and "another model" in error["message"]
 
 
 async def test_waiting_generation_can_be_cancelled(start_gateway: GatewayFactory) -> None:

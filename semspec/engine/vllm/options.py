@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 
-from semspec.engine.checkpoint import check_folder, eos_ids, load_tokenizer, model_info
+from semspec.engine.checkpoint import MALFORMED, check_folder, eos_ids, load_tokenizer, model_info
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.vllm.requests import Model, model_to_wire
 from semspec.errors import Mismatch
@@ -89,7 +89,7 @@ def load_model(settings: "ModelSettings", writer: Writer) -> tuple[Model, ModelT
         config: PretrainedConfig = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
         raw = load_tokenizer(name, revision)
         info = model_info(name, revision, config, raw, settings.max_context_tokens)
-    except (OSError, ValueError) as error:
+    except MALFORMED as error:
         reason = " ".join(str(error).split())[:300]
         raise Mismatch(
             f"cannot load model {name!r}: {reason}; give a folder or hub id with safetensors weights"
@@ -185,4 +185,8 @@ def _generation_config(name: str, revision: str | None) -> GenerationConfig | No
         config: GenerationConfig = GenerationConfig.from_pretrained(name, revision=revision)
     except OSError:
         return None
+    except MALFORMED as error:
+        raise Mismatch(
+            f"cannot read generation_config.json of {name!r}: {' '.join(str(error).split())[:300]}"
+        ) from error
     return config
