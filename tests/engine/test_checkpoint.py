@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,6 +88,23 @@ def test_end_of_sequence_that_is_no_id_is_one_line(folder: Path, ids: str) -> No
     with pytest.raises(Mismatch, match=r"(?s)generation_config.json") as refusal:
         TransformersEngine.load(str(folder), writer=Writer.TARGET)
     assert "\n" not in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("config.json", {"pad_token_id": "x"}),
+        ("config.json", {"num_hidden_layers": [2]}),
+        ("config.json", {"model_type": 7}),
+        ("generation_config.json", ["x"]),
+    ],
+)
+def test_malformed_configuration_is_one_line(folder: Path, file: str, change: Any) -> None:
+    fields = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps({**fields, **change} if isinstance(change, dict) else change))
+    with pytest.raises(Mismatch) as refusal:
+        TransformersEngine.load(str(folder), writer=Writer.TARGET)
+    assert "\n" not in refusal.value.message and "cannot load model" in refusal.value.message
 
 
 def test_malformed_chat_template_is_refused_at_start(folder: Path) -> None:

@@ -112,7 +112,13 @@ async def test_field_that_cannot_be_read_is_named(
     await assert_named(gateway, id, route)
 
 
-@pytest.mark.parametrize("value", [b"\xff\xfe", b"", b"{", b"7", b"{}", b'{"role": "user"}'])
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"\xff\xfe", b"", b"{", b"7", b"{}", b'{"role": "user"}', b'{"role": "user", "content": 7}',
+        b'{"role": "nobody", "content": "x"}',
+    ],
+)  # fmt: skip
 async def test_turn_that_cannot_be_read_is_named(gateway: Gateway, redis: Redis, value: bytes) -> None:
     name = f"s{abs(hash(value))}"
     assert (await gateway.chat(semspec={"session": name})).status_code == 200
