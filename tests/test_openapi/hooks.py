@@ -24,6 +24,8 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case[Any],
 
 
 def _keep_rules(body: Json) -> None:
+    for of_template in ("chat_template_kwargs", "reasoning_effort", "reasoning"):
+        body.pop(of_template, None)  # the template has no variables
     if body.get("stream") is not True:
         body.pop("stream_options", None)
     if body.get("logprobs") is not True and "messages" in body:
