@@ -1,13 +1,12 @@
 """Fits the probes of every cell to one set of samples, and makes pairs of them to serve."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from semspec.bench.factorial.cells import NONE_OF_THEM, RECIPES, Cell
+from semspec.bench.factorial.cells import RECIPES, Cell
 from semspec.probes.probe import LayerSet, Probe, save_probe
 from semspec.stack import BUNDLED_PAIR
 from semspec.training.config import PipelineConfig
@@ -17,10 +16,9 @@ from semspec.training.evaluation.verification import Predicted
 from semspec.training.files import StageFolder, write_json
 from semspec.training.pipeline import Pipeline
 from semspec.training.progress import Reporter
-from semspec.training.trainer.fit import predict
 from semspec.training.trainer.probes import Fitter, Variant
 from semspec.training.trainer.recipe import Role
-from semspec.training.trainer.states import FeatureSource, StateStore
+from semspec.training.trainer.states import StateStore
 
 ROLES: tuple[Role, ...] = ("draft", "target")
 
@@ -35,28 +33,26 @@ class Factorial:
         self.labels: Labels = pipeline.labels
         self._infos = {role: info_of(fields) for role, fields in pipeline.pair.infos().items()}
         digest = StageFolder(work / "labels").digest
-        self._store = StateStore(work / "samples")
-        self._fitter = Fitter(config, self.labels, self._store, self._infos, digest, work / "cells", reporter)
+        store = StateStore(work / "samples")
+        self._fitter = Fitter(config, self.labels, store, self._infos, digest, work / "cells", reporter)
 
     def variant(self, cell: Cell, seed: int) -> Variant:
-        middle: Mapping[str, LayerSet] = {role: (round(info.num_layers / 2),) for role, info in self._infos.items()}
-        of_target, of_draft = {
-            "all": ("all", "all"), "middle": (middle["target"], middle["draft"]), "last": ("last", "last"),
-            NONE_OF_THEM: ("last", "last"),
-        }[cell.layers]  # fmt: skip
-        layers = {"layers": of_target, "draft_layers": of_draft}
-        changed = {**RECIPES[cell.recipe], **layers, "features": cell.features, "seeds": (seed,)}
+        layers: dict[str, LayerSet]
+        if cell.layers == "middle":
+            layers = {role: (round(info.num_layers / 2),) for role, info in self._infos.items()}
+        else:
+            layers = dict.fromkeys(ROLES, "all" if cell.layers == "all" else "last")
+        changed = {
+            **RECIPES[cell.recipe], "layers": layers["target"], "draft_layers": layers["draft"],
+            "features": cell.features, "seeds": (seed,),
+        }  # fmt: skip
         return Variant(f"{cell.name}, seed {seed}", self._config.probes.model_copy(update=changed))
 
     def predicted(self, cell: Cell, seed: int) -> Predicted:
-        variant = self.variant(cell, seed)
+        found = self._fitter.predicted(self.variant(cell, seed))
         if cell.has_states:
-            return self._fitter.predicted(variant)
-        p = np.full(len(self.labels), np.nan, dtype=np.float32)
-        rows = self.labels.where(self.labels.split != "train")
-        source = FeatureSource(self._store, "target", *variant.recipe.inputs("target"))
-        p[rows] = predict(self._fitter.fitted("target", variant).probe, source, self.labels, rows)
-        return Predicted(variant.name, p, np.full_like(p, self.constant_q))
+            return found
+        return replace(found, draft_probability=np.full_like(found.draft_probability, self.constant_q))
 
     @property
     def constant_q(self) -> float:
