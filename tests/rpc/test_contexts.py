@@ -1,7 +1,6 @@
 """Calls that carry only what is new in a context are answered as those that carry all of it."""
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -20,6 +19,7 @@ from semspec.settings import ServiceSettings
 from semspec.types import Context, Piece, Segment, SegmentEnd, Writer
 from semspec.v1 import types_pb2
 from tests.rpc.fakes import ORDER, SEGMENT, FakeEngine, serving
+from tests.rpc.test_services import targeting
 
 
 def segment(number: int, writer: Writer = Writer.DRAFT) -> Segment:
@@ -115,16 +115,6 @@ class Contexts(FakeEngine):
         return await super().score(context, *others)
 
 
-@asynccontextmanager
-async def connected(engine: FakeEngine) -> AsyncIterator[RemoteTarget]:
-    async with serving(target_service(lambda: engine)) as server:
-        client = RemoteTarget(server.address, ClientOptions())
-        try:
-            yield client
-        finally:
-            await client.aclose()
-
-
 async def ask(client: RemoteTarget, contexts: list[Context]) -> None:
     for number, context in enumerate(contexts):
         if number % 3 == 0:
@@ -138,7 +128,7 @@ async def test_engine_gets_whole_contexts(monkeypatch: pytest.MonkeyPatch) -> No
     sizes: list[int] = []
     monkeypatch.setattr("semspec.rpc.connection.client_span", lambda method, request: _measured(sizes, method, request))
     engine, contexts = Contexts(), grown(Random(1))
-    async with connected(engine) as client:
+    async with targeting(engine) as client:
         await ask(client, contexts)
     assert engine.received == contexts
     assert sizes[0] > 1500 and max(sizes[1:]) < 400
@@ -167,7 +157,7 @@ async def test_older_service_is_sent_the_whole_context(monkeypatch: pytest.Monke
     for module in (generation, scoring):
         monkeypatch.setattr(module, "context_from_wire", without_tail)
     engine, contexts = Contexts(), grown(Random(3))
-    async with connected(engine) as client:
+    async with targeting(engine) as client:
         await ask(client, contexts)
     assert engine.received == contexts
 
