@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from semspec.engine.checkpoint import MALFORMED, check_folder, eos_ids, load_tokenizer, model_info
+from semspec.engine.checkpoint import check_folder, eos_ids, load_tokenizer, loading, model_info
 from semspec.engine.decoder import Decoder, unsupported_reason
 from semspec.engine.device import device_of
 from semspec.engine.kv_cache import KV, BufferKV, Chunk, DynamicKV
@@ -69,15 +69,10 @@ class CausalLM:
         device = device_of(device, f"the model {name!r}")
         if dtype == "auto":
             dtype = "float32" if device == "cpu" else "bfloat16"
-        try:
+        with loading(name):
             tokenizer = load_tokenizer(name, revision)
             model = _model(name, revision, device, dtype)
             info = model_info(name, revision, model.config, tokenizer, max_context_tokens)
-        except MALFORMED as error:
-            reason = " ".join(str(error).split())[:300]
-            raise Mismatch(
-                f"cannot load model {name!r}: {reason}; give a folder or hub id with safetensors weights"
-            ) from error
         return cls(model, tokenizer, info, engine)
 
     @property

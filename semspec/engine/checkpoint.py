@@ -3,7 +3,8 @@
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub.errors import StrictDataclassError
@@ -35,6 +36,18 @@ MALFORMED: tuple[type[Exception], ...] = (
 
 PROBE_TEXT = "How many?"
 """Every tokenizer turns this into tokens."""
+
+
+@contextmanager
+def loading(name: str) -> Iterator[None]:
+    """Raises: Mismatch in one line instead of what loading the checkpoint `name` raises."""
+    try:
+        yield
+    except MALFORMED as error:
+        reason = " ".join(str(error).split())[:300]
+        raise Mismatch(
+            f"cannot load model {name!r}: {reason}; give a folder or hub id with safetensors weights"
+        ) from error
 
 
 def check_folder(name: str) -> None:

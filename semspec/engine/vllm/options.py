@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 
-from semspec.engine.checkpoint import MALFORMED, check_folder, eos_ids, load_tokenizer, model_info
+from semspec.engine.checkpoint import MALFORMED, check_folder, eos_ids, load_tokenizer, loading, model_info
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.vllm.requests import Model, model_to_wire
 from semspec.errors import Mismatch
@@ -85,15 +85,10 @@ def load_model(settings: "ModelSettings", writer: Writer) -> tuple[Model, ModelT
     """The model of `settings` without its weights. Raises: Mismatch."""
     name, revision = settings.model, settings.revision
     check_folder(name)
-    try:
+    with loading(name):
         config: PretrainedConfig = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
         raw = load_tokenizer(name, revision)
         info = model_info(name, revision, config, raw, settings.max_context_tokens)
-    except MALFORMED as error:
-        reason = " ".join(str(error).split())[:300]
-        raise Mismatch(
-            f"cannot load model {name!r}: {reason}; give a folder or hub id with safetensors weights"
-        ) from error
     _check_device(settings, config)
     info = replace(info, fingerprint=fingerprint(info, settings.vllm_quantization), max_cache_bytes=settings.kv_bytes)
     ends = eos_ids(_generation_config(name, revision), raw)
