@@ -97,7 +97,7 @@ def core_of(stack: Stack) -> psutil.Process:
 
 
 async def readiness(stack: Stack) -> tuple[int, str]:
-    """Status and words of `/ready`."""
+    """Status code and text of `/ready`."""
     async with client(stack) as http:
         response = await http.get("/ready")
     told = response.json()
