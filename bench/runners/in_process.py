@@ -14,6 +14,7 @@ from semspec.decoding import Backends, Costs, Generation, Verifier, decode, prom
 from semspec.decoding.protocols import WithoutProbes
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
+from semspec.gateway.served import Served
 from semspec.likelihood import load_calibration
 from semspec.probes.verifier import ProbeVerifier
 from semspec.records import record_json
@@ -45,6 +46,9 @@ class InProcessRunner:
         start = perf_counter()
         drafter, target = self._backends.drafter, self._backends.target
         infos = await drafter.info(), await target.info()
+        served = Served(*infos, await self._backends.verifier.info(), self._backends.likelihood)
+        if reason := served.unsupported_reason(ask.configuration.method):
+            raise NotApplicable(reason)
         prompts = await prompts_of(ask.messages, target.encode(ask.messages), drafter, *infos)
         generation = replace(
             with_options(self._defaults, ask.configuration),
