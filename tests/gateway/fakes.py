@@ -106,6 +106,8 @@ class FakeModel:
             raise self.refusal
         own = self.model_info.chat_template
         if isinstance(prompt, TokenIds):
+            if max(prompt.ids, default=0) >= NUM_TOKEN_IDS:
+                raise InvalidRequest(f"a token id is outside the vocabulary of {NUM_TOKEN_IDS} tokens", "prompt")
             prompt = "".join(map(chr, prompt.ids))
         if isinstance(prompt, str):
             text = prompt
