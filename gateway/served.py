@@ -6,7 +6,15 @@ from typing import Protocol, Self, runtime_checkable
 from semspec.decoding import STRATEGIES, Backends
 from semspec.gateway.settings import GatewaySettings
 from semspec.likelihood import Calibration
-from semspec.types import STATE_CONVENTION, ModelInfo, Segmentation, VerifierInfo, Writer, shares_ordinary_tokens
+from semspec.types import (
+    MIN_CONTEXT_TOKENS,
+    STATE_CONVENTION,
+    ModelInfo,
+    Segmentation,
+    VerifierInfo,
+    Writer,
+    shares_ordinary_tokens,
+)
 
 
 @runtime_checkable
@@ -142,6 +150,11 @@ def mismatch(served: Served, settings: GatewaySettings) -> str | None:
     ):
         if not info.has_model:
             continue
+        if info.max_context_tokens < MIN_CONTEXT_TOKENS:
+            return (
+                f"the {role} service at {address} reports a context window of {info.max_context_tokens} tokens: serve "
+                f"{info.model} with at least {MIN_CONTEXT_TOKENS}"
+            )
         if verifier.has_probes and info.fingerprint != expected:
             return (
                 f"the verifier's {role} probe was trained on model {expected}, but the {role} service at {address} "

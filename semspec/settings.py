@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from semspec.certificates import check_authority, check_pair
 from semspec.errors import InvalidRequest
+from semspec.types import MIN_CONTEXT_TOKENS
 
 EXIT_BAD_SETTINGS = 2
 """Exit code of a process with invalid settings."""
@@ -107,7 +108,9 @@ class ModelSettings(ServiceSettings):
         description="probes' first layers kept, to send 256 numbers a segment instead of its states, in bytes",
     )
     max_context_tokens: int | None = Field(
-        None, ge=2, description="cap on prompt and output together; unset: the model's context window"
+        None,
+        ge=MIN_CONTEXT_TOKENS,
+        description="cap on prompt and output together; unset: the model's context window",
     )
     vllm_tensor_parallel_size: int = Field(1, ge=1, le=1024, description="GPUs that share each layer, with vllm")
     vllm_pipeline_parallel_size: int = Field(1, ge=1, le=1024, description="groups of layers on GPUs, with vllm")

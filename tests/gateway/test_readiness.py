@@ -41,6 +41,10 @@ def test_matching_services_fit() -> None:
             lambda s: replace(s, verifier=replace(s.verifier, target_tokenizer="another")),
             ["target", "tokenizer", "another", "characters", "tokenizer files back"],
         ),
+        (
+            lambda s: replace(s, target=replace(s.target, max_context_tokens=9)),
+            ["target service", "context window of 9", "at least 128"],
+        ),
         (lambda s: replace(s, verifier=replace(s.verifier, state_convention="?")), ["verifier", "upgrade"]),
         (lambda s: replace(s, verifier=replace(s.verifier, segmentations=())), ["segmentation", "probes"]),
         (foreign, ["likelihood calibration is for the draft", "semspec train calibrate", "SEMSPEC_GATEWAY_LIKELIHOOD"]),
