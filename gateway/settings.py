@@ -200,6 +200,12 @@ class GatewaySettings(_StrategyDefaults):
     )
     drain_s: int = Field(20, ge=0, description="seconds running requests get to end at shutdown")
 
+    prompt_tokens_details: bool = Field(
+        False,
+        description="true tells how many prompt tokens the target had cached; all owners share the cache, so the "
+        "number shows whether another owner's prompt began alike",
+    )
+
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
     log_prompts: bool = Field(False, description="true logs each prompt and answer; they are nowhere else in a log")
     log_json: bool = Field(False, description="true logs JSON lines instead of key=value")

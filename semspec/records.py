@@ -66,7 +66,7 @@ class RecordToken(Body):
         return TokenLogprob(self.token_id, bytes(self.bytes), self.logprob, alternatives)
 
 
-_SHAPED = ("segment", "accepted", "judgement", "rejected", "logprobs")
+_SHAPED = ("segment", "accepted", "judgement", "rejected", "logprobs", "num_cached_tokens")
 """Fields of a record with another representation in JSON; all other fields are copied unchanged."""
 _PLAIN: dict[str, Any] = {
     name: (kind, ...) for name, kind in get_type_hints(SegmentRecord).items() if name not in _SHAPED
@@ -86,6 +86,8 @@ class SegmentTrace(_Plain):
     """The drafted segment that this segment replaces."""
     logprobs: list[RecordToken] | None = if_any()
     """Present only if requested."""
+    num_cached_tokens: int | None = if_any()
+    """Tokens of the context that the target had cached at its first call for this segment, if known."""
 
     @classmethod
     def of(cls, record: SegmentRecord) -> Self:
@@ -100,6 +102,7 @@ class SegmentTrace(_Plain):
             ratio=None if judgement is None else _ratio(judgement),
             rejected=None if record.rejected is None else SegmentText.of_segment(record.rejected),
             logprobs=None if logprobs is None else list(map(RecordToken.of, logprobs)),
+            num_cached_tokens=record.num_cached_tokens,
         )
 
     def record(self) -> SegmentRecord:
@@ -114,6 +117,7 @@ class SegmentTrace(_Plain):
             judgement=judgement,
             rejected=None if self.rejected is None else self.rejected.segment(),
             logprobs=None if self.logprobs is None else tuple(token.token() for token in self.logprobs),
+            num_cached_tokens=self.num_cached_tokens,
         )
 
 

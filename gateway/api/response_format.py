@@ -203,6 +203,7 @@ def _usage(output: ChoiceOutput) -> ResponseUsage:
     counts = usage([output])
     return ResponseUsage(
         input_tokens=counts["prompt_tokens"],
+        input_tokens_details=counts.get("prompt_tokens_details"),
         output_tokens=counts["completion_tokens"],
         output_tokens_details=counts["completion_tokens_details"],
         total_tokens=counts["total_tokens"],

@@ -7,7 +7,7 @@ from pydantic import Discriminator, Field, Tag
 from semspec.gateway.api.bodies import Extension, False_, ObjectText, or_default, text_or_list
 from semspec.gateway.api.formats import MAX_TOOLS, ResponseTool, ResponseToolChoice, TextOptions
 from semspec.gateway.api.neutral import RESPONSES_NEUTRAL, Strict, Text, Tolerant
-from semspec.gateway.api.statistics import AnswerMetrics, CompletionTokens, Statistics
+from semspec.gateway.api.statistics import AnswerMetrics, CompletionTokens, PromptTokens, Statistics
 from semspec.gateway.api.variables import Effort, ReasoningOptions, TemplateVariables
 from semspec.records import Body, if_any
 from semspec.types import Role
@@ -187,6 +187,8 @@ class ResponseUsage(Body):
     """Token counts."""
 
     input_tokens: int
+    input_tokens_details: PromptTokens | None = if_any()
+    """Only where the target reports what it had cached."""
     output_tokens: int
     output_tokens_details: CompletionTokens
     total_tokens: int

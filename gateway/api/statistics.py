@@ -71,11 +71,20 @@ class CompletionTokens(Body):
     """Of the segments up to the one with `</think>`, which counts as a whole."""
 
 
+class PromptTokens(Body):
+    """What the prompt tokens are."""
+
+    cached_tokens: int
+    """Those that the target kept from earlier requests."""
+
+
 class TokenCounts(Body):
     """Token counts over all choices; the common prompt of several choices counts once."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokens | None = if_any()
+    """Only where the target reports what it had cached."""
     completion_tokens_details: CompletionTokens | None = if_any()
     """Only of chats."""

@@ -136,6 +136,8 @@ class ChoiceRunner:
                     case Drafted() as drafted:
                         emit(drafted)
                     case SegmentRecord() as record:
+                        if not self._settings.prompt_tokens_details:
+                            record = replace(record, num_cached_tokens=None)
                         await self._keep(choice, record, output, journal)
                         emit(output.add(record))
         return FinishReason.STOP

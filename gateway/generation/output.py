@@ -88,6 +88,12 @@ class ChoiceOutput:
         return sum(len(piece.token_ids) for piece in self.generation.context.pieces)
 
     @property
+    def num_cached_tokens(self) -> int | None:
+        """Number of prompt tokens that the target had cached when it first was called; None: not known."""
+        num_cached = self.records[0].num_cached_tokens if self.records else None
+        return None if num_cached is None else min(num_cached, self.num_prompt_tokens)
+
+    @property
     def num_tokens(self) -> int:
         """Number of output tokens."""
         return sum(len(record.segment.token_ids) for record in self.records)
@@ -142,9 +148,11 @@ def usage(outputs: Sequence[ChoiceOutput], num_prompts: int = 1) -> dict[str, An
     firsts = outputs[:: len(outputs) // num_prompts]
     num_prompt, num_completion = sum(output.num_prompt_tokens for output in firsts), sum(o.num_tokens for o in outputs)
     reasoning = [output.num_reasoning_tokens for output in outputs if output.num_reasoning_tokens is not None]
+    cached = [output.num_cached_tokens for output in firsts if output.num_cached_tokens is not None]
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_completion,
         "total_tokens": num_prompt + num_completion,
+        **({"prompt_tokens_details": {"cached_tokens": sum(cached)}} if cached else {}),
         **({"completion_tokens_details": {"reasoning_tokens": sum(reasoning)}} if reasoning else {}),
     }

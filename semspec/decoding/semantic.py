@@ -173,14 +173,15 @@ class Speculation:
             waited("read_ms", read_ms, max(score.duration_ms for score in scores)),
             waited("judge_ms", clock.lap_ms()),
         )
+        cached = scores[0].num_cached_tokens
         if batch.alternatives:
-            return [await self._chosen(progress, drafted, judgements, times)]
+            return [replace(await self._chosen(progress, drafted, judgements, times), num_cached_tokens=cached)]
         records: list[SegmentRecord] = []
         for number, (generated, judgement) in enumerate(zip(drafted, judgements, strict=True), index):
             records.append(_judged_record(progress, number, generated, judgement, times))
             if not records[-1].accepted:
                 break
-        return [replace(record, times=shared(times, len(records))) for record in records]
+        return [replace(record, times=shared(times, len(records)), num_cached_tokens=cached) for record in records]
 
     async def _scores(self, progress: Progress, batch: Batch) -> list[SegmentScore]:
         """One score per drafted segment, of alternatives each in a call of its own, which an engine batches."""

@@ -236,9 +236,14 @@ async def write_on(
     context = progress.draft_context if stage == "draft_ms" else progress.context
     async with aclosing(model.generate(context, params)) as stream:
         async for generated in stream:
-            times = waited(stage, clock.lap_ms(), generated.duration_ms)
             yield SegmentRecord(
-                index, generated.segment, accepted=None, times=times, fallback=fallback, logprobs=generated.logprobs
+                index,
+                generated.segment,
+                accepted=None,
+                times=waited(stage, clock.lap_ms(), generated.duration_ms),
+                fallback=fallback,
+                logprobs=generated.logprobs,
+                num_cached_tokens=None if stage == "draft_ms" else generated.num_cached_tokens,
             )
             index += 1
             clock.lap_ms()  # excludes the time the consumer of the records took

@@ -78,14 +78,17 @@ class Tally:
     num_proposed: int = 0
     num_accepted: int = 0
     times: StageTimes = field(default_factory=StageTimes)
+    num_cached: int | None = None
+    """`VerifiedTokens.num_cached_tokens` of the first verification."""
 
     def proposed(self, proposal: Proposal, wall_ms: float) -> "Tally":
         times = total(self.times, waited("draft_ms", wall_ms, proposal.duration_ms))
-        return Tally(self.num_proposed + len(proposal.token_ids), self.num_accepted, times)
+        return replace(self, num_proposed=self.num_proposed + len(proposal.token_ids), times=times)
 
     def verified(self, verified: VerifiedTokens, wall_ms: float) -> "Tally":
         times = total(self.times, waited("read_ms", wall_ms, verified.duration_ms))
-        return Tally(self.num_proposed, self.num_accepted + verified.num_accepted, times)
+        cached = verified.num_cached_tokens if self.num_cached is None else self.num_cached
+        return Tally(self.num_proposed, self.num_accepted + verified.num_accepted, times, cached)
 
     def record(self, index: int, segment: Segment) -> SegmentRecord:
         return SegmentRecord(
@@ -95,4 +98,5 @@ class Tally:
             num_proposed_tokens=self.num_proposed,
             num_accepted_tokens=self.num_accepted,
             times=self.times,
+            num_cached_tokens=self.num_cached,
         )

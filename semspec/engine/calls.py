@@ -98,11 +98,12 @@ class Calls:
         segmenter = TokenSegmenter(self._tokenizer, self._writer, params, tokens)
         start = perf_counter()
         with self._prefix(tokens, params.session) as prefix:
+            num_cached = len(prefix.tokens)
             token = yield from self._first_token(prefix, context, tokens, params, shaping)
             while not segmenter.is_done:
                 generated, token = yield from self._write_segment(prefix, token, segmenter, params, shaping)
                 now = perf_counter()
-                yield replace(generated, duration_ms=(now - start) * 1e3)
+                yield replace(generated, duration_ms=(now - start) * 1e3, num_cached_tokens=num_cached)
                 start = now
 
     def _first_token(
@@ -164,10 +165,11 @@ class Calls:
         self._tokenizer.check_room(len(tokens) + len(all_ids), "segments")
         start = perf_counter()
         with self._prefix(tokens, session) as prefix:
+            num_cached = len(prefix.tokens)
             rows, pooled = yield from self._rows_after(prefix, tokens, all_ids, [len(one) for one in ids])
             scores = scores_of(ids, rows, self._projections.states_of(pooled, projection))
             duration_ms = (perf_counter() - start) * 1e3
-            yield [replace(score, duration_ms=duration_ms) for score in scores]
+            yield [replace(score, duration_ms=duration_ms, num_cached_tokens=num_cached) for score in scores]
 
     def propose(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
@@ -210,6 +212,7 @@ class Calls:
         drafted = proposal.token_ids if tree else proposal.token_ids[: segmenter.num_left]
         start = perf_counter()
         with self._prefix(tokens, params.session) as prefix:
+            num_cached = len(prefix.tokens)
             num_shared, distributions = shared_part(self._tokenizer, proposal)
             layer = proposal.state_layer
             mismatches: tuple[bool, ...] = ()
@@ -238,7 +241,14 @@ class Calls:
             open_ids = tuple(segmenter.open_ids)
             state = b"" if layer is None else state_before(after[num_taken - 1] - len(rows), states, layer)
             yield VerifiedTokens(
-                tuple(segmenter.segments), open_ids, num_accepted, duration_ms, open_piece, state, mismatches
+                tuple(segmenter.segments),
+                open_ids,
+                num_accepted,
+                duration_ms,
+                open_piece,
+                state,
+                mismatches,
+                num_cached,
             )
 
     def _tree(self, proposal: Proposal, start: int, num_left: int) -> Tree | None:

@@ -129,6 +129,8 @@ class GeneratedSegment:
     """Time the engine spent on this segment."""
     logprobs: tuple[TokenLogprob, ...] | None = None
     """One per token of the segment, if requested."""
+    num_cached_tokens: int | None = None
+    """Tokens of the context that the engine had cached when the call began; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,8 @@ class SegmentScore:
     num_tokens: int
     duration_ms: float
     """Time of the forward pass; the same for all segments scored in it."""
+    num_cached_tokens: int | None = None
+    """Tokens of the context that the engine had cached when the call began; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +196,8 @@ class VerifiedTokens:
     `[hidden_size]`. Empty if it names none, or where the state is not at hand."""
     mismatches: tuple[bool, ...] = ()
     """Under a gate: whether each of the last judged tokens, at most `Gate.window`, was a mismatch."""
+    num_cached_tokens: int | None = None
+    """Tokens of the context that the engine had cached when the call began; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)

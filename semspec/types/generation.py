@@ -4,7 +4,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -288,6 +288,8 @@ class SegmentRecord:
     """The forecast of `auto` for this segment."""
     logprobs: tuple[TokenLogprob, ...] | None = None
     """Logprobs of its writer, one per token, if requested."""
+    num_cached_tokens: int | None = field(default=None, compare=False)
+    """Tokens of the context that the target had cached at its first call for this segment; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)

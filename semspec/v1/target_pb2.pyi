@@ -137,8 +137,11 @@ class ReadResponse(_message.Message):
 
     READINGS_FIELD_NUMBER: _builtins.int
     DURATION_MS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     duration_ms: _builtins.float
     """time of the forward pass"""
+    num_cached_tokens: _builtins.int
+    """of the context, when the call began; unset: not known"""
     @_builtins.property
     def readings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Reading]:
         """one per segment, in order"""
@@ -148,12 +151,15 @@ class ReadResponse(_message.Message):
         *,
         readings: _abc.Iterable[Global___Reading] | None = ...,
         duration_ms: _builtins.float = ...,
+        num_cached_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "num_cached_tokens", b"num_cached_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ms", b"duration_ms", "readings", b"readings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "duration_ms", b"duration_ms", "num_cached_tokens", b"num_cached_tokens", "readings", b"readings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__num_cached_tokens: _TypeAlias = _typing.Literal["num_cached_tokens"]  # noqa: Y015
+    _WhichOneofArgType__num_cached_tokens: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_cached_tokens) -> _WhichOneofReturnType__num_cached_tokens | None: ...
 
 Global___ReadResponse: _TypeAlias = ReadResponse  # noqa: Y015
 
@@ -315,12 +321,15 @@ class VerifyResponse(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     MISMATCHES_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     num_accepted: _builtins.int
     """number of proposed tokens kept"""
     duration_ms: _builtins.float
     """the engine's time"""
     state: _builtins.bytes
     """of the token before the last one, in Proposal.state_layer: little-endian fp32 [hidden_size]"""
+    num_cached_tokens: _builtins.int
+    """of the context, when the call began; unset: not known"""
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Piece]:
         """completed segments; the first starts with the open tokens of the request"""
@@ -347,12 +356,15 @@ class VerifyResponse(_message.Message):
         open: _types_pb2.Piece | None = ...,
         state: _builtins.bytes = ...,
         mismatches: _abc.Iterable[_builtins.bool] | None = ...,
+        num_cached_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["open", b"open"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "num_cached_tokens", b"num_cached_tokens", "open", b"open"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ms", b"duration_ms", "mismatches", b"mismatches", "num_accepted", b"num_accepted", "open", b"open", "open_token_ids", b"open_token_ids", "segments", b"segments", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "duration_ms", b"duration_ms", "mismatches", b"mismatches", "num_accepted", b"num_accepted", "num_cached_tokens", b"num_cached_tokens", "open", b"open", "open_token_ids", b"open_token_ids", "segments", b"segments", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__num_cached_tokens: _TypeAlias = _typing.Literal["num_cached_tokens"]  # noqa: Y015
+    _WhichOneofArgType__num_cached_tokens: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_cached_tokens) -> _WhichOneofReturnType__num_cached_tokens | None: ...
 
 Global___VerifyResponse: _TypeAlias = VerifyResponse  # noqa: Y015
 

@@ -637,8 +637,11 @@ class WriteResponse(_message.Message):
     STATES_FIELD_NUMBER: _builtins.int
     DURATION_MS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     duration_ms: _builtins.float
     """the engine's time for this segment"""
+    num_cached_tokens: _builtins.int
+    """of the context, when the call began; unset: not known"""
     @_builtins.property
     def segment(self) -> Global___Piece: ...
     @_builtins.property
@@ -656,12 +659,15 @@ class WriteResponse(_message.Message):
         states: Global___States | None = ...,
         duration_ms: _builtins.float = ...,
         logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
+        num_cached_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["segment", b"segment", "states", b"states"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "num_cached_tokens", b"num_cached_tokens", "segment", b"segment", "states", b"states"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ms", b"duration_ms", "logprobs", b"logprobs", "segment", b"segment", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "duration_ms", b"duration_ms", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "segment", b"segment", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__num_cached_tokens: _TypeAlias = _typing.Literal["num_cached_tokens"]  # noqa: Y015
+    _WhichOneofArgType__num_cached_tokens: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_cached_tokens) -> _WhichOneofReturnType__num_cached_tokens | None: ...
 
 Global___WriteResponse: _TypeAlias = WriteResponse  # noqa: Y015
 

@@ -46,9 +46,11 @@ async def test_rounds_of_a_session_feed_only_new_tokens(
     sizes = count_forwards(engine)
     [rewritten] = await written(engine, context, params(session="s"))  # the drafted one was rejected
     assert sizes == [1] * len(rewritten.segment.token_ids)
+    assert rewritten.num_cached_tokens == len(context.pieces[0].token_ids)
     sizes.clear()
     [reading] = await engine.score(context.extended(rewritten.segment), [drafted.segment], "s")
     assert sizes == [reading.num_tokens]
+    assert reading.num_cached_tokens == rewritten.num_cached_tokens + len(rewritten.segment.token_ids)
     sizes.clear()
     accepted = context.extended(rewritten.segment, drafted.segment)
     await engine.score(accepted, [drafted.segment, drafted.segment], "s")
@@ -58,6 +60,7 @@ async def test_rounds_of_a_session_feed_only_new_tokens(
 async def test_sessions_share_a_prefix_without_taking_it_from_each_other(engine: TransformersEngine) -> None:
     context = await prompt(engine)
     [first] = await written(engine, context, params(session="a"))
+    assert first.num_cached_tokens == 0
     sizes = count_forwards(engine)
     await written(engine, context, params(sampling=SamplingParams(1.0, 1.0, 0, 99), session="b"))
     assert max(sizes) == 1

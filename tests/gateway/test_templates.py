@@ -80,9 +80,9 @@ async def ask(gateway: Gateway, **fields: Any) -> Any:
 
 
 def comparable(records: list[Any]) -> list[Any]:
-    """Without times and the last bits of probabilities."""
+    """Without times, what was cached, and the last bits of probabilities."""
     rounded = ("draft_probability", "target_probability", "score")
-    varying = dict.fromkeys(("times", "ratio", *rounded))
+    varying = dict.fromkeys(("times", "ratio", "num_cached_tokens", *rounded))
     return [
         {**one, **varying, **{name: one[name] and pytest.approx(one[name], abs=1e-3) for name in rounded}}
         for one in records
@@ -108,6 +108,33 @@ async def test_each_engine_reads_its_own_template_in_process_over_grpc_and_rest(
             stored = (await gateway.http.get(f"/v1/generations/{answer['id']}")).json()
             assert stored["prompt"]["token_ids"] == rendered(target)
             assert stored["draft_prompt"]["token_ids"] == rendered(draft) != rendered(target)
+
+
+async def test_cached_tokens_of_a_prompt_are_told_by_choice(engines: Engines, tmp_path: Path, redis_url: str) -> None:
+    probes = await random_probes(*engines, tmp_path)
+    async with AsyncExitStack() as stack:
+        remote = await stack.enter_async_context(behind_sockets(*engines, probes))
+        behind = cast(Fakes, SimpleNamespace(backends=remote))
+        told, silent = [
+            await stack.enter_async_context(running_gateway(make_settings(redis_url=redis_url, **fields), behind))
+            for fields in ({"prompt_tokens_details": True}, {})
+        ]
+        for day, strategy in enumerate(("semantic", "token-level", "target"), start=2):
+            options = {"strategy": strategy, "trace": True}
+            fields = {"messages": [{"role": "user", "content": f"Day {day}: {QUESTION}"}], "max_tokens": 20}
+            fresh, again = [(await told.chat(**fields, semspec=options)).json() for _ in range(2)]
+            first, second = fresh["usage"]["prompt_tokens_details"], again["usage"]["prompt_tokens_details"]
+            num_prompt = fresh["usage"]["prompt_tokens"]
+            assert first["cached_tokens"] < num_prompt - 1 <= second["cached_tokens"] <= num_prompt
+            later = again["semspec"]["trace"][-1]["num_cached_tokens"]
+            assert len(again["semspec"]["trace"]) == 1 or later > num_prompt
+            stored = (await told.http.get(f"/v1/generations/{again['id']}")).json()
+            assert stored["usage"] == again["usage"]
+            unsaid = await silent.chat(**fields, semspec=options)
+            assert "cached_tokens" not in unsaid.text
+        asked: Any = {"model": "semspec-demo:target", "input": fields["messages"], "max_output_tokens": 9}
+        response: Any = await told.openai.responses.create(**asked)
+        assert response.usage.input_tokens_details.cached_tokens > 0
     for engine in engines:
         fed = {tuple(prefix.tokens[: len(rendered(engine))]) for prefix, _ in engine._cache._entries.values()}
         assert fed == {tuple(rendered(engine))}

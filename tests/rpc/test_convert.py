@@ -102,8 +102,13 @@ def test_write_request_survives_the_wire(context: Context, params: GenerationPar
     )
 
 
+num_cached = st.none() | uint32
 generated = st.builds(
-    GeneratedSegment, segments.filter(lambda segment: segment.token_ids), st.none() | states, durations
+    GeneratedSegment,
+    segments.filter(lambda segment: segment.token_ids),
+    st.none() | states,
+    durations,
+    num_cached_tokens=num_cached,
 )
 
 
@@ -128,8 +133,9 @@ def test_read_request_survives_the_wire(context: Context, read: list[Segment], s
     )
 
 
-@given(st.lists(st.builds(SegmentScore, states, surprisals, uint32, st.just(2.5)), max_size=3))
-def test_readings_survive_the_wire(readings: list[SegmentScore]) -> None:
+@given(st.lists(st.builds(SegmentScore, states, surprisals, uint32, st.just(2.5)), max_size=3), num_cached)
+def test_readings_survive_the_wire(readings: list[SegmentScore], num_cached_tokens: int | None) -> None:
+    readings = [replace(reading, num_cached_tokens=num_cached_tokens) for reading in readings]
     sent = scoring.read_response_to_wire(readings).SerializeToString()
     assert scoring.read_response_from_wire(target_pb2.ReadResponse.FromString(sent)) == readings
 

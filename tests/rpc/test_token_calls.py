@@ -83,7 +83,16 @@ def test_verify_request_survives_the_wire(
     assert received == (context, open_ids, proposal, replace(params, want_states=False, num_logprobs=None, grammar=""))
 
 
-@given(st.builds(VerifiedTokens, st.lists(segments).map(tuple), token_ids, uint32, durations))
+@given(
+    st.builds(
+        VerifiedTokens,
+        st.lists(segments).map(tuple),
+        token_ids,
+        uint32,
+        durations,
+        num_cached_tokens=st.none() | uint32,
+    )
+)
 def test_verified_survives_the_wire(verified: VerifiedTokens) -> None:
     sent = scoring.verify_response_to_wire(verified).SerializeToString()
     received = scoring.verify_response_from_wire(target_pb2.VerifyResponse.FromString(sent), verified.num_accepted)

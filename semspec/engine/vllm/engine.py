@@ -131,12 +131,12 @@ class VllmEngine:
         num_tokens = min(params.max_tokens, self.tokenizer.info.max_context_tokens - len(tokens))
         start = perf_counter()
         async with aclosing(self._results(tokens, request, num_tokens + 1)) as results:
-            async for generated in results:
+            async for generated, num_cached in results:
                 if generated.states is not None:
                     [states] = await self._projected([generated.states], params.projection)
                     generated = replace(generated, states=states)
                 now = perf_counter()
-                yield replace(generated, duration_ms=(now - start) * 1e3)
+                yield replace(generated, duration_ms=(now - start) * 1e3, num_cached_tokens=num_cached)
                 start = now
 
     async def score(
@@ -149,10 +149,10 @@ class VllmEngine:
         tokens += [token for segment_ids in ids for token in segment_ids]
         self.tokenizer.check_room(len(tokens), "segments")
         start = perf_counter()
-        scores: list[SegmentScore] = await self._result(tokens, Score(tuple(map(len, ids))))
+        scores, num_cached = await self._result(tokens, Score(tuple(map(len, ids))))
         states = await self._projected([score.states for score in scores], projection)
-        duration_ms = (perf_counter() - start) * 1e3
-        return [replace(score, states=own, duration_ms=duration_ms) for score, own in zip(scores, states, strict=True)]
+        times = {"duration_ms": (perf_counter() - start) * 1e3, "num_cached_tokens": num_cached}
+        return [replace(score, states=own, **times) for score, own in zip(scores, states, strict=True)]
 
     async def project(self, spec: ProjectionSpec, data: AsyncIterable[bytes]) -> None:
         await self._projections.keep(spec, data)
@@ -168,7 +168,7 @@ class VllmEngine:
         if num_tokens < 1:
             return Proposal((), (), self.tokenizer.info.tokenizer, 0.0)
         start = perf_counter()
-        proposal: Proposal = await self._result(tokens, Propose(params.sampling, num_tokens), num_tokens)
+        proposal: Proposal = (await self._result(tokens, Propose(params.sampling, num_tokens), num_tokens))[0]
         return replace(proposal, duration_ms=(perf_counter() - start) * 1e3)
 
     async def verify(
@@ -191,7 +191,7 @@ class VllmEngine:
         fed = drafted[:num_shared]
         is_first = not open_ids and ended_by_look_ahead(context, params.segmentation)
         request = Verify(drafted, len(fed), distributions[: len(drafted)], params.sampling, is_first)
-        chosen: list[int] = await self._result([*tokens, *fed], request)
+        chosen, num_cached = await self._result([*tokens, *fed], request)
         num_taken = next((index for index, token in enumerate(chosen) if not segmenter.take(token)), len(chosen))
         is_foreign = bool(drafted) and proposal.tokenizer != self.tokenizer.info.tokenizer
         return VerifiedTokens(
@@ -200,6 +200,7 @@ class VllmEngine:
             min(num_taken, len(chosen) - 1),
             (perf_counter() - start) * 1e3,
             segmenter.open_piece if is_foreign else None,
+            num_cached_tokens=num_cached,
         )
 
     async def score_choices(
@@ -210,7 +211,7 @@ class VllmEngine:
         choice_ids = option_ids(self.tokenizer.raw, options)
         self.tokenizer.check_room(len(tokens), "context")
         start = perf_counter()
-        scores: ChoiceScores = await self._result(tokens, Choose(tuple(choice_ids)))
+        scores: ChoiceScores = (await self._result(tokens, Choose(tuple(choice_ids))))[0]
         return replace(scores, duration_ms=(perf_counter() - start) * 1e3)
 
     async def aclose(self) -> None:
@@ -224,14 +225,17 @@ class VllmEngine:
             return list(states)
         return await asyncio.to_thread(self._projections.applied, states, projection)
 
-    async def _result(self, tokens: Sequence[int], request: Request, max_tokens: int = 1) -> Any:
+    async def _result(self, tokens: Sequence[int], request: Request, max_tokens: int = 1) -> tuple[Any, int | None]:
         async with aclosing(self._results(tokens, request, max_tokens)) as results:
             async for result in results:
                 return result
         raise InternalError("vLLM ended a request without a result; see the service's log")
 
-    async def _results(self, tokens: Sequence[int], request: Request, max_tokens: int) -> AsyncGenerator[Any, None]:
-        """The results of a request of these tokens. Closing this generator ends the request in vLLM.
+    async def _results(
+        self, tokens: Sequence[int], request: Request, max_tokens: int
+    ) -> AsyncGenerator[tuple[Any, int | None], None]:
+        """The results of a request of these tokens, each with the number of tokens that vLLM had cached. Closing this
+        generator ends the request in vLLM.
 
         Raises: Overloaded when there are too many calls, Unavailable when vLLM has ended.
         """
@@ -245,7 +249,7 @@ class VllmEngine:
                 async for output in outs:
                     self.num_steps += 1
                     for wire in (output.kv_transfer_params or {}).get(KEY, ()):
-                        yield result_from_wire(request.kind, wire)
+                        yield result_from_wire(request.kind, wire), output.num_cached_tokens
         except asyncio.CancelledError:
             if self._answering is None:
                 self._answering = asyncio.create_task(self._until_it_answers())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.rpc.contexts import LastContexts
 from semspec.types import STATE_CONVENTION, Context, Piece, Segment, Segmentation, SegmentEnd, States, Writer
-from semspec.v1 import types_pb2
+from semspec.v1 import target_pb2, types_pb2
 
 if TYPE_CHECKING:
     from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
@@ -47,6 +47,13 @@ def duration(value_ms: float, field: str) -> float:
     if not 0 <= value_ms < math.inf:
         raise invalid(field, f"must be finite and at least 0, not {value_ms}")
     return value_ms
+
+
+def num_cached_tokens(
+    message: types_pb2.WriteResponse | target_pb2.ReadResponse | target_pb2.VerifyResponse,
+) -> int | None:
+    """The number of cached tokens that an engine reports, if it does."""
+    return message.num_cached_tokens if message.HasField("num_cached_tokens") else None
 
 
 def invalid(field: str, complaint: str) -> InvalidRequest:

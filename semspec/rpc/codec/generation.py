@@ -14,6 +14,7 @@ from semspec.rpc.codec.common import (
     duration,
     invalid,
     known,
+    num_cached_tokens,
     piece_from_wire,
     put_context,
     put_piece,
@@ -264,7 +265,7 @@ def penalties_from_wire(message: types_pb2.Penalties) -> Penalties:
 
 def written_to_wire(generated: GeneratedSegment) -> types_pb2.WriteResponse:
     """One message of a `Write` stream."""
-    message = types_pb2.WriteResponse(duration_ms=generated.duration_ms)
+    message = types_pb2.WriteResponse(duration_ms=generated.duration_ms, num_cached_tokens=generated.num_cached_tokens)
     put_piece(message.segment, generated.segment)
     if generated.states is not None:
         put_states(message.states, generated.states)
@@ -279,7 +280,7 @@ def written_from_wire(message: types_pb2.WriteResponse) -> GeneratedSegment:
     states = states_from_wire(message.states, "states") if message.HasField("states") else None
     segment = segment_from_wire(message.segment, "segment")
     duration_ms = duration(message.duration_ms, "duration_ms")
-    return GeneratedSegment(segment, states, duration_ms, logprobs_from_wire(message))
+    return GeneratedSegment(segment, states, duration_ms, logprobs_from_wire(message), num_cached_tokens(message))
 
 
 _ENTRY_BYTES = 4

@@ -15,6 +15,7 @@ from semspec.rpc.codec.common import (
     duration,
     invalid,
     known,
+    num_cached_tokens,
     piece_from_wire,
     probability,
     put_context,
@@ -91,7 +92,11 @@ def read_request_from_wire(
 
 def read_response_to_wire(scores: Sequence[SegmentScore]) -> target_pb2.ReadResponse:
     """The scores from one forward pass."""
-    message = target_pb2.ReadResponse(duration_ms=scores[0].duration_ms if scores else 0.0)
+    message = target_pb2.ReadResponse()
+    if scores:
+        message = target_pb2.ReadResponse(
+            duration_ms=scores[0].duration_ms, num_cached_tokens=scores[0].num_cached_tokens
+        )
     for score in scores:
         put_reading(message.readings.add(), score)
     return message
@@ -99,8 +104,9 @@ def read_response_to_wire(scores: Sequence[SegmentScore]) -> target_pb2.ReadResp
 
 def read_response_from_wire(message: target_pb2.ReadResponse) -> list[SegmentScore]:
     """The scores from one forward pass."""
-    duration_ms = duration(message.duration_ms, "duration_ms")
-    return [reading_from_wire(reading, f"readings[{i}]", duration_ms) for i, reading in enumerate(message.readings)]
+    duration_ms, num_cached = duration(message.duration_ms, "duration_ms"), num_cached_tokens(message)
+    scores = (reading_from_wire(one, f"readings[{i}]", duration_ms) for i, one in enumerate(message.readings))
+    return [replace(score, num_cached_tokens=num_cached) for score in scores]
 
 
 def verify_request_to_wire(
@@ -152,6 +158,7 @@ def verify_response_to_wire(verified: VerifiedTokens) -> target_pb2.VerifyRespon
         duration_ms=verified.duration_ms,
         state=verified.state,
         mismatches=verified.mismatches,
+        num_cached_tokens=verified.num_cached_tokens,
     )
     for segment in verified.segments:
         put_piece(message.segments.add(), segment)
@@ -175,6 +182,7 @@ def verify_response_from_wire(message: target_pb2.VerifyResponse, num_proposed: 
         open_piece,
         message.state,
         tuple(message.mismatches),
+        num_cached_tokens(message),
     )
 
 
