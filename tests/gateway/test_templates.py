@@ -108,6 +108,9 @@ async def test_each_engine_reads_its_own_template_in_process_over_grpc_and_rest(
             stored = (await gateway.http.get(f"/v1/generations/{answer['id']}")).json()
             assert stored["prompt"]["token_ids"] == rendered(target)
             assert stored["draft_prompt"]["token_ids"] == rendered(draft) != rendered(target)
+    for engine in engines:
+        fed = {tuple(prefix.tokens[: len(rendered(engine))]) for prefix, _ in engine._cache._entries.values()}
+        assert fed == {tuple(rendered(engine))}
 
 
 async def test_cached_tokens_of_a_prompt_are_told_by_choice(engines: Engines, tmp_path: Path, redis_url: str) -> None:
@@ -135,9 +138,6 @@ async def test_cached_tokens_of_a_prompt_are_told_by_choice(engines: Engines, tm
         asked: Any = {"model": "semspec-demo:target", "input": fields["messages"], "max_output_tokens": 9}
         response: Any = await told.openai.responses.create(**asked)
         assert response.usage.input_tokens_details.cached_tokens > 0
-    for engine in engines:
-        fed = {tuple(prefix.tokens[: len(rendered(engine))]) for prefix, _ in engine._cache._entries.values()}
-        assert fed == {tuple(rendered(engine))}
 
 
 @pytest.mark.parametrize("opened", [Writer.DRAFT, Writer.TARGET])
