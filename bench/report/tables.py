@@ -75,10 +75,11 @@ def _main_row(run: Run, row: Row) -> tuple[str, ...]:
 def quality_table(run: Run) -> Table:
     """Right answers with 95% intervals, and whether the loss against the baseline is within the margin."""
     base = run.rows[0]
-    return Table(_headed(run, QUALITY), tuple(_quality_row(row, row is base) for row in run.rows))
+    return Table(_headed(run, QUALITY), tuple(quality_row(row, row is base) for row in run.rows))
 
 
-def _quality_row(row: Row, is_baseline: bool) -> tuple[str, ...]:
+def quality_row(row: Row, is_baseline: bool = False) -> tuple[str, ...]:
+    """A row of `QUALITY`."""
     right = (row.label, f"{row.num_right:,} of {row.num_answers:,}", _percent(row.pass_at_1.value, row.pass_at_1_95))
     if is_baseline:
         return (*right, *(NONE,) * (len(QUALITY) - len(right)))

@@ -1,0 +1,87 @@
+"""Runs of one configuration each, such as of pairs with other probes, beside the baseline of a committed result.
+
+    python -m semspec.bench.joined bench/results/quality/sampled OUTPUT NAME=RUN ...    OUTPUT.md, OUTPUT.jsonl.gz
+
+Answers are compared where the question, the sample and the seed are those of the baseline.
+"""
+
+import argparse
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from semspec.bench.record import RECORDS, Record, as_line, read_records
+from semspec.bench.report.tables import QUALITY, quality_row
+from semspec.bench.summary import Row, summarise
+from semspec.errors import InvalidRequest
+from semspec.training.files import replacing
+from semspec.training.report.document import Table, write_text
+
+ALIKE = ("task", "temperature", "top_p", "max_tokens", "seed")
+"""Settings of a run that must be the baseline's."""
+
+
+def baseline_of(result: Path, label: str = "target") -> tuple[Mapping[str, Any], list[Record]]:
+    """Settings and answers of `label` in a result of `semspec bench report`, its name without suffix.
+
+    Raises: InvalidRequest when there are none.
+    """
+    try:
+        settings = json.loads((result.parent / "summary.json").read_text())[result.name]["settings"]
+        lines = gzip.decompress(result.with_name(f"{result.name}.jsonl.gz").read_bytes()).splitlines()
+    except (OSError, KeyError, ValueError) as error:
+        raise InvalidRequest(f"{result} is no result of `semspec bench report`: {error}", "baseline") from None
+    records = [record for record in (Record(**json.loads(line)) for line in lines) if record.label == label]
+    if not records:
+        raise InvalidRequest(f"{result} has no answers of {label}", "baseline")
+    return settings, records
+
+
+def joined(settings: Mapping[str, Any], baseline: Sequence[Record], name: str, run: Path) -> tuple[Row, list[Record]]:
+    """The row `name` of a run against the baseline, and its answers. Raises: InvalidRequest when they do not match."""
+    path = run / "run.json"
+    if not path.is_file():
+        raise InvalidRequest(f"{run} is not a run: it has no run.json; make one with `semspec bench run`", "run")
+    facts, records = json.loads(path.read_text()), read_records(run / RECORDS)
+    if len(facts["labels"]) != 1:
+        raise InvalidRequest(f"{run} has several configurations: {', '.join(facts['labels'])}; run one alone", "run")
+    for setting in ALIKE:
+        if facts["settings"][setting] != settings[setting]:
+            own, other = facts["settings"][setting], settings[setting]
+            raise InvalidRequest(f"{run}: its {setting} is {own!r}, the baseline's {other!r}", "run")
+    seeds = {(record.question, record.sample): record.seed for record in baseline}
+    if any(seeds.get((one.question, one.sample), one.seed) != one.seed for one in records):
+        raise InvalidRequest(f"{run}: its seeds are not the baseline's", "run")
+    row = summarise([*baseline, *records], [baseline[0].label, facts["labels"][0]])[1]
+    return replace(row, label=name), [replace(record, label=name) for record in records]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser("python -m semspec.bench.joined", description=__doc__)
+    parser.add_argument("baseline", type=Path, help="a result with answers of the target, without suffix")
+    parser.add_argument("output", type=Path, help="where to write, without suffix")
+    parser.add_argument("runs", nargs="+", metavar="NAME=RUN")
+    options = parser.parse_args(arguments)
+    settings, baseline = baseline_of(options.baseline)
+    rows, answers = list[Row](), list[Record]()
+    for named in options.runs:
+        name, _, run = named.partition("=")
+        row, records = joined(settings, baseline, name, Path(run))
+        rows.append(row)
+        answers += records
+    table = Table(
+        (*QUALITY, "accepted segments"),
+        [(*quality_row(row), "-" if row.acceptance_rate is None else f"{row.acceptance_rate:.3f}") for row in rows],
+    )
+    write_text(options.output.with_suffix(".md"), table.as_markdown())
+    with replacing(options.output.with_suffix(".jsonl.gz")) as partial:
+        lines = "".join(as_line(replace(record, trace=())) for record in answers)
+        partial.write_bytes(gzip.compress(lines.encode(), mtime=0))
+    print(table.as_markdown(), end="")
+
+
+if __name__ == "__main__":
+    main()

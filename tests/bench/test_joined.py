@@ -1,0 +1,86 @@
+"""Runs of single configurations are compared with a committed baseline as they would be within one run."""
+
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from semspec.bench import joined
+from semspec.bench.record import RECORDS, as_line
+from semspec.bench.report.page import write_report
+from semspec.bench.report.tables import quality_table
+from semspec.bench.summary import Run
+from semspec.errors import InvalidRequest
+from tests.bench.made_up import made_up_run
+
+
+@pytest.fixture
+def whole() -> Run:
+    """Both configurations in one run."""
+    return made_up_run(labels=("target", "semantic"), sessions=24)
+
+
+def split(whole: Run, folder: Path) -> tuple[Path, Path]:
+    """The target's answers as a result, and the others as a run of their own."""
+    write_report([whole], folder / "result")
+    run = folder / "run"
+    run.mkdir()
+    (run / "run.json").write_text(json.dumps({"settings": dict(whole.settings), "labels": ["semantic"]}))
+    (run / RECORDS).write_text("".join(as_line(one) for one in whole.records if one.label == "semantic"))
+    return folder / "result" / "sampled", run
+
+
+def test_joined_row_is_that_of_one_run(whole: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    baseline, run = split(whole, tmp_path)
+    joined.main([str(baseline), str(tmp_path / "out" / "cells"), f"paper/states/all={run}"])
+    *_, row = (tmp_path / "out" / "cells.md").read_text().splitlines()
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[0] == "paper/states/all" and cells[1:-1] == list(quality_table(whole).rows[1][1:])
+    kept = gzip.decompress((tmp_path / "out" / "cells.jsonl.gz").read_bytes()).splitlines()
+    assert len(kept) == 120 and json.loads(kept[0])["label"] == "paper/states/all"
+    assert row in capsys.readouterr().out
+
+
+def other_temperature(run: Path) -> None:
+    facts = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**facts, "settings": {**facts["settings"], "temperature": 0.0}}))
+
+
+def other_seeds(run: Path) -> None:
+    lines = (run / RECORDS).read_text().splitlines()
+    (run / RECORDS).write_text("".join(json.dumps({**json.loads(line), "seed": 1}) + "\n" for line in lines))
+
+
+def two_labels(run: Path) -> None:
+    facts = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**facts, "labels": ["target", "semantic"]}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (other_temperature, "its temperature is 0.0, the baseline's 0.6"),
+        (other_seeds, "seeds are not the baseline's"),
+        (two_labels, "several configurations: target, semantic"),
+        (lambda run: (run / "run.json").unlink(), "is not a run"),
+    ],
+)
+def test_run_that_does_not_match_is_refused(
+    whole: Run, tmp_path: Path, spoil: Callable[[Path], None], said: str
+) -> None:
+    baseline, run = split(whole, tmp_path)
+    spoil(run)
+    with pytest.raises(InvalidRequest, match=said):
+        joined.joined(*joined.baseline_of(baseline), "semantic", run)
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "said"), [("other", "target", "no result"), ("sampled", "draft", "no answers")]
+)
+def test_baseline_that_is_not_there_is_refused(whole: Run, tmp_path: Path, name: str, label: str, said: str) -> None:
+    baseline, _ = split(replace(whole, name="sampled"), tmp_path)
+    with pytest.raises(InvalidRequest, match=said):
+        joined.baseline_of(baseline.with_name(name), label)
