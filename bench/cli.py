@@ -175,10 +175,11 @@ def _budget(task: Task, options: argparse.Namespace) -> int:
 
 
 def _configurations(texts: Sequence[str]) -> list[Configuration]:
-    """The distinct configurations in order, beginning with the target alone. Raises: InvalidRequest."""
+    """The distinct configurations in order, beginning with the target alone; or a single one, for
+    `semspec.bench.joined`. Raises: InvalidRequest."""
     labels = [label.strip() for text in texts for label in text.split(",") if label.strip()]
     configurations = [parse(label) for label in dict.fromkeys(labels)]
-    if configurations[0].method != "target":
+    if len(configurations) > 1 and configurations[0].method != "target":
         raise InvalidRequest(
             f"{labels[0]} cannot be the baseline; name the target alone first, e.g. target,{labels[0]}", "strategy"
         )

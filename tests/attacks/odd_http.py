@@ -179,6 +179,9 @@ def check(answer: bytes, may_be_silent: bool) -> None:
     first, *lines = head.decode("latin-1").split("\r\n")
     status = int(first.split()[1])
     headers = dict(line.lower().split(": ", 1) for line in lines if ": " in line)
+    if length := headers.get("content-length"):  # the answer to another request may follow
+        check(body[int(length) :], may_be_silent=True)
+        body = body[: int(length)]
     if status >= 500 and status != 505:
         raise Broken(Verdict.MEDIUM, f"{first}: {body[:300]!r}")
     if status >= 400 and headers.get("content-type") == "application/json" and body and "error" not in json.loads(body):
