@@ -129,7 +129,7 @@ class GeneratedSegment:
     """Time the engine spent on this segment."""
     logprobs: tuple[TokenLogprob, ...] | None = None
     """One per token of the segment, if requested."""
-    num_cached_tokens: int | None = None
+    num_cached_tokens: int | None = field(default=None, compare=False)
     """Tokens of the context that the engine had cached when the call began; None: not known."""
 
 
@@ -143,7 +143,7 @@ class SegmentScore:
     num_tokens: int
     duration_ms: float
     """Time of the forward pass; the same for all segments scored in it."""
-    num_cached_tokens: int | None = None
+    num_cached_tokens: int | None = field(default=None, compare=False)
     """Tokens of the context that the engine had cached when the call began; None: not known."""
 
 
@@ -196,7 +196,7 @@ class VerifiedTokens:
     `[hidden_size]`. Empty if it names none, or where the state is not at hand."""
     mismatches: tuple[bool, ...] = ()
     """Under a gate: whether each of the last judged tokens, at most `Gate.window`, was a mismatch."""
-    num_cached_tokens: int | None = None
+    num_cached_tokens: int | None = field(default=None, compare=False)
     """Tokens of the context that the engine had cached when the call began; None: not known."""
 
 

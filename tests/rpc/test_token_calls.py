@@ -96,7 +96,7 @@ def test_verify_request_survives_the_wire(
 def test_verified_survives_the_wire(verified: VerifiedTokens) -> None:
     sent = scoring.verify_response_to_wire(verified).SerializeToString()
     received = scoring.verify_response_from_wire(target_pb2.VerifyResponse.FromString(sent), verified.num_accepted)
-    assert received == verified
+    assert received == verified and received.num_cached_tokens == verified.num_cached_tokens
 
 
 @given(contexts, text.filter(str.strip), text, st.lists(text, min_size=1), text)

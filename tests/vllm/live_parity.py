@@ -9,6 +9,7 @@ import pytest
 
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.engine.vllm.engine import VllmEngine
+from semspec.engine.vllm.options import CPU_BLOCK_SIZE
 from semspec.errors import ContextTooLong, InvalidRequest
 from semspec.types import Context, Piece, SamplingParams, Segmentation, SegmentEnd, derive_seed
 from tests.vllm.support import (
@@ -96,6 +97,11 @@ async def test_scores_from_the_prefix_cache_equal_recomputed_ones(
         found = await asyncio.gather(*map(engine.score, started, segments))
         for one, other in zip(found, expected, strict=True):
             assert_same_scores(one, other)
+        cached = [scores[0].num_cached_tokens for scores in found]
+        assert None not in cached and (engine is not small or not any(cached))
+    longest, read = max(zip(started, segments, strict=True), key=lambda pair: len(pair[1]))
+    [last] = await theirs.score(longest.extended(*read[:-1]), read[-1:])
+    assert (last.num_cached_tokens or 0) >= CPU_BLOCK_SIZE
 
 
 async def test_logprobs_are_ours(theirs: VllmEngine, ours: TransformersEngine) -> None:
