@@ -151,8 +151,8 @@ class VllmEngine:
         start = perf_counter()
         scores, num_cached = await self._result(tokens, Score(tuple(map(len, ids))))
         states = await self._projected([score.states for score in scores], projection)
-        times = {"duration_ms": (perf_counter() - start) * 1e3, "num_cached_tokens": num_cached}
-        return [replace(score, states=own, **times) for score, own in zip(scores, states, strict=True)]
+        facts = {"duration_ms": (perf_counter() - start) * 1e3, "num_cached_tokens": num_cached}
+        return [replace(score, states=own, **facts) for score, own in zip(scores, states, strict=True)]
 
     async def project(self, spec: ProjectionSpec, data: AsyncIterable[bytes]) -> None:
         await self._projections.keep(spec, data)
