@@ -134,7 +134,7 @@ def likelihood(path: str) -> Json:
 
 
 def serving(path: str) -> Json:
-    """Read `serving.json`, and check it as the gateway does."""
+    """Read `serving.json`, and check it as the gateway does. Any of its settings may be left out or be another."""
     from semspec.gateway.settings import GatewaySettings
     from semspec.settings import load_settings
     from semspec.stack import StackConfig
@@ -142,7 +142,7 @@ def serving(path: str) -> Json:
     defaults = StackConfig(target_probe=Path(path) / "target.safetensors").gateway_defaults()
     os.environ.update(defaults, SEMSPEC_GATEWAY_AUTH="none")
     load_settings(GatewaySettings)
-    return {"identity": [], "said": [defaults]}
+    return {"identity": [str(defaults)], "said": [defaults]}
 
 
 def datastore(path: str) -> Json:
