@@ -67,6 +67,9 @@ def run(options: argparse.Namespace, reporter: Reporter) -> None:
     plan = replace(plan, pacing=_pacing(options), num_sessions=_num_sessions(options))
     folder = options.output or default_folder(plan)
     perform({folder: plan}, reporter)
+    if plan.configurations[0].method != "target":
+        reporter.say(f"{folder}: no report without the target; see `python -m semspec.bench.joined --help`")
+        return
     _report([folder], options, folder / "report", reporter)
     print((folder / "report" / f"{folder.resolve().name}.md").read_text(), end="")
 
