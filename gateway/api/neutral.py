@@ -86,7 +86,7 @@ REASONING_NEUTRAL: dict[str, tuple[object, ...]] = {
     "context": ("auto",),
     "generate_summary": (),
     "mode": ("standard",),
-    "summary": (),
+    "summary": ("auto",),  # the reasoning itself is sent
 }
 """Unsupported fields of the Responses API's `reasoning`, with the values (beside null) that have no effect."""
 

@@ -199,7 +199,7 @@ async def test_output_can_be_sent_back_as_input(thinker: Gateway) -> None:
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
-        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"store": False}, "store"),
         ({"background": True}, "background"),
         ({"truncation": "auto"}, "truncation"),
