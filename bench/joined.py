@@ -2,7 +2,8 @@
 
     python -m semspec.bench.joined bench/results/quality/sampled OUTPUT NAME=RUN ...    OUTPUT.md, OUTPUT.jsonl.gz
 
-Answers are compared where the question, the sample and the seed are those of the baseline.
+Answers are compared where the question, the sample and the seed are those of the baseline. `NAME=RUN:KIND`: only
+answers to questions of this kind of the demo language, `ledger` or `boxes`.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from typing import Any
 from semspec.bench.record import RECORDS, Record, as_line, read_records
 from semspec.bench.report.tables import QUALITY, quality_row
 from semspec.bench.summary import Row, summarise
+from semspec.demo.problems import make_problem
 from semspec.errors import InvalidRequest
 from semspec.training.files import replacing
 from semspec.training.report.document import Table, write_text
@@ -40,7 +42,9 @@ def baseline_of(result: Path, label: str = "target") -> tuple[Mapping[str, Any],
     return settings, records
 
 
-def joined(settings: Mapping[str, Any], baseline: Sequence[Record], name: str, run: Path) -> tuple[Row, list[Record]]:
+def joined(
+    settings: Mapping[str, Any], baseline: Sequence[Record], name: str, run: Path, kind: str = ""
+) -> tuple[Row, list[Record]]:
     """The row `name` of a run against the baseline, and its answers. Raises: InvalidRequest when they do not match."""
     path = run / "run.json"
     if not path.is_file():
@@ -52,6 +56,8 @@ def joined(settings: Mapping[str, Any], baseline: Sequence[Record], name: str, r
         if facts["settings"][setting] != settings[setting]:
             own, other = facts["settings"][setting], settings[setting]
             raise InvalidRequest(f"{run}: its {setting} is {own!r}, the baseline's {other!r}", "run")
+    if kind:
+        records = [record for record in records if make_problem(int(record.question)).domain == kind]
     seeds = {(record.question, record.sample): record.seed for record in baseline}
     if any(seeds.get((one.question, one.sample), one.seed) != one.seed for one in records):
         raise InvalidRequest(f"{run}: its seeds are not the baseline's", "run")
@@ -63,13 +69,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m semspec.bench.joined", description=__doc__)
     parser.add_argument("baseline", type=Path, help="a result with answers of the target, without suffix")
     parser.add_argument("output", type=Path, help="where to write, without suffix")
-    parser.add_argument("runs", nargs="+", metavar="NAME=RUN")
+    parser.add_argument("runs", nargs="+", metavar="NAME=RUN[:KIND]")
     options = parser.parse_args(arguments)
     settings, baseline = baseline_of(options.baseline)
     rows, answers = list[Row](), list[Record]()
     for named in options.runs:
-        name, _, run = named.partition("=")
-        row, records = joined(settings, baseline, name, Path(run))
+        name, _, place = named.partition("=")
+        run, _, kind = place.partition(":")
+        row, records = joined(settings, baseline, name, Path(run), kind)
         rows.append(row)
         answers += records
     table = Table(

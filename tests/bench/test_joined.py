@@ -44,6 +44,15 @@ def test_joined_row_is_that_of_one_run(whole: Run, tmp_path: Path, capsys: pytes
     assert row in capsys.readouterr().out
 
 
+def test_answers_of_one_kind_of_question_are_joined_alone(
+    whole: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    baseline, run = split(whole, tmp_path)
+    joined.main([str(baseline), str(tmp_path / "kinds"), f"ledger={run}:ledger", f"boxes={run}:boxes", f"all={run}"])
+    ledger, boxes, every = [int(line.split(" of ")[1].split()[0]) for line in capsys.readouterr().out.splitlines()[2:]]
+    assert min(ledger, boxes) > 0 and ledger + boxes == every == 120
+
+
 def other_temperature(run: Path) -> None:
     facts = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**facts, "settings": {**facts["settings"], "temperature": 0.0}}))
