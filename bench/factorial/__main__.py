@@ -2,7 +2,8 @@
 
     semspec train run --config demo/factorial.yaml --shard 0/1 --work .work/factorial    samples, resumable
     python -m semspec.bench.factorial fit                                                bench/results/factorial
-    python -m semspec.bench.factorial pair CELL SEED FOLDER [--domain NAME] [--share S]  a pair to serve
+    python -m semspec.bench.factorial pair CELL SEED FOLDER [--domain NAME] [--share S] [--recommended REPORT]
+                                                                                         a pair to serve
 
 A cell is named RECIPE/FEATURES/LAYERS. `paper`: each probe learns from its own model's segments, squared error.
 `cross`: the target's probe also learns from the draft's segments, cross-entropy. `surprisal` has no hidden state in
@@ -10,6 +11,7 @@ either probe: q is then a constant, the mean of its labels.
 """
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from semspec.bench.factorial.fits import Factorial
 from semspec.bench.factorial.measures import MEASURES, mean_of, measured
 from semspec.bench.summary import Floats
 from semspec.training.config import load_config
+from semspec.training.evaluation.acceptance import Cost
 from semspec.training.evaluation.metrics import Resampling
 from semspec.training.files import write_json
 from semspec.training.progress import Reporter
@@ -103,12 +106,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     pair.add_argument("folder", type=Path)
     pair.add_argument("--domain", help="train on this domain only")
     pair.add_argument("--share", type=float, default=1.0, help="of the training questions")
+    pair.add_argument(
+        "--recommended",
+        type=Path,
+        metavar="REPORT",
+        help="serve the rule that `semspec train` recommends, at the costs of this report.json, not the paper's",
+    )
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     factorial = Factorial(load_config(options.config), options.work, Reporter())
     if options.command == "pair":
         [cell] = [cell for cell in CELLS if cell.name == options.cell]
-        factorial.save_pair(cell, options.seed, options.folder, options.domain, options.share)
+        cost = Cost(**json.loads(options.recommended.read_text())["cost"]) if options.recommended else None
+        factorial.save_pair(cell, options.seed, options.folder, options.domain, options.share, cost)
         return
     labels = factorial.labels
     tested = labels.by_draft & (labels.split == "test") & ~np.isnan(labels.valid)

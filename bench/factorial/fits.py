@@ -12,13 +12,15 @@ from semspec.stack import BUNDLED_PAIR
 from semspec.training.config import PipelineConfig
 from semspec.training.data.labels import Labels
 from semspec.training.data.pair import info_of
-from semspec.training.evaluation.verification import Predicted
+from semspec.training.evaluation.acceptance import Cost, recommend
+from semspec.training.evaluation.verification import Predicted, drafts
 from semspec.training.files import StageFolder, write_json
 from semspec.training.pipeline import Pipeline
 from semspec.training.progress import Reporter
 from semspec.training.trainer.probes import Fitter, Variant
 from semspec.training.trainer.recipe import Role
 from semspec.training.trainer.states import StateStore
+from semspec.types import Acceptance
 
 ROLES: tuple[Role, ...] = ("draft", "target")
 
@@ -60,8 +62,17 @@ class Factorial:
         learnt = self.labels.by_draft & (self.labels.split == "train")
         return float(self.labels.draft_probability[learnt].mean())
 
-    def save_pair(self, cell: Cell, seed: int, folder: Path, domain: str | None = None, share: float = 1.0) -> None:
-        """A pair to serve under the paper's rule: links to the models, the probes, and serving.json.
+    def save_pair(
+        self,
+        cell: Cell,
+        seed: int,
+        folder: Path,
+        domain: str | None = None,
+        share: float = 1.0,
+        cost: Cost | None = None,
+    ) -> None:
+        """A pair to serve: links to the models, the probes, and serving.json with the paper's rule; with a `cost`, the
+        rule that `semspec train` would recommend.
 
         The probes are trained on one `domain` only, if it is given, or on a `share` of the training questions.
         """
@@ -73,8 +84,21 @@ class Factorial:
             if role == "draft" and not cell.has_states:
                 _make_constant(fitted.probe, self.constant_q)
             save_probe(fitted.probe, fitted.card, folder / "probes" / f"{role}.safetensors", torch.float16)
-        rule = {"strategy": "semantic", "gamma": self._config.report.gamma, "acceptance_rule": "sample"}
-        write_json(folder / "probes" / "serving.json", rule)
+        rule = (
+            Acceptance("sample") if cost is None else self._recommended(self._fitter.predicted(variant), domain, cost)
+        )
+        serving = {"strategy": "semantic", "gamma": self._config.report.gamma, "acceptance_rule": rule.rule}
+        if rule.rule == "threshold":
+            serving["threshold"] = rule.threshold
+        write_json(folder / "probes" / "serving.json", serving)
+
+    def _recommended(self, predicted: Predicted, domain: str | None, cost: Cost) -> Acceptance:
+        """The rule chosen on the questions held out for that, of the `domain` alone if there is one."""
+        held_out = np.isin(self.labels.split, ["validation", "calibration"])
+        if domain is not None:
+            held_out &= self.labels.domain == domain
+        judged = drafts(self.labels, predicted, held_out, "truth")
+        return recommend(judged, judged, cost, self._config.report.max_wrong_accepted).rule
 
 
 def _make_constant(probe: Probe, probability: float) -> None:

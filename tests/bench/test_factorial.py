@@ -1,6 +1,8 @@
 """The factorial's cells and errors against arithmetic, and one pair of each kind made from a few contexts."""
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +14,11 @@ from semspec.bench.factorial.fits import Factorial
 from semspec.bench.factorial.measures import mean_of
 from semspec.probes.probe import load_probe
 from semspec.training.config import QuestionSource, load_config
+from semspec.training.evaluation.acceptance import Cost
+from semspec.training.evaluation.verification import Predicted
 from semspec.training.pipeline import Pipeline
 from semspec.training.progress import Reporter
+from semspec.types import Acceptance
 
 
 def test_effects_compare_cells_that_differ_in_one_factor() -> None:
@@ -63,3 +68,24 @@ def test_pairs_of_cells_without_and_with_states(tmp_path: Path) -> None:
         role: load_probe(tmp_path / "middle" / "probes" / f"{role}.safetensors").card for role in ("draft", "target")
     }
     assert (cards["target"].layers, cards["draft"].layers, cards["target"].recipe) == ((12,), (2,), "own")
+    served = [json.loads((tmp_path / name / "probes" / "serving.json").read_text()) for name in ("without", "middle")]
+    assert [rule["acceptance_rule"] for rule in served] == ["sample", "sample"]
+
+
+def test_recommended_rule_is_chosen_on_questions_held_out_of_its_domain() -> None:
+    """Ratios that tell right from wrong on ledgers at 0.5, on boxes at 0.2, and nothing on the test questions."""
+    rng, num = np.random.default_rng(0), 400
+    right, domain = rng.random(num) < 0.8, np.where(np.arange(num) % 2, "boxes", "ledger")
+    split = np.array(["validation", "calibration", "test", "train"])[np.arange(num) // 2 % 4]
+    edge = np.where(domain == "boxes", 0.2, 0.5)
+    ratio = np.where(right == (split != "test"), edge + 0.1 * rng.random(num), edge - 0.1 * rng.random(num))
+    factorial = Factorial.__new__(Factorial)
+    factorial._config = load_config(CONFIG)
+    factorial.labels = SimpleNamespace(
+        by_draft=np.ones(num, bool), split=split, domain=domain, valid=right.astype(float), num_tokens=np.full(num, 20),
+        question=np.arange(num), where=np.flatnonzero,
+    )  # type: ignore[assignment]  # fmt: skip
+    predicted = Predicted("made up", ratio.astype(np.float32), np.ones(num, np.float32))
+    cost = Cost(1.0, 10.0, 5.0, 1.0)
+    assert factorial._recommended(predicted, "ledger", cost) == Acceptance("threshold", 0.5)
+    assert factorial._recommended(predicted, "boxes", cost) == Acceptance("threshold", 0.2)
