@@ -71,14 +71,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("output", type=Path, help="where to write, without suffix")
     parser.add_argument("runs", nargs="+", metavar="NAME=RUN[:KIND]")
     options = parser.parse_args(arguments)
-    settings, baseline = baseline_of(options.baseline)
     rows, answers = list[Row](), list[Record]()
-    for named in options.runs:
-        name, _, place = named.partition("=")
-        run, _, kind = place.partition(":")
-        row, records = joined(settings, baseline, name, Path(run), kind)
-        rows.append(row)
-        answers += records
+    try:
+        settings, baseline = baseline_of(options.baseline)
+        for named in options.runs:
+            name, _, place = named.rpartition("=")
+            run, _, kind = place.partition(":")
+            row, records = joined(settings, baseline, name, Path(run), kind)
+            rows.append(row)
+            answers += records
+    except InvalidRequest as error:
+        parser.error(error.message)
     table = Table(
         (*QUALITY, "accepted segments"),
         [(*quality_row(row), "-" if row.acceptance_rate is None else f"{row.acceptance_rate:.3f}") for row in rows],

@@ -78,12 +78,13 @@ def two_labels(run: Path) -> None:
     ],
 )
 def test_run_that_does_not_match_is_refused(
-    whole: Run, tmp_path: Path, spoil: Callable[[Path], None], said: str
+    whole: Run, tmp_path: Path, spoil: Callable[[Path], None], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     baseline, run = split(whole, tmp_path)
     spoil(run)
-    with pytest.raises(InvalidRequest, match=said):
-        joined.joined(*joined.baseline_of(baseline), "semantic", run)
+    with pytest.raises(SystemExit):
+        joined.main([str(baseline), str(tmp_path / "out"), f"p/q >= 0.4={run}"])
+    assert said in capsys.readouterr().err and not list(tmp_path.glob("out*"))
 
 
 @pytest.mark.parametrize(

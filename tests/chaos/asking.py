@@ -138,7 +138,7 @@ async def _watch(request: Request) -> None:
 
 
 async def hardly_read(request: Request) -> Answer:
-    """A byte now and then, of more than fits on the way, until the gateway has let go of it; then the rest.
+    """A byte now and then, of more than usually fits on the way, until the gateway has let go of it; then the rest.
 
     Raises: SemspecError when the answer is lost.
     """
@@ -149,7 +149,8 @@ async def hardly_read(request: Request) -> Answer:
         connection.sendall(_head(request.site.stack.headers, len(body)) + body)
         request.under_way.set()
         id = await _first_id(connection)
-        if (status := await _status_when_let_go(request.site, id, connection)) != "interrupted":
+        status = await _status_when_let_go(request.site, id, connection)
+        if status not in ("interrupted", "finished"):  # finished: all of it fitted on the way
             raise InternalError(f"the generation of a client that hardly reads is {status}")
         return await _attached(request, id)
 
