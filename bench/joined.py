@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from semspec.bench.record import RECORDS, Record, as_line, read_records
+from semspec.bench.record import Record, as_line
 from semspec.bench.report.tables import QUALITY, quality_row
-from semspec.bench.summary import Row, summarise
+from semspec.bench.summary import Row, read_run, summarise
 from semspec.demo.problems import make_problem
 from semspec.errors import InvalidRequest
 from semspec.training.files import replacing
@@ -46,10 +46,7 @@ def joined(
     settings: Mapping[str, Any], baseline: Sequence[Record], name: str, run: Path, kind: str = ""
 ) -> tuple[Row, list[Record]]:
     """The row `name` of a run against the baseline, and its answers. Raises: InvalidRequest when they do not match."""
-    path = run / "run.json"
-    if not path.is_file():
-        raise InvalidRequest(f"{run} is not a run: it has no run.json; make one with `semspec bench run`", "run")
-    facts, records = json.loads(path.read_text()), read_records(run / RECORDS)
+    facts, records = read_run(run)
     if len(facts["labels"]) != 1:
         raise InvalidRequest(f"{run} has several configurations: {', '.join(facts['labels'])}; run one alone", "run")
     for setting in ALIKE:

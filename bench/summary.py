@@ -97,16 +97,21 @@ class Run:
         return bool(self.settings.get("paced")) or self.settings["sessions"] == 1
 
 
+def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
+    """The content of `run.json`, and all answers. Raises: InvalidRequest when the folder is no run."""
+    path = folder / "run.json"
+    if not path.is_file():
+        raise InvalidRequest(f"{folder} is not a run: it has no run.json; make one with `semspec bench run`", "run")
+    return json.loads(path.read_text()), read_records(folder / RECORDS)
+
+
 def load_run(folder: Path) -> Run:
     """Configurations in which the host could not keep the emulated pace have no row; `late` has the reason.
 
     Raises: InvalidRequest when the folder is no run, none of its questions has been answered by all, or the baseline or
     all others have no row.
     """
-    path = folder / "run.json"
-    if not path.is_file():
-        raise InvalidRequest(f"{folder} is not a run: it has no run.json; make one with `semspec bench run`", "run")
-    facts, records = json.loads(path.read_text()), read_records(folder / RECORDS)
+    facts, records = read_run(folder)
     steps = {
         label: {role: Counts(**counts) for role, counts in roles.items()}
         for label, roles in facts.get("steps", {}).items()
