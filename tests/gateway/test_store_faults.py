@@ -116,7 +116,7 @@ async def test_field_that_cannot_be_read_is_named(
     "value",
     [
         b"\xff\xfe", b"", b"{", b"7", b"{}", b'{"role": "user"}', b'{"role": "user", "content": 7}',
-        b'{"role": "nobody", "content": "x"}',
+        b'{"role": "unknown", "content": "x"}',
     ],
 )  # fmt: skip
 async def test_turn_that_cannot_be_read_is_named(gateway: Gateway, redis: Redis, value: bytes) -> None:
