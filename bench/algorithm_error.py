@@ -245,15 +245,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m semspec.bench.algorithm_error", description=__doc__)
     parser.add_argument("--questions", type=int, default=30, help="of each of the two kinds (default: 30)")
     parser.add_argument("--samples", type=int, default=200, help="segments of each model at a context (default: 200)")
+    parser.add_argument(
+        "--pair", type=Path, default=BUNDLED_PAIR, help="draft/, target/ and probes/ (default: bundled)"
+    )
     parser.add_argument("--work", type=Path, default=WORK, help="folder of the samples (default: .work/algorithm)")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder of the results")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     config = load_config(CONFIG)
     samples = config.samples.model_copy(update={"num_samples": options.samples, "num_test_samples": options.samples})
-    config = config.model_copy(update={"samples": samples})
-    points = sampled(config, chosen(config, options.questions), options.work, BUNDLED_PAIR, Reporter())
-    threshold = float(str(StackConfig.of_pair(BUNDLED_PAIR).read_serving()["threshold"]))
+    models = {
+        role: getattr(config, role).model_copy(update={"model": str(options.pair / role)})
+        for role in ("draft", "target")
+    }
+    config = config.model_copy(update={"samples": samples, **models})
+    points = sampled(config, chosen(config, options.questions), options.work, options.pair, Reporter())
+    threshold = float(str(StackConfig.of_pair(options.pair).read_serving()["threshold"]))
     found = [target_itself(points, options.samples), *results(points, rules(threshold))]
     report(found, points, options.samples, options.output)
     print((options.output / "README.md").read_text(), end="")

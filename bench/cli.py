@@ -28,12 +28,14 @@ from semspec.training.files import replacing
 from semspec.training.progress import Reporter
 
 SUITE = (
-    "target", "draft", "semantic", "semantic+token-level", "token-level:token_gamma=8", "spec-reason", "spec-thinking",
-    "last-hidden", "surprisal", "random:rule=sample", "transformers/assisted",
+    "target", "draft", "semantic", "likelihood", "semantic+token-level", "token-level:token_gamma=8",
+    "in-process/token-level:token_gamma=8", "spec-reason", "spec-thinking", "last-hidden", "surprisal",
+    "random:rule=sample", "transformers/assisted",
 )  # fmt: skip
-"""All strategies with the pair's served settings, token-level with the best of 2, 3, 4, 6 and 8 on `demo-tune`, and a
-peer. `auto` is excluded, since the machine's load decides whether it is `semantic` or `target`. `random` uses the rule
-`sample`, since random probabilities pass the pair's low threshold almost always."""
+"""All strategies with the pair's served settings, and a peer. token-level: the best of 2, 3, 4, 6 and 8 on `demo-tune`,
+also in one process, where its many calls cost least. `auto` is excluded, since the machine's load decides whether it is
+`semantic` or `target`. `random` uses the rule `sample`, since random probabilities pass the pair's low threshold almost
+always."""
 DEFAULT = "target,draft,semantic"
 RESULTS = Path("bench/results")
 MAX_DILATION, MAX_SESSIONS = 100.0, 128

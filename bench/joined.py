@@ -1,26 +1,35 @@
 """Runs of one configuration each, such as of pairs with other probes, beside the baseline of a committed result.
 
-    python -m semspec.bench.joined bench/results/quality/sampled OUTPUT NAME=RUN ...    OUTPUT.md, OUTPUT.jsonl.gz
+    python -m semspec.bench.joined bench/results/quality/sampled OUTPUT NAME=RUN ...
+                                                              OUTPUT.md, OUTPUT.png, OUTPUT.jsonl.gz
 
 Answers are compared where the question, the sample and the seed are those of the baseline. `NAME=RUN:KIND`: only
-answers to questions of this kind of the demo language, `ledger` or `boxes`.
+answers to questions of this kind of the demo language, `ledger` or `boxes`. A NAME that comes several times means
+several trainings: OUTPUT-trainings.md has their mean, with an interval that includes the variance of training.
 """
 
 import argparse
 import gzip
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from scipy.stats import t
+
+from semspec.bench.intervals import Z_95, Interval
 from semspec.bench.record import Record, as_line
+from semspec.bench.report.figures import quality
 from semspec.bench.report.tables import QUALITY, quality_row
-from semspec.bench.summary import Row, read_run, summarise
+from semspec.bench.summary import Row, by_question, read_run, summarise
 from semspec.demo.problems import make_problem
 from semspec.errors import InvalidRequest
 from semspec.training.files import replacing
 from semspec.training.report.document import Table, write_text
+from semspec.training.report.drawing import png, styled
 
 ALIKE = ("task", "temperature", "top_p", "max_tokens", "seed")
 """Settings of a run that must be the baseline's."""
@@ -58,36 +67,93 @@ def joined(
     seeds = {(record.question, record.sample): record.seed for record in baseline}
     if any(seeds.get((one.question, one.sample), one.seed) != one.seed for one in records):
         raise InvalidRequest(f"{run}: its seeds are not the baseline's", "run")
-    row = summarise([*baseline, *records], [baseline[0].label, facts["labels"][0]])[1]
+    labels = "target", "semantic"  # to tell them apart, whatever they are
+    pairs = zip(labels, (baseline, records), strict=True)
+    row = summarise([replace(one, label=label) for label, own in pairs for one in own], labels)[1]
     return replace(row, label=name), [replace(record, label=name) for record in records]
+
+
+@dataclass(frozen=True, slots=True)
+class Trainings:
+    """The mean of several trainings of the same probes, each served on the same questions."""
+
+    differences: Sequence[float]
+    """pass@1 minus the baseline's, of each training."""
+    mean: float
+    interval: Interval
+    """95%, of questions and of training."""
+
+
+def pooled(baseline: Sequence[Record], trainings: Sequence[Sequence[Record]]) -> Trainings:
+    """On the answers that all have. The interval adds the variance of the questions to that of the trainings, which has
+    Student's distribution."""
+    right = [{(one.question, one.sample): one.is_right for one in records} for records in (baseline, *trainings)]
+    keys = sorted(set.intersection(*map(set, right)))
+    questions = np.unique([question for question, _ in keys], return_inverse=True)[1]
+    base, *own = (by_question(np.array([each[key] for key in keys], dtype=float), questions) for each in right)
+    differences = np.array(own) - base
+    of_training = differences.mean(axis=1)
+    of_questions = differences.mean(axis=0).std(ddof=1) / np.sqrt(differences.shape[1])
+    num = len(trainings)
+    student = float(t.ppf(0.975, num - 1)) * of_training.std(ddof=1) / np.sqrt(num)
+    half, middle = float(np.hypot(Z_95 * of_questions, student)), float(of_training.mean())
+    return Trainings(of_training.tolist(), middle, Interval(middle - half, middle + half))
+
+
+def trainings_table(pools: Mapping[str, Trainings], against: str) -> Table:
+    header = ("configuration", "trainings", f"minus {against}, points, each", "mean (95%)")
+    return Table(
+        header,
+        [
+            (
+                name, str(len(one.differences)), ", ".join(f"{100 * each:.1f}" for each in one.differences),
+                f"{100 * one.mean:.1f} ({100 * one.interval.low:.1f} to {100 * one.interval.high:.1f})",
+            )
+            for name, one in pools.items()
+        ],
+    )  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m semspec.bench.joined", description=__doc__)
-    parser.add_argument("baseline", type=Path, help="a result with answers of the target, without suffix")
+    parser.add_argument("baseline", type=Path, help="a result with answers to the same questions, without suffix")
     parser.add_argument("output", type=Path, help="where to write, without suffix")
     parser.add_argument("runs", nargs="+", metavar="NAME=RUN[:KIND]")
+    parser.add_argument("--against", default="target", metavar="LABEL", help="the baseline's configuration")
     options = parser.parse_args(arguments)
-    rows, answers = list[Row](), list[Record]()
+    rows, answers = list[Row](), dict[str, list[Record]]()
+    names = Counter(named.rpartition("=")[0] for named in options.runs)
     try:
-        settings, baseline = baseline_of(options.baseline)
+        settings, baseline = baseline_of(options.baseline, options.against)
         for named in options.runs:
             name, _, place = named.rpartition("=")
             run, _, kind = place.partition(":")
-            row, records = joined(settings, baseline, name, Path(run), kind)
+            number = sum(label.startswith(f"{name}, training ") for label in answers) + 1
+            label = name if names[name] == 1 else f"{name}, training {number}"
+            row, answers[label] = joined(settings, baseline, label, Path(run), kind)
             rows.append(row)
-            answers += records
     except InvalidRequest as error:
         parser.error(error.message)
     table = Table(
-        (*QUALITY, "accepted segments"),
+        (*(column.replace("target", options.against) for column in QUALITY), "accepted segments"),
         [(*quality_row(row), "-" if row.acceptance_rate is None else f"{row.acceptance_rate:.3f}") for row in rows],
     )
     write_text(options.output.with_suffix(".md"), table.as_markdown())
-    with replacing(options.output.with_suffix(".jsonl.gz")) as partial:
-        lines = "".join(as_line(replace(record, trace=())) for record in answers)
-        partial.write_bytes(gzip.compress(lines.encode(), mtime=0))
     print(table.as_markdown(), end="")
+    pools = {
+        name: pooled(baseline, [own for label, own in answers.items() if label.startswith(f"{name}, training ")])
+        for name, count in names.items()
+        if count > 1
+    }
+    if pools:
+        means = trainings_table(pools, options.against).as_markdown()
+        write_text(options.output.with_name(f"{options.output.name}-trainings.md"), means)
+        print(f"\n{means}", end="")
+    with replacing(options.output.with_suffix(".png")) as partial, styled():
+        partial.write_bytes(png(quality(rows, options.against)))
+    with replacing(options.output.with_suffix(".jsonl.gz")) as partial:
+        lines = "".join(as_line(replace(record, trace=())) for own in answers.values() for record in own)
+        partial.write_bytes(gzip.compress(lines.encode(), mtime=0))
 
 
 if __name__ == "__main__":

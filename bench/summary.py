@@ -196,7 +196,7 @@ def _row(own: Sequence[Record], baseline: Sequence[Record], num_sessions: int) -
         mcnemar_p=_mcnemar(right, base_right) if len(own) == len(right) else None,
         latency_s=mean(latency),
         median_latency_s=float(np.median(_array(own, "latency_s"))),
-        speedup=_ratio(base_latency, latency),
+        speedup=ratio(base_latency, latency),
         tokens_per_s=float(num_sessions * num_tokens / _array(own, "latency_s").sum()),
         mean_tokens=float(num_tokens / len(own)),
         target_ratio=_share(own, "num_target_tokens", "num_tokens") if knows_writers else None,
@@ -241,8 +241,8 @@ def mean(values: Floats) -> Measured:
     return Measured(float(values.mean()), float(error))
 
 
-def _ratio(above: Floats, below: Floats) -> Measured:
-    """Ratio of means, with its error by resampling questions."""
+def ratio(above: Floats, below: Floats) -> Measured:
+    """Ratio of the means of paired values, with its error by resampling the pairs."""
     picks = np.random.default_rng(0).integers(0, len(below), (NUM_RESAMPLES, len(below)))
     error = (above[picks].mean(1) / below[picks].mean(1)).std()
     return Measured(float(above.mean() / below.mean()), float(error))

@@ -132,9 +132,9 @@ def speedups(run: Run) -> Figure:
     return figure
 
 
-def quality(run: Run) -> Figure:
-    """pass@1 minus the baseline's with 95% intervals, a line per configuration, and the margin."""
-    rows = list(reversed(run.rows[1:]))
+def quality(rows: Sequence[Row], baseline: str = "target") -> Figure:
+    """pass@1 minus that of `baseline` with 95% intervals, a line per configuration, and the margin."""
+    rows = list(reversed(rows))
     figure, (axes,) = panels(1, (9.0, 1.3 + 0.3 * len(rows)))
     for index, row in enumerate(rows):
         low, high = 100 * row.difference_95.low, 100 * row.difference_95.high
@@ -143,7 +143,7 @@ def quality(run: Run) -> Figure:
     axes.axvline(0, color=GREY, linewidth=0.8, linestyle="--")
     axes.axvline(-100 * MARGIN, color=RED, linewidth=0.8)
     axes.set_yticks(range(len(rows)), [row.label for row in rows])
-    axes.set(ylim=(-0.6, len(rows) - 0.4), xlabel="pass@1 minus the target's, points")
+    axes.set(ylim=(-0.6, len(rows) - 0.4), xlabel=f"pass@1 minus the {baseline}'s, points")
     axes.grid(axis="y", visible=False)
     return figure
 

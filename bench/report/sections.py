@@ -96,7 +96,7 @@ def _run_pictures(run: Run) -> Iterator[Picture]:
             f"{run.name}-quality", "Loss of quality",
             f"{asked}. Bars: 95% intervals. Left of the red line is a loss of {100 * tables.MARGIN:g} points or more.",
             f"pass@1 minus the target's, {len(run.rows) - 1} configurations; the table has the numbers.",
-            figures.quality, run,
+            figures.quality, run.rows[1:],
         )  # fmt: skip
     if not run.is_timed:
         return

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from semspec.bench import joined
@@ -51,6 +52,35 @@ def test_answers_of_one_kind_of_question_are_joined_alone(
     joined.main([str(baseline), str(tmp_path / "kinds"), f"ledger={run}:ledger", f"boxes={run}:boxes", f"all={run}"])
     ledger, boxes, every = [int(line.split(" of ")[1].split()[0]) for line in capsys.readouterr().out.splitlines()[2:]]
     assert min(ledger, boxes) > 0 and ledger + boxes == every == 120
+
+
+def test_trainings_of_one_name_are_averaged(whole: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    baseline, run = split(whole, tmp_path)
+    joined.main([str(baseline), str(tmp_path / "out"), f"cross={run}", f"cross={run}", f"other={run}"])
+    names = [line.split(" | ")[0].strip("| ") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert names[2:5] == ["cross, training 1", "cross, training 2", "other"] and names[7:] == ["cross"]
+    assert "| cross | 2 |" in (tmp_path / "out-trainings.md").read_text()
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_other_configuration_as_baseline(whole: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    baseline, run = split(whole, tmp_path)
+    joined.main([str(baseline), str(tmp_path / "out"), f"again={run}", "--against", "semantic"])
+    header, _, row = capsys.readouterr().out.splitlines()
+    assert "minus semantic, points" in header and "| 0.0 (" in row and "| 0 / 0 |" in row
+
+
+def test_interval_has_the_variance_of_questions_and_of_training(whole: Run) -> None:
+    base = [record for record in whole.records if record.label == "target"]
+    rng = np.random.default_rng(0)
+    inside, shares = [], rng.normal(0.7, 0.05, (150, 5)).clip(0, 1)
+    for of_training in shares:
+        own = [[replace(one, is_right=bool(rng.random() < each)) for one in base] for each in of_training]
+        right = [replace(one, is_right=bool(rng.random() < 0.7)) for one in base]
+        found = joined.pooled(right, own)
+        inside.append(found.interval.low <= 0 <= found.interval.high)
+        assert found.mean == pytest.approx(np.mean(found.differences))
+    assert 0.9 <= np.mean(inside)
 
 
 def other_temperature(run: Path) -> None:
