@@ -121,30 +121,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("runs", nargs="+", metavar="NAME=RUN[:KIND]")
     parser.add_argument("--against", default="target", metavar="LABEL", help="the baseline's configuration")
     options = parser.parse_args(arguments)
-    rows, answers = list[Row](), dict[str, list[Record]]()
     names = Counter(named.rpartition("=")[0] for named in options.runs)
+    found: dict[str, list[tuple[Row, list[Record]]]] = {name: [] for name in names}
     try:
         settings, baseline = baseline_of(options.baseline, options.against)
         for named in options.runs:
             name, _, place = named.rpartition("=")
             run, _, kind = place.partition(":")
-            number = sum(label.startswith(f"{name}, training ") for label in answers) + 1
-            label = name if names[name] == 1 else f"{name}, training {number}"
-            row, answers[label] = joined(settings, baseline, label, Path(run), kind)
-            rows.append(row)
+            label = name if names[name] == 1 else f"{name}, training {len(found[name]) + 1}"
+            found[name].append(joined(settings, baseline, label, Path(run), kind))
     except InvalidRequest as error:
         parser.error(error.message)
+    rows = [row for own in found.values() for row, _ in own]
     table = Table(
         (*(column.replace("target", options.against) for column in QUALITY), "accepted segments"),
         [(*quality_row(row), "-" if row.acceptance_rate is None else f"{row.acceptance_rate:.3f}") for row in rows],
     )
     write_text(options.output.with_suffix(".md"), table.as_markdown())
     print(table.as_markdown(), end="")
-    pools = {
-        name: pooled(baseline, [own for label, own in answers.items() if label.startswith(f"{name}, training ")])
-        for name, count in names.items()
-        if count > 1
-    }
+    pools = {name: pooled(baseline, [records for _, records in own]) for name, own in found.items() if len(own) > 1}
     if pools:
         means = trainings_table(pools, options.against).as_markdown()
         write_text(options.output.with_name(f"{options.output.name}-trainings.md"), means)
@@ -152,7 +147,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with replacing(options.output.with_suffix(".png")) as partial, styled():
         partial.write_bytes(png(quality(rows, options.against)))
     with replacing(options.output.with_suffix(".jsonl.gz")) as partial:
-        lines = "".join(as_line(replace(record, trace=())) for own in answers.values() for record in own)
+        lines = "".join(
+            as_line(replace(record, trace=())) for own in found.values() for _, records in own for record in records
+        )
         partial.write_bytes(gzip.compress(lines.encode(), mtime=0))
 
 

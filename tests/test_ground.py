@@ -121,8 +121,8 @@ def test_page_shows_the_committed_tables(name: str) -> None:
 
 def test_readme_quotes_the_committed_run_with_wilson_intervals() -> None:
     readme = (ROOT / "README.md").read_text()
-    [date] = set(re.findall(r"bench/results/(\d{4}-\d\d-\d\d)", readme))
-    measured = json.loads((ROOT / "bench" / "results" / date / "summary.json").read_text())["sampled"]["rows"]
+    [run] = re.findall(r"\[report\]\(bench/results/([\w-]+)/report\.md\)", readme)
+    measured = json.loads((ROOT / "bench" / "results" / run / "summary.json").read_text())["sampled"]["rows"]
     rows = {row["label"].partition(":")[0]: row for row in measured}
     quoted = re.findall(r"^\| `([\w/+-]+)`.* \| (\S+) \((\S+) to (\S+)\) \| (\S+) s \| (\S+) ", readme, re.MULTILINE)
     assert len(quoted) == 4
