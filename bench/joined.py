@@ -9,7 +9,6 @@ several trainings: OUTPUT-trainings.md has their mean, with an interval that inc
 """
 
 import argparse
-import gzip
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ import numpy as np
 from scipy.stats import t
 
 from semspec.bench.intervals import Z_95, Interval
-from semspec.bench.record import Record, as_line
+from semspec.bench.record import Record, read_answers, write_answers
 from semspec.bench.report.figures import quality
 from semspec.bench.report.tables import QUALITY, quality_row
 from semspec.bench.summary import Row, by_question, read_run, summarise
@@ -42,10 +41,10 @@ def baseline_of(result: Path, label: str = "target") -> tuple[Mapping[str, Any],
     """
     try:
         settings = json.loads((result.parent / "summary.json").read_text())[result.name]["settings"]
-        lines = gzip.decompress(result.with_name(f"{result.name}.jsonl.gz").read_bytes()).splitlines()
+        answers = read_answers(result.with_name(f"{result.name}.jsonl.gz"))
     except (OSError, KeyError, ValueError) as error:
         raise InvalidRequest(f"{result} is no result of `semspec bench report`: {error}", "baseline") from None
-    records = [record for record in (Record(**json.loads(line)) for line in lines) if record.label == label]
+    records = [record for record in answers if record.label == label]
     if not records:
         raise InvalidRequest(f"{result} has no answers of {label}", "baseline")
     return settings, records
@@ -146,11 +145,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"\n{means}", end="")
     with replacing(options.output.with_suffix(".png")) as partial, styled():
         partial.write_bytes(png(quality(rows, options.against)))
-    with replacing(options.output.with_suffix(".jsonl.gz")) as partial:
-        lines = "".join(
-            as_line(replace(record, trace=())) for own in found.values() for _, records in own for record in records
-        )
-        partial.write_bytes(gzip.compress(lines.encode(), mtime=0))
+    write_answers(
+        options.output.with_suffix(".jsonl.gz"),
+        (record for own in found.values() for _, records in own for record in records),
+    )
 
 
 if __name__ == "__main__":

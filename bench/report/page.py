@@ -1,13 +1,12 @@
 """Writes the report of one or several runs: Markdown, HTML, pictures, tables for other pages, and all numbers."""
 
-import gzip
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from semspec.bench.record import as_line
+from semspec.bench.record import write_answers
 from semspec.bench.report import sections
 from semspec.bench.report.exhibits import exhibits
 from semspec.bench.report.probes import ProbesReport, read_probes
@@ -15,7 +14,7 @@ from semspec.bench.report.speed_of_light import SpeedOfLight, read_cost
 from semspec.bench.report.tables import main_table, paced_label, quality_table
 from semspec.bench.summary import Run
 from semspec.errors import InvalidRequest
-from semspec.training.files import plain, replacing, write_json
+from semspec.training.files import plain, write_json
 from semspec.training.report.document import Section, as_html, as_markdown, write_pictures, write_text
 
 TITLE = "Bench: speed and quality, side by side"
@@ -38,8 +37,7 @@ def write_report(runs: Sequence[Run], output: Path, probes: Path | None = None, 
     for run in runs:
         table = main_table(run) if run.is_timed else quality_table(run)
         write_text(output / f"{run.name}.md", table.as_markdown())
-        with replacing(output / f"{run.name}.jsonl.gz") as partial:
-            partial.write_bytes(gzip.compress("".join(_lines(run)).encode(), mtime=0))
+        write_answers(output / f"{run.name}.jsonl.gz", run.records, with_traces=run.is_timed)
     write_text(output / "report.md", as_markdown(TITLE, contents))
     write_text(output / "report.html", as_html(TITLE, contents))
     write_json(output / "summary.json", {run.name: _summary(run) for run in runs})
@@ -54,11 +52,6 @@ def _contents(runs: Sequence[Run], probes: ProbesReport | None, speed: SpeedOfLi
         yield from sections.parts(timed, probes)
         yield from exhibits(timed, probes)
     yield sections.speed_of_light(speed)
-
-
-def _lines(run: Run) -> Iterator[str]:
-    """The records; without their traces if there are no times in them to look at, since such runs are long."""
-    return (as_line(record if run.is_timed else replace(record, trace=[])) for record in run.records)
 
 
 def _check(runs: Sequence[Run]) -> None:
