@@ -63,6 +63,9 @@ def joined(
             raise InvalidRequest(f"{run}: its {setting} is {own!r}, the baseline's {other!r}", "run")
     if kind:
         records = [record for record in records if make_problem(int(record.question)).domain == kind]
+    if not records:
+        refused = facts["not_applicable"].get(facts["labels"][0], "let it go on")
+        raise InvalidRequest(f"{run} has no answers: {refused}", "run")
     seeds = {(record.question, record.sample): record.seed for record in baseline}
     if any(seeds.get((one.question, one.sample), one.seed) != one.seed for one in records):
         raise InvalidRequest(f"{run}: its seeds are not the baseline's", "run")

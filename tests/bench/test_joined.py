@@ -98,9 +98,16 @@ def two_labels(run: Path) -> None:
     (run / "run.json").write_text(json.dumps({**facts, "labels": ["target", "semantic"]}))
 
 
+def not_applicable(run: Path) -> None:
+    facts = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**facts, "not_applicable": {"semantic": "has no probes"}}))
+    (run / RECORDS).write_text("")
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
+        (not_applicable, "has no answers: has no probes"),
         (other_temperature, "its temperature is 0.0, the baseline's 0.6"),
         (other_seeds, "seeds are not the baseline's"),
         (two_labels, "several configurations: target, semantic"),
