@@ -104,7 +104,7 @@ def report(doses: Sequence[Dose], output: Path) -> None:
     alone = Table(("draft", *QUALITY[1:4]), [(one.name, *quality_row(one.alone)[1:4]) for one in doses])
     picture = Picture.drawn(
         "dose", "Loss of quality by the draft's wrong steps",
-        "Bars: 95% intervals. Left of the first point is the bundled draft.",
+        "Bars: 95% intervals. The first point is the bundled draft.",
         "pass@1 minus the target's against the share of wrong steps; the table has the numbers.", _drawn, doses,
     )  # fmt: skip
     table = Table(header, rows)
