@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 from scipy.stats import t
 
+from semspec.bench.answers import read_answers, write_answers
 from semspec.bench.intervals import Z_95, Interval
-from semspec.bench.record import Record, read_answers, write_answers
+from semspec.bench.record import Record
 from semspec.bench.report.figures import quality
 from semspec.bench.report.tables import QUALITY, quality_row
 from semspec.bench.summary import Row, by_question, read_run, summarise
