@@ -26,7 +26,7 @@ def test_table_by_hand() -> None:
     assert len(rows) == len(LABELS) * len(NUM_TURNS)
     assert [row[0] for row in rows[:3]] == list(LABELS)
     semantic = rows[LABELS.index("semantic")]
-    assert semantic[1:] == ("100", "1.000", "0.500", "2.00 ± 0.00", "2.00 ± 0.00", "2.00 ± 0.00", "3 of 3")
+    assert semantic[1:] == ("100", "50", "1.000", "0.500", "2.00 ± 0.00", "3 of 3")
 
 
 @pytest.mark.slow
