@@ -31,7 +31,7 @@ from semspec.stack import BUNDLED_PAIR
 from semspec.training.files import write_json
 from semspec.training.report.document import Section, Table, Text, as_markdown, write_pictures, write_text
 from semspec.training.report.drawing import BLUE, ORANGE, PERCENT, Picture, panels
-from semspec.training.report.numbers import Measured, measured_share
+from semspec.training.report.numbers import Measured, decimal, measured_share
 
 OUTPUT = Path("bench/results/dose")
 WEIGHTS = "model.safetensors"
@@ -96,7 +96,7 @@ def report(doses: Sequence[Dose], output: Path) -> None:
             one.name,
             measured_share(one.drafted),
             measured_share(one.kept),
-            f"{one.semantic.acceptance_rate:.3f}",
+            decimal(one.semantic.acceptance_rate),
             *quality_row(one.semantic)[1:],
         )
         for one in doses

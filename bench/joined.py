@@ -23,13 +23,14 @@ from semspec.bench.answers import read_answers, write_answers
 from semspec.bench.intervals import Z_95, Interval
 from semspec.bench.record import Record
 from semspec.bench.report.figures import quality
-from semspec.bench.report.tables import QUALITY, quality_row
+from semspec.bench.report.tables import QUALITY, percent, quality_row
 from semspec.bench.summary import Row, by_question, read_run, summarise
 from semspec.demo.problems import make_problem
 from semspec.errors import InvalidRequest
 from semspec.training.files import replacing
 from semspec.training.report.document import Table, write_text
 from semspec.training.report.drawing import png, styled
+from semspec.training.report.numbers import decimal
 
 ALIKE = ("task", "temperature", "top_p", "max_tokens", "seed")
 """Settings of a run that must be the baseline's."""
@@ -110,7 +111,7 @@ def trainings_table(pools: Mapping[str, Trainings], against: str) -> Table:
         [
             (
                 name, str(len(one.differences)), ", ".join(f"{100 * each:.1f}" for each in one.differences),
-                f"{100 * one.mean:.1f} ({100 * one.interval.low:.1f} to {100 * one.interval.high:.1f})",
+                percent(one.mean, one.interval),
             )
             for name, one in pools.items()
         ],
@@ -138,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = [row for own in found.values() for row, _ in own]
     table = Table(
         (*(column.replace("target", options.against) for column in QUALITY), "accepted segments"),
-        [(*quality_row(row), "-" if row.acceptance_rate is None else f"{row.acceptance_rate:.3f}") for row in rows],
+        [(*quality_row(row), decimal(row.acceptance_rate)) for row in rows],
     )
     write_text(options.output.with_suffix(".md"), table.as_markdown())
     print(table.as_markdown(), end="")

@@ -80,20 +80,21 @@ def quality_table(run: Run) -> Table:
 
 def quality_row(row: Row, is_baseline: bool = False) -> tuple[str, ...]:
     """A row of `QUALITY`."""
-    right = (row.label, f"{row.num_right:,} of {row.num_answers:,}", _percent(row.pass_at_1.value, row.pass_at_1_95))
+    right = (row.label, f"{row.num_right:,} of {row.num_answers:,}", percent(row.pass_at_1.value, row.pass_at_1_95))
     if is_baseline:
         return (*right, *(NONE,) * (len(QUALITY) - len(right)))
     loss = -row.difference_95.low
     return (
         *right,
-        _percent(row.difference.value, row.difference_95),
+        percent(row.difference.value, row.difference_95),
         f"{row.num_gained:,} / {row.num_lost:,}",
         f"{100 * loss:.1f}",
         "yes" if loss < MARGIN else "not shown",
     )
 
 
-def _percent(value: float, interval: Interval) -> str:
+def percent(value: float, interval: Interval) -> str:
+    """In percent, or in points, with the interval."""
     return f"{100 * value:.1f} ({100 * interval.low:.1f} to {100 * interval.high:.1f})"
 
 
