@@ -22,6 +22,7 @@ from semspec.gateway.generation.audit import Audit
 from semspec.gateway.generation.choice import ChoiceRunner
 from semspec.gateway.generation.collection import Collection
 from semspec.gateway.generation.generations import Generations
+from semspec.gateway.generation.preparation import Preparation
 from semspec.gateway.generation.request import Api
 from semspec.gateway.metrics import POOLED, Metrics
 from semspec.gateway.readiness import Readiness
@@ -60,9 +61,8 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
     runner = ChoiceRunner(backends, readiness, metrics, background, settings, audit, collection)
     sessions = Sessions(store, background, settings.session_lease_s)
     attacher = Attacher(runner, store, sessions, background, settings)
-    generations = Generations(
-        backends, runner, admission, readiness, attacher, store, sessions, metrics, settings, audit, collection
-    )
+    preparation = Preparation(backends, readiness, metrics, settings, collection)
+    generations = Generations(runner, admission, preparation, readiness, attacher, store, sessions, settings, audit)
     formats: dict[Api, FormatFactory] = {
         "chat": openai.ChatFormat,
         "completions": openai.CompletionFormat,
@@ -83,6 +83,7 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
         finally:
             await cancelled(*watches)
             await background.drain(settings.flush_timeout_s)
+            preparation.close()
             await store.close()
 
     app = DocumentedApp(
@@ -108,7 +109,7 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
         resources.sessions(store),
         resources.collection(collection),
         tgi.router(responder, readiness, settings),
-        tokens.router(backends.target, readiness, settings),
+        tokens.router(backends.target, preparation, readiness, settings),
     ):
         app.include_router(router)
     install_handlers(app, metrics)

@@ -234,11 +234,6 @@ class ChatRequest(GenerationRequest):
     reasoning_effort: Effort | None = None
     chat_template_kwargs: TemplateVariables | None = None
 
-    @property
-    def is_constrained(self) -> bool:
-        """Whether the answer may have to follow a grammar."""
-        return bool(self.tools) or self.response_format is not None
-
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
 

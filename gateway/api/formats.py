@@ -9,24 +9,18 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from semspec.errors import InvalidRequest
 from semspec.gateway.api.neutral import Strict, Tolerant
 from semspec.gateway.generation.grammar import ANY_OBJECT, json_grammar, tools_grammar
+from semspec.grammars.limits import check_schema
 
 NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 MAX_TOOLS = 128
 
-MAX_DEPTH = 100
+
+def _countable(schema: dict[str, Any]) -> dict[str, Any]:
+    check_schema(schema)
+    return schema
 
 
-def _shallow(schema: dict[str, Any]) -> dict[str, Any]:
-    level: list[Any] = [schema]
-    for _ in range(MAX_DEPTH):
-        inner = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list))
-        level = [child for children in inner for child in children]
-        if not level:
-            return schema
-    raise ValueError(f"the schema is nested deeper than {MAX_DEPTH} levels")
-
-
-SchemaObject = Annotated[dict[str, Any], AfterValidator(_shallow), Field(description="a JSON schema")]
+SchemaObject = Annotated[dict[str, Any], AfterValidator(_countable), Field(description="a JSON schema")]
 
 
 class JsonSchema(Strict):
@@ -71,7 +65,7 @@ class TextFormat(Strict):
 
     @property
     def grammar(self) -> str:
-        """The grammar of such a text; empty for any. Raises: InvalidRequest."""
+        """The grammar of such a text; empty for any."""
         if self.type == "text":
             return ""
         if self.schema_ is None:
@@ -156,7 +150,7 @@ ResponseToolChoice = Annotated[
 
 
 def format_grammar(format: ResponseFormat | None, field: str = "response_format") -> str:
-    """The grammar of an answer in this format; empty for a text. Raises: InvalidRequest."""
+    """The grammar of an answer in this format; empty for a text."""
     if format is None or format.type == "text":
         return ""
     if format.json_schema is None:
@@ -180,7 +174,7 @@ def offered(tools: Sequence[Tool] | None, choice: str | NamedTool | None) -> lis
 
 
 def calls_grammar(tools: Sequence[Tool], choice: str | NamedTool | None, is_parallel: bool) -> str:
-    """The grammar of an answer that may call `tools`, not empty, or must. Raises: InvalidRequest."""
+    """The grammar of an answer that may call `tools`, not empty, or must."""
     numbered = [(index, tool.function) for index, tool in enumerate(tools)]
     if isinstance(choice, NamedTool):
         numbered = [(index, function) for index, function in numbered if function.name == choice.function.name]

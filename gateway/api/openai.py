@@ -1,6 +1,5 @@
 """OpenAI's API: routes, and response formats of chat and plain completions."""
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
@@ -57,8 +56,6 @@ def router(responder: Responder, settings: GatewaySettings) -> APIRouter:
     @routes.post("/chat/completions", response_model=None, responses=CHAT, openapi_extra=IDEMPOTENT)
     async def chat_completions(http: HttpRequest, body: ChatRequest) -> Response:
         """Answer a conversation."""
-        if body.is_constrained:  # a large schema takes long to check
-            return await responder.respond(http, await asyncio.to_thread(chat_request, body, settings), body)
         return await responder.respond(http, chat_request(body, settings), body)
 
     @routes.post("/completions", response_model=None, responses=COMPLETION, openapi_extra=IDEMPOTENT)

@@ -1,6 +1,5 @@
 """OpenAI's Responses API: a text in, reasoning and an answer out, whole or as events; stored as a generation is."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -76,10 +75,7 @@ def router(responder: Responder, readiness: Readiness, store: Store, settings: G
     @routes.post("", response_model=None, responses=RESPONSE, openapi_extra=IDEMPOTENT)
     async def responses(http: HttpRequest, body: ResponseRequest) -> Response:
         """Answer a text or a conversation."""
-        if body.text is None and not body.tools:
-            request = response_request(body, settings)
-        else:  # a large schema takes long to check
-            request = await asyncio.to_thread(response_request, body, settings)
+        request = response_request(body, settings)
         if body.previous_response_id is not None and request.session is not None:
             message = "a session has the earlier turns already; leave out one of session and previous_response_id"
             raise InvalidRequest(message, "semspec.session")

@@ -138,8 +138,8 @@ _TGI = refusals(400, 408, 413, 422, 424, 429, error=TgiError)
 GENERATE: Responses = {200: {"content": _json(TgiAnswer)}, **_TGI}
 GENERATE_STREAM: Responses = {200: {"content": _stream(TgiChunk, TgiError)}, **_TGI}
 EITHER: Responses = {200: {"content": _json_list(TgiAnswer) | _stream(TgiChunk, TgiError)}, **_TGI}
-TOKENIZE: Responses = refusals(400, 408, 413, 422, 424, error=TgiError)
-DETOKENIZE: Responses = refusals(400, 404, 408, 413, 503, 504)
+TOKENIZE: Responses = refusals(400, 408, 413, 422, 424, 429, error=TgiError)
+DETOKENIZE: Responses = refusals(400, 404, 408, 413, 429, 503, 504)
 INFO: Responses = refusals(424, error=TgiError)
 
 IDEMPOTENT: dict[str, Any] = {

@@ -3,7 +3,6 @@
 Additional fields come last, under keys of their own.
 """
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -43,8 +42,6 @@ def router(responder: Responder, readiness: Readiness, settings: GatewaySettings
 
     async def respond(http: HttpRequest, body: TgiRequest, stream: bool) -> Response:
         text = text_request(body, stream, settings)
-        if text.grammar is not None:  # a large schema or expression takes long to check
-            return await responder.respond(http, await asyncio.to_thread(tgi_request, text, settings), text)
         return await responder.respond(http, tgi_request(text, settings), text)
 
     @routes.post("/generate", response_model=None, responses=GENERATE, openapi_extra=IDEMPOTENT)

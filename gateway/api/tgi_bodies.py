@@ -3,13 +3,14 @@
 import json
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from semspec.gateway.api.bodies import ChatMessage, Extension, False_, Stop, TokenId, or_default
 from semspec.gateway.api.formats import SchemaObject
 from semspec.gateway.api.neutral import TGI_NEUTRAL, Strict, Text, Tolerant
 from semspec.gateway.generation.grammar import json_grammar, regex_grammar
 from semspec.gateway.settings import MAX_LOGPROBS, MAX_STOPS
+from semspec.grammars.limits import check_pattern
 
 
 def _parsed(given: object) -> object:
@@ -34,7 +35,7 @@ class JsonGrammar(Strict):
 
     @property
     def grammar(self) -> str:
-        """In llguidance's Lark syntax. Raises: InvalidRequest."""
+        """In llguidance's Lark syntax."""
         return json_grammar(self.value, True, "parameters.grammar.value")
 
 
@@ -53,19 +54,24 @@ class JsonSchemaGrammar(Strict):
 
     @property
     def grammar(self) -> str:
-        """In llguidance's Lark syntax. Raises: InvalidRequest."""
+        """In llguidance's Lark syntax."""
         return json_grammar(self.value.schema_, True, "parameters.grammar.value.schema")
+
+
+def _countable(pattern: str) -> str:
+    check_pattern(pattern)
+    return pattern
 
 
 class RegexGrammar(Strict):
     """A text that matches a regular expression as a whole."""
 
     type: Literal["regex"]
-    value: Text = Field(min_length=1)
+    value: Annotated[Text, AfterValidator(_countable)] = Field(min_length=1)
 
     @property
     def grammar(self) -> str:
-        """In llguidance's Lark syntax. Raises: InvalidRequest."""
+        """In llguidance's Lark syntax."""
         return regex_grammar(self.value, "parameters.grammar.value")
 
 

@@ -1,64 +1,79 @@
 """Text to the target's token ids and back: TGI's `/tokenize`, and vLLM's `/tokenize` and `/detokenize`."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from fastapi import APIRouter
 from fastapi import Request as HttpRequest
+from fastapi.responses import Response
+from pydantic import TypeAdapter
 
 from semspec.decoding import Target
 from semspec.errors import DeadlineExceeded, InternalError, InvalidRequest
+from semspec.gateway.api.middleware import owner_of
 from semspec.gateway.api.requests import check_model
 from semspec.gateway.api.responses import DETOKENIZE, TOKENIZE
 from semspec.gateway.api.sse import unless_disconnected
 from semspec.gateway.api.tgi_bodies import DetokenizeRequest, TokenizeInputs, TokenizeMessages, TokenizeRequest
 from semspec.gateway.api.tgi_models import Detokenized, TgiPlace, Tokens
 from semspec.gateway.generation.choice import broken_target
+from semspec.gateway.generation.preparation import Preparation
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import GatewaySettings
-from semspec.types import TokenIds
+from semspec.types import Token, TokenIds
 
 T = TypeVar("T")
+_PLACES = TypeAdapter(list[TgiPlace])
 
 
-def router(target: Target, readiness: Readiness, settings: GatewaySettings) -> APIRouter:
+def router(target: Target, preparation: Preparation, readiness: Readiness, settings: GatewaySettings) -> APIRouter:
     """`/tokenize` and `/detokenize`."""
     routes = APIRouter(tags=["tgi"])
 
-    async def asked(http: HttpRequest, call: Coroutine[Any, Any, T]) -> T:
+    async def asked(http: HttpRequest, field: str, call: Callable[[], Awaitable[T]]) -> T:
+        return await unless_disconnected(http.receive, answered(owner_of(http), field, call))
+
+    async def answered(owner: str, field: str, call: Callable[[], Awaitable[T]]) -> T:
+        """What the target answers; its refusals name `field`."""
         try:
-            async with asyncio.timeout(settings.encode_deadline_s):
+            async with preparation.admitted(owner), asyncio.timeout(settings.encode_deadline_s):
                 with broken_target(InternalError):
-                    return await unless_disconnected(http.receive, call)
+                    return await call()
+        except InvalidRequest as error:
+            raise type(error)(error.message, field) from error
         except TimeoutError:
             readiness.suspect()
             raise DeadlineExceeded("the target took too long to tokenize the text; retry") from None
 
-    @routes.post("/tokenize", responses=TOKENIZE)
-    async def tokenize(http: HttpRequest, body: TokenizeRequest) -> list[TgiPlace] | Tokens:
+    @routes.post("/tokenize", responses=TOKENIZE, response_model=list[TgiPlace] | Tokens)
+    async def tokenize(http: HttpRequest, body: TokenizeRequest) -> Response:
         """The target's tokens of a text, with their positions, as in TGI; or those of a prompt, as in vLLM."""
         if isinstance(body, TokenizeInputs):
-            tokens = await asked(http, target.tokenize(body.inputs))
-            return [TgiPlace(id=token.id, text=token.text, start=token.start, stop=token.stop) for token in tokens]
+            return await asyncio.to_thread(_places, await asked(http, "inputs", partial(target.tokenize, body.inputs)))
         check_model(body.model, settings)
         if isinstance(body, TokenizeMessages):
             messages = [message.message for message in body.messages]
-            ids = list((await asked(http, target.encode(messages))).token_ids)
+            ids = (await asked(http, "messages", partial(target.encode, messages))).token_ids
         elif body.add_special_tokens is False or not body.prompt.strip():  # the target encodes no empty prompt
-            ids = [token.id for token in await asked(http, target.tokenize(body.prompt))]
+            ids = tuple(token.id for token in await asked(http, "prompt", partial(target.tokenize, body.prompt)))
         else:
-            ids = list((await asked(http, target.encode(body.prompt))).token_ids)
+            ids = (await asked(http, "prompt", partial(target.encode, body.prompt))).token_ids
         window = readiness.require().target.max_context_tokens
-        return Tokens(count=len(ids), max_model_len=window, tokens=ids, token_strs=None)
+        tokens = Tokens(count=len(ids), max_model_len=window, tokens=list(ids), token_strs=None)
+        return Response(tokens.model_dump_json(), media_type="application/json")
 
     @routes.post("/detokenize", responses=DETOKENIZE)
     async def detokenize(http: HttpRequest, body: DetokenizeRequest) -> Detokenized:
         """The text of the target's token ids."""
         check_model(body.model, settings)
-        try:
-            return Detokenized(prompt=(await asked(http, target.encode(TokenIds(tuple(body.tokens))))).text)
-        except InvalidRequest as error:
-            raise type(error)(error.message, "tokens") from error
+        ids = TokenIds(tuple(body.tokens))
+        return Detokenized(prompt=(await asked(http, "tokens", partial(target.encode, ids))).text)
 
     return routes
+
+
+def _places(tokens: Sequence[Token]) -> Response:
+    places = [TgiPlace(id=token.id, text=token.text, start=token.start, stop=token.stop) for token in tokens]
+    return Response(_PLACES.dump_json(places), media_type="application/json")

@@ -20,9 +20,13 @@ NUM_REMEMBERED = 32
 MAX_RETRY_AFTER_S = 60
 
 
+NUM_PREPARED, NUM_PREPARED_PER_OWNER = 8, 2
+"""Requests whose texts are tokenized and whose grammars are compiled at once, in all and of one owner."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Maximum numbers of running generations and of queued requests, and the queue's timeout."""
+    """Maximum numbers of slots and of queued requests, and the queue's timeout. A generation takes a slot."""
 
     capacity: int
     per_owner: int
@@ -33,6 +37,12 @@ class Limits:
     def of(cls, settings: GatewaySettings) -> "Limits":
         per_owner = settings.max_concurrent_per_key or settings.max_concurrent
         return cls(settings.max_concurrent, per_owner, settings.max_queued, settings.queue_timeout_s)
+
+    @classmethod
+    def of_preparation(cls, settings: GatewaySettings) -> "Limits":
+        """Of what comes before a generation, and of requests that only tokenize."""
+        max_queued = settings.max_concurrent + settings.max_queued
+        return cls(NUM_PREPARED, NUM_PREPARED_PER_OWNER, max_queued, settings.queue_timeout_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +61,7 @@ class _Request:
 class Admission:
     """A queue for slots, fair between owners. State changes contain no await, so they are atomic on the event loop."""
 
-    def __init__(self, limits: Limits, metrics: Metrics, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, limits: Limits, metrics: Metrics | None, clock: Callable[[], float] = monotonic) -> None:
         self._limits = limits
         self._metrics = metrics
         self._clock = clock
@@ -61,7 +71,8 @@ class Admission:
         self._durations_s = deque([FIRST_GUESS_S], NUM_REMEMBERED)
         self.on_change: Callable[[], None] = lambda: None
         """Called when requests have arrived, begun or ended."""
-        metrics.queue_depth.set_function(lambda: self.num_waiting)
+        if metrics:
+            metrics.queue_depth.set_function(lambda: self.num_waiting)
 
     @property
     def num_running(self) -> int:
@@ -109,7 +120,8 @@ class Admission:
             self._dequeue(request)
             self._running[request.owner] += request.num_generations
             arrival, request.since = request.since, self._clock()
-            self._metrics.queue_wait(request.since - arrival)
+            if self._metrics:
+                self._metrics.queue_wait(request.since - arrival)
             request.is_running = True
             request.settled.set()
         self.on_change()
@@ -148,5 +160,5 @@ class Admission:
         num_own = sum(request.num_generations for request in self._waiting[owner])
         num_rounds = max(num_queued / self._limits.capacity, num_own / self._limits.per_owner)
         retry_after_s = min(max(math.ceil(num_rounds * fmean(self._durations_s)), 1), MAX_RETRY_AFTER_S)
-        full = f"{self.num_running} of {self._limits.capacity} generations are running, {reason}"
+        full = f"{self.num_running} of {self._limits.capacity} slots are taken, {reason}"
         return Overloaded(f"{full}; retry in {retry_after_s} s", retry_after_s=retry_after_s)

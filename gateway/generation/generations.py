@@ -2,37 +2,30 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Self
 
-from semspec.decoding import STRATEGIES, Backends, Prompts, prompts_of
 from semspec.errors import (
     Cancelled,
-    ContextTooLong,
     DeadlineExceeded,
-    InternalError,
-    InvalidRequest,
     NotFound,
-    SemspecError,
 )
 from semspec.gateway.generation.admission import Admission
 from semspec.gateway.generation.attach import Attacher, SharedSlots
 from semspec.gateway.generation.audit import Audit
-from semspec.gateway.generation.checks import budget, check_session_size, checked, deadline_s
-from semspec.gateway.generation.choice import ChoiceRunner, Emit, broken_target
-from semspec.gateway.generation.collection import Collection
+from semspec.gateway.generation.checks import check_session_size, checked, deadline_s
+from semspec.gateway.generation.choice import ChoiceRunner, Emit
 from semspec.gateway.generation.output import ChoiceEvent, ChoiceOutput
-from semspec.gateway.generation.request import ChoiceRequest, Request, RequestPrompt, stored_choice, stored_fields
-from semspec.gateway.metrics import Metrics
+from semspec.gateway.generation.preparation import Preparation
+from semspec.gateway.generation.request import ChoiceRequest, Request, stored_choice, stored_fields
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.served import Served
 from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.journal import Journal, cancelled
 from semspec.gateway.store.session_lease import SessionLease, Sessions
 from semspec.gateway.store.store import FIRST_FENCE, Store
-from semspec.types import Conversation, Message, Piece, Prompt, Writer
 
 Work = Callable[[Emit], Coroutine[None, None, None]]
 """Generates one choice, and emits its events."""
@@ -105,27 +98,24 @@ class Generations:
 
     def __init__(
         self,
-        backends: Backends,
         runner: ChoiceRunner,
         admission: Admission,
+        preparation: Preparation,
         readiness: Readiness,
         attacher: Attacher,
         store: Store,
         sessions: Sessions,
-        metrics: Metrics,
         settings: GatewaySettings,
         audit: Audit | None = None,
-        collection: Collection | None = None,
     ) -> None:
-        self._audit, self._collection = audit, collection
-        self._backends = backends
+        self._audit = audit
         self._runner = runner
         self._admission = admission
+        self._preparation = preparation
         self._readiness = readiness
         self._attacher = attacher
         self._store = store
         self._sessions = sessions
-        self._metrics = metrics
         self._settings = settings
 
     @asynccontextmanager
@@ -145,9 +135,7 @@ class Generations:
             turns = lease.turns if lease else ()
             check_session_size(request, turns, settings.max_session_bytes)
             request = replace(request, num_turns=len(turns))
-            choices = list[ChoiceRequest]()
-            for prompt in request.all_prompts:
-                choices += await self._choices(request, prompt, turns, served, len(choices))
+            choices = await self._preparation.choices(request, turns, served)
             was_cancelled, outputs = asyncio.Event(), [choice.output() for choice in choices]
             works = [
                 partial(self._begin, choice, output, Journal(self._store, choice.id, was_cancelled), lease)
@@ -185,69 +173,15 @@ class Generations:
         await journal.begin(stored_fields(choice))
         await self._runner.run(choice, output, journal, lease, emit)
 
-    async def _choices(
-        self, request: Request, prompt: RequestPrompt, turns: Sequence[Message], served: Served, first: int
-    ) -> list[ChoiceRequest]:
-        """All choices of one of the request's prompts; `first` is the index of the first of them."""
-        prompts = await self._prompts(request, prompt, turns, served)
-        max_tokens = budget(request, prompts, served, self._settings.default_max_tokens)
-        self._metrics.prompt(len(prompts.target.token_ids))
-        indices = range(first, first + request.num_choices_per_prompt)
-        return [ChoiceRequest.of(request, index, prompts, max_tokens, served) for index in indices]
-
     async def _stored_choice(self, first: ChoiceRequest, index: int) -> ChoiceRequest:
         """One choice of a request; it is begun now if the request's gateway stopped before beginning it."""
         request, id = first.request, first.request.choice_id(index)
         try:
             return stored_choice(id, await self._store.generation(id), first.served)
         except NotFound:
-            position, offset = divmod(index, request.num_choices_per_prompt)
-            if position == first.index // request.num_choices_per_prompt:
+            if index // request.num_choices_per_prompt == first.index // request.num_choices_per_prompt:
                 choice = ChoiceRequest.of(request, index, first.prompts, first.generation.max_tokens, first.served)
             else:
-                prompt = request.all_prompts[position]
-                choice = (await self._choices(request, prompt, (), first.served, index - offset))[offset]
+                choice = (await self._preparation.choices(request, (), first.served))[index]
             await Journal(self._store, choice.id, asyncio.Event()).begin(stored_fields(choice))
             return choice
-
-    async def _prompts(
-        self, request: Request, given: RequestPrompt, turns: Sequence[Message], served: Served
-    ) -> Prompts:
-        """The prompt as each model of the strategy reads it."""
-        first = (Message("system", request.instructions),) if request.instructions else ()
-        prompt: Prompt = (*first, *turns, *given) if isinstance(given, tuple) else given
-        if (request.tools or request.variables) and isinstance(prompt, tuple):
-            prompt = Conversation(prompt, request.tools, request.variables)
-        encoded = asyncio.ensure_future(self._encode(request, prompt))
-        if Writer.DRAFT in STRATEGIES[request.plan.strategy].writers:
-            return await self._with_draft(request, prompt, encoded, served)
-        if self._collection and self._collection.wants(request):
-            with suppress(ContextTooLong):  # the draft's prompt is for the collection only
-                return replace(await self._with_draft(request, prompt, encoded, served), fallback=None)
-        return Prompts(await encoded)
-
-    async def _with_draft(
-        self, request: Request, prompt: Prompt, encoded: "asyncio.Future[Piece]", served: Served
-    ) -> Prompts:
-        """The prompt as both models read it. Raises: what `encoded` does; ContextTooLong by the draft's window."""
-        drafter, deadline_s = served.pinned(self._backends).drafter, self._settings.encode_deadline_s
-        try:
-            return await prompts_of(prompt, encoded, drafter, served.draft, served.target, deadline_s)
-        except ContextTooLong as error:
-            raise ContextTooLong(error.message, error.parameter or request.prompt_field) from error
-
-    async def _encode(self, request: Request, prompt: Prompt) -> Piece:
-        try:
-            async with asyncio.timeout(self._settings.encode_deadline_s):
-                with broken_target(InternalError):
-                    return await self._backends.target.encode(prompt)
-        except TimeoutError:
-            self._readiness.suspect()
-            raise DeadlineExceeded("the target took too long to tokenize the prompt; retry") from None
-        except InvalidRequest as error:
-            is_of_template = error.parameter in ("tools", "chat_template_kwargs")
-            field = error.parameter if is_of_template else request.prompt_field
-            raise type(error)(error.message, field) from error
-        except SemspecError:
-            self._readiness.suspect()
-            raise

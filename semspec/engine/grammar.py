@@ -1,9 +1,11 @@
 """Grammars that hold what a model writes, by llguidance: which tokens may follow."""
 
+import asyncio
+import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
-from threading import Lock
+from time import thread_time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,11 +14,15 @@ from torch import Tensor
 
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InternalError, InvalidRequest
+from semspec.grammars.compiler import Compiler
+from semspec.grammars.limits import check_grammar
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher
 
-MAX_KEPT = 64
+    from semspec.grammars.worker import Vocabulary
+
+MAX_KEPT = 32
 """Number of compiled grammars kept."""
 
 _ONE_BY_ONE = '%llguidance {"no_forcing": true}'
@@ -24,6 +30,9 @@ _ONE_BY_ONE = '%llguidance {"no_forcing": true}'
 
 _SPELLING = {bytes([byte]) for byte in (*b"\n", *range(0x20, 0x7F))}
 """A vocabulary with these tokens spells any JSON: other characters can be escaped."""
+
+FIRST_MASKS_S, MASK_S = 0.5, 0.005
+"""Seconds of CPU time for the masks of a call, in all and for each token: all other calls wait for them."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,13 +48,18 @@ class Matcher:
     def __init__(self, matcher: "LLMatcher", tokenizer: ModelTokenizer) -> None:
         self._matcher, self._tokenizer = matcher, tokenizer
         self._eos_ids = sorted(tokenizer.eos_ids)
+        self._left_s = FIRST_MASKS_S
 
     def allowed(self) -> Tensor:
         """Whether each token may follow, bool `[num_embeddings]`: those of end-of-sequence iff the text is complete.
 
-        Raises: InternalError when the grammar's limits are exceeded.
+        Raises: InvalidRequest when the grammar takes too much time; InternalError when it allows no token.
         """
+        start = thread_time()
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._left_s += MASK_S - (thread_time() - start)
+        if self._left_s < 0:
+            raise InvalidRequest("grammar: it takes too much time at each token; make it simpler", "grammar")
         bits = torch.from_numpy(np.unpackbits(mask, bitorder="little").view(np.bool_))
         allowed = torch.zeros(self._tokenizer.num_embeddings, dtype=torch.bool)
         size = min(len(bits), len(allowed))
@@ -57,7 +71,10 @@ class Matcher:
 
     def allowed_after(self, token: int) -> Tensor:
         """`allowed` once `token` is written."""
-        if token not in self._tokenizer.eos_ids and not self._matcher.consume_token(token):
+        start = thread_time()
+        is_taken = token in self._tokenizer.eos_ids or self._matcher.consume_token(token)
+        self._left_s -= thread_time() - start
+        if not is_taken:
             raise InternalError(f"the grammar does not take a token: {self._matcher.get_error()}")
         return self.allowed()
 
@@ -65,69 +82,72 @@ class Matcher:
 class Grammars:
     """Compiled grammars of one tokenizer; the least recently used are dropped."""
 
-    def __init__(self, raw: "LLTokenizer", tokenizer: ModelTokenizer) -> None:
-        self._raw, self._tokenizer = raw, tokenizer
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._lock = Lock()
+    def __init__(self, vocabulary: "Vocabulary", tokenizer: ModelTokenizer) -> None:
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        self._raw, self._tokenizer = LLTokenizer(TokenizerWrapper(vocabulary)), tokenizer
+        tokens = [token.decode("latin-1") for token in vocabulary.tokens]
+        facts = {"tokens": tokens, "special": vocabulary.special_token_ids, "eos": vocabulary.eos_token_id}
+        self._compiler = Compiler(facts, num_processes=1)
+        self._compiled: OrderedDict[bytes, LLMatcher] = OrderedDict()
+        """By digest of the grammar."""
 
     @classmethod
     def of(cls, tokenizer: ModelTokenizer) -> "Grammars | None":
         """None where a grammar cannot hold the model, for a reason that is logged."""
         try:
-            raw = _as_text(tokenizer)
+            vocabulary = _vocabulary(tokenizer)
         except (ImportError, ValueError) as error:
             _log.info("%s takes no grammars: %s", tokenizer.info.model, error)
             return None
-        if missing := _SPELLING - {raw.decode_bytes([token]) for token in range(raw.vocab_size)}:
+        if missing := _SPELLING - set(vocabulary.tokens):
             _log.info("%s takes no grammars: its vocabulary lacks %s", tokenizer.info.model, sorted(missing)[:5])
             return None
-        return cls(raw, tokenizer)
+        return cls(vocabulary, tokenizer)
 
-    def matcher(self, grammar: str, written: Sequence[int]) -> Matcher:
-        """The state of `grammar` after the tokens `written`; may be called in any thread.
+    async def matcher(self, grammar: str, written: Sequence[int]) -> Matcher:
+        """The state of `grammar` after the tokens `written`.
 
-        Raises: InvalidRequest when the grammar is invalid, or `written` does not follow it.
+        Raises: InvalidRequest when the grammar is invalid or too costly, or `written` does not follow it; Overloaded.
         """
-        matcher = self._fresh(grammar)
+        matcher = (await self._first(grammar)).deep_copy()
         tokens = [token for token in written if token not in self._tokenizer.eos_ids]
-        if matcher.try_consume_tokens(tokens) < len(tokens):
+        if await asyncio.to_thread(matcher.try_consume_tokens, tokens) < len(tokens):
             raise InvalidRequest("context: its segments do not follow the grammar", "context")
         return Matcher(matcher, self._tokenizer)
 
-    def _fresh(self, grammar: str) -> "LLMatcher":
-        from llguidance import LLMatcher
+    def close(self) -> None:
+        self._compiler.close()
 
-        with self._lock:
-            compiled = self._compiled.pop(grammar, None)
-            if compiled is None:
-                compiled = LLMatcher(self._raw, f"{_ONE_BY_ONE}\n{grammar}", log_level=0)
-                compiled.compute_bitmask()  # which finds out whether there is a first token
-                if compiled.is_error():
-                    raise InvalidRequest(f"grammar: {compiled.get_error().partition('<state>')[0].strip()}", "grammar")
-            self._compiled[grammar] = compiled
-            if len(self._compiled) > MAX_KEPT:
-                self._compiled.popitem(last=False)
-            return compiled.deep_copy()
+    async def _first(self, grammar: str) -> "LLMatcher":
+        """The first state of `grammar`: it is compiled here once it has been compiled in another process."""
+        digest = hashlib.blake2b(grammar.encode(), digest_size=16).digest()
+        compiled = self._compiled.pop(digest, None)
+        if compiled is None:
+            compiled = await self._compile(f"{_ONE_BY_ONE}\n{grammar}")
+        self._compiled[digest] = compiled
+        if len(self._compiled) > MAX_KEPT:
+            self._compiled.popitem(last=False)
+        return compiled
 
+    async def _compile(self, grammar: str) -> "LLMatcher":
+        from semspec.grammars.worker import compiled
 
-class _Vocabulary:
-    """A vocabulary as `llguidance.TokenizerWrapper` takes it."""
-
-    bos_token_id = None
-
-    def __init__(self, tokens: list[bytes], special_token_ids: list[int], tokenizer: ModelTokenizer) -> None:
-        self.tokens, self.special_token_ids = tokens, special_token_ids
-        self.eos_token_id, self._tokenizer = tokenizer.end_of_turn, tokenizer
-
-    def __call__(self, text: bytes) -> list[int]:
-        return self._tokenizer.ids_of(text.decode(errors="replace"))
+        try:
+            check_grammar(grammar)
+        except ValueError as error:
+            raise InvalidRequest(f"grammar: {error}", "grammar") from None
+        if flaw := await self._compiler.flaw([grammar]):
+            raise InvalidRequest(f"grammar: {flaw.reason.partition('<')[0].strip()}", "grammar")
+        return (await asyncio.to_thread(compiled, self._raw, grammar))[0]
 
 
-def _as_text(tokenizer: ModelTokenizer) -> "LLTokenizer":
+def _vocabulary(tokenizer: ModelTokenizer) -> "Vocabulary":
     """llguidance's view of the tokenizer, with added tokens such as `</think>` as the text that they are in outputs;
     llguidance itself takes them for special tokens. Raises: ImportError, ValueError."""
-    from llguidance import LLTokenizer, TokenizerWrapper
     from llguidance.hf import from_tokenizer
+
+    from semspec.grammars.worker import Vocabulary
 
     theirs = from_tokenizer(tokenizer.raw)
     tokens = [theirs.decode_bytes([token]) for token in range(theirs.vocab_size)]
@@ -137,4 +157,4 @@ def _as_text(tokenizer: ModelTokenizer) -> "LLTokenizer":
             special.add(token)
         else:
             tokens[token] = added.content.encode()
-    return LLTokenizer(TokenizerWrapper(_Vocabulary(tokens, sorted(special), tokenizer)))
+    return Vocabulary(tokens, sorted(special), tokenizer.end_of_turn)

@@ -1,9 +1,11 @@
 """Conversion between text and token ids of a model, shared by all engines and remote writers."""
 
+import asyncio
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from semspec.engine.conversation import render
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
@@ -22,6 +24,11 @@ from semspec.types import (
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase  # slow import, deferred until health checks are answered
+
+P = TypeVar("P", bound=Piece)
+
+MAX_TOKEN_CHARACTERS = 16
+"""Characters of a text for each token of the window, above which it is refused without being tokenized."""
 
 TEXT_OVERLAP = 8
 """Tokens of the context decoded with a segment, for tokenizers whose first piece depends on the preceding text."""
@@ -74,14 +81,18 @@ class ModelTokenizer:
         return next((token for token in suffix if token in self.eos_ids), min(self.eos_ids))
 
     def encode(self, prompt: Prompt) -> Piece:
-        """Tokenize a prompt of any length. See `semspec.decoding.protocols.Target.encode`."""
+        """Tokenize a prompt, at most as long as the window may hold. See `semspec.decoding.protocols.Target.encode`."""
         if isinstance(prompt, TokenIds):
+            self.check_room(len(prompt.ids), "prompt")
             return Piece(self._text_of_ids(prompt.ids), prompt.ids, self.info.tokenizer)
         if isinstance(prompt, str):
+            self.check_length(len(prompt), "prompt")
             text, ids = prompt, self.raw.encode(prompt)
         else:
             conversation = prompt if isinstance(prompt, Conversation) else Conversation(tuple(prompt))
             messages, tools, variables = conversation.messages, conversation.tools, conversation.variables
+            num_characters = sum(len(one.content) + len(one.tool_calls) for one in messages)
+            self.check_length(num_characters + len(tools) + len(variables), "messages")
             text = render(self.raw, messages, self.info.model, tools, variables)
             ids = self.ids_of(text)
         if not text.strip() or not ids:
@@ -99,7 +110,10 @@ class ModelTokenizer:
 
     def tokenize(self, text: str) -> list[Token]:
         """See `semspec.decoding.protocols.Target.tokenize`."""
-        return tokenize(self.raw, text)
+        self.check_length(len(text), "text")
+        tokens = tokenize(self.raw, text)
+        self.check_room(len(tokens), "text")
+        return tokens
 
     def ids_of(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """The token ids of a text."""
@@ -117,13 +131,38 @@ class ModelTokenizer:
                     f"a token id is outside the vocabulary of {self.num_embeddings} tokens", "token_ids"
                 )
             return piece.token_ids
-        if shares_ordinary_tokens(piece.tokenizer, self.info.tokenizer) and self._are_ordinary(piece.token_ids):
+        if self._has_own_ids(piece):
             return piece.token_ids
         if isinstance(piece, Segment) and piece.end is SegmentEnd.EOS:
             return [*self.ids_of(piece.text), self.end_of_turn]
         bos = self.raw.bos_token
         wants_specials = is_first and not (bos and piece.text.startswith(bos))
         return self.ids_of(piece.text, wants_specials)
+
+    async def owned(self, pieces: tuple[P, ...], is_context: bool = True) -> tuple[P, ...]:
+        """`pieces` with ids of this tokenizer. Texts are tokenized in a thread, at most as long as the window may hold.
+
+        Raises: ContextTooLong; what `read_ids` raises.
+        """
+        texts = [piece.text for piece in pieces if not self._has_own_ids(piece)]
+        if not texts:
+            return pieces
+        self.check_length(sum(map(len, texts)), "context")
+        return await asyncio.to_thread(self._owned, pieces, is_context)
+
+    def _owned(self, pieces: tuple[P, ...], is_context: bool) -> tuple[P, ...]:
+        ids = (tuple(self.read_ids(piece, is_context and not index)) for index, piece in enumerate(pieces))
+        own = self.info.tokenizer
+        return tuple(
+            replace(piece, token_ids=own_ids, tokenizer=own) for piece, own_ids in zip(pieces, ids, strict=True)
+        )
+
+    def _has_own_ids(self, piece: Piece) -> bool:
+        """Whether the ids of `piece` are tokens of this tokenizer."""
+        own = self.info.tokenizer
+        return piece.tokenizer == own or (
+            shares_ordinary_tokens(piece.tokenizer, own) and self._are_ordinary(piece.token_ids)
+        )
 
     def _are_ordinary(self, token_ids: Sequence[int]) -> bool:
         return self.num_ordinary(token_ids) == len(token_ids)
@@ -143,6 +182,15 @@ class ModelTokenizer:
         if num_tokens >= window:
             raise ContextTooLong(
                 f"{num_tokens} tokens leave no room in the window of {window}; shorten the {parameter}", parameter
+            )
+
+    def check_length(self, num_characters: int, parameter: str) -> None:
+        """Raises: ContextTooLong when so many characters are more than the model's context window may hold."""
+        window = self.info.max_context_tokens
+        if num_characters > window * MAX_TOKEN_CHARACTERS:
+            raise ContextTooLong(
+                f"{num_characters} characters are too many for the window of {window} tokens; shorten the {parameter}",
+                parameter,
             )
 
     def without_bos(self, text: str) -> str:
@@ -170,6 +218,7 @@ class ModelTokenizer:
 
     def question_ids(self, context: Sequence[int], question: str, prefill: str) -> list[int]:
         """`turn_after` for a context of these ids, without repeating an end of turn that the context ends with."""
+        self.check_length(len(question) + len(prefill), "question")
         turn = turn_after(self.raw, question, prefill)
         return turn[1:] if context[-1] in self.eos_ids and turn[0] in self.eos_ids else turn
 

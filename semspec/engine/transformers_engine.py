@@ -14,9 +14,7 @@ from semspec.engine.grammar import Grammars, Matcher, no_grammars
 from semspec.engine.prefix_cache import PrefixCache
 from semspec.engine.scheduler import Scheduler
 from semspec.engine.shaping import Counts, Shaping
-from semspec.engine.speculative import (
-    check_no_retrieval,
-)
+from semspec.engine.speculative import check_no_retrieval
 from semspec.engine.steps import Steps
 from semspec.engine.tokenization import ModelTokenizer, parameter_of
 from semspec.engine.worker import Worker
@@ -100,14 +98,15 @@ class TransformersEngine:
         )
 
     async def encode(self, prompt: Prompt) -> Piece:
-        piece = self.tokenizer.encode(prompt)
+        piece = await asyncio.to_thread(self.tokenizer.encode, prompt)
         self.tokenizer.check_room(len(piece.token_ids), parameter_of(prompt))
         return piece
 
     async def tokenize(self, text: str) -> list[Token]:
-        return self.tokenizer.tokenize(text)
+        return await asyncio.to_thread(self.tokenizer.tokenize, text)
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+        context = await self._owned(context)
         steps = self._calls.generate(context, params, await self._shaping(context, params))
         async for generated in self._worker.stream(steps, params.is_ahead):
             yield generated
@@ -115,7 +114,8 @@ class TransformersEngine:
     async def score(
         self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
     ) -> list[SegmentScore]:
-        return await self._result(self._calls.score(context, segments, session, projection))
+        segments = await self.tokenizer.owned(tuple(segments), is_context=False)
+        return await self._result(self._calls.score(await self._owned(context), segments, session, projection))
 
     async def project(self, spec: ProjectionSpec, data: AsyncIterable[bytes]) -> None:
         await self._projections.keep(spec, data)
@@ -124,21 +124,27 @@ class TransformersEngine:
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
     ) -> Proposal:
         check_no_retrieval(params)
-        return await self._result(self._calls.propose(context, open_ids, params, num_tokens))
+        return await self._result(self._calls.propose(await self._owned(context), open_ids, params, num_tokens))
 
     async def verify(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
     ) -> VerifiedTokens:
-        return await self._result(self._calls.verify(context, open_ids, proposal, params))
+        return await self._result(self._calls.verify(await self._owned(context), open_ids, proposal, params))
 
     async def score_choices(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
     ) -> ChoiceScores:
+        context = await self._owned(context)
         return await self._result(self._calls.score_choices(context, question, prefill, options, session))
 
     async def aclose(self) -> None:
         await self._worker.close()
         self._cache.clear()
+        if self._grammars:
+            self._grammars.close()
+
+    async def _owned(self, context: Context) -> Context:
+        return Context(await self.tokenizer.owned(context.pieces))
 
     async def _shaping(self, context: Context, params: GenerationParams) -> Shaping | None:
         """Grammar and penalties after the segments of `context`, whose tokens count as written."""
@@ -153,12 +159,12 @@ class TransformersEngine:
         return Shaping(await self._matcher(params.grammar, written), counts)
 
     async def _matcher(self, grammar: str, written: Sequence[int]) -> Matcher | None:
-        """The grammar's state after the tokens `written`; compiled off the event loop and the worker's thread."""
+        """The grammar's state after the tokens `written`."""
         if not grammar:
             return None
         if self._grammars is None:
             raise no_grammars()
-        return await asyncio.to_thread(self._grammars.matcher, grammar, written)
+        return await self._grammars.matcher(grammar, written)
 
     async def _result(self, steps: Steps[T]) -> T:
         async with aclosing(self._worker.stream(steps)) as results:

@@ -77,7 +77,7 @@ class RemoteWriter:
                 start = now
 
     async def _segments(self, context: Context, params: GenerationParams) -> AsyncGenerator[Segment, None]:
-        num_tokens = len(self._tokenizer.context_ids(context))
+        num_tokens = len(self._tokenizer.context_ids(Context(await self._tokenizer.owned(context.pieces))))
         self._tokenizer.check_room(num_tokens, "context")
         segmenter = TextSegmenter(self._tokenizer, self._writer, params, num_tokens)
         prompt = self._tokenizer.without_bos("".join(piece.text for piece in context.pieces))

@@ -113,19 +113,19 @@ class VllmEngine:
         return self.tokenizer.info
 
     async def encode(self, prompt: Prompt) -> Piece:
-        piece = self.tokenizer.encode(prompt)
+        piece = await asyncio.to_thread(self.tokenizer.encode, prompt)
         self.tokenizer.check_room(len(piece.token_ids), parameter_of(prompt))
         return piece
 
     async def tokenize(self, text: str) -> list[Token]:
-        return self.tokenizer.tokenize(text)
+        return await asyncio.to_thread(self.tokenizer.tokenize, text)
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         if params.grammar:
             raise no_grammars()
         if not params.penalties.is_neutral:
             raise no_penalties()
-        tokens = self.tokenizer.context_ids(context)
+        tokens = await self._context_ids(context)
         self.tokenizer.check_room(len(tokens), "context")
         request = Generate(params, ended_by_look_ahead(context, params.segmentation))
         num_tokens = min(params.max_tokens, self.tokenizer.info.max_context_tokens - len(tokens))
@@ -142,7 +142,8 @@ class VllmEngine:
     async def score(
         self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
     ) -> list[SegmentScore]:
-        tokens = self.tokenizer.context_ids(context)
+        tokens = await self._context_ids(context)
+        segments = await self.tokenizer.owned(tuple(segments), is_context=False)
         ids = [list(self.tokenizer.read_ids(segment, is_first=False)) for segment in segments]
         if not ids or not all(ids):
             raise InvalidRequest("nothing to score; send segments that contain text", "segments")
@@ -162,7 +163,7 @@ class VllmEngine:
     ) -> Proposal:
         check_no_retrieval(params)
         check_token_ids(self.tokenizer, open_ids, "open_token_ids")
-        tokens = [*self.tokenizer.context_ids(context), *open_ids]
+        tokens = [*await self._context_ids(context), *open_ids]
         self.tokenizer.check_room(len(tokens), "context")
         num_tokens = min(num_tokens, self.tokenizer.info.max_context_tokens - len(tokens))
         if num_tokens < 1:
@@ -179,7 +180,7 @@ class VllmEngine:
         proposal = as_chain(proposal)
         if params.gate is not None:
             raise InvalidRequest("gate: the engine vllm verifies exactly; leave the gate at exact", "gate")
-        context_ids = self.tokenizer.context_ids(context)
+        context_ids = await self._context_ids(context)
         tokens = [*context_ids, *open_ids]
         self.tokenizer.check_room(len(tokens), "context")
         segmenter = TokenSegmenter(self.tokenizer, self._writer, params, context_ids, open_ids)
@@ -206,7 +207,7 @@ class VllmEngine:
     async def score_choices(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
     ) -> ChoiceScores:
-        tokens = self.tokenizer.context_ids(context)
+        tokens = await self._context_ids(context)
         tokens += self.tokenizer.question_ids(tokens, question, prefill)
         choice_ids = option_ids(self.tokenizer.raw, options)
         self.tokenizer.check_room(len(tokens), "context")
@@ -218,6 +219,9 @@ class VllmEngine:
         if self._answering:
             self._answering.cancel()
         await self._core.close()
+
+    async def _context_ids(self, context: Context) -> list[int]:
+        return self.tokenizer.context_ids(Context(await self.tokenizer.owned(context.pieces)))
 
     async def _projected(self, states: Sequence[States], projection: str) -> list[States]:
         """`states`, or what the projection makes of them if it is kept, computed off the event loop."""

@@ -1,0 +1,120 @@
+"""Finds out in another process whether grammars compile."""
+
+import asyncio
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from semspec.errors import Overloaded
+
+NUM_PROCESSES = 2
+"""Grammars that compile at once."""
+TIMEOUT_S = 10.0
+"""Seconds that a process may take in all; on a quiet machine its limit of CPU time ends it before."""
+MAX_KNOWN = 256
+"""Number of results kept."""
+
+_INHERITED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
+
+
+@dataclass(frozen=True, slots=True)
+class Flaw:
+    """Why a grammar is refused."""
+
+    index: int | None
+    """Of the grammar in its list; None: not known."""
+    reason: str
+    is_empty: bool = False
+    """Whether it is well-formed, but allows no text."""
+
+
+TOO_COSTLY = "it takes too much time or memory to compile; make it smaller"
+
+
+class Compiler:
+    """Processes that compile grammars for one vocabulary. Each is killed when its caller is cancelled."""
+
+    def __init__(self, vocabulary: Any = None, num_processes: int = NUM_PROCESSES) -> None:
+        """`vocabulary`: as `worker` reads it; None: single bytes."""
+        self._vocabulary = vocabulary
+        self._idle: list[_Process] = []
+        self._slots = asyncio.Semaphore(num_processes)
+        self._known: OrderedDict[bytes, Flaw | None] = OrderedDict()
+        """By digest of the grammars; the least recently used come first."""
+
+    async def flaw(self, grammars: Sequence[str]) -> Flaw | None:
+        """The first of `grammars` that does not compile, or needs too much for it; None if all do.
+
+        Raises: Overloaded.
+        """
+        task = json.dumps(list(grammars)).encode()
+        digest = hashlib.blake2b(task, digest_size=16).digest()
+        if digest not in self._known:
+            self._known[digest] = await self._found(task)
+        self._known.move_to_end(digest)
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+        return self._known[digest]
+
+    def close(self) -> None:
+        """End the processes."""
+        while self._idle:
+            self._idle.pop().kill()
+
+    async def _found(self, task: bytes) -> Flaw | None:
+        async with self._slots:
+            process = self._idle.pop() if self._idle else await asyncio.to_thread(_Process, self._vocabulary)
+            try:
+                async with asyncio.timeout(TIMEOUT_S):
+                    answer = await asyncio.to_thread(process.ask, task)
+            except TimeoutError:
+                process.kill()
+                raise Overloaded("no time to check this grammar; retry later") from None
+            except BaseException:
+                process.kill()
+                raise
+            if not answer:  # its limits have ended it
+                process.kill()
+                return Flaw(None, TOO_COSTLY)
+            self._idle.append(process)
+        found = json.loads(answer)
+        return None if found is None else Flaw(*found)
+
+
+class _Process:
+    def __init__(self, vocabulary: Any) -> None:
+        script = Path(__file__).with_name("worker.py")
+        environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}  # no secrets
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+        )
+        self.ask(json.dumps(vocabulary).encode(), is_answered=False)
+
+    def ask(self, task: bytes, is_answered: bool = True) -> bytes:
+        """The line that answers a task; empty when the process has ended. Blocks."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin and stdout
+        try:
+            stdin.write(task + b"\n")
+            stdin.flush()
+        except BrokenPipeError:
+            return b""
+        return stdout.readline() if is_answered else b""
+
+    def kill(self) -> None:
+        """End the process; a thread that waits for its answer gets an empty one."""
+        self._process.kill()
+        with suppress(BrokenPipeError), self._process:  # closes the pipes and waits
+            pass

@@ -1,0 +1,112 @@
+"""Compiles grammars, one after another, for the process that starts this script and may kill it.
+
+A few bytes can keep the compiler computing for hours, take all memory, or overflow its stack. Reads lines of JSON:
+first the vocabulary, null for single bytes, then lists of grammars. Answers each list by a line: the first grammar
+that is invalid and the reason, or null.
+"""
+
+import json
+import os
+import resource
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+CPU_S = 2
+"""Seconds of CPU time for a list of grammars."""
+MEMORY_BYTES = 512 << 20
+"""What compiling may add to the process."""
+STACK_BYTES = 256 << 20
+"""Enough for `limits.MAX_NODES` nested values; only what is used takes memory."""
+
+LIMITS = LLParserLimits(max_lexer_states=25_000, verbose_errors=False)
+
+T = TypeVar("T")
+_starting = threading.Lock()
+
+
+class Vocabulary:
+    """A vocabulary for `llguidance.TokenizerWrapper`. It tokenizes nothing: forced text is drawn as any other."""
+
+    bos_token_id = None
+
+    def __init__(self, tokens: Sequence[bytes], special: Sequence[int], end_of_turn: int) -> None:
+        self.tokens, self.special_token_ids, self.eos_token_id = tokens, special, end_of_turn
+
+    def __call__(self, text: bytes) -> list[int]:
+        return []
+
+
+def compiled(tokenizer: LLTokenizer, grammar: str) -> tuple[LLMatcher, str]:
+    """The grammar in its first state, and why it is no grammar; the matcher is in error if it allows no text either.
+
+    Blocks, without the interpreter's lock.
+    """
+
+    def compile() -> tuple[LLMatcher, str]:
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
+        error = matcher.get_error()
+        matcher.compute_bitmask()  # which finds out whether there is a first token
+        return matcher, error
+
+    return _on_large_stack(compile)
+
+
+def _on_large_stack(work: Callable[[], T]) -> T:
+    results: list[T] = []
+    thread = threading.Thread(target=lambda: results.append(work()), name="compiler")
+    with _starting:  # the size is that of all threads that start
+        usual = threading.stack_size(STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(usual)
+    thread.join()
+    return results[0]
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    os.nice(5)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    vocabulary = json.loads(sys.stdin.buffer.readline())
+    tokenizer = _tokenizer(vocabulary) if vocabulary else LLTokenizer("byte")
+    _limit_memory()
+    for line in sys.stdin.buffer:
+        _allow_cpu_time()
+        sys.stdout.write(f"{json.dumps(_flaw(tokenizer, json.loads(line)))}\n")
+        sys.stdout.flush()
+
+
+def _tokenizer(vocabulary: dict[str, Any]) -> LLTokenizer:
+    tokens = [token.encode("latin-1") for token in vocabulary["tokens"]]
+    return LLTokenizer(TokenizerWrapper(Vocabulary(tokens, vocabulary["special"], vocabulary["eos"])))
+
+
+def _limit_memory() -> None:
+    if sys.platform == "linux":
+        with open("/proc/self/statm") as statm:
+            now = int(statm.read().split()[0]) * resource.getpagesize()
+        limit = now + STACK_BYTES + MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _allow_cpu_time() -> None:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 1 + CPU_S, resource.RLIM_INFINITY))
+
+
+def _flaw(tokenizer: LLTokenizer, grammars: Sequence[str]) -> tuple[int, str, bool] | None:
+    """The index of the first invalid grammar, the reason, and whether it is valid but allows no text."""
+    for index, grammar in enumerate(grammars):
+        matcher, error = compiled(tokenizer, grammar)
+        if error or matcher.is_error():
+            return index, error or matcher.get_error(), not error
+    return None
+
+
+if __name__ == "__main__":
+    main()
