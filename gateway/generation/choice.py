@@ -31,7 +31,7 @@ from semspec.gateway.store.journal import Background, Journal
 from semspec.gateway.store.session_lease import SessionLease
 from semspec.observability import known, span
 from semspec.records import SegmentTrace, statistics
-from semspec.types import Drafted, Finished, FinishReason, Message, SegmentRecord
+from semspec.types import GRAMMAR, Drafted, Finished, FinishReason, Message, SegmentRecord
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 ANSWER_S = 2.0
@@ -127,8 +127,8 @@ class ChoiceRunner:
         backends = replace(choice.served.pinned(self._backends), costs=self._costs.of(generation))
         async with aclosing(decode(generation, backends)) as events:
             while output.stop_checker.stop is None:
-                # The prompt was accepted when it was encoded; what is invalid now is not the client's mistake.
-                with broken_target(InvalidRequest, InternalError):
+                # The prompt was accepted when it was encoded; else what is invalid now is not the client's mistake.
+                with _grammar_of(choice.request.format_field), broken_target(InvalidRequest, InternalError):
                     event = await anext(events)
                 match event:
                     case Finished(reason):
@@ -187,11 +187,22 @@ class ChoiceRunner:
 
 
 @contextmanager
+def _grammar_of(field: str) -> Iterator[None]:
+    """Names the client's `field` in an error about its grammar, which may be too complex only where it is followed."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message.replace(GRAMMAR, field, 1), field) from error
+
+
+@contextmanager
 def broken_target(*errors: type[SemspecError]) -> Iterator[None]:
-    """Raises: Unavailable instead of `errors` of the target."""
+    """Raises: Unavailable instead of `errors` of the target, except about a grammar."""
     try:
         yield
     except errors as error:
+        if error.parameter == GRAMMAR:
+            raise
         _log.error("the target is broken: %s", error.message)
         raise Unavailable("the target is broken; this gateway's log has the details") from error
 

@@ -4,7 +4,8 @@ import asyncio
 import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from time import thread_time
 from typing import TYPE_CHECKING
 
@@ -16,13 +17,14 @@ from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InternalError, InvalidRequest
 from semspec.grammars.compiler import Compiler
 from semspec.grammars.limits import check_grammar
+from semspec.types import GRAMMAR
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
     from semspec.grammars.worker import Vocabulary
 
-MAX_KEPT = 32
+MAX_KEPT = 16
 """Number of compiled grammars kept."""
 
 _ONE_BY_ONE = '%llguidance {"no_forcing": true}'
@@ -39,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 def no_grammars() -> InvalidRequest:
     """The refusal of a model without `ModelInfo.takes_grammars`."""
-    return InvalidRequest("grammar: this model takes none; leave it out", "grammar")
+    return InvalidRequest(f"{GRAMMAR}: this model takes none; leave it out", GRAMMAR)
 
 
 class Matcher:
@@ -53,30 +55,36 @@ class Matcher:
     def allowed(self) -> Tensor:
         """Whether each token may follow, bool `[num_embeddings]`: those of end-of-sequence iff the text is complete.
 
-        Raises: InvalidRequest when the grammar takes too much time; InternalError when it allows no token.
+        Raises: InvalidRequest when the grammar is too complex; InternalError when it allows no token.
         """
-        start = thread_time()
-        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self._left_s += MASK_S - (thread_time() - start)
-        if self._left_s < 0:
-            raise InvalidRequest("grammar: it takes too much time at each token; make it simpler", "grammar")
+        with self._limited():
+            mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._left_s += MASK_S
         bits = torch.from_numpy(np.unpackbits(mask, bitorder="little").view(np.bool_))
         allowed = torch.zeros(self._tokenizer.num_embeddings, dtype=torch.bool)
         size = min(len(bits), len(allowed))
         allowed[:size] = bits[:size]
         allowed[self._eos_ids] = bool(bits[self._tokenizer.end_of_turn])
-        if self._matcher.is_error() or not allowed.any():
-            raise InternalError(f"the grammar allows no token: {self._matcher.get_error()}")
+        if not allowed.any():
+            raise InternalError("the grammar allows no token")
         return allowed
 
     def allowed_after(self, token: int) -> Tensor:
         """`allowed` once `token` is written."""
-        start = thread_time()
-        is_taken = token in self._tokenizer.eos_ids or self._matcher.consume_token(token)
-        self._left_s -= thread_time() - start
-        if not is_taken:
-            raise InternalError(f"the grammar does not take a token: {self._matcher.get_error()}")
+        if token not in self._tokenizer.eos_ids:
+            with self._limited():
+                self._matcher.consume_token(token)
         return self.allowed()
+
+    @contextmanager
+    def _limited(self) -> Iterator[None]:
+        """Raises: InvalidRequest when the body ends with the grammar over its limits of time or size."""
+        start = thread_time()
+        yield
+        self._left_s -= thread_time() - start
+        if self._left_s < 0 or self._matcher.is_error():
+            _log.warning("a grammar is too complex: %s", self._matcher.get_error() or "its masks take too long")
+            raise InvalidRequest(f"{GRAMMAR}: it has too many continuations at a token; make it simpler", GRAMMAR)
 
 
 class Grammars:
@@ -136,9 +144,9 @@ class Grammars:
         try:
             check_grammar(grammar)
         except ValueError as error:
-            raise InvalidRequest(f"grammar: {error}", "grammar") from None
+            raise InvalidRequest(f"{GRAMMAR}: {error}", GRAMMAR) from None
         if flaw := await self._compiler.flaw([grammar]):
-            raise InvalidRequest(f"grammar: {flaw.reason.partition('<')[0].strip()}", "grammar")
+            raise InvalidRequest(f"{GRAMMAR}: {flaw.reason.partition('<')[0].strip()}", GRAMMAR)
         return (await asyncio.to_thread(compiled, self._raw, grammar))[0]
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from itertools import islice
 from json import JSONDecodeError, JSONDecoder
 from typing import Any
@@ -23,7 +24,10 @@ MAX_PATTERN_CHARACTERS = 20_000
 """Maximum length of all regular expressions together."""
 
 MAX_MULTIPLE = 10_000
-"""Maximum product of all `multipleOf`, their fractions expanded: an automaton has a state for each remainder."""
+"""Maximum product of all `multipleOf`, without decimal points: an automaton has a state for each remainder."""
+
+MOST = 10**18
+"""Larger numbers, which a float may not hold, count as this one."""
 
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 """Keywords whose keys are names or patterns, not keywords."""
@@ -47,9 +51,9 @@ class _Total:
         """Count a keyword's own part. Raises: ValueError."""
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if keyword in _COUNTS and is_number:
-            self.num_repetitions += max(0, value)
+            self.num_repetitions += max(0, min(value, MOST))
         elif keyword == "multipleOf" and is_number and value > 0:
-            self.multiple *= _integer(value)
+            self.multiple *= _coefficient(min(value, MOST))
         elif keyword == "properties" and isinstance(value, Mapping):
             self.num_names += len(value)
         elif keyword == "required" and isinstance(value, list):
@@ -125,13 +129,10 @@ def _children(kind: str, part: Any) -> Iterator[tuple[str, Any]]:
         yield from ((kinds.get(name, ""), value) for name, value in part.items() if name not in _UNREAD)
 
 
-def _integer(number: float) -> float:
-    """`number` without its decimal fraction: 0.25 becomes 25."""
-    for _ in range(20):
-        if number == int(number):
-            break
-        number *= 10
-    return float(number)
+def _coefficient(number: float) -> float:
+    """`number` without its decimal point: 25 for 0.25."""
+    _, digits, exponent = Decimal(repr(number)).normalize().as_tuple()
+    return float(int("".join(map(str, digits)))) * 10.0 ** max(0, int(exponent))
 
 
 def _count(digits: str) -> int:

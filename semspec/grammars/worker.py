@@ -17,8 +17,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 CPU_S = 2
 """Seconds of CPU time for a list of grammars."""
-MEMORY_BYTES = 512 << 20
-"""What compiling may add to the process."""
+MEMORY_BYTES = 128 << 20
+"""What compiling may add to the process's memory."""
 STACK_BYTES = 256 << 20
 """Enough for `limits.MAX_NODES` nested values; only what is used takes memory."""
 
@@ -89,9 +89,9 @@ def _tokenizer(vocabulary: dict[str, Any]) -> LLTokenizer:
 def _limit_memory() -> None:
     if sys.platform == "linux":
         with open("/proc/self/statm") as statm:
-            now = int(statm.read().split()[0]) * resource.getpagesize()
-        limit = now + STACK_BYTES + MEMORY_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+            data = int(statm.read().split()[5]) * resource.getpagesize()
+        limit = data + STACK_BYTES + MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def _allow_cpu_time() -> None:

@@ -2,6 +2,7 @@
 
 from semspec.types.engine import (
     FINGERPRINT,
+    GRAMMAR,
     MIN_CONTEXT_TOKENS,
     STATE_CONVENTION,
     SURPRISAL_FEATURES,
@@ -59,6 +60,7 @@ from semspec.types.generation import (
 
 __all__ = [
     "FINGERPRINT",
+    "GRAMMAR",
     "MAX_SCORE",
     "MIN_CONTEXT_TOKENS",
     "NO_PENALTIES",

@@ -13,6 +13,8 @@ STATE_CONVENTION = "states-v1"
 final norm; fp32 mean over all tokens of the segment, its delimiter included. Every token is fed."""
 MIN_CONTEXT_TOKENS = 128
 """The smallest context window that a model is served with: a short prompt and one segment."""
+GRAMMAR = "grammar"
+"""The parameter of errors about `GenerationParams.grammar`, which a client may cause."""
 SURPRISAL_FEATURES = (
     "mean_log_probability", "min_log_probability", "sum_log_probability", "median_log_probability",
     "mean_entropy", "max_entropy", "argmax_share", "surprising_share", "min_margin", "num_tokens",

@@ -28,6 +28,7 @@ from semspec.types import (
     Writer,
 )
 from tests.checkpoints import save_spelling_checkpoint
+from tests.grammars.schemas import COSTLY, COUNTED
 from tests.words import build_tokenizer
 
 SCHEMA: dict[str, Any] = {
@@ -144,6 +145,27 @@ async def test_grammar_without_a_beginning_is_refused(engine: TransformersEngine
     with pytest.raises(InvalidRequest, match="grammar: NoExtension") as refusal:
         await written(engine, params(1, grammar=grammar))
     assert "\n" not in refusal.value.message
+
+
+async def test_costly_grammar_is_refused_and_others_go_on(engine: TransformersEngine) -> None:
+    """As a call over gRPC may have it, which no gateway has checked."""
+    grammar = f"start: %json {json.dumps(COSTLY['patterns'])}"
+    refused = asyncio.create_task(written(engine, params(grammar=grammar)))
+    assert await written(engine, params(5))
+    with pytest.raises(InvalidRequest, match="grammar: it takes too much time") as refusal:
+        await refused
+    assert refusal.value.parameter == "grammar"
+    with pytest.raises(InvalidRequest, match="requires 30000 properties"):
+        await written(engine, params(grammar=f"start: %json {json.dumps(COUNTED['required'][0])}"))
+
+
+async def test_grammar_that_is_too_costly_at_each_token_ends_its_call(engine: TransformersEngine) -> None:
+    names = {f"p{number}": {"type": "string"} for number in range(1500)}
+    grammar = f"start: %json {json.dumps({'type': 'object', 'properties': names})}"
+    with pytest.raises(InvalidRequest, match="too many continuations") as refusal:
+        await written(engine, params(grammar=grammar))
+    assert refusal.value.parameter == "grammar"
+    assert await written(engine, params(5))
 
 
 async def test_reasoning_is_free_and_the_answer_is_not(engine: TransformersEngine) -> None:

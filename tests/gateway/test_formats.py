@@ -1,6 +1,8 @@
 """JSON and calls of tools: what the models are held to, what the answer says, and what is refused."""
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import reduce
@@ -11,12 +13,14 @@ from typing import Any
 import pytest
 
 from semspec.engine.transformers_engine import TransformersEngine
+from semspec.errors import InvalidRequest
 from semspec.gateway.generation.parsers import CallParser, Delta
-from semspec.types import Writer
+from semspec.types import GeneratedSegment, Writer
 from tests.checkpoints import random_probes, save_spelling_checkpoint
 from tests.decoding.test_three_ways import behind_sockets
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import Gateway, GatewayFactory, make_settings, running_gateway
+from tests.grammars.schemas import COSTLY, COUNTED
 
 SCHEMA = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
 JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "count", "schema": SCHEMA, "strict": True}}
@@ -106,6 +110,46 @@ async def test_wrong_format_is_refused_by_name(
 ) -> None:
     await refused(gateway, param, match, response_format=format)
     assert gateway.fakes.target.grammars == []
+
+
+@pytest.mark.parametrize("name", COUNTED)
+async def test_schema_that_is_too_large_is_refused_by_name(gateway: Gateway, name: str) -> None:
+    value, match = COUNTED[name]
+    text = json.dumps(value)  # httpx writes no infinity
+    bodies = {
+        "response_format.json_schema.schema": '{"response_format": {"type": "json_schema", "json_schema": '
+        f'{{"name": "x", "schema": {text}}}}}}}',
+        "tools.0.function.parameters": '{"tools": [{"type": "function", "function": '
+        f'{{"name": "x", "parameters": {text}}}}}]}}',
+    }
+    for param, fields in bodies.items():
+        body = '{"messages": [{"role": "user", "content": "x"}], ' + fields.removeprefix("{")
+        response = await gateway.http.post(
+            "/v1/chat/completions", content=body, headers={"content-type": "application/json"}
+        )
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, param), error
+        assert match in error["message"] and "\n" not in error["message"]
+
+
+async def test_costly_schema_is_refused_while_others_are_served(gateway: Gateway) -> None:
+    gateway.fakes.target.says = '{"number": 3}'
+    costly = schema(**COSTLY["patterns"])
+    refusal = asyncio.create_task(gateway.chat(response_format=costly))
+    assert (await gateway.chat(response_format=JSON_SCHEMA)).status_code == 200 and not refusal.done()
+    response = await refusal
+    assert response.status_code == 400 and "too much time or memory" in response.json()["error"]["message"]
+    both = [TOOL, {"type": "function", "function": {"name": "f", "parameters": COSTLY["patterns"]}}]
+    await refused(gateway, "tools", "too much time or memory", tools=both)
+
+
+async def test_schema_that_is_too_complex_to_follow_is_the_clients_mistake(gateway: Gateway) -> None:
+    async def too_complex(*_: Any) -> AsyncIterator[GeneratedSegment]:
+        raise InvalidRequest("grammar: it has too many continuations at a token; make it simpler", "grammar")
+        yield
+
+    gateway.fakes.target.generate = too_complex  # type: ignore[method-assign,assignment]
+    await refused(gateway, "response_format", "too many continuations", response_format=JSON_SCHEMA)
 
 
 async def test_keyword_that_cannot_be_held_is_ignored_unless_strict(gateway: Gateway) -> None:

@@ -61,7 +61,7 @@ async def test_stream_and_chosen_strategy_are_held_too(gateway: Gateway) -> None
     body = {"inputs": "Once", "parameters": {"grammar": REGEX}, "semspec": {"strategy": "draft"}}
     response = await gateway.http.post("/generate_stream", json=body)
     assert '"generated_text":"yes, 3"' in response.text.replace(": ", ":").replace("yes,3", "yes, 3")
-    assert gateway.fakes.drafter.grammars[0].startswith("start: answer\n// parameters.grammar.value\nanswer: /(yes|no), ")
+    assert "\nanswer: /(yes|no), " in gateway.fakes.drafter.grammars[0]
 
 
 @pytest.mark.parametrize(
