@@ -6,6 +6,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from time import thread_time
 from typing import TYPE_CHECKING
 
@@ -139,7 +140,7 @@ class Grammars:
         return compiled
 
     async def _compile(self, grammar: str) -> "LLMatcher":
-        from semspec.grammars.worker import compiled
+        from semspec.grammars.worker import compiled, on_large_stack
 
         try:
             check_grammar(grammar)
@@ -147,7 +148,7 @@ class Grammars:
             raise InvalidRequest(f"{GRAMMAR}: {error}", GRAMMAR) from None
         if flaw := await self._compiler.flaw([grammar]):
             raise InvalidRequest(f"{GRAMMAR}: {flaw.reason.partition('<')[0].strip()}", GRAMMAR)
-        return (await asyncio.to_thread(compiled, self._raw, grammar))[0]
+        return (await asyncio.to_thread(on_large_stack, partial(compiled, self._raw, grammar)))[0]
 
 
 def _vocabulary(tokenizer: ModelTokenizer) -> "Vocabulary":

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from semspec.errors import Overloaded
+from semspec.errors import InternalError, Overloaded
 
 NUM_PROCESSES = 2
 """Grammars that compile at once."""
@@ -81,8 +81,9 @@ class Compiler:
             except BaseException:
                 process.kill()
                 raise
-            if not answer:  # its limits have ended it
-                process.kill()
+            if not answer:
+                if process.kill() >= 0:  # it was not ended by its limits
+                    raise InternalError("a process that compiles grammars has failed; retry")
                 return Flaw(None, TOO_COSTLY)
             self._idle.append(process)
         found = json.loads(answer)
@@ -106,15 +107,17 @@ class _Process:
         """The line that answers a task; empty when the process has ended. Blocks."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin and stdout
-        try:
+        with suppress(BrokenPipeError):
             stdin.write(task + b"\n")
             stdin.flush()
-        except BrokenPipeError:
-            return b""
-        return stdout.readline() if is_answered else b""
+        line = stdout.readline() if is_answered else b""
+        if is_answered and not line:
+            self._process.wait()
+        return line
 
-    def kill(self) -> None:
-        """End the process; a thread that waits for its answer gets an empty one."""
+    def kill(self) -> int:
+        """End the process; a thread that waits for its answer gets an empty one. Returns the exit code."""
         self._process.kill()
         with suppress(BrokenPipeError), self._process:  # closes the pipes and waits
             pass
+        return self._process.returncode

@@ -43,19 +43,16 @@ class Vocabulary:
 def compiled(tokenizer: LLTokenizer, grammar: str) -> tuple[LLMatcher, str]:
     """The grammar in its first state, and why it is no grammar; the matcher is in error if it allows no text either.
 
-    Blocks, without the interpreter's lock.
+    Blocks, without the interpreter's lock. To be called `on_large_stack`.
     """
-
-    def compile() -> tuple[LLMatcher, str]:
-        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
-        error = matcher.get_error()
-        matcher.compute_bitmask()  # which finds out whether there is a first token
-        return matcher, error
-
-    return _on_large_stack(compile)
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
+    error = matcher.get_error()
+    matcher.compute_bitmask()  # which finds out whether there is a first token
+    return matcher, error
 
 
-def _on_large_stack(work: Callable[[], T]) -> T:
+def on_large_stack(work: Callable[[], T]) -> T:
+    """The result of `work`, which must not raise, in a thread of its own."""
     results: list[T] = []
     thread = threading.Thread(target=lambda: results.append(work()), name="compiler")
     with _starting:  # the size is that of all threads that start
@@ -90,7 +87,7 @@ def _limit_memory() -> None:
     if sys.platform == "linux":
         with open("/proc/self/statm") as statm:
             data = int(statm.read().split()[5]) * resource.getpagesize()
-        limit = data + STACK_BYTES + MEMORY_BYTES
+        limit = data + MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
@@ -109,4 +106,4 @@ def _flaw(tokenizer: LLTokenizer, grammars: Sequence[str]) -> tuple[int, str, bo
 
 
 if __name__ == "__main__":
-    main()
+    on_large_stack(main)  # one thread for all: the stack of a thread that has ended is freed some time later
