@@ -15,7 +15,18 @@ from pydantic import (
 )
 
 from semspec.gateway.api.formats import MAX_TOOLS, ResponseFormat, Tool, ToolChoice
-from semspec.gateway.api.neutral import NEUTRAL, SERVED_IN_CHATS, Strict, Text, Tolerant, encodable
+from semspec.gateway.api.neutral import (
+    NEUTRAL,
+    SERVED_IN_CHATS,
+    Repetition,
+    Strict,
+    Temperature,
+    Text,
+    Tolerant,
+    TopP,
+    encodable,
+    parsed_json,
+)
 from semspec.gateway.api.variables import Effort, TemplateVariables
 from semspec.gateway.settings import MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOPS, PLAIN_OPTIONS, StrategyName
 from semspec.types import MAX_SCORE, AcceptanceRule, Message, Role, ScoreMethod
@@ -67,10 +78,10 @@ Stops = Annotated[
 
 def _json_object(text: str) -> str:
     try:
-        is_object = isinstance(json.loads(text), dict)
-    except ValueError:
-        is_object = False
-    if not is_object:
+        parsed = parsed_json(text)
+    except ValueError as error:
+        raise ValueError(f"Input should be the JSON text of an object: {error}") from None
+    if not isinstance(parsed, dict):
         raise ValueError("Input should be the JSON text of an object")
     return text
 
@@ -153,6 +164,7 @@ class ScoringOptions(Strict):
 _FIELDS: dict[str, Any] = {
     name: (found.type | None, Field(default=None, ge=option.ge, le=option.le))
     for name, (found, option) in PLAIN_OPTIONS.items()
+    if not option.is_operators
 }
 _Options: Any = create_model("_Options", __base__=Strict, **_FIELDS)
 
@@ -200,14 +212,14 @@ class GenerationRequest(Tolerant):
     stream_options: StreamOptions | None = None
     n: int | None = Field(default=None, ge=1)
     seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     top_k: int | None = Field(default=None, ge=-1, lt=1 << 31)
     """0 and -1 keep every token."""
     min_p: float | None = Field(default=None, ge=0, le=1)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(default=None, gt=0, le=10)
+    repetition_penalty: Repetition | None = None
     logit_bias: LogitBias | None = None
     stop: Stops | None = None
     max_tokens: int | None = Field(default=None, ge=1, lt=1 << 31)

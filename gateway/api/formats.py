@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from semspec.errors import InvalidRequest
-from semspec.gateway.api.neutral import Strict, Tolerant
+from semspec.gateway.api.neutral import Strict, Text, Tolerant, encodable
 from semspec.gateway.generation.grammar import ANY_OBJECT, json_grammar, tools_grammar
 from semspec.grammars.limits import check_schema
 
@@ -17,6 +17,7 @@ MAX_TOOLS = 128
 
 def _countable(schema: dict[str, Any]) -> dict[str, Any]:
     check_schema(schema)
+    encodable(json.dumps(schema, ensure_ascii=False))
     return schema
 
 
@@ -27,7 +28,7 @@ class JsonSchema(Strict):
     """A schema with its name. `strict`: every keyword is held; else those that cannot be held are ignored."""
 
     name: str = Field(pattern=NAME)
-    description: str | None = None
+    description: Text | None = None
     schema_: SchemaObject | None = Field(default=None, alias="schema")
     strict: bool | None = None
 
@@ -50,7 +51,7 @@ class TextFormat(Strict):
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = Field(default=None, pattern=NAME)
-    description: str | None = None
+    description: Text | None = None
     schema_: SchemaObject | None = Field(default=None, alias="schema")
     strict: bool | None = None
 
@@ -86,7 +87,7 @@ class Function(Strict):
     """A function that the model may call; `strict` as for a `JsonSchema`."""
 
     name: str = Field(pattern=NAME)
-    description: str | None = None
+    description: Text | None = None
     parameters: SchemaObject | None = None
     strict: bool | None = None
 
@@ -116,7 +117,7 @@ class ResponseTool(Strict):
 
     type: Literal["function"]
     name: str = Field(pattern=NAME)
-    description: str | None = None
+    description: Text | None = None
     parameters: SchemaObject | None = None
     strict: bool | None = None
 

@@ -1,9 +1,12 @@
 """Fields that the gateway does not support, but accepts with values that have no effect."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from semspec.types import LEAST_POSITIVE, LEAST_REPETITION
 
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "audio": (),
@@ -104,6 +107,27 @@ def encodable(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(encodable)]
+
+
+def _not_tiny(number: float) -> float:
+    if 0 < number < LEAST_POSITIVE:
+        raise ValueError(f"Input should be 0, or at least {LEAST_POSITIVE}")
+    return number
+
+
+Temperature = Annotated[float, Field(ge=0, le=2), AfterValidator(_not_tiny)]
+TopP = Annotated[float, Field(ge=LEAST_POSITIVE, le=1)]
+Repetition = Annotated[float, Field(ge=LEAST_REPETITION, le=10)]
+
+
+def parsed_json(text: str) -> Any:
+    """Raises: ValueError when the text is no JSON, is nested too deep, or has strings without UTF-8."""
+    try:
+        parsed = json.loads(text)
+        encodable(json.dumps(parsed, ensure_ascii=False))
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    return parsed
 
 
 class Strict(BaseModel):

@@ -6,7 +6,7 @@ from pydantic import Discriminator, Field, Tag
 
 from semspec.gateway.api.bodies import Extension, False_, ObjectText, or_default, text_or_list
 from semspec.gateway.api.formats import MAX_TOOLS, ResponseTool, ResponseToolChoice, TextOptions
-from semspec.gateway.api.neutral import RESPONSES_NEUTRAL, Strict, Text, Tolerant
+from semspec.gateway.api.neutral import RESPONSES_NEUTRAL, Strict, Temperature, Text, Tolerant, TopP
 from semspec.gateway.api.statistics import AnswerMetrics, CompletionTokens, PromptTokens, Statistics
 from semspec.gateway.api.variables import Effort, ReasoningOptions, TemplateVariables
 from semspec.records import Body, if_any
@@ -116,8 +116,8 @@ class ResponseRequest(Tolerant):
     previous_response_id: Annotated[str, Field(pattern="^[A-Za-z0-9-]{1,64}$")] | None = None
     max_output_tokens: int | None = Field(default=None, ge=1, lt=1 << 31)
     seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     text: TextOptions | None = None

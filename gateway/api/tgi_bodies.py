@@ -1,13 +1,21 @@
 """Request schemas of Text Generation Inference's API, and of vLLM's routes for tokens."""
 
-import json
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from semspec.gateway.api.bodies import ChatMessage, Extension, False_, Stop, TokenId, or_default
 from semspec.gateway.api.formats import SchemaObject
-from semspec.gateway.api.neutral import TGI_NEUTRAL, Strict, Text, Tolerant
+from semspec.gateway.api.neutral import (
+    TGI_NEUTRAL,
+    Repetition,
+    Strict,
+    Temperature,
+    Text,
+    Tolerant,
+    TopP,
+    parsed_json,
+)
 from semspec.gateway.generation.grammar import json_grammar, regex_grammar
 from semspec.gateway.settings import MAX_LOGPROBS, MAX_STOPS
 from semspec.grammars.limits import check_pattern
@@ -18,7 +26,7 @@ def _parsed(given: object) -> object:
     if not isinstance(given, str):
         return given
     try:
-        return json.loads(given)
+        return parsed_json(given)
     except ValueError as error:
         raise ValueError(f"Input should be a JSON schema or its text: {error}") from None
 
@@ -103,10 +111,10 @@ class TgiParameters(Tolerant):
     return_full_text: bool | None = None
     stop: list[Stop] | None = Field(default=None, max_length=MAX_STOPS)
     seed: int | None = Field(default=None, ge=0, lt=1 << 63)
-    temperature: float | None = Field(default=None, gt=0, le=2)
+    temperature: Annotated[Temperature, Field(gt=0)] | None = None
     top_k: int | None = Field(default=None, ge=1, lt=1 << 31)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    repetition_penalty: float | None = Field(default=None, gt=0, le=10)
+    top_p: TopP | None = None
+    repetition_penalty: Repetition | None = None
     details: bool | None = None
     top_n_tokens: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     grammar: TgiGrammar | None = None

@@ -49,6 +49,8 @@ def render(
     offered = _offered(tools) if tools else None
     options = {"tools": offered, **(_set_by(tokenizer, variables, model) if variables else {})}
     text, arguments = _rendered(tokenizer, messages, options)
+    if not _has_utf8(text):
+        raise InvalidRequest("a text or a call contains a lone surrogate, which is not valid Unicode", "messages")
     if offered:
         _check_tools(text, offered, model)
     if any(message.role == "tool" or message.tool_calls for message in messages):
@@ -57,6 +59,14 @@ def render(
             reason = "does not show tool calls, or messages of the role 'tool'; leave them out"
             raise InvalidRequest(f"the chat template of {model} {reason}", "messages")
     return text
+
+
+def _has_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class _AssistantsTurn(Extension):

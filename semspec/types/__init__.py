@@ -24,7 +24,11 @@ from semspec.types.engine import (
     VerifierInfo,
 )
 from semspec.types.generation import (
+    LEAST_POSITIVE,
+    LEAST_REPETITION,
     MAX_SCORE,
+    MOST_PENALTY,
+    MOST_REPETITION,
     NO_PENALTIES,
     Acceptance,
     AcceptanceRule,
@@ -61,8 +65,12 @@ from semspec.types.generation import (
 __all__ = [
     "FINGERPRINT",
     "GRAMMAR",
+    "LEAST_POSITIVE",
+    "LEAST_REPETITION",
     "MAX_SCORE",
     "MIN_CONTEXT_TOKENS",
+    "MOST_PENALTY",
+    "MOST_REPETITION",
     "NO_PENALTIES",
     "STATE_CONVENTION",
     "SURPRISAL_FEATURES",

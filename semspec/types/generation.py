@@ -137,6 +137,14 @@ class Token:
     """Offset after its last character."""
 
 
+LEAST_POSITIVE = 1e-6
+"""Least temperature above 0, and least `top_p`: logits divided by less overflow, and no probability is as small."""
+LEAST_REPETITION, MOST_REPETITION = 0.01, 100.0
+"""Bounds of `Penalties.repetition`."""
+MOST_PENALTY = 1000.0
+"""Bound of the other penalties and of biases, of either sign."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 disable those filters."""

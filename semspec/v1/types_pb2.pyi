@@ -434,9 +434,9 @@ class Sampling(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     MIN_P_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """>= 0; 0 is greedy; double, since 0.6 in 32 bits would draw other tokens than 0.6 in process"""
+    """0, which is greedy, or >= 1e-6; double, since 0.6 in 32 bits would draw other tokens than 0.6 in process"""
     top_p: _builtins.float
-    """in (0, 1]; 1: no filter"""
+    """in [1e-6, 1]; 1: no filter"""
     top_k: _builtins.int
     """0: no filter"""
     seed: _builtins.int
@@ -495,7 +495,7 @@ class Penalties(_message.Message):
     frequency: _builtins.float
     """subtracted for each of their occurrences"""
     repetition: _builtins.float
-    """> 0; divides positive logits of tokens in prompt or output, multiplies negative ones"""
+    """in [0.01, 100]; divides positive logits of tokens in prompt or output, multiplies negative ones"""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """by token id: added before all of these"""

@@ -14,6 +14,7 @@ from semspec.errors import InvalidRequest, Mismatch
 from semspec.rpc.codec import common, generation, handshake, scoring
 from semspec.rpc.contexts import LastContexts
 from semspec.types import (
+    LEAST_POSITIVE,
     SURPRISAL_FEATURES,
     ChoiceScores,
     Context,
@@ -62,8 +63,8 @@ segments = st.builds(
 contexts = st.builds(Context, st.lists(prompts | segments, min_size=1).map(tuple))
 samplings = st.builds(
     SamplingParams,
-    st.floats(0, 1e9),
-    st.floats(0, 1, exclude_min=True),
+    st.just(0.0) | st.floats(LEAST_POSITIVE, 1e9),
+    st.floats(LEAST_POSITIVE, 1),
     uint32,
     st.integers(0, 2**64 - 1),
     st.floats(0, 1),
@@ -278,7 +279,12 @@ def _write_request() -> types_pb2.WriteRequest:
         (lambda m: setattr(m.sampling, "top_p", math.nan), "sampling.top_p"),
         (lambda m: m.ClearField("sampling"), "sampling.top_p"),
         (lambda m: setattr(m, "num_logprobs", 21), "num_logprobs"),
+        (lambda m: setattr(m.sampling, "temperature", 1e-300), "sampling.temperature"),
+        (lambda m: setattr(m.sampling, "top_p", 1e-300), "sampling.top_p"),
         (lambda m: setattr(m.penalties, "presence", math.nan), "penalties.presence"),
+        (lambda m: setattr(m.penalties, "frequency", 1e300), "penalties.frequency"),
+        (lambda m: setattr(m.penalties, "repetition", 1e-300), "penalties.repetition"),
+        (lambda m: setattr(m.penalties, "repetition", 1e300), "penalties.repetition"),
         (lambda m: setattr(m.penalties, "presence", 1.0), "penalties.repetition"),
         (lambda m: m.penalties.logit_bias.update({7: math.inf}), "penalties.7"),
     ],

@@ -24,6 +24,10 @@ from semspec.rpc.codec.common import (
 )
 from semspec.rpc.contexts import LastContexts
 from semspec.types import (
+    LEAST_POSITIVE,
+    LEAST_REPETITION,
+    MOST_PENALTY,
+    MOST_REPETITION,
     Context,
     Conversation,
     Distribution,
@@ -233,10 +237,10 @@ def sampling_to_wire(sampling: SamplingParams) -> types_pb2.Sampling:
 
 def sampling_from_wire(message: types_pb2.Sampling) -> SamplingParams:
     """Sampling parameters, checked to be in range."""
-    if not (math.isfinite(message.temperature) and message.temperature >= 0):
-        raise invalid("sampling.temperature", f"must be at least 0, not {message.temperature}")
-    if not 0 < message.top_p <= 1:
-        raise invalid("sampling.top_p", f"must be above 0 and at most 1, not {message.top_p}")
+    if not (message.temperature == 0 or LEAST_POSITIVE <= message.temperature < math.inf):
+        raise invalid("sampling.temperature", f"must be 0 or at least {LEAST_POSITIVE}, not {message.temperature}")
+    if not LEAST_POSITIVE <= message.top_p <= 1:
+        raise invalid("sampling.top_p", f"must be in [{LEAST_POSITIVE}, 1], not {message.top_p}")
     if not 0 <= message.min_p <= 1:
         raise invalid("sampling.min_p", f"must be in [0, 1], not {message.min_p}")
     return SamplingParams(message.temperature, message.top_p, message.top_k, message.seed, message.min_p)
@@ -253,13 +257,14 @@ def penalties_to_wire(penalties: Penalties) -> types_pb2.Penalties:
 
 
 def penalties_from_wire(message: types_pb2.Penalties) -> Penalties:
-    """Penalties and biases, checked to be numbers."""
+    """Penalties and biases, checked to be in range."""
     biases = tuple(sorted(message.logit_bias.items()))
     for name, value in (("presence", message.presence), ("frequency", message.frequency), *biases):
-        if not math.isfinite(value):
-            raise invalid(f"penalties.{name}", f"must be a finite number, not {value}")
-    if not (math.isfinite(message.repetition) and message.repetition > 0):
-        raise invalid("penalties.repetition", f"must be above 0, not {message.repetition}")
+        if not abs(value) <= MOST_PENALTY:
+            raise invalid(f"penalties.{name}", f"must be in [-{MOST_PENALTY:g}, {MOST_PENALTY:g}], not {value}")
+    if not LEAST_REPETITION <= message.repetition <= MOST_REPETITION:
+        limits = f"[{LEAST_REPETITION:g}, {MOST_REPETITION:g}]"
+        raise invalid("penalties.repetition", f"must be in {limits}, not {message.repetition}")
     return Penalties(message.presence, message.frequency, message.repetition, biases)
 
 
