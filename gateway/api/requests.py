@@ -181,7 +181,7 @@ def _penalty_field(api: Api, body: GenerationRequest) -> str:
 
 def _plain_options(options: Extension, settings: GatewaySettings) -> dict[str, Any]:
     """The strategies' options, from the request or by default."""
-    given = {name: getattr(options, name) for name in PLAIN_OPTIONS}
+    given = {name: getattr(options, name, None) for name in PLAIN_OPTIONS}
     return {name: getattr(settings, f"default_{name}") if value is None else value for name, value in given.items()}
 
 

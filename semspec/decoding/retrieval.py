@@ -7,6 +7,7 @@ a soft gate, and returns the hidden state that the next search uses; a segment i
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from semspec.decoding import semantic, verification
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from semspec.decoding.loop import Generation
 
 GateName = Literal["exact", "soft"]
+_gate = partial(Option, is_operators=True)  # an open gate keeps whatever a datastore has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +41,11 @@ class Options:
     ] = False
     """Changes the speed, and with the exact gate never the output."""
     gate: Annotated[GateName, Option("exact: lossless; soft: keeps likely tokens too, at temperature 0 only")] = "exact"
-    gate_entropy: Annotated[float, Option("share of the largest entropy above which a target is unsure", 0, 1)] = 0.05
-    gate_floor: Annotated[float, Option("least probability of a token that the soft gate keeps", 0, 1)] = 0.1
-    gate_top_k: Annotated[int, Option("ranks that the soft gate keeps where the target is unsure", 0, 1000)] = 3
-    gate_density: Annotated[float, Option("most mismatches for keeping lower ranks, a share", 0, 1)] = 0.1
-    gate_window: Annotated[int, Option("tokens over which mismatches are counted", 1, 1024)] = 16
+    gate_entropy: Annotated[float, _gate("share of the largest entropy above which a target is unsure", 0, 1)] = 0.05
+    gate_floor: Annotated[float, _gate("least probability of a token that the soft gate keeps", 0, 1)] = 0.1
+    gate_top_k: Annotated[int, _gate("ranks that the soft gate keeps where the target is unsure", 0, 1000)] = 3
+    gate_density: Annotated[float, _gate("most mismatches for keeping lower ranks, a share", 0, 1)] = 0.1
+    gate_window: Annotated[int, _gate("tokens over which mismatches are counted", 1, 1024)] = 16
 
 
 def check(generation: "Generation") -> None:

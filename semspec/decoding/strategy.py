@@ -29,6 +29,8 @@ class Option:
     """Least value; None: no limit."""
     le: float | None = None
     """Greatest value; None: no limit."""
+    is_operators: bool = False
+    """Whether the operator sets it for all requests, which have no such field."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Proposals from a datastore, beside the draft model of a service."""
 
-from collections.abc import AsyncGenerator, AsyncIterable, Hashable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -12,7 +12,6 @@ from semspec.engine.protocol import CountsSteps, Engine, StepCounter
 from semspec.errors import InvalidRequest
 from semspec.retrieval.alone import NoModel
 from semspec.retrieval.datastore import Datastore
-from semspec.retrieval.learned import LearnedAnswers
 from semspec.retrieval.ngrams import Match, agreed, as_text, earlier_match, merged
 from semspec.types import (
     ChoiceScores,
@@ -49,29 +48,20 @@ class Retriever:
 
     The longest n-gram wins, of equal ones that in the context itself. Semantic neighbours are used where there is no
     n-gram of `LEAST_MATCH` tokens; shorter n-grams where there are no neighbours either. The session's own part is the
-    context of the call. Only with `learned` is anything kept between calls; answers of one owner then reach others.
+    context of the call. Nothing is kept between calls, so no owner's text reaches another.
     """
 
-    def __init__(self, datastore: Datastore, learned: LearnedAnswers | None = None) -> None:
-        """`learned`: the answers of all calls, to which each call adds its own; None: nothing is kept."""
-        self._datastore, self._learned = datastore, learned
+    def __init__(self, datastore: Datastore) -> None:
+        self._datastore = datastore
 
     @property
     def datastore(self) -> Datastore:
         return self._datastore
 
-    def propose(
-        self,
-        context: Context,
-        open_ids: Sequence[int],
-        retrieval: Retrieval,
-        num_tokens: int,
-        generation: Hashable = "",
-    ) -> Proposal:
+    def propose(self, context: Context, open_ids: Sequence[int], retrieval: Retrieval, num_tokens: int) -> Proposal:
         """Up to `num_tokens` tokens, each with probability 1; none if nothing is found. Takes about a millisecond.
 
-        `generation`: the same in all calls of one. Raises: InvalidRequest when the state is of another size, or an id
-        is beyond any vocabulary.
+        Raises: InvalidRequest when the state is of another size, or an id is beyond any vocabulary.
         """
         start = perf_counter()
         text = self._text(context.pieces, open_ids)
@@ -80,8 +70,6 @@ class Retriever:
             token_ids, parents = merged(found, num_tokens)
         else:
             token_ids, parents = agreed(found, num_tokens, LEAST_SHARE), []
-        if self._learned and context.pieces:
-            self._learn(self._learned, context, open_ids, generation)
         certain = tuple(map(Distribution.certain, token_ids))
         layer = self._datastore.card.layer if retrieval.source in WITH_NEIGHBOURS else None
         duration_ms = (perf_counter() - start) * 1e3
@@ -96,20 +84,11 @@ class Retriever:
             best = near if near.continuations else best
         return best.continuations
 
-    def _learn(self, learned: LearnedAnswers, context: Context, open_ids: Sequence[int], generation: Hashable) -> None:
-        """The answer so far, without the prompt, whose tokens only tell generations apart."""
-        prompt, *answer = context.pieces
-        text = self._text(answer, open_ids)
-        if len(text) < WINDOW:  # else its beginning is cut off
-            learned.learn(hash((generation, prompt.token_ids)), text)
-
     def _matches(self, text: str, source: RetrievalSource, num_tokens: int) -> Iterator[Match]:
         """The longest n-gram of each part, in order of preference."""
         if source != "datastore":
             yield earlier_match(text, num_tokens)
         if source != "context":
-            if self._learned:
-                yield self._learned.match(text, num_tokens)
             yield self._datastore.static.match(text, num_tokens)
 
     def _near(self, text: str, state: bytes, num_tokens: int) -> Match:
@@ -137,12 +116,9 @@ class Retriever:
             raise InvalidRequest("open_token_ids: an id is beyond the vocabulary", "open_token_ids") from None
 
 
-def load_retriever(folder: Path, learned_tokens: int = 0) -> Retriever:
-    """`learned_tokens`: bound of the tokens of answers that are learned; 0: none are.
-
-    Raises: Mismatch in one line when the datastore in `folder` cannot be used.
-    """
-    return Retriever(Datastore.load(folder), LearnedAnswers(learned_tokens) if learned_tokens else None)
+def load_retriever(folder: Path) -> Retriever:
+    """Raises: Mismatch in one line when the datastore in `folder` cannot be used."""
+    return Retriever(Datastore.load(folder))
 
 
 class RetrievingDraft:
@@ -169,8 +145,7 @@ class RetrievingDraft:
     ) -> Proposal:
         if params.retrieval is None:
             return await self._engine.propose(context, open_ids, params, num_tokens)
-        generation = params.session, params.sampling.seed
-        return self._retriever.propose(context, open_ids, params.retrieval, num_tokens, generation)
+        return self._retriever.propose(context, open_ids, params.retrieval, num_tokens)
 
     async def encode(self, prompt: Prompt) -> Piece:
         return await self._engine.encode(prompt)

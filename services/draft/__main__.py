@@ -25,7 +25,7 @@ def load(settings: DraftSettings) -> Engine:
         return load_engine(settings, Writer.DRAFT)
     from semspec.retrieval.drafter import RetrievingDraft, load_retriever  # needs numpy and safetensors
 
-    retriever = load_retriever(settings.datastore, settings.learned_tokens)
+    retriever = load_retriever(settings.datastore)
     return RetrievingDraft(load_engine(settings, Writer.DRAFT) if settings.model else None, retriever)
 
 

@@ -22,13 +22,6 @@ class DraftSettings(ModelSettings):
         validate_default=True,
         description="folder of a datastore of the target's answers, for the strategy retrieval; unset: none",
     )
-    learned_tokens: int = Field(
-        0,
-        ge=0,
-        le=1 << 22,
-        description="tokens of answers that the datastore learns while it serves, the oldest dropped first; answers of "
-        "one owner then speed up those of others, who can tell; 0: none",
-    )
 
     @field_validator("datastore")
     @classmethod
@@ -38,10 +31,3 @@ class DraftSettings(ModelSettings):
         if datastore is None and not info.data.get("model", "unknown"):
             raise ValueError("set SEMSPEC_DRAFT_MODEL, to a directory or Hugging Face id of a model, or this")
         return datastore
-
-    @field_validator("learned_tokens")
-    @classmethod
-    def _learns_beside_a_datastore(cls, learned_tokens: int, info: ValidationInfo) -> int:
-        if learned_tokens and info.data.get("datastore") is None:
-            raise ValueError("only with a datastore; set SEMSPEC_DRAFT_DATASTORE")
-        return learned_tokens

@@ -56,35 +56,10 @@ def test_source_datastore_leaves_the_context_out(retriever: Retriever) -> None:
 SECRET, ANSWER = (71, 72, 73, 74, 75), (81, 82, 83, 84, 85, 86)
 
 
-def said(retriever: Retriever, owner: str, num_open: int) -> list[int]:
-    """The proposal after part of an answer whose prompt holds `SECRET`."""
-    segment = Piece("", ANSWER[: len(ANSWER) - num_open], TARGET.tokenizer)
-    what = Context((*context(*SECRET).pieces, segment))
-    return list(retriever.propose(what, ANSWER[len(ANSWER) - num_open :], Retrieval(), 4, owner).token_ids)
-
-
 def test_nothing_of_one_call_reaches_another(retriever: Retriever) -> None:
-    said(retriever, "owner", 2)
+    answer = Piece("", ANSWER[:4], TARGET.tokenizer)
+    retriever.propose(Context((*context(*SECRET).pieces, answer)), ANSWER[4:], Retrieval(), 4)
     assert proposed(retriever, context(81, 82, 83)) == proposed(retriever, context(71, 72, 73)) == []
-
-
-def test_learned_answers_reach_other_calls_and_prompts_do_not(tmp_path: Path) -> None:
-    write(tmp_path, TARGET, DOCUMENTS)
-    learning = load_retriever(tmp_path, learned_tokens=100)
-    assert said(learning, "owner", 2) == []
-    assert (
-        proposed(learning, context(81, 82, 83)) == proposed(learning, context(81, 82, 83), "datastore") == [84, 85, 86]
-    )
-    assert proposed(learning, context(81, 82, 83), "context") == proposed(learning, context(71, 72, 73)) == []
-    assert proposed(learning, context(9, 10, 11, 12)) == [13, 14, 15, 16], "those of the datastore too"
-
-
-def test_answer_whose_beginning_is_cut_off_is_not_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semspec.retrieval.drafter.WINDOW", 6)
-    write(tmp_path, TARGET, DOCUMENTS)
-    learning = load_retriever(tmp_path, learned_tokens=100)
-    said(learning, "owner", 2)
-    assert proposed(learning, context(81, 82, 83)) == []
 
 
 def test_every_token_is_certain_and_of_the_targets_tokenizer(retriever: Retriever) -> None:

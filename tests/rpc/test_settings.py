@@ -46,7 +46,6 @@ def test_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None
     [
         ("SEMSPEC_DRAFT_PORT", "65536", "0 picks a free one"),
         ("SEMSPEC_DRAFT_PORT", "tcp://10.0.0.1:50051", "0 picks a free one"),
-        ("SEMSPEC_DRAFT_LEARNED_TOKENS", "9", "set SEMSPEC_DRAFT_DATASTORE"),
         ("SEMSPEC_DRAFT_DEVICE", "tpu", "auto, cpu, cuda or cuda:N"),
         ("SEMSPEC_DRAFT_DTYPE", "int8", "float32, bfloat16"),
         ("SEMSPEC_DRAFT_THREADS", "0", "CPU threads"),
@@ -70,9 +69,8 @@ def test_draft_service_serves_a_model_or_a_datastore_or_both(
     line = complaint(DraftSettings, capsys)
     assert "SEMSPEC_DRAFT_DATASTORE: " in line and "set SEMSPEC_DRAFT_MODEL, to a directory or Hugging Face id" in line
     monkeypatch.setenv("SEMSPEC_DRAFT_DATASTORE", str(tmp_path))
-    monkeypatch.setenv("SEMSPEC_DRAFT_LEARNED_TOKENS", "9")
     settings = load_settings(DraftSettings)
-    assert (settings.model, settings.datastore, settings.learned_tokens) == ("", tmp_path, 9)
+    assert (settings.model, settings.datastore) == ("", tmp_path)
 
 
 def test_every_problem_is_named_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
