@@ -19,9 +19,9 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 MAX_KEY_LENGTH = 4096
 """A request's head has 16 KiB."""
 _KEY = re.compile(rf"[!-~]{{1,{MAX_KEY_LENGTH}}}")
-CONSENTS, COLLECTOR = "consents", "collector"
-"""Options of a key: its owner's answers may be collected; it may read the collection."""
-_ENTRY = re.compile(rf"({NAME.pattern}):([0-9A-Fa-f]{{64}})((?::(?:{CONSENTS}|{COLLECTOR}))*)")
+CONSENTS, COLLECTOR, OPERATOR = OPTIONS = ("consents", "collector", "operator")
+"""Options of a key: its owner's answers may be collected; it may read the collection; it sees metrics by owner."""
+_ENTRY = re.compile(rf"({NAME.pattern}):([0-9A-Fa-f]{{64}})((?::(?:{'|'.join(OPTIONS)}))*)")
 _CHECK_S = 1.0
 
 
@@ -59,12 +59,12 @@ class Entry:
     name: str
     digest: bytes
     options: frozenset[str] = frozenset()
-    """`CONSENTS` and `COLLECTOR`, if given."""
+    """Of `OPTIONS`."""
 
 
 def read_entries(given: str, file: Path | None) -> tuple[Entry, ...]:
     """The entries `NAME:SHA256` in a text and a file, separated by commas or white space; `#` begins a comment. An
-    entry may end with options: `:consents`, `:collector`.
+    entry may end with `OPTIONS`: `:consents`.
 
     Raises: ValueError, which does not quote text or file: by mistake they may contain a key.
     """
@@ -114,8 +114,8 @@ def _entry(number: int, text: str) -> Entry:
     match = _ENTRY.fullmatch(text)
     if match is None:
         raise ValueError(
-            f"entry {number} is not NAME:SHA256, the hash as 64 hexadecimal digits, with :{CONSENTS} or :{COLLECTOR} "
-            "after it at most"
+            f"entry {number} is not NAME:SHA256, the hash as 64 hexadecimal digits, with :{', :'.join(OPTIONS)} after "
+            "it at most"
         )
     return Entry(match[1], bytes.fromhex(match[2]), frozenset(match[3].split(":")) - {""})
 

@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def serve(config: StackConfig) -> int:
-    """Run the stack until a signal. Processes that end are started again. Raises: StackError when one keeps ending."""
+    """Run the stack until a signal. Processes that end are started again. Raises: StackError when it does not start."""
     say(f"starting redis, {', '.join(config.roles)} and gateway ...")
     async with Stack(config) as stack:
         page = f"{stack.base_url}/#key={stack.api_key}"  # a URL fragment is not sent to the server

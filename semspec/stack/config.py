@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from semspec.keys import entry
+from semspec.keys import OPERATOR, entry
 from semspec.likelihood import CALIBRATION_FILE
 from semspec.stack.child import StackError
 
@@ -153,7 +153,7 @@ class StackConfig:
             "SEMSPEC_GATEWAY_REDIS_URL": addresses["redis"],
             # The drain ends, and who still waits is told, before the gateway is killed.
             "SEMSPEC_GATEWAY_DRAIN_S": str(max(0, int(self.stop_grace_s) - ENDING_S)),
-            API_KEYS: " ".join((self.given(API_KEYS), entry(OWNER, api_key))),
+            API_KEYS: " ".join((self.given(API_KEYS), f"{entry(OWNER, api_key)}:{OPERATOR}")),
         }
         name = {MODEL_NAME: self.model_name} if self.model_name and not self.given(MODEL_NAME) else {}
         return self.gateway_defaults() | name | replicas | own | calibration

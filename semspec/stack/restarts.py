@@ -1,16 +1,16 @@
-"""Starts child processes again that end, each after a growing delay, and gives up on one that keeps ending."""
+"""Starts child processes again that end, each after a growing delay.
+
+None is given up: what ended it may be requests, which end, and the others serve without it.
+"""
 
 import asyncio
 from collections.abc import Callable
 from typing import NoReturn
 
-from semspec.stack.child import StackError
 from semspec.stack.supervisor import Stack
 
 FIRST_DELAY_S = 0.5
 MAX_DELAY_S = 30.0
-MAX_ENDS = 6
-"""Number of ends in a row after which a process is given up."""
 STEADY_S = 60.0
 """An end after so many seconds is the first of a row."""
 
@@ -18,12 +18,12 @@ STEADY_S = 60.0
 async def keep_running(stack: Stack, report: Callable[[str], None]) -> NoReturn:
     """Keep all processes of `stack` running until cancelled; `report` gets the end of the log of each that ended.
 
-    Raises: StackError when a process has ended `MAX_ENDS` times in a row, or cannot be started.
+    Raises: OSError when a process cannot be started.
     """
     tasks = [asyncio.create_task(_keep(stack, name, report)) for name in stack.processes]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        raise done.pop().exception() or RuntimeError("a process is kept running until it is given up")
+        raise done.pop().exception() or RuntimeError("each task runs until it is cancelled")
     finally:
         for task in tasks:
             task.cancel()
@@ -36,12 +36,7 @@ async def _keep(stack: Stack, name: str, report: Callable[[str], None]) -> None:
         child, started_at = stack.processes[name], now()
         await child.process.wait()
         num_ends = 1 if now() - started_at >= STEADY_S else num_ends + 1
-        if num_ends >= MAX_ENDS:
-            raise StackError(
-                f"{name} ended with {child.status} as the last of {num_ends} times in a row; its log says why",
-                child.log_tail(),
-            )
-        delay_s = min(FIRST_DELAY_S * 2 ** (num_ends - 1), MAX_DELAY_S)
+        delay_s = min(FIRST_DELAY_S * 2 ** min(num_ends - 1, 16), MAX_DELAY_S)
         report(f"{child.log_tail()}\nsemspec: {name} ended with {child.status}; it starts again in {delay_s:g} s")
         await asyncio.sleep(delay_s)
         await stack.restart(name)

@@ -5,9 +5,7 @@ import contextlib
 import http.client
 import json
 import secrets
-import shutil
 import signal
-import tempfile
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +16,7 @@ from semspec.keys import new_key
 from semspec.stack import redis
 from semspec.stack.child import Child, StackError
 from semspec.stack.config import ROLES, StackConfig
+from semspec.stack.folder import PrivateFolder
 from semspec.stack.listening import bound_port, url_host
 
 POLL_S = 0.05
@@ -38,6 +37,7 @@ class Stack:
         self.api_key = self.config.api_key or new_key()
         """API key of the gateway."""
         self._token = secrets.token_urlsafe(32)
+        self._private: PrivateFolder
         self._folder = Path()
         self._refusal = ""
         """Reason from the last readiness check of the gateway."""
@@ -52,7 +52,8 @@ class Stack:
         return {"authorization": f"Bearer {self.api_key}"}
 
     async def __aenter__(self) -> "Stack":
-        self._folder = _private_folder()
+        self._private = PrivateFolder()
+        self._folder = self._private.path
         try:
             async with asyncio.timeout(self.config.start_timeout_s):
                 await self._start()
@@ -150,7 +151,7 @@ class Stack:
         finally:
             for child in self.processes.values():
                 child.kill()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._private.remove()
 
     def _port_file(self, name: str) -> Path:
         return self._folder / f"{name}.port"
@@ -182,15 +183,6 @@ async def _run(main: Coroutine[Any, Any, int]) -> int:
         if not received:
             raise
         return 128 + received[0]
-
-
-def _private_folder() -> Path:
-    """A folder with mode 700, with a path short enough for a Unix socket in it (108 bytes). Raises: StackError."""
-    try:
-        usual = tempfile.gettempdir()
-        return Path(tempfile.mkdtemp(prefix="semspec-", dir=usual if len(usual) < 60 else "/tmp"))
-    except OSError as error:
-        raise StackError(f"no folder for logs and sockets: {error}; set TMPDIR to one that can be written") from error
 
 
 def _free_port(host: str, wanted: int) -> int:
