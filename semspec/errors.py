@@ -5,14 +5,17 @@ Only the gRPC interceptors, the gRPC clients and the gateway's exception handler
 
 from dataclasses import dataclass
 
+from semspec.text import one_line
+
 MAX_MESSAGE, NUM_KEPT_AT_END = 1200, 300
 """Characters of a message. A longer one quotes a long value: what it is about stands before, the remedy after it."""
 
 
 class SemspecError(Exception):
-    """Base of all errors a caller may receive. `parameter` names the invalid request field, if there is one."""
+    """Base of all errors a caller may receive, in one line. `parameter` names the invalid request field, if any."""
 
     def __init__(self, message: str, parameter: str | None = None) -> None:
+        message = one_line(message)
         if len(message) > MAX_MESSAGE:
             message = f"{message[: MAX_MESSAGE - NUM_KEPT_AT_END - 5]} ... {message[-NUM_KEPT_AT_END:]}"
         super().__init__(message)

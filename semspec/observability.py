@@ -23,6 +23,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode
 
 from semspec import __version__
 from semspec.errors import SemspecError, represent
+from semspec.text import one_line
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -54,7 +55,7 @@ class KeyValueFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """One line; values with spaces, quotes or line breaks are quoted as in JSON."""
-        return _one_line(" ".join(f"{key}={_quoted(value)}" for key, value in _fields(self, record).items()))
+        return one_line(" ".join(f"{key}={_quoted(value)}" for key, value in _fields(self, record).items()))
 
 
 class JsonFormatter(logging.Formatter):
@@ -62,7 +63,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """One line; values that JSON cannot represent are converted with `str`."""
-        return _one_line(dumps(_fields(self, record), default=str, ensure_ascii=False))
+        return one_line(dumps(_fields(self, record), default=str, ensure_ascii=False))
 
 
 def _fields(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str, object]:
@@ -84,15 +85,6 @@ def _quoted(value: object) -> str:
     text = str(value)
     plain = text.isprintable() and text and not any(mark in text for mark in ' "=')
     return text if plain else dumps(text, ensure_ascii=False)
-
-
-def _one_line(text: str) -> str:
-    """Escape characters that JSON does not escape but terminals interpret, such as line ends and text direction."""
-    return (
-        text
-        if text.isprintable()
-        else "".join(character if character.isprintable() else dumps(character)[1:-1] for character in text)
-    )
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from semspec.certificates import check_authority, check_pair
 from semspec.errors import InvalidRequest
+from semspec.text import is_utf8
 from semspec.types import MIN_CONTEXT_TOKENS
 
 EXIT_BAD_SETTINGS = 2
@@ -222,9 +223,12 @@ def read_settings(settings_class: type[S]) -> S:
     line does not repeat values, since some are secret.
     """
     try:
-        problems = _unknown_variables(settings_class)
+        problems = _unknown_variables(settings_class) + _unreadable_variables(settings_class)
         if not problems:
             return settings_class()
+    except OSError as error:  # of a path that no file can have
+        names = [name for name in _variables(settings_class) if os.environ.get(name) == error.filename]
+        problems = [f"{', '.join(names)}: {error.strerror}"]
     except ValidationError as error:
         problems = [_problem(settings_class, [*detail["loc"]], detail["msg"]) for detail in error.errors()]
     except SettingsError as error:
@@ -243,14 +247,23 @@ def _unknown_variables(settings_class: type[BaseSettings]) -> list[str]:
     prefix = str(settings_class.model_config.get("env_prefix") or "").upper()
     if not prefix:
         return []
-    known = [_variable(settings_class, name) for name in settings_class.model_fields]
+    known = _variables(settings_class)
     unknown = [name for name in os.environ if name.upper().startswith(prefix) and name.upper() not in known]
     return [f"{name}: no such setting{_suggestion(name, known)}" for name in sorted(unknown)]
+
+
+def _unreadable_variables(settings_class: type[BaseSettings]) -> list[str]:
+    values = {name: os.environ.get(name, "") for name in _variables(settings_class)}
+    return [f"{name}: its value is not UTF-8" for name, value in values.items() if not is_utf8(value)]
 
 
 def _suggestion(name: str, known: list[str]) -> str:
     matches = get_close_matches(name.upper(), known, n=1)
     return f", did you mean {matches[0]}?" if matches else f"; unset it, or choose from {', '.join(known)}"
+
+
+def _variables(settings_class: type[BaseSettings]) -> list[str]:
+    return [_variable(settings_class, name) for name in settings_class.model_fields]
 
 
 def _variable(settings_class: type[BaseSettings], name: str) -> str:

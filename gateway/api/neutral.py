@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from semspec.text import is_utf8
 from semspec.types import LEAST_POSITIVE, LEAST_REPETITION
 
 NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -99,10 +100,8 @@ LABELS = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "user"}
 
 def encodable(text: str) -> str:
     """Raises: ValueError for a text that has no UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("the text contains a lone surrogate, which is not valid Unicode") from None
+    if not is_utf8(text):
+        raise ValueError("the text contains a lone surrogate, which is not valid Unicode")
     return text
 
 

@@ -1,9 +1,9 @@
 """A natural-language-inference (NLI) model, which decides whether one text entails another."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -116,7 +116,7 @@ class NliModel:
     def load(cls, config: NliConfig) -> "NliModel":
         """Load a checkpoint: safetensors only, no remote code. Raises: Mismatch with the remedy."""
         name = config.model
-        if Path(name).is_absolute() and not Path(name).is_dir():
+        if os.path.isabs(name) and not os.path.isdir(name):
             raise Mismatch(f"there is no folder {name}; give an NLI model's folder or hub id")
         device = device_of(config.device, f"the NLI model {name!r}")
         dtype = config.dtype

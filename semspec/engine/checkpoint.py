@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,7 +53,7 @@ def loading(name: str) -> Iterator[None]:
 
 def check_folder(name: str) -> None:
     """Raises: Mismatch when a model's name is the path of a folder that does not exist."""
-    if Path(name).is_absolute() and not Path(name).is_dir():
+    if os.path.isabs(name) and not os.path.isdir(name):
         raise Mismatch(f"there is no folder {name}; give a checkpoint's folder or a hub id")
 
 

@@ -12,6 +12,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from semspec.errors import InvalidRequest
+from semspec.text import is_utf8
 from semspec.types import Message
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def render(
     offered = _offered(tools) if tools else None
     options = {"tools": offered, **(_set_by(tokenizer, variables, model) if variables else {})}
     text, arguments = _rendered(tokenizer, messages, options)
-    if not _has_utf8(text):
+    if not is_utf8(text):
         raise InvalidRequest("a text or a call contains a lone surrogate, which is not valid Unicode", "messages")
     if offered:
         _check_tools(text, offered, model)
@@ -59,14 +60,6 @@ def render(
             reason = "does not show tool calls, or messages of the role 'tool'; leave them out"
             raise InvalidRequest(f"the chat template of {model} {reason}", "messages")
     return text
-
-
-def _has_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 class _AssistantsTurn(Extension):

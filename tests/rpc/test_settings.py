@@ -80,6 +80,28 @@ def test_every_problem_is_named_at_once(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "SEMSPEC_VERIFIER_TARGET_PROBE" in line
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("SEMSPEC_DRAFT_TLS_KEY", b"/no\nsuch\x1b[31m", r"cannot read /no\nsuch\u001b[31m: No such file"),
+        ("SEMSPEC_DRAFT_TLS_KEY", b"/" + b"a" * 5000, "File name too long"),
+        ("SEMSPEC_DRAFT_DATASTORE", b"/" + b"a" * 5000, "File name too long"),
+        ("SEMSPEC_DRAFT_DATASTORE", b"/\xff", "its value is not UTF-8"),
+        ("SEMSPEC_DRAFT_TOKEN", b"\xff", "its value is not UTF-8"),
+        (r"SEMSPEC_DRAFT_MO\nDEL", b"x", "no such setting, did you mean SEMSPEC_DRAFT_MODEL?"),
+    ],
+)
+def test_line_has_no_control_characters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: bytes, words: str
+) -> None:
+    monkeypatch.setenv("SEMSPEC_DRAFT_MODEL", "m")
+    if name.endswith("TLS_KEY"):
+        monkeypatch.setenv("SEMSPEC_DRAFT_TLS_CERTIFICATE", os.fsdecode(value))
+    monkeypatch.setenv(name.replace(r"\n", "\n"), os.fsdecode(value))
+    line = complaint(DraftSettings, capsys)
+    assert f"{name}: " in line and words in line and line.isprintable()
+
+
 def test_token_is_never_repeated(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("SEMSPEC_DRAFT_MODEL", "m")
     monkeypatch.setenv("SEMSPEC_DRAFT_TOKEN", "hush")
