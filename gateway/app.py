@@ -104,7 +104,7 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
         response_api.router(responder, readiness, store, settings),
         resources.models(readiness, settings),
         resources.generations(responder, store),
-        operations.router(backends, readiness, store, metrics, settings),
+        operations.router(backends, readiness, store, metrics, keys, settings),
         playground.router,
         resources.sessions(store),
         resources.collection(collection),

@@ -36,7 +36,7 @@ class Metrics:
     """Names start with `semspec_gateway_`, except those that tools expect from vLLM; durations are in seconds."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
+        self._registry, self._by_owner = CollectorRegistry(), CollectorRegistry()
         counter = partial(Counter, namespace=_NAMESPACE, registry=self._registry)
         gauge = partial(Gauge, namespace=_NAMESPACE, registry=self._registry)
         seconds = partial(Histogram, namespace=_NAMESPACE, registry=self._registry, buckets=_SECONDS)
@@ -72,19 +72,21 @@ class Metrics:
         self._proposed_tokens = counter("proposed_tokens", "Tokens the draft proposed to the target one by one.")
         self._accepted_tokens = counter("accepted_tokens", "Proposed tokens the target kept, in segments of its own.")
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens.")
-        self._owner_generations = counter(
+        by_owner = partial(Counter, namespace=_NAMESPACE, registry=self._by_owner)
+        self._owner_generations = by_owner(
             "owner_generations", "Generations ended, by the name of the API key.", ("owner", "status")
         )
-        self._owner_tokens = counter("owner_tokens", "Output tokens, by the name of the API key.", ("owner",))
+        self._owner_tokens = by_owner("owner_tokens", "Output tokens, by the name of the API key.", ("owner",))
         self._collection = counter(
             "collection_answers", "Answers chosen for the collection, by what became of them.", ("result",)
         )
         self._speculation = _Speculation(self._registry)
         self.audit = _Audit(self._registry)
 
-    def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+    def exposition(self, with_owners: bool = True) -> bytes:
+        """All metrics in Prometheus' text format, those by owner only `with_owners`."""
+        registries = (self._registry, self._by_owner) if with_owners else (self._registry,)
+        return b"".join(map(generate_latest, registries))
 
     def capacity(self, num_generations: int) -> None:
         self._capacity.set(num_generations)

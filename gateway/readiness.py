@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from semspec.decoding import STRATEGIES, Backends
 from semspec.errors import Mismatch, SemspecError, Unavailable
-from semspec.gateway.metrics import Metrics
+from semspec.gateway.metrics import POOLED, Metrics
 from semspec.gateway.served import Served, mismatch
 from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.store import Store
@@ -113,14 +113,22 @@ class Readiness:
             status = replace(status, missing=self.status.missing)
         self.status = status
         if describe(before) != describe(self.status):
-            _log.info("readiness: %s", describe(self.status))
+            _log.info("readiness: %s%s", describe(self.status), self._remedy())
+
+    def _remedy(self) -> str:
+        """For the log, since clients see the status: where the services should be."""
+        if self.status.error is None and self.status.missing is None:
+            return ""
+        addresses = {role: getattr(self._settings, f"{role}_address") for role in POOLED}
+        given = (f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS={address}" for role, address in addresses.items())
+        return f"; start what does not answer, or fix one of {', '.join(given)}"
 
     async def _handshake(self) -> Status:
-        settings, known = self._settings, self.status.served
+        known = self.status.served
         draft, target, verifier, store = await asyncio.gather(
-            self._query("draft", settings.draft_address, self._backends.drafter.info),
-            self._query("target", settings.target_address, self._backends.target.info),
-            self._query("verifier", settings.verifier_address, self._backends.verifier.info),
+            self._query("draft", self._backends.drafter.info),
+            self._query("target", self._backends.target.info),
+            self._query("verifier", self._backends.verifier.info),
             self._store_failure(),
         )
         answers = {"draft": draft, "target": target, "verifier": verifier}
@@ -140,7 +148,7 @@ class Readiness:
         if isinstance(draft, Unavailable) or isinstance(verifier, Unavailable):
             return Status(None, missing, store=store)
         served = Served(draft, target, verifier, self._backends.likelihood)
-        reason = mismatch(served, settings)
+        reason = mismatch(served, self._settings)
         error = None if reason is None else Mismatch(reason)
         if error is None and missing is None:
             await self._store_handshake(served)
@@ -166,14 +174,13 @@ class Readiness:
                 await self._store.keep_handshake(served.target.fingerprint, _SERVED.dump_json(served).decode())
                 self._last_stored = served
 
-    async def _query(self, role: str, address: str, ask: Callable[[], Awaitable[T]]) -> T | Unavailable:
+    async def _query(self, role: str, ask: Callable[[], Awaitable[T]]) -> T | Unavailable:
         try:
             async with asyncio.timeout(self._settings.handshake_deadline_s):
                 return await ask()
         except (SemspecError, TimeoutError) as error:
             reason = error.message if isinstance(error, SemspecError) else "no answer in time"
-            remedy = f"start it, or fix SEMSPEC_GATEWAY_{role.upper()}_ADDRESS"
-            return Unavailable(f"no handshake with the {role} service at {address}: {reason}; {remedy}")
+            return Unavailable(f"no handshake with the {role} service: {reason}")
 
 
 async def _within(limit_s: float, event: asyncio.Event) -> None:

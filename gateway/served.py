@@ -59,7 +59,7 @@ class Served:
         if Writer.DRAFT in needs.writers and not self.draft.has_model:
             return (
                 f"the strategy {strategy!r} needs a draft model, which the draft service does not have: choose "
-                "'retrieval' or 'target', or set SEMSPEC_DRAFT_MODEL"
+                "'retrieval' or 'target', or serve one (SEMSPEC_DRAFT_MODEL)"
             )
         if needs.needs_one_vocabulary and not shares_ordinary_tokens(draft, target):
             return (
@@ -70,7 +70,7 @@ class Served:
         if needs.needs_datastore and not self.draft.datastore:
             return (
                 f"the strategy {strategy!r} needs a datastore of the target's answers, which the draft service does "
-                "not have: build one with `semspec train datastore` and set SEMSPEC_DRAFT_DATASTORE"
+                "not have: build one with `semspec train datastore` and serve it (SEMSPEC_DRAFT_DATASTORE)"
             )
         if needs.needs_earlier_turns and not self.target.can_be_asked:
             return (
@@ -85,12 +85,12 @@ class Served:
         if needs.needs_calibration and self.likelihood is None:
             return (
                 f"the strategy {strategy!r} needs a calibration for this pair: choose another strategy, or make one "
-                "with `semspec train calibrate` and name the file in SEMSPEC_GATEWAY_LIKELIHOOD"
+                "with `semspec train calibrate` and serve it (SEMSPEC_GATEWAY_LIKELIHOOD)"
             )
         if needs.probes and needs.probes not in self.verifier.alternatives:
             return (
                 f"the strategy {strategy!r} needs probes of that name, which the verifier does not serve: choose "
-                "another strategy, or add them to the folder SEMSPEC_VERIFIER_ALTERNATIVES"
+                "another strategy, or add them to the verifier's alternatives (SEMSPEC_VERIFIER_ALTERNATIVES)"
             )
         return None
 
@@ -144,46 +144,47 @@ def mismatch(served: Served, settings: GatewaySettings) -> str | None:
     for role, convention in conventions.items():
         if convention != STATE_CONVENTION:
             return f"the {role} service uses {convention!r}, this gateway {STATE_CONVENTION!r}: upgrade the older one"
-    for role, info, expected, tokenizer, address in (
-        ("draft", draft, verifier.draft_model, verifier.draft_tokenizer, settings.draft_address),
-        ("target", target, verifier.target_model, verifier.target_tokenizer, settings.target_address),
+    for role, info, expected, tokenizer in (
+        ("draft", draft, verifier.draft_model, verifier.draft_tokenizer),
+        ("target", target, verifier.target_model, verifier.target_tokenizer),
     ):
         if not info.has_model:
             continue
         if info.max_context_tokens < MIN_CONTEXT_TOKENS:
             return (
-                f"the {role} service at {address} reports a context window of {info.max_context_tokens} tokens: serve "
+                f"the {role} service reports a context window of {info.max_context_tokens} tokens: serve "
                 f"{info.model} with at least {MIN_CONTEXT_TOKENS}"
             )
         if verifier.has_probes and info.fingerprint != expected:
             return (
-                f"the verifier's {role} probe was trained on model {expected}, but the {role} service at {address} "
+                f"the verifier's {role} probe was trained on model {expected}, but the {role} service "
                 f"serves {info.fingerprint} ({info.model}): start the verifier with that model's probe"
             )
         if tokenizer and info.tokenizer != tokenizer:
             return (
-                f"the verifier's {role} probe was trained with the tokenizer {tokenizer}, but the {role} service at "
-                f"{address} has {info.tokenizer}: put the model's own tokenizer files back"
+                f"the verifier's {role} probe was trained with the tokenizer {tokenizer}, but the {role} service "
+                f"has {info.tokenizer}: put the model's own tokenizer files back"
             )
     if served.likelihood and draft.has_model and (reason := served.likelihood.foreign_reason(draft, target)):
-        return f"{reason}, or unset SEMSPEC_GATEWAY_LIKELIHOOD"
+        return f"{reason}, or serve none (SEMSPEC_GATEWAY_LIKELIHOOD)"
     if reason := _unaudited_reason(verifier, settings):
         return reason
     if draft.datastore and draft.datastore_model != target.fingerprint:
         return (
-            f"the draft service's datastore holds answers of model {draft.datastore_model}, but the target service at "
-            f"{settings.target_address} serves {target.fingerprint} ({target.model}): build a datastore of this "
-            "target, or unset SEMSPEC_DRAFT_DATASTORE"
+            f"the draft service's datastore holds answers of model {draft.datastore_model}, but the target service "
+            f"serves {target.fingerprint} ({target.model}): build a datastore of this "
+            "target, or serve none (SEMSPEC_DRAFT_DATASTORE)"
         )
     if not served.segmentations("semantic"):
         return "draft, target and verifier have no segmentation in common: use probes trained for one the engines have"
     strategy, segmentation = settings.default_strategy, settings.default_segmentation
     if unsupported_reason := served.unsupported_reason(strategy):
-        return f"SEMSPEC_GATEWAY_DEFAULT_STRATEGY is unsupported: {unsupported_reason}"
+        return f"the default strategy (SEMSPEC_GATEWAY_DEFAULT_STRATEGY) is unsupported: {unsupported_reason}"
     if segmentation not in (supported := served.segmentations(strategy)):
         return (
-            f"SEMSPEC_GATEWAY_DEFAULT_SEGMENTATION is {segmentation.value}, but the services support only "
-            f"{', '.join(sorted(supported))} for {strategy}: set it, or use probes trained for {segmentation.value}"
+            f"the default segmentation (SEMSPEC_GATEWAY_DEFAULT_SEGMENTATION) is {segmentation.value}, but the "
+            f"services support only {', '.join(sorted(supported))} for {strategy}: set it, or use probes trained for "
+            f"{segmentation.value}"
         )
     return None
 
@@ -192,13 +193,13 @@ def _unaudited_reason(verifier: VerifierInfo, settings: GatewaySettings) -> str 
     """Why the audit that the settings ask for is impossible, with the remedy; None if it is possible or off."""
     if settings.audit_share and not verifier.equivalence:
         return (
-            "SEMSPEC_GATEWAY_AUDIT_SHARE asks for an audit, but the verifier has no equivalence of meaning: "
-            "set SEMSPEC_VERIFIER_EQUIVALENCE=card there, or unset SEMSPEC_GATEWAY_AUDIT_SHARE"
+            "an audit is asked for (SEMSPEC_GATEWAY_AUDIT_SHARE), but the verifier has no equivalence of meaning: "
+            "give it the card's (SEMSPEC_VERIFIER_EQUIVALENCE), or ask for none"
         )
     has_curve = any(point.threshold is not None for point in verifier.operating_points)
     if settings.audit_share and settings.audit_strictness is not None and not has_curve:
         return (
-            "SEMSPEC_GATEWAY_AUDIT_STRICTNESS needs a curve of thresholds, but the probes' report has none: unset it, "
-            "or train probes with a report"
+            "the audit's strictness (SEMSPEC_GATEWAY_AUDIT_STRICTNESS) needs a curve of thresholds, but the probes' "
+            "report has none: unset it, or train probes with a report"
         )
     return None

@@ -1,5 +1,7 @@
 """Exception handlers and error bodies: OpenAI's format, or TGI's format on TGI's routes."""
 
+import logging
+import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Literal
@@ -39,6 +41,10 @@ TGI_PATHS = frozenset({"/", "/generate", "/generate_stream", "/info", "/tokenize
 _HTTP_CODES = {400: "invalid_request", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
 
 
+_VARIABLE = re.compile(r" \(SEMSPEC_\w+\)")
+_log = logging.getLogger(__name__)
+
+
 class ErrorDetail(Body):
     """OpenAI's error object."""
 
@@ -76,8 +82,9 @@ def install_handlers(app: FastAPI, metrics: Metrics) -> None:
     async def on_semspec_error(request: Request, error: Exception) -> Response:
         if isinstance(error, Unauthenticated):  # the client's key is valid: a service rejected the gateway's token
             error = Unavailable(
-                "a service rejected this gateway's token; set SEMSPEC_GATEWAY_SERVICE_TOKEN to the services' token"
+                "a service rejected this gateway's token; give it the services' token (SEMSPEC_GATEWAY_SERVICE_TOKEN)"
             )
+            _log.error("%s", error.message)
         return counted(error if isinstance(error, SemspecError) else InternalError(str(error)), request)
 
     async def on_validation_error(request: Request, error: Exception) -> Response:
@@ -97,14 +104,19 @@ def install_handlers(app: FastAPI, metrics: Metrics) -> None:
     app.add_exception_handler(ClientGone, on_client_gone)
 
 
+def public(message: str) -> str:
+    """`message` without the variables that an operator sets, which stand in parentheses and are for the log."""
+    return _VARIABLE.sub("", message)
+
+
 def error_body(error: SemspecError) -> Error:
     """OpenAI's error body, also the last event of a failed stream."""
-    return _body(error.message, represent(error).openai_type, error.parameter, _code(error))
+    return _body(public(error.message), represent(error).openai_type, error.parameter, _code(error))
 
 
 def tgi_error_body(error: SemspecError) -> TgiError:
     """TGI's error body; its clients choose the exception by `error_type`."""
-    return _tgi_body(error.message, _tgi_status(error))
+    return _tgi_body(public(error.message), _tgi_status(error))
 
 
 def error_response(error: SemspecError, path: str = "") -> Response:

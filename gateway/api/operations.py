@@ -11,13 +11,15 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from semspec import __version__
 from semspec.decoding import Backends
 from semspec.errors import SemspecError
-from semspec.gateway.api.middleware import is_anonymous
+from semspec.gateway.api.errors import public
+from semspec.gateway.api.middleware import OwnerOf, is_anonymous
 from semspec.gateway.api.resource_models import Health, Ready, Service, Services, Version
 from semspec.gateway.api.responses import METRICS, READY
 from semspec.gateway.metrics import Metrics
 from semspec.gateway.readiness import Readiness, describe
 from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.store import Store
+from semspec.keys import OPERATOR, Keys
 from semspec.types import ModelInfo, VerifierInfo
 
 _WITHOUT_KEY = "not ready; see the log for the reason, or send an API key"
@@ -25,11 +27,15 @@ _WITHOUT_KEY = "not ready; see the log for the reason, or send an API key"
 
 
 def router(
-    backends: Backends, readiness: Readiness, store: Store, metrics: Metrics, settings: GatewaySettings
+    backends: Backends,
+    readiness: Readiness,
+    store: Store,
+    metrics: Metrics,
+    keys: Keys | None,
+    settings: GatewaySettings,
 ) -> APIRouter:
     """`/health`, `/ping`, `/ready`, `/version`, `/metrics` and `/v1/services`."""
     routes = APIRouter(tags=["operations"])
-    asks_for_keys = settings.auth == "keys"
 
     @routes.get("/health")
     async def health() -> Health:
@@ -49,18 +55,18 @@ def router(
     @routes.get("/ready", responses=READY)
     async def ready(http: HttpRequest) -> Ready:
         """Answer 200 if the services respond and match; else 503 and, with an API key, one line with the remedy."""
-        anonymous = asks_for_keys and is_anonymous(http)
+        anonymous = keys is not None and is_anonymous(http)
         try:
             readiness.require_place()
         except SemspecError as error:
             raise type(error)(_WITHOUT_KEY) if anonymous else error from None
-        detail = describe(readiness.status)
+        detail = public(describe(readiness.status))
         return Ready(status="ready", detail=detail.partition(":")[0] if anonymous else detail)
 
     @routes.get("/metrics", response_model=None, responses=METRICS)
-    async def exposition() -> Response:
-        """Prometheus' text format."""
-        return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+    async def exposition(owner: OwnerOf) -> Response:
+        """Prometheus' text format; numbers by owner for a key with the option `operator`."""
+        return Response(metrics.exposition(keys is None or keys.has(owner, OPERATOR)), media_type=CONTENT_TYPE_LATEST)
 
     @routes.get("/v1/services")
     async def services() -> Services:
@@ -83,7 +89,7 @@ async def _state(name: str, answer: Awaitable[str], deadline_s: float) -> Servic
         async with asyncio.timeout(deadline_s):
             detail = await answer
     except (SemspecError, TimeoutError) as error:
-        status, detail = "away", error.message if isinstance(error, SemspecError) else "no answer in time"
+        status, detail = "away", public(error.message) if isinstance(error, SemspecError) else "no answer in time"
     return Service.model_validate({"name": name, "status": status, "detail": detail})
 
 

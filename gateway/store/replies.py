@@ -40,11 +40,11 @@ def decoded(reply: Any) -> Any:
 def failure(error: Exception, subject: str) -> str:
     """What is wrong with Redis, in one line with the remedy."""
     if isinstance(error, AuthenticationError | AuthorizationError | NoPermissionError):
-        return f"Redis refuses this gateway: {error}; fix the user and password in SEMSPEC_GATEWAY_REDIS_URL"
+        return f"Redis refuses this gateway: {error}; fix its user and password (SEMSPEC_GATEWAY_REDIS_URL)"
     if isinstance(error, ResponseError) and "WRONGTYPE" in str(error):
         return f"a key of {subject} in Redis has a wrong type: another program wrote it; delete it"
     if isinstance(error, ResponseError):
         return f"Redis refuses a call for {subject}: {error}"
     if isinstance(error.__cause__ or error.__context__, ssl.SSLError):
-        return f"no TLS connection to Redis: {error}; fix its certificate, or ssl_ca_certs in SEMSPEC_GATEWAY_REDIS_URL"
+        return "no TLS connection to Redis; fix its certificate, or its ssl_ca_certs (SEMSPEC_GATEWAY_REDIS_URL)"
     return "the store of traces and sessions (Redis) does not answer; try again later"

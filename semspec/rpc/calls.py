@@ -23,7 +23,7 @@ AUTHORIZATION = "authorization"
 REQUEST_ID = "x-request-id"
 """Request: the id of the client request that caused this call, for the logs of both sides."""
 PARAMETER = "semspec-parameter"
-"""Trailer: the invalid request field, if there is one."""
+"""Trailer of every error that a service raises: the invalid request field; empty if there is none."""
 
 MAX_REQUEST_ID_LENGTH = 128
 OWN_METHODS = "/semspec."
@@ -246,7 +246,7 @@ async def _abort(context: Context, error: Exception) -> Never:
     if not isinstance(error, SemspecError):
         logger.error("unhandled error", exc_info=error)
         error = InternalError("internal error; the service's log has the details")
-    trailer = ((PARAMETER, error.parameter),) if error.parameter else ()
+    trailer = ((PARAMETER, error.parameter or ""),)
     status = grpc.StatusCode[represent(error).grpc_status]
     await context.abort(status, error.message[:_MAX_DETAILS_LENGTH], trailer)
 

@@ -1,6 +1,7 @@
 """A connection to a service: one channel, and metadata, deadlines, errors and contexts of its calls."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import TypeVar
@@ -25,6 +26,8 @@ from semspec.types import Context
 
 Q = TypeVar("Q")
 R = TypeVar("R")
+
+_log = logging.getLogger(__name__)
 
 
 class Remote:
@@ -134,7 +137,11 @@ def from_rpc_error(error: aio.AioRpcError) -> SemspecError:
         return Unavailable(f"the service refuses this caller: {details}")
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return Mismatch(f"the service has an older version of the gRPC contract ({details}); upgrade it")
-    parameter = next((str(value) for key, value in trailer if key == PARAMETER), None)
+    parameters = [str(value) for key, value in trailer if key == PARAMETER]
+    if error.code() is grpc.StatusCode.UNAVAILABLE and not parameters:  # of the transport, whose details have addresses
+        _log.debug("a connection failed: %s", details)
+        return Unavailable("the connection failed")
+    parameter = parameters[0] or None if parameters else None
     if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ABORTED):  # no service answers so to the end
         return InternalError(f"{error.code().name} is not a status of the gRPC contract: {details}", parameter)
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:

@@ -69,7 +69,7 @@ async def audited(start_gateway: GatewayFactory, **settings: Any) -> Audited:
 async def test_audit_without_equivalence_is_refused_with_the_remedy(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(audit_share=0.1)
     refusal = (await gateway.http.get("/ready")).json()["error"]["message"]
-    assert "SEMSPEC_VERIFIER_EQUIVALENCE=card" in refusal and "SEMSPEC_GATEWAY_AUDIT_SHARE" in refusal
+    assert "the verifier has no equivalence of meaning: give it the card's" in refusal and "SEMSPEC" not in refusal
 
 
 async def test_tightening_without_a_curve_is_refused_with_the_remedy(start_gateway: GatewayFactory) -> None:
@@ -77,7 +77,7 @@ async def test_tightening_without_a_curve_is_refused_with_the_remedy(start_gatew
     verifier.verifier_info = replace(verifier.verifier_info, operating_points=())
     fakes = Fakes(FakeModel(Writer.DRAFT), FakeModel(Writer.TARGET), verifier)
     gateway = await start_gateway(fakes, audit_share=0.1, audit_strictness=0.5)
-    assert "SEMSPEC_GATEWAY_AUDIT_STRICTNESS" in (await gateway.http.get("/ready")).json()["error"]["message"]
+    assert "the audit's strictness needs a curve" in (await gateway.http.get("/ready")).json()["error"]["message"]
 
 
 async def test_accepted_segments_are_judged_from_samples_in_their_context(start_gateway: GatewayFactory) -> None:

@@ -145,7 +145,7 @@ async def test_gateway_that_asks_for_no_key_ignores_one(
 
 
 async def test_service_that_refuses_the_gateway_is_not_the_clients_fault(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def refuse(prompt: object) -> None:
         raise Unauthenticated("the token is wrong")
@@ -153,7 +153,8 @@ async def test_service_that_refuses_the_gateway_is_not_the_clients_fault(
     monkeypatch.setattr(gateway.fakes.target, "encode", refuse)
     refused = await gateway.chat()
     assert refused.status_code == 503 and "www-authenticate" not in refused.headers
-    assert "SEMSPEC_GATEWAY_SERVICE_TOKEN" in refused.json()["error"]["message"]
+    message = refused.json()["error"]["message"]
+    assert message.endswith("give it the services' token") and "SEMSPEC_GATEWAY_SERVICE_TOKEN" in caplog.text
 
 
 async def test_other_owner_sees_no_generation(start_gateway: GatewayFactory) -> None:
@@ -174,16 +175,18 @@ async def writers(gateway: Gateway) -> set[bytes]:
     return {key async for key in gateway.app.state.store._client.scan_iter("semspec:{chatcmpl-*}:writer")}
 
 
-async def test_metrics_tell_owners_apart(start_gateway: GatewayFactory) -> None:
-    gateway = await start_gateway(api_keys=TWO_OWNERS)
+async def test_metrics_tell_operators_owners_apart(start_gateway: GatewayFactory) -> None:
+    gateway = await start_gateway(api_keys=f"{TWO_OWNERS} {entry('prometheus', 'sk-watch')}:operator")
     answers = [await ask(gateway, key) for key in (OURS, RENEWED, THEIRS)]
-    text = (await gateway.http.get("/metrics", headers=bearer(OURS))).text
+    text = (await gateway.http.get("/metrics", headers=bearer("sk-watch"))).text
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("semspec_gateway_owner_"))
     finished = 'semspec_gateway_owner_generations_total{{owner="{}",status="finished"}}'
     assert [float(lines[finished.format(owner)]) for owner in ("us", "them")] == [2, 1]
     tokens = [answer.json()["usage"]["completion_tokens"] for answer in answers]
     told = [float(lines[f'semspec_gateway_owner_tokens_total{{owner="{owner}"}}']) for owner in ("us", "them")]
     assert told == [tokens[0] + tokens[1], tokens[2]]
+    clients = (await gateway.http.get("/metrics", headers=bearer(OURS))).text
+    assert "semspec_gateway_generations_total" in clients and "owner" not in clients
 
 
 @pytest.mark.parametrize("key", ["sk-wrong", ""])

@@ -1,5 +1,6 @@
 """The handshake, before readiness and after a loss."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -34,7 +35,7 @@ def test_matching_services_fit() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda s: replace(s, draft=replace(s.draft, fingerprint="x")), ["draft probe", "127.0.0.1:50051", "serves x"]),
+        (lambda s: replace(s, draft=replace(s.draft, fingerprint="x")), ["draft probe", "the draft service serves x"]),
         (lambda s: replace(s, target=replace(s.target, fingerprint="x")), ["target probe", "start the verifier"]),
         (lambda s: replace(s, draft=replace(s.draft, state_convention="states-v0")), ["draft", "states-v0", "upgrade"]),
         (
@@ -66,22 +67,25 @@ async def test_mismatched_gateway_serves_nothing_until_it_is_mended(start_gatewa
     for response in (await gateway.http.get("/ready"), await gateway.chat()):
         assert response.status_code == 503
         assert response.json()["error"]["code"] == "configuration_mismatch"
-        assert "serves another" in response.json()["error"]["message"]
+        message = response.json()["error"]["message"]
+        assert "serves another" in message and "SEMSPEC" not in message and "127.0.0.1" not in message
     fakes.drafter.model_info = fitting
     await eventually(lambda: describe(status.status) == "ready")
     assert (await gateway.chat()).status_code == 200
 
 
 @pytest.mark.parametrize("role", ["drafter", "target", "verifier"])
-async def test_all_services_are_needed_to_begin_with(role: str) -> None:
+async def test_all_services_are_needed_to_begin_with(role: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     fakes = Fakes.make()
     getattr(fakes, role).lost = Unavailable("connection refused")
     readiness = make_readiness(fakes)
     with pytest.raises(Unavailable):
         readiness.require()
     await readiness.check()
-    with pytest.raises(Unavailable, match="connection refused; start it, or fix SEMSPEC_GATEWAY_"):
+    with pytest.raises(Unavailable, match=r"no handshake with the \w+ service: connection refused$"):
         readiness.require()
+    assert "start what does not answer, or fix one of SEMSPEC_GATEWAY_DRAFT_ADDRESS=127.0.0.1:" in caplog.text
     getattr(fakes, role).lost = None
     await readiness.check()
     assert readiness.require() == served(fakes)
@@ -190,18 +194,18 @@ async def test_helper_that_comes_back_with_another_model_is_refused() -> None:
 OBSTACLES: dict[str, tuple[Callable[[Served], Served], list[str]]] = {
     "token-level": (lambda s: replace(s, draft=replace(s.draft, tokenizer="x")), ["draft has x", "one vocabulary"]),
     "semantic+token-level": (lambda s: replace(s, target=replace(s.target, tokenizer="x")), ["target x", "'semantic'"]),
-    "retrieval": (lambda s: replace(s, draft=replace(s.draft, datastore="")), ["SEMSPEC_DRAFT_DATASTORE"]),
+    "retrieval": (lambda s: replace(s, draft=replace(s.draft, datastore="")), ["semspec train datastore"]),
     "semantic+retrieval": (lambda s: replace(s, draft=replace(s.draft, datastore="")), ["train datastore"]),
     "spec-reason": (
         lambda s: replace(s, target=replace(s.target, can_be_asked=False)), ["fake-target", "serve another target"]
     ),
     "last-hidden": (
-        lambda s: replace(s, verifier=replace(s.verifier, alternatives=("surprisal",))), ["VERIFIER_ALTERNATIVES"]
+        lambda s: replace(s, verifier=replace(s.verifier, alternatives=("surprisal",))), ["the verifier's alternatives"]
     ),
     "surprisal": (
-        lambda s: replace(s, verifier=replace(s.verifier, alternatives=())), ["VERIFIER_ALTERNATIVES"]
+        lambda s: replace(s, verifier=replace(s.verifier, alternatives=())), ["the verifier's alternatives"]
     ),
-    "likelihood": (lambda s: replace(s, likelihood=None), ["semspec train calibrate", "SEMSPEC_GATEWAY_LIKELIHOOD"]),
+    "likelihood": (lambda s: replace(s, likelihood=None), ["semspec train calibrate"]),
 }  # fmt: skip
 """Per strategy: a pair that cannot do it, and words of the reason."""
 
@@ -262,7 +266,9 @@ def test_default_segmentation_that_the_probes_do_not_know_is_a_mismatch() -> Non
     whole = served(Fakes.make())
     of_sentences = replace(whole, verifier=replace(whole.verifier, segmentations=(Segmentation.SENTENCE,)))
     reason = mismatch(of_sentences, make_settings())
-    assert reason is not None and "SEMSPEC_GATEWAY_DEFAULT_SEGMENTATION is paragraph" in reason and "sentence" in reason
+    assert (
+        reason is not None and "SEMSPEC_GATEWAY_DEFAULT_SEGMENTATION) is paragraph" in reason and "sentence" in reason
+    )
     assert mismatch(of_sentences, make_settings(default_segmentation="sentence")) is None
     assert mismatch(of_sentences, make_settings(default_strategy="target")) is None
 

@@ -207,7 +207,7 @@ async def test_calls_to_the_only_replica_are_cut_off_while_it_is_frozen() -> Non
         with pytest.raises(Unavailable, match="does not answer health checks"):
             await call
         assert target.num_in_flight == 0
-        with pytest.raises(Unavailable, match=f"no replica at {link.address} answers"):
+        with pytest.raises(Unavailable, match="no replica of the target answers"):
             await target.encode("x")
         link.set(PASSING)
         await until(lambda: target.num_replicas == 1)

@@ -55,9 +55,9 @@ async def test_call_to_a_hung_replica_goes_elsewhere_and_comes_back_with_its_nex
 
 async def test_hung_replica_without_another_is_unavailable_and_named() -> None:
     async with targets(Hanging(steps=Steps(is_busy=True)), service=service_settings(stall_s=STALL_S)) as (target, _):
-        with pytest.raises(Unavailable, match=r"127.0.0.1:\d+ hangs"):
+        with pytest.raises(Unavailable, match="a replica hangs"):
             await target.score(CONTEXT, [SEGMENT], "s")
-        with pytest.raises(Unavailable, match=r"1 of the replicas at .* hang"):
+        with pytest.raises(Unavailable, match="1 replicas of the target hang"):
             await target.info()
 
 

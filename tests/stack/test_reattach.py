@@ -136,7 +136,7 @@ async def test_failed_generation_goes_on_when_the_killed_target_is_back(twins: T
     id = seen[0].data["id"]
     assert seen[-1].data["error"]["code"] == "service_unavailable"
     assert (await twins.first.generation(id))["status"] == "failed"
-    await twins.first.until_ready(503, "no handshake with the target service at .*")
+    await twins.first.until_ready(503, "no handshake with the target service: .*")
 
     await twins.revive("target")
     await twins.first.until_ready()

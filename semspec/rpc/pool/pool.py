@@ -95,7 +95,7 @@ class Pool(Generic[C]):
     """
 
     def __init__(self, spec: ServiceSpec[C], addresses: str, options: PoolOptions, lookup: Lookup = look_up) -> None:
-        self._spec, self._addresses, self._options = spec, addresses, options
+        self._spec, self._options = spec, options
         self._resolver = Resolver(addresses, lookup)
         self._members: dict[str, Replica[C]] = {}
         self._leaving: dict[str, Replica[C]] = {}
@@ -139,7 +139,7 @@ class Pool(Generic[C]):
     async def choose(self, session: str, tried: Mapping[Replica[C], SemspecError], model: object = None) -> Replica[C]:
         """The best replica not in `tried`. With `model`: among those that serve it or were not checked yet.
 
-        Raises: the last error in `tried` when no replica remains, Unavailable when `tried` is empty as well.
+        Raises: the last error in `tried` when no replica remains, or Unavailable.
         """
         await self._is_resolved.wait()
         if not (candidates := self._candidates(tried, model)):
@@ -152,7 +152,7 @@ class Pool(Generic[C]):
             candidates = self._candidates(tried, model)
         if candidates:
             return best(candidates, session)
-        raise list(tried.values())[-1] if tried else self._unavailable()
+        raise self._failure(list(tried.values()))
 
     async def aclose(self) -> None:
         """Cancel running calls and disconnect. Later calls raise Unavailable."""
@@ -161,10 +161,14 @@ class Pool(Generic[C]):
         await asyncio.wait([self._resolving])
         await asyncio.gather(*(replica.aclose() for replica in (*self._members.values(), *self._leaving.values())))
 
-    def _unavailable(self) -> Unavailable:
+    def _failure(self, errors: Sequence[SemspecError]) -> SemspecError:
+        """The last of `errors` of all replicas that were tried; it names the role, since clients see it."""
+        if errors and not isinstance(errors[-1], Unavailable):
+            return errors[-1]
+        reason = f": {errors[-1].message}" if errors else ""
         if self.num_hung:
-            return Unavailable(f"{self.num_hung} of the replicas at {self._addresses} hang, no other answers")
-        return Unavailable(f"no replica at {self._addresses} answers")
+            return Unavailable(f"{self.num_hung} replicas of the {self._spec.role} hang, no other answers{reason}")
+        return Unavailable(f"no replica of the {self._spec.role} answers{reason}")
 
     def _candidates(self, tried: Container[Replica[C]], model: object) -> list[Replica[C]]:
         return [

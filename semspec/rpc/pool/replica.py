@@ -80,6 +80,11 @@ class ServiceSpec(Generic[C]):
     identify: Callable[[C], Awaitable[object]]
     """Returns the identity of what a replica serves; equal for interchangeable replicas."""
 
+    @property
+    def role(self) -> str:
+        """`draft`, `target` or `verifier`."""
+        return self.service.rpartition(".")[2].lower()
+
 
 class Replica(Generic[C]):
     """A client with health checks of its replica. Construct within the running loop, close with `aclose`."""
@@ -208,7 +213,7 @@ class Replica(Generic[C]):
 
     def _unreachable(self) -> Unavailable:
         reason = "hangs" if self.health is Health.HUNG else "does not answer health checks"
-        return Unavailable(f"{self.address} {reason}")
+        return Unavailable(f"a replica {reason}")
 
 
 class _WhileReachable:
