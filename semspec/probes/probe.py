@@ -6,9 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch import Tensor, nn
@@ -85,6 +86,8 @@ CalibrationKind = Literal["none", "temperature", "isotonic"]
 class ProbeCard:
     """Purpose and provenance of a probe: the JSON file next to its weights."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
     model: str
     """Name of the model whose states are its input."""
     fingerprint: str
@@ -107,6 +110,9 @@ class ProbeCard:
     training: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     format: int = PROBE_FORMAT
+
+
+_CARD = TypeAdapter(ProbeCard)
 
 
 class Probe(nn.Module):
@@ -238,10 +244,6 @@ def _check(card: ProbeCard, path: Path) -> None:
         )
     if card.features != "states" and card.surprisal_features != SURPRISAL_FEATURES:
         raise Mismatch(f"probe {path} knows other surprisal statistics than this build computes; retrain it")
-    if card.features not in get_args(FeatureSet):
-        raise Mismatch(f"probe {path} wants features {card.features!r} unknown to this build; retrain it")
-    if card.calibration not in get_args(CalibrationKind):
-        raise Mismatch(f"probe {path} has a calibration {card.calibration!r} unknown to this build; retrain it")
     try:
         num_features(card.features, card.layers, card.shape)
     except InvalidRequest as error:
@@ -262,17 +264,12 @@ def _built(card: ProbeCard, tensors: dict[str, Tensor]) -> Probe:
 
 
 def _card(fields: object) -> ProbeCard:
-    """Parse a card. Raises: ValueError, TypeError or KeyError when the fields are invalid."""
-    if not isinstance(fields, dict):
-        raise ValueError("the card is no JSON object")
-    shape = _shape(*fields.pop("shape"))
-    segmentations = tuple(Segmentation(name) for name in fields.pop("segmentations"))
-    card = ProbeCard(shape=shape, segmentations=segmentations, **fields)
-    layers = card.layers if isinstance(card.layers, str) else tuple(map(int, card.layers))
-    return replace(card, layers=layers, surprisal_features=tuple(card.surprisal_features))
-
-
-def _shape(rows: object, columns: object) -> tuple[int, int]:
-    if isinstance(rows, int) and isinstance(columns, int) and 0 < rows <= MAX_SHAPE[0] and 0 < columns <= MAX_SHAPE[1]:
-        return rows, columns
-    raise ValueError(f"no states have the shape {rows!r} x {columns!r}")
+    """Parse a card. Raises: ValueError in one line when the fields are invalid."""
+    try:
+        card = _CARD.validate_python(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'the card'}: {first['msg']}") from None
+    if not all(0 < size <= limit for size, limit in zip(card.shape, MAX_SHAPE, strict=True)):
+        raise ValueError(f"no states have the shape {card.shape[0]} x {card.shape[1]}")
+    return card

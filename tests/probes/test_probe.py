@@ -217,8 +217,10 @@ def test_features_of_a_layer_subset_are_those_layers() -> None:
     [
         ("layers", [0, 3], "layers 0 to 2"),
         ("layers", [], "layers 0 to 2"),
-        ("layers", "first", "layers 0 to 2"),
-        ("calibration", "beta", "beta"),
+        ("layers", "first", "layers"),
+        ("calibration", "beta", "calibration: Input should be 'none', 'temperature' or 'isotonic'"),
+        ("fingerprint", ["m"], "fingerprint: Input should be a valid string"),
+        ("novel", 1, "novel: Unexpected keyword argument"),
         ("calibration", "isotonic", "size"),
     ],
 )
