@@ -58,7 +58,9 @@ class Compiler:
         task = json.dumps(list(grammars)).encode()
         digest = hashlib.blake2b(task, digest_size=16).digest()
         if digest not in self._known:
-            self._known[digest] = await self._found(task)
+            async with self._slots:
+                if digest not in self._known:  # by another caller, meanwhile
+                    self._known[digest] = await self._found(task)
         self._known.move_to_end(digest)
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
@@ -70,22 +72,21 @@ class Compiler:
             self._idle.pop().kill()
 
     async def _found(self, task: bytes) -> Flaw | None:
-        async with self._slots:
-            process = self._idle.pop() if self._idle else await asyncio.to_thread(_Process, self._vocabulary)
-            try:
-                async with asyncio.timeout(TIMEOUT_S):
-                    answer = await asyncio.to_thread(process.ask, task)
-            except TimeoutError:
-                process.kill()
-                raise Overloaded("no time to check this grammar; retry later") from None
-            except BaseException:
-                process.kill()
-                raise
-            if not answer:
-                if process.kill() >= 0:  # it was not ended by its limits
-                    raise InternalError("a process that compiles grammars has failed; retry")
-                return Flaw(None, TOO_COSTLY)
-            self._idle.append(process)
+        process = self._idle.pop() if self._idle else await asyncio.to_thread(_Process, self._vocabulary)
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                answer = await asyncio.to_thread(process.ask, task)
+        except TimeoutError:
+            process.kill()
+            raise Overloaded("no time to check this grammar; retry later") from None
+        except BaseException:
+            process.kill()
+            raise
+        if not answer:
+            if process.kill() >= 0:  # it was not ended by its limits
+                raise InternalError("a process that compiles grammars has failed; retry")
+            return Flaw(None, TOO_COSTLY)
+        self._idle.append(process)
         found = json.loads(answer)
         return None if found is None else Flaw(*found)
 

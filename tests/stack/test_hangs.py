@@ -98,7 +98,7 @@ async def test_hung_target_is_reported_and_serves_again_when_it_goes_on(
             mark.touch()
             chunks = [chunk async for chunk in stream]
         assert chunks[-1]["error"]["code"] == "service_unavailable"
-        assert "hang" in await running.until_ready(503, "no handshake with the target service .*")
+        assert "hang" in await running.until_ready(503, "no handshake with the target service: .*")
         refused = await running.chat(**SHORT)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "service_unavailable")
         assert "retry-after" in refused.headers
