@@ -79,7 +79,7 @@ async def test_target_goes_on_alone_when_a_service_hangs(stack_config: StackConf
             chunks = [chunk async for chunk in stream]
         assert chunks[-1]["semspec"]["fallback"] == f"the {role} does not answer"
         assert await num_hung(running, role) == 1
-        assert "hang" in await running.until_ready(200, f"ready, with the target alone: .* the {role} service .*")
+        assert "hang" in await running.until_ready(200, f"ready, with the target alone: .* the {role} service.*")
         assert (await running.answer(**SHORT))["semspec"]["target_ratio"] == 1
         if role == "draft":  # whose thread goes on by itself; the verifier's cancelled calls say nothing of it
             mark.unlink()

@@ -37,7 +37,7 @@ async def test_target_goes_on_alone_without(running: Running, victim: Victim) ->
     assert following["usage"]["completion_tokens"] == SHORT["max_tokens"]
     assert following["semspec"]["fallback"].startswith(f"the {victim.role} ")
     assert following["semspec"]["target_ratio"] == 1
-    await running.until_ready(200, f"ready, with the target alone: .* the {victim.role} service .*")
+    await running.until_ready(200, f"ready, with the target alone: .* the {victim.role} service.*")
 
     await victim.revive(running.stack)
     await running.until_ready()
