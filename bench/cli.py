@@ -260,7 +260,7 @@ def _add_load_options(parser: argparse.ArgumentParser) -> None:
         "--contestant",
         action="append",
         metavar="LABEL[,LABEL]",
-        help=f"ENGINE/STRATEGY[:knob=value...][:threads=N], ENGINE one of {', '.join(ENGINES)}, or {PLAIN}[:threads=N] "
+        help=f"ENGINE/STRATEGY[:knob=value...][:threads=N][:targets=N], ENGINE one of {', '.join(ENGINES)}, or {PLAIN}[:threads=N] "
         f"(default: {','.join(usual_contestants())})",
     )
     add(

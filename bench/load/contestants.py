@@ -36,7 +36,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """`ENGINE/STRATEGY[:knob=value...][:threads=N]`, or `vllm-serve[:threads=N]`."""
+    """`ENGINE/STRATEGY[:knob=value...][:threads=N][:targets=N]`, or `vllm-serve[:threads=N]`."""
 
     label: str
     engine: str
@@ -44,6 +44,8 @@ class Contestant:
     configuration: Configuration
     threads: int | None = None
     """CPU threads of the target; None: the engine's default."""
+    targets: int = 1
+    """Replicas of the target."""
 
     @property
     def is_plain(self) -> bool:
@@ -63,17 +65,20 @@ def parse_contestant(text: str) -> Contestant:
     label = text.strip()
     head, *knobs = label.split(":")
     engine, _, strategy = head.partition("/")
-    threads = [knob.removeprefix("threads=") for knob in knobs if knob.startswith("threads=")]
-    rest = [knob for knob in knobs if not knob.startswith("threads=")]
+    counts = [knob.split("=", 1) for knob in knobs if knob.startswith(("threads=", "targets="))]
+    rest = [knob for knob in knobs if not knob.startswith(("threads=", "targets="))]
     if engine not in (*ENGINES, PLAIN) or (engine == PLAIN) == bool(strategy):
         names = ", ".join(f"{name}/STRATEGY" for name in ENGINES)
         raise InvalidRequest(f"{label}: unknown contestant; give {names} or {PLAIN}", "contestant")
-    if len(threads) > 1 or not all(one.isdecimal() and int(one) for one in threads):
-        raise InvalidRequest(f"{label}: give threads as one whole number from 1, e.g. {head}:threads=2", "contestant")
-    if engine == PLAIN and rest:
-        raise InvalidRequest(f"{label}: {PLAIN} has no knob but threads; leave {rest[0]} out", "contestant")
+    sizes = {name: int(value) for name, value in counts if value.isdecimal() and int(value)}
+    if len(sizes) < len(counts):
+        name = counts[-1][0]
+        raise InvalidRequest(f"{label}: give {name} as one whole number from 1, e.g. {head}:{name}=2", "contestant")
+    if engine == PLAIN and (rest or "targets" in sizes):
+        refused = rest[0] if rest else "targets"
+        raise InvalidRequest(f"{label}: {PLAIN} has no knob but threads; leave {refused} out", "contestant")
     configuration = parse("vllm/target" if engine == PLAIN else ":".join((strategy, *rest)))
-    return Contestant(label, engine, configuration, int(threads[0]) if threads else None)
+    return Contestant(label, engine, configuration, **sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +150,7 @@ class Ground:
             usual,
             environment=environment,
             commands={**usual.commands, **commands},
+            num_targets=contestant.targets,
             start_timeout_s=START_TIMEOUT_S,
         )
 

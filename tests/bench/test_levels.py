@@ -54,6 +54,8 @@ def test_label_names_engine_strategy_and_threads() -> None:
     plain = parse_contestant("vllm-serve")
     assert plain.is_plain and plain.is_target_alone and plain.threads is None
     assert not parse_contestant("fast/target").needs_vllm
+    config = Ground(BUNDLED_PAIR, Path("env/python"), 8).stack_config(parse_contestant("fast/target:targets=2"))
+    assert config.num_targets == 2
 
 
 @pytest.mark.parametrize(
@@ -65,6 +67,8 @@ def test_label_names_engine_strategy_and_threads() -> None:
         ("fast/targets", "targets"),
         ("fast/target:threads=0", "threads as one whole number"),
         ("fast/target:threads=1:threads=2", "threads as one whole number"),
+        ("fast/target:targets=two", "targets as one whole number"),
+        ("vllm-serve:targets=2", "leave targets out"),
         ("vllm-serve:gamma=2", "leave gamma=2 out"),
     ],
 )
