@@ -3,7 +3,9 @@
 import asyncio
 from contextlib import AsyncExitStack
 
-from tests.gateway.support import GENEROUS_S, GatewayFactory, eventually
+from semspec.keys import entry
+from semspec.types import Token
+from tests.gateway.support import GENEROUS_S, GatewayFactory, bearer, eventually
 
 
 async def test_request_over_http_waits_for_room(start_gateway: GatewayFactory) -> None:
@@ -85,3 +87,29 @@ async def test_choices_attached_again_have_their_room_together(start_gateway: Ga
     target.resume.set()
     for response in await asyncio.gather(*attached):
         assert response.status_code == 200 and response.text.endswith("data: [DONE]\n\n")
+
+
+async def test_owner_who_tokenizes_long_texts_leaves_room_for_others(start_gateway: GatewayFactory) -> None:
+    keys = {owner: f"sk-{owner}" for owner in ("greedy", "modest")}
+    gateway = await start_gateway(api_keys=" ".join(entry(owner, key) for owner, key in keys.items()))
+    held, begun = asyncio.Event(), list[str]()
+    tokenize = gateway.fakes.target.tokenize
+
+    async def slow(text: str) -> list[Token]:
+        begun.append(text)
+        if text == "slow":
+            await held.wait()
+        return await tokenize(text)
+
+    gateway.fakes.target.tokenize = slow  # type: ignore[method-assign]
+
+    async def ask(owner: str, text: str) -> int:
+        headers = bearer(keys[owner])
+        return (await gateway.http.post("/tokenize", json={"inputs": text}, headers=headers)).status_code
+
+    async with asyncio.timeout(GENEROUS_S):
+        many = asyncio.gather(*(ask("greedy", "slow") for _ in range(12)))
+        await eventually(lambda: len(begun) == 2)
+        assert await ask("modest", "quick") == 200 and begun == ["slow", "slow", "quick"]
+        held.set()
+        assert await many == [200] * 12
