@@ -260,8 +260,8 @@ def _add_load_options(parser: argparse.ArgumentParser) -> None:
         "--contestant",
         action="append",
         metavar="LABEL[,LABEL]",
-        help=f"ENGINE/STRATEGY[:knob=value...][:threads=N][:targets=N], ENGINE one of {', '.join(ENGINES)}, or {PLAIN}[:threads=N] "
-        f"(default: {','.join(usual_contestants())})",
+        help="ENGINE/STRATEGY[:knob=value...][:threads=N][:targets=N], "
+        f"ENGINE one of {', '.join(ENGINES)}, or {PLAIN}[:threads=N] (default: {','.join(usual_contestants())})",
     )
     add(
         "--streams",
