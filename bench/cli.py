@@ -33,9 +33,8 @@ SUITE = (
     "random:rule=sample", "transformers/assisted",
 )  # fmt: skip
 """All strategies with the pair's served settings, and a peer. token-level: the best of 2, 3, 4, 6 and 8 on `demo-tune`,
-also in one process, where its many calls cost least. `auto` is excluded, since the machine's load decides whether it is
-`semantic` or `target`. `random` uses the rule `sample`, since random probabilities pass the pair's low threshold almost
-always."""
+also in one process, where its many calls cost least. `random` uses the rule `sample`, since random
+probabilities pass the pair's low threshold almost always."""
 DEFAULT = "target,draft,semantic"
 RESULTS = Path("bench/results")
 MAX_DILATION, MAX_SESSIONS = 100.0, 128

@@ -25,7 +25,6 @@ SLOW = (
     "commands/test_doctor.py",
     "commands/test_health.py",
     "commands/test_trace.py",
-    "decoding/test_costs.py",
     "demo/test_bundled_pair.py",
     "demo/test_language.py",
     "demo/test_nli.py",

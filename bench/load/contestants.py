@@ -179,5 +179,5 @@ async def _model(http: httpx.AsyncClient) -> str:
 def usual_contestants() -> list[str]:
     """All engines and strategies, and vLLM's own server with one thread and with all cores."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    stacks = [f"{engine}/{strategy}" for engine in ("fast", "vllm") for strategy in ("target", "semantic", "auto")]
+    stacks = [f"{engine}/{strategy}" for engine in ("fast", "vllm") for strategy in ("target", "semantic")]
     return [*stacks, *(f"{PLAIN}:threads={threads}" for threads in sorted({1, cores}))]

@@ -30,7 +30,7 @@ NEAR = 0.12
 LINE = 0.035
 """Height of a name beside the axes, as a fraction of their height."""
 _COLOURS = {
-    "target": BLACK, "draft": GREY, "semantic": BLUE, "auto": BLUE, "semantic+token-level": SKY, "token-level": GREEN,
+    "target": BLACK, "draft": GREY, "semantic": BLUE, "semantic+token-level": SKY, "token-level": GREEN,
     "spec-reason": ORANGE, "spec-thinking": PURPLE, "last-hidden": RED,
 }  # fmt: skip
 """Colours of the common methods; all others share one."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from semspec.bench.configuration import Configuration
 from semspec.bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
-from semspec.decoding import Backends, Costs, Generation, Verifier, decode, prompts_of
+from semspec.decoding import Backends, Generation, Verifier, decode, prompts_of
 from semspec.decoding.protocols import WithoutProbes
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
@@ -28,8 +28,6 @@ class InProcessRunner:
 
     def __init__(self, backends: Backends, defaults: Generation) -> None:
         self._backends, self._defaults = backends, defaults
-        self._costs: dict[str, Costs] = {}
-        """Cost estimates of `auto` by label, since other options have other costs."""
 
     async def ask(self, ask: Ask) -> Outcome:
         try:
@@ -59,9 +57,7 @@ class InProcessRunner:
             draft_prompt=prompts.draft,
             fallback=prompts.fallback,
         )
-        costs = self._costs.setdefault(ask.configuration.label, Costs())
-        backends = replace(self._backends, costs=costs)
-        events = [event async for event in decode(generation, backends)]
+        events = [event async for event in decode(generation, self._backends)]
         latency_s = perf_counter() - start
         records = [event for event in events if isinstance(event, SegmentRecord)]
         [finished] = [event for event in events if isinstance(event, Finished)]

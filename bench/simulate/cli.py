@@ -124,16 +124,6 @@ def sensitivity(options: argparse.Namespace) -> int:
     return _written(options, tables, "surface", rows)
 
 
-def adapting(options: argparse.Namespace) -> int:
-    """Write the table of what `auto` reaches, from drafts that lose to drafts that win."""
-    from semspec.bench.simulate.studies import ADAPTIVE, adaptive
-    from semspec.training.report.document import Table
-
-    table = Table(ADAPTIVE, tuple(one.row() for one in adaptive(_workload(options), _host(options), _say)))
-    rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
-    return _written(options, {"auto": table}, "auto", rows)
-
-
 def _written(options: argparse.Namespace, tables: dict[str, Any], name: str, rows: Sequence[object]) -> int:
     """Write the tables, all numbers with the assumptions, and the page that quotes the tables."""
     from semspec.bench.report.page import readme_tables
@@ -209,7 +199,6 @@ def _parser() -> argparse.ArgumentParser:
     for name, command, purpose in (
         ("capacity", capacity, "tables of layouts and loads"),
         ("surface", sensitivity, "the gain over segment length and acceptance, beside the paper's rows"),
-        ("auto", adapting, "what auto reaches with drafts that lose and drafts that win"),
     ):
         study = commands.add_parser(name, help=purpose)
         study.set_defaults(command=command)

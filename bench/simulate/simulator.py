@@ -11,12 +11,11 @@ from semspec.bench.simulate.clock import run
 from semspec.bench.simulate.engines import REUNION_S, Host, Replica, SimulatedModel, SimulatedVerifier
 from semspec.bench.simulate.workload import Answer
 from semspec.decoding import Backends, Generation, decode
-from semspec.decoding.costs import Costs
 from semspec.decoding.protocols import Drafter, Target, Verifier
 from semspec.errors import InvalidRequest
 from semspec.types import Acceptance, Context, Piece, SamplingParams, SegmentRecord, Writer
 
-STRATEGIES = ("target", "draft", "semantic", "auto")
+STRATEGIES = ("target", "draft", "semantic")
 """Strategies that can be simulated: those whose time follows from segments and verdicts."""
 
 
@@ -111,7 +110,6 @@ class _Simulation:
             cast(Drafter, models[Writer.DRAFT]),
             cast(Target, models[Writer.TARGET]),
             cast(Verifier, SimulatedVerifier(self._host.judge_ms / 1e3)),
-            Costs(),
         )
         self._latencies_s: list[float] = []
         self._num_tokens = {Writer.DRAFT: 0, Writer.TARGET: 0}

@@ -17,7 +17,6 @@ SEGMENT_TOKENS = (10, 20, 40, 80)
 ACCEPTANCES = (0.6, 0.7, 0.8, 0.9, 0.95)
 FLEETS = (8, 64, 1000)
 """Numbers of GPUs to which units of a layout are repeated."""
-ADAPTIVE_ACCEPTANCES, ADAPTIVE_SESSIONS = (0.1, 0.3, 0.6, 0.9), (1, 2, 4, 8, 16, 32, 64)
 MANY = 32
 """Sessions of the second surface."""
 
@@ -140,57 +139,6 @@ def surface(
             gains[acceptance, length] = result.tokens_per_s / alone.tokens_per_s
         say(f"{num_sessions} sessions, acceptance {acceptance:g}")
     return Surface(num_sessions, gains)
-
-
-@dataclass(frozen=True, slots=True)
-class Adaptive:
-    """What `auto` reaches under one load, beside the strategies that it chooses between."""
-
-    acceptance: float
-    target: Result
-    semantic: Result
-    auto: Result
-
-    def row(self) -> tuple[str, ...]:
-        alone = self.target.tokens_per_s
-        gains = (f"{one.tokens_per_s / alone:.3f}" for one in (self.semantic, self.auto))
-        return (
-            f"{self.acceptance:g}",
-            str(self.target.setup.num_sessions),
-            f"{self.target.wall_s:.0f}",
-            f"{alone:,.0f}",
-            *gains,
-            f"{self.auto.target_ratio:.2f}",
-        )
-
-
-ADAPTIVE = (
-    "acceptance", "sessions", "the target alone takes s", "its tokens/s", "semantic, as a multiple",
-    "auto, as a multiple", "auto's target ratio",
-)  # fmt: skip
-
-
-def adaptive(
-    workload: Workload,
-    host: Host,
-    say: Say,
-    acceptances: Sequence[float] = ADAPTIVE_ACCEPTANCES,
-    sessions: Sequence[int] = ADAPTIVE_SESSIONS,
-    num_answers: int = 16,
-) -> Iterator[Adaptive]:
-    """`auto` from its first answer on, `num_answers` a session, with the served `gamma` of 2."""
-    for acceptance in acceptances:
-        for num_sessions in sessions:
-            answers = replace(workload, acceptance=acceptance).answers(num_answers * num_sessions)
-            found = Adaptive(
-                acceptance,
-                *(
-                    simulate(Setup(load_pace(PACE), strategy, num_sessions, gamma=2, host=host), answers)
-                    for strategy in ("target", "semantic", "auto")
-                ),
-            )
-            say(" | ".join(found.row()))
-            yield found
 
 
 def beside_paper(workload: Workload, host: Host, say: Say) -> Table:

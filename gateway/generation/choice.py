@@ -3,13 +3,12 @@
 import asyncio
 import json
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from time import monotonic
 
-from semspec.decoding import Backends, Costs, Generation, Target, decode
+from semspec.decoding import Backends, Generation, Target, decode
 from semspec.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -64,7 +63,6 @@ class ChoiceRunner:
         self._settings = settings
         self._audit = audit
         self._collection = collection
-        self._costs = _CostTable()
 
     async def run(
         self, choice: ChoiceRequest, output: ChoiceOutput, journal: Journal, lease: SessionLease | None, emit: Emit
@@ -124,8 +122,7 @@ class ChoiceRunner:
         generation = replace(choice.generation, context=choice.generation.context.extended(*kept))
         if output.fallback is not None:  # the fallback to the target alone outlasts a restart
             generation = replace(generation, fallback=output.fallback)
-        backends = replace(choice.served.pinned(self._backends), costs=self._costs.of(generation))
-        async with aclosing(decode(generation, backends)) as events:
+        async with aclosing(decode(generation, choice.served.pinned(self._backends))) as events:
             while output.stop_checker.stop is None:
                 # The prompt was accepted when it was encoded; else what is invalid now is not the client's mistake.
                 with _grammar_of(choice.request.format_field), broken_target(InvalidRequest, InternalError):
@@ -294,25 +291,3 @@ def _result_attributes(output: ChoiceOutput) -> dict[str, str | int | float | bo
             "semspec.fallback": numbers.fallback,
         }
     )
-
-
-class _CostTable:
-    """Cost estimates of the strategy `auto`, separate for each segmentation and acceptance rule: a stricter rule
-    accepts less, and another segmentation has segments of other lengths."""
-
-    MAX_KINDS = 64
-
-    def __init__(self) -> None:
-        self._costs: OrderedDict[tuple[str, str, float], Costs] = OrderedDict()
-
-    def of(self, generation: Generation) -> Costs | None:
-        """The estimates for generations of this kind; the least recently used kind is dropped."""
-        if generation.strategy != "auto":
-            return None
-        acceptance = generation.acceptance
-        kind = (generation.segmentation.value, acceptance.rule, round(acceptance.threshold, 1))
-        costs = self._costs.setdefault(kind, Costs())
-        self._costs.move_to_end(kind)
-        if len(self._costs) > self.MAX_KINDS:
-            self._costs.popitem(last=False)
-        return costs

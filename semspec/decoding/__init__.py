@@ -1,12 +1,11 @@
 """Decoding strategies: async algorithms that choose which model writes each segment, over three protocols."""
 
-from semspec.decoding.costs import Costs
 from semspec.decoding.loop import STRATEGIES, Generation, decode, options
 from semspec.decoding.prompts import Prompts, prompts_of
 from semspec.decoding.protocols import Backends, Drafter, Target, Verifier
 from semspec.decoding.strategy import Strategy
 
 __all__ = [
-    "STRATEGIES", "Backends", "Costs", "Drafter", "Generation", "Prompts", "Strategy", "Target", "Verifier", "decode",
-    "options", "prompts_of",
+    "STRATEGIES", "Backends", "Drafter", "Generation", "Prompts", "Strategy", "Target", "Verifier", "decode", "options",
+    "prompts_of",
 ]  # fmt: skip

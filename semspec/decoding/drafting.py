@@ -19,14 +19,14 @@ class Draft:
     def is_ahead(self) -> bool:
         return self._task is not None
 
-    def begin(self, progress: Progress, gamma: int) -> None:
+    def begin(self, progress: Progress) -> None:
         """Start drafting after `progress`, which assumes acceptance; the loop cancels it after a rejection."""
-        self._task = asyncio.create_task(self._write(progress, gamma, is_ahead=True))
+        self._task = asyncio.create_task(self._write(progress, is_ahead=True))
 
-    async def segments(self, progress: Progress, gamma: int) -> list[GeneratedSegment]:
-        """The segments drafted after `progress`: those drafted ahead if there are any, else `gamma` new ones."""
+    async def segments(self, progress: Progress) -> list[GeneratedSegment]:
+        """The segments drafted after `progress`: those drafted ahead if there are any, else new ones."""
         if self._task is None:
-            return await self._write(progress, gamma)
+            return await self._write(progress)
         task, self._task = self._task, None
         return await task
 
@@ -35,10 +35,10 @@ class Draft:
         task, self._task = self._task, None
         await cancelled(task)
 
-    async def _write(self, progress: Progress, gamma: int, is_ahead: bool = False) -> list[GeneratedSegment]:
+    async def _write(self, progress: Progress, is_ahead: bool = False) -> list[GeneratedSegment]:
         """The next `gamma` segments, or the alternatives of the next one."""
         num_drafts = num_alternatives(progress)
-        params = progress.params("draft", gamma if num_drafts == 1 else 1, self._want_states)
+        params = progress.params("draft", progress.generation.gamma if num_drafts == 1 else 1, self._want_states)
         params = replace(params, projection=self._projection, is_ahead=is_ahead)
         if num_drafts == 1:
             return await write_all(self._drafter, progress.draft_context, params)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields
 from typing import Any, get_args, get_type_hints
 
 from semspec.decoding import (
-    auto,
     likelihood,
     look_up,
     retrieval,
@@ -37,7 +36,6 @@ from semspec.types import (
 
 STRATEGIES: dict[str, Strategy] = {
     "semantic": semantic.STRATEGY,
-    "auto": auto.STRATEGY,
     "likelihood": likelihood.STRATEGY,
     "semantic+token-level": token_level.WITH_SEMANTIC,
     "token-level": token_level.STRATEGY,
@@ -112,8 +110,7 @@ async def decode(generation: Generation, backends: Backends) -> AsyncGenerator[E
 
     Closing the generator cancels all calls of the generation. The same generation on equivalent backends yields the
     same segments, regardless of caching, retries and resumption. Exceptions: `token-level` and `retrieval`, sampled and
-    resumed, yield other segments of the same distribution; so does the soft gate, resumed; `auto` depends on measured
-    times.
+    resumed, yield other segments of the same distribution; so does the soft gate, resumed.
 
     Raises: what the target raises. When the drafter or the verifier fails, the target writes alone instead.
     """

@@ -4,7 +4,6 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from semspec.decoding.costs import Costs
 from semspec.errors import Unavailable
 from semspec.likelihood import Calibration
 from semspec.types import (
@@ -149,8 +148,6 @@ class Backends:
     drafter: Drafter
     target: Target
     verifier: Verifier
-    costs: Costs | None = None
-    """Cost estimates that `auto` reads and updates; shared by generations."""
     projections: tuple[ProbeProjections, ...] = ()
     """What the engines are to apply to states for the verifier's probes; none: states are sent as they are."""
     likelihood: Calibration | None = None

@@ -103,7 +103,7 @@ async def rounds(progress: Progress, backends: Backends, judge: Judge, rewrite: 
     """Run rounds of drafting and judging until the end. Raises: BackendUnavailable, and what the target raises."""
     async with aclosing(Speculation(backends, judge, rewrite)) as speculation:
         while progress.finish_reason is None:
-            batch = await speculation.draft(progress, progress.generation.gamma)
+            batch = await speculation.draft(progress)
             if progress.generation.show_drafts:
                 yield Drafted(len(progress.segments), batch.segments)
             for judged in await speculation.judge(progress, batch):
@@ -120,8 +120,6 @@ class Batch:
     """Segments that follow one another."""
     times: StageTimes
     """Time the loop waited for all of them."""
-    was_ahead: bool
-    """Whether the draft started them before the loop requested them."""
     alternatives: Sequence[GeneratedSegment] = ()
     """Other drafts of the only segment in `generated`, in the order in which they may be kept instead."""
 
@@ -137,23 +135,22 @@ class Speculation:
         self._target, self._judge, self._rewrite = backends.target, judge, rewrite
         self._draft = Draft(backends.drafter, judge.draft_projection, judge.wants_draft_states)
 
-    async def draft(self, progress: Progress, gamma: int) -> Batch:
-        """Draft `gamma` segments after `progress`, or alternatives of the next one; or take what was drafted ahead, in
-        whatever number.
+    async def draft(self, progress: Progress) -> Batch:
+        """Draft the segments after `progress`, or alternatives of the next one; or take what was drafted ahead.
 
-        Starts drafting the next `gamma` segments if the generation allows draft-ahead. Raises: BackendUnavailable.
+        Starts drafting the next segments if the generation allows draft-ahead. Raises: BackendUnavailable.
         """
         clock, was_ahead = Stopwatch(), self._draft.is_ahead
-        drafted = await by_draft(self._draft.segments(progress, gamma))
+        drafted = await by_draft(self._draft.segments(progress))
         draft_ms = clock.lap_ms()
         num_following = 1 if num_alternatives(progress) > 1 else len(drafted)
         # The network's part of a wait for draft-ahead is unknown: the engine may have finished long before.
         engine_ms = draft_ms if was_ahead else sum(generated.duration_ms for generated in drafted[:num_following])
         times = waited("draft_ms", draft_ms, engine_ms)
-        batch = Batch(drafted[:num_following], times, was_ahead, drafted[num_following:])
+        batch = Batch(drafted[:num_following], times, drafted[num_following:])
         assumed = progress.after(*batch.segments)
         if progress.generation.draft_ahead and assumed.finish_reason is None:
-            self._draft.begin(assumed, gamma)
+            self._draft.begin(assumed)
         return batch
 
     async def judge(self, progress: Progress, batch: Batch) -> list[SegmentRecord]:

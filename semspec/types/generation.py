@@ -237,19 +237,6 @@ class StageTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
-    """The forecast by which the strategy `auto` chose between drafting and the target alone."""
-
-    gamma: int
-    """Segments to draft at a time; 0: the target alone."""
-    draft_ms_per_token: float | None
-    """Expected time per output token when drafting `gamma` segments, or with the best gamma if `gamma` is 0; None until
-    measured."""
-    target_ms_per_token: float | None
-    """Expected time per output token of the target alone; None until measured."""
-
-
-@dataclass(frozen=True, slots=True)
 class Judgement:
     """Semantic probabilities of one segment under each model, in [0, 1]."""
 
@@ -292,8 +279,6 @@ class SegmentRecord:
     times: StageTimes = StageTimes()
     fallback: str | None = None
     """Why the target wrote this segment alone, if a backend was unavailable."""
-    forecast: Forecast | None = None
-    """The forecast of `auto` for this segment."""
     logprobs: tuple[TokenLogprob, ...] | None = None
     """Logprobs of its writer, one per token, if requested."""
     num_cached_tokens: int | None = field(default=None, compare=False)

@@ -21,7 +21,7 @@ from semspec.stack import BUNDLED_PAIR
 from semspec.training.report.document import as_markdown
 from semspec.types import Message
 
-LABELS = ("fast/target", "fast/auto", "vllm-serve:threads=1", "vllm-serve:threads=2")
+LABELS = ("fast/target", "fast/semantic", "vllm-serve:threads=1", "vllm-serve:threads=2")
 QUESTION = Question("7", (Message("user", "How many?"),), "4")
 TASK = Task("sums", [replace(QUESTION, id=str(number)) for number in range(100)], lambda one, text: text.endswith(one))
 
@@ -79,7 +79,7 @@ def test_label_that_names_no_contestant_is_refused(label: str, named: str) -> No
 
 def test_stack_of_a_contestant_runs_its_roles_in_vllm_and_admits_all_streams() -> None:
     ground = Ground(BUNDLED_PAIR, Path("env/python"), max_streams=96)
-    config = ground.stack_config(parse_contestant("vllm/auto:threads=2"))
+    config = ground.stack_config(parse_contestant("vllm/semantic:threads=2"))
     python = str(Path("env/python").absolute())
     assert config.commands["target"] == (python, "-m", "semspec.services.target")
     assert config.commands["draft"][0] != python
@@ -90,7 +90,7 @@ def test_stack_of_a_contestant_runs_its_roles_in_vllm_and_admits_all_streams() -
         "SEMSPEC_TARGET_VLLM_MAX_NUM_SEQS": "96",
         "SEMSPEC_TARGET_THREADS": "2",
     }
-    both = ground.stack_config(parse_contestant("vllm-both/auto"))
+    both = ground.stack_config(parse_contestant("vllm-both/semantic"))
     assert both.commands["draft"] == (python, "-m", "semspec.services.draft")
     assert KV_BYTES == 4 << 30
 
@@ -223,14 +223,14 @@ def test_page_has_a_table_a_level_and_says_who_is_left_out(found: Sequence[Summa
         "settings": plan().settings,
         "environment": {"processor": "a processor", "num_cores": 2},
         "load_average": [0.5, 1.5],
-        "left_out": {"vllm/auto": "there is no python; run scripts/vllm-venv"},
+        "left_out": {"vllm/semantic": "there is no python; run scripts/vllm-venv"},
     }
     text = as_markdown("Load", page(found, facts))
     assert "## 4 streams" in text and "](load.png)" in text
-    row = next(line for line in text.splitlines() if line.startswith("| fast/auto |"))
+    row = next(line for line in text.splitlines() if line.startswith("| fast/semantic |"))
     assert row.endswith("| 1.50 (1.50 to 1.50) | 0.75 (0.75 to 0.75) | 1.00 (1.00 to 1.00) |")
     assert "| 0.750 ± 0.112 | 16, 2 failed |" in row and "| 600 / 950 | 1200 / 1900 |" in row
-    assert "- `vllm/auto` is left out: there is no python; run scripts/vllm-venv" in text
+    assert "- `vllm/semantic` is left out: there is no python; run scripts/vllm-venv" in text
     assert json.loads(json.dumps([one.as_json() for one in found]))[0]["label"] == "fast/target"
 
 
@@ -242,12 +242,12 @@ def test_command_of_a_page_is_the_run_it_came_from() -> None:
 
 async def test_contestants_that_cannot_run_are_left_out_with_the_remedy(tmp_path: Path) -> None:
     said: list[str] = []
-    alone = plan(contestants=[parse_contestant("vllm-serve"), parse_contestant("vllm/auto")])
+    alone = plan(contestants=[parse_contestant("vllm-serve"), parse_contestant("vllm/semantic")])
     with pytest.raises(Exception, match="no contestant can run here"):
         await Tournament(alone, tmp_path, said.append).run()
     assert said == [
         f"{label} is left out: there is no nowhere; run scripts/vllm-venv, or give an interpreter as --vllm"
-        for label in ("vllm-serve", "vllm/auto")
+        for label in ("vllm-serve", "vllm/semantic")
     ]
 
 

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from semspec.decoding import STRATEGIES as DISPATCHED
-from semspec.decoding import Backends, Costs, Generation, decode
+from semspec.decoding import Backends, Generation, decode
 from semspec.types import (
     Context,
     Drafted,
     Event,
-    Forecast,
     Judgement,
     SamplingParams,
     Segment,
@@ -24,8 +23,6 @@ from tests.fakes import FakeModel, FakeVerifier
 
 STRATEGIES = tuple(DISPATCHED)
 HELPED: tuple[str, ...] = tuple(strategy for strategy in STRATEGIES if strategy not in ("target", "draft"))
-REPRODUCIBLE: tuple[str, ...] = tuple(strategy for strategy in STRATEGIES if strategy != "auto")
-"""Strategies that do not depend on measured times."""
 BY_PROBES: tuple[str, ...] = ("semantic", "semantic+token-level", "semantic+retrieval", "last-hidden", "surprisal")
 PROPOSING: tuple[str, ...] = ("token-level", "semantic+token-level", "retrieval", "semantic+retrieval")
 CUES = ("", "wait, ", "yes, ", "check: ")
@@ -43,25 +40,6 @@ class ConstantVerifier(FakeVerifier):
     ) -> list[Judgement]:
         await super().judge(draft_states, scores, probes)
         return [self._judgement] * len(scores)
-
-
-class ScriptedCosts(Costs):
-    """Forecasts a fixed, repeating sequence of gammas, regardless of what it observes."""
-
-    def __init__(self, *gammas: int) -> None:
-        super().__init__()
-        self._gammas, self._num_asked = gammas, 0
-        self.observed: list[tuple[bool | None, int, bool]] = []
-
-    def observe(
-        self, record: SegmentRecord, num_drafted: int = 1, num_judged: int = 1, was_ahead: bool = False
-    ) -> None:
-        self.observed.append((record.accepted, num_drafted, was_ahead))
-
-    def forecast(self, max_gamma: int) -> Forecast:
-        gamma = self._gammas[self._num_asked % len(self._gammas)]
-        self._num_asked += 1
-        return Forecast(gamma, 2.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -101,8 +79,8 @@ def resumed(generation: Generation, segments: Sequence[Segment]) -> Generation:
     return replace(generation, context=generation.context.extended(*segments))
 
 
-async def run(generation: Generation, players: Players, costs: Costs | None = None) -> list[Event]:
-    return [event async for event in decode(generation, replace(players.backends, costs=costs))]
+async def run(generation: Generation, players: Players) -> list[Event]:
+    return [event async for event in decode(generation, players.backends)]
 
 
 def records(events: Sequence[Event]) -> list[SegmentRecord]:

@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,11 +24,9 @@ from tests.decoding.support import (
     CUES,
     HELPED,
     PROPOSING,
-    REPRODUCIBLE,
     STRATEGIES,
     ConstantVerifier,
     Players,
-    ScriptedCosts,
     generation,
     outcome,
     players,
@@ -60,7 +57,7 @@ async def test_budget_is_kept_to_the_token(strategy: str, max_tokens: int, agree
 
 
 @pytest.mark.parametrize(
-    "strategy", [strategy for strategy in REPRODUCIBLE if strategy not in ("token-level", "retrieval")]
+    "strategy", [strategy for strategy in STRATEGIES if strategy not in ("token-level", "retrieval")]
 )
 async def test_resumed_generation_equals_undisturbed_one(strategy: str) -> None:
     first = await generation(strategy=strategy)
@@ -72,7 +69,7 @@ async def test_resumed_generation_equals_undisturbed_one(strategy: str) -> None:
         assert rest == whole[cut:]
 
 
-@pytest.mark.parametrize("strategy", REPRODUCIBLE)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 async def test_same_request_has_the_same_outcome(strategy: str) -> None:
     first = await generation(strategy=strategy)
     assert outcome(await run(first, players(remarks=CUES))) == outcome(await run(first, players(remarks=CUES)))
@@ -99,7 +96,7 @@ async def test_lost_drafter_lets_the_target_finish_alone(strategy: str, error: S
 
 
 @pytest.mark.parametrize("error", LOSSES, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("strategy", [*BY_PROBES, "auto"])
+@pytest.mark.parametrize("strategy", BY_PROBES)
 async def test_lost_verifier_lets_the_target_finish_alone(strategy: str, error: SemspecError) -> None:
     fakes = players(num_segments=12)
     events = await losing(fakes, fakes.verifier, strategy, error)
@@ -117,7 +114,7 @@ async def losing(fakes: Players, player: Any, strategy: str, error: SemspecError
     """The events of a generation that loses `player` after its second segment."""
     events: list[Event] = []
     params = await generation(strategy=strategy, draft_ahead=False)
-    async for event in decode(params, replace(fakes.backends, costs=ScriptedCosts(1))):
+    async for event in decode(params, fakes.backends):
         events.append(event)
         if len(events) == 2:
             player.errors.append(error)

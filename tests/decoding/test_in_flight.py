@@ -13,7 +13,6 @@ from tests.decoding.support import (
     BY_PROBES,
     CUES,
     Players,
-    ScriptedCosts,
     generation,
     outcome,
     players,
@@ -23,7 +22,7 @@ from tests.decoding.support import (
 )
 from tests.fakes import FakeModel
 
-SHOWING: tuple[str, ...] = (*BY_PROBES, "random", "auto", "spec-reason")
+SHOWING: tuple[str, ...] = (*BY_PROBES, "random", "spec-reason")
 
 
 class Pensive(FakeModel):
@@ -40,10 +39,8 @@ class Pensive(FakeModel):
 @pytest.mark.parametrize("gamma", [1, 3])
 async def test_outcome_is_the_same_with_drafts_shown_and_without(strategy: str, gamma: int) -> None:
     params = {"strategy": strategy, "gamma": gamma}
-    with_drafts = await run(
-        await generation(**params, show_drafts=True), players(num_segments=12), ScriptedCosts(gamma)
-    )
-    without = await run(await generation(**params), players(num_segments=12), ScriptedCosts(gamma))
+    with_drafts = await run(await generation(**params, show_drafts=True), players(num_segments=12))
+    without = await run(await generation(**params), players(num_segments=12))
     assert shown(with_drafts) and not shown(without)
     assert outcome([event for event in with_drafts if not isinstance(event, Drafted)]) == outcome(without)
 
@@ -51,7 +48,7 @@ async def test_outcome_is_the_same_with_drafts_shown_and_without(strategy: str, 
 @pytest.mark.parametrize("strategy", SHOWING)
 async def test_records_say_what_became_of_the_drafts_shown(strategy: str) -> None:
     params = await generation(strategy=strategy, gamma=3, show_drafts=True)
-    events = await run(params, players(num_segments=12), ScriptedCosts(3))
+    events = await run(params, players(num_segments=12))
     pending: list[Segment] = []
     for event in events:
         if isinstance(event, Drafted):

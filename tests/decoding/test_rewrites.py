@@ -27,7 +27,6 @@ from tests.decoding.support import (
     CUES,
     ConstantVerifier,
     Players,
-    ScriptedCosts,
     generation,
     outcome,
     players,
@@ -258,16 +257,16 @@ async def test_greedy_drafts_have_no_alternatives() -> None:
     assert fakes.target.num_read == fakes.verifier.num_judged == num_segments
 
 
-@pytest.mark.parametrize("strategy", ["semantic", "auto", "random", "semantic+token-level", "semantic+retrieval"])
+@pytest.mark.parametrize("strategy", ["semantic", "random", "semantic+token-level", "semantic+retrieval"])
 @pytest.mark.parametrize("changes", [{"num_drafts": 2}, {"num_drafts": 4, "look_up": True}])
 async def test_alternatives_are_the_same_ahead_and_resumed(strategy: str, changes: dict[str, Any]) -> None:
     own = await generation(strategy=strategy, **changes)
-    whole = outcome(await run(own, players(num_segments=20), ScriptedCosts(2)))
-    in_turn = outcome(await run(replace(own, draft_ahead=False), players(num_segments=20), ScriptedCosts(2)))
+    whole = outcome(await run(own, players(num_segments=20)))
+    in_turn = outcome(await run(replace(own, draft_ahead=False), players(num_segments=20)))
     assert whole == in_turn
     kept = [step.segment for step in records(whole)]  # type: ignore[arg-type]
     for cut in (1, 7, 13):
-        rest = outcome(await run(resumed(own, kept[:cut]), players(num_segments=20), ScriptedCosts(2)))
+        rest = outcome(await run(resumed(own, kept[:cut]), players(num_segments=20)))
         assert rest == whole[cut:]
     assert num_running() == 0
 

@@ -15,8 +15,8 @@ from tests.gateway.fakes import FakeModel, Fakes, FakeVerifier
 from tests.gateway.support import GENEROUS_S, Gateway, GatewayFactory, eventually
 from tests.gateway.test_resume import only_running
 
-BY_TARGET = [s for s in STRATEGIES if s not in ("token-level", "retrieval", "auto", "spec-thinking", "draft")]
-"""By ADR 8 and 12 the first two go on with other words; the others hardly need the target."""
+BY_TARGET = [s for s in STRATEGIES if s not in ("token-level", "retrieval", "spec-thinking", "draft")]
+"""By ADR 8 the first two go on with other words; the others hardly need the target."""
 OUTAGE = 5
 """Calls in a row that nobody answers."""
 

@@ -17,8 +17,8 @@ from tests.gateway.fakes import NUM_SEGMENTS, Fakes
 from tests.gateway.support import Gateway, GatewayFactory, RedisServer, eventually
 
 MESSAGES = [{"role": "user", "content": "How many?"}]
-REPEATABLE = [strategy for strategy in STRATEGIES if strategy not in ("token-level", "retrieval", "auto")]
-"""By ADR 8 and 12 the other two go on with other words."""
+REPEATABLE = [strategy for strategy in STRATEGIES if strategy not in ("token-level", "retrieval")]
+"""By ADR 8 the other two go on with other words."""
 
 
 async def test_finished_stream_can_be_read_again(gateway: Gateway) -> None:

@@ -30,7 +30,7 @@ TARGETS = (
 )
 DRAFTS = "{{ 'Day 1: ' }}{% for message in messages %}{{ message['content'] + ' ' }}{% endfor %}{{ '<think>\n\n' }}"
 QUESTION = "Tom has pens: 25. Day 1: Tom sells 6 pens. How many pens does Tom have now?"
-DRAFTING = [name for name, strategy in STRATEGIES.items() if Writer.DRAFT in strategy.writers and name != "auto"]
+DRAFTING = [name for name, strategy in STRATEGIES.items() if Writer.DRAFT in strategy.writers]
 
 Engines = tuple[TransformersEngine, TransformersEngine]
 

@@ -170,7 +170,6 @@ def record(index: int, text: str, verdict: str = "accepted", **fields: Any) -> J
         "score": None,
         "times": {"draft_ms": 2.0, "read_ms": 3.0, "judge_ms": 1.0, "write_ms": 0.0, "wire_ms": 1.5},
         "fallback": None,
-        "forecast": None,
         **fields,
     }
 

@@ -15,7 +15,6 @@ export const BUNDLED = "semspec-demo";
 const ABOUT = {
   "": "The strategy this server has as its default.",
   semantic: "Drafted segments are accepted by what they mean.",
-  auto: "Semantic, with gamma chosen by measured cost; the target alone where drafting does not pay.",
   "semantic+token-level": "Semantic; refused segments are written with token-level speculation.",
   "semantic+retrieval": "Semantic; refused segments are written with retrieved tokens.",
   "token-level": "The draft proposes tokens, the target verifies them. Lossless.",

@@ -61,7 +61,6 @@ export class Inspector {
       table(record.rejected ? "Judgement of the refused draft" : "Judgement", judgement(record, generation.parameters)),
       table("Text", text(record)),
       stages(record.times ?? {}),
-      table("Forecast of auto", forecast(record.forecast)),
     );
     this.panel.classList.add("open");
   }
@@ -88,15 +87,6 @@ function text(record) {
     rows.push(["tokens proposed, kept", `${record.num_proposed_tokens}, ${record.num_accepted_tokens}`]);
   }
   return rows;
-}
-
-function forecast(expected) {
-  if (!expected) return [];
-  return [
-    ["gamma chosen", expected.gamma || "target alone"],
-    ["drafting, a token", milliseconds(expected.draft_ms_per_token)],
-    ["target alone, a token", milliseconds(expected.target_ms_per_token)],
-  ];
 }
 
 /** A captioned list of names and values; nothing if it has no rows. */
