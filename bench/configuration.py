@@ -48,7 +48,7 @@ _KNOBS: Mapping[str, Callable[[str], Any]] = {
     "likelihood_threshold": float,
     "score_method": _one_of(*get_args(ScoreMethod)),
     "score_threshold": float,
-    **{name: _one_of("on", "off") for name in ("ahead", "look_up", "propose_ahead", "retrieval_tree")},
+    **{name: _one_of("on", "off") for name in ("ahead", "retrieval_tree")},
     **RETRIEVAL_KNOBS,
 }
 _PEER_KNOBS: Mapping[str, Callable[[str], Any]] = {"tokens": int}
@@ -69,7 +69,7 @@ class Configuration:
     def options(self) -> dict[str, Any]:
         """The request's `semspec` object, with only the label's options."""
         named = {"gamma", "token_gamma", "num_drafts", "segmentation", "likelihood_threshold", *RETRIEVAL_KNOBS}
-        flags = {"draft_ahead": "ahead", **{name: name for name in ("look_up", "propose_ahead", "retrieval_tree")}}
+        flags = {"draft_ahead": "ahead", "retrieval_tree": "retrieval_tree"}
         options: dict[str, Any] = {"strategy": self.method}
         options |= {name: value for name, value in self.knobs.items() if name in named}
         options |= {name: self.knobs[knob] == "on" for name, knob in flags.items() if knob in self.knobs}

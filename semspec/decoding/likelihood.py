@@ -9,10 +9,9 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from semspec.decoding.look_up import by_target
 from semspec.decoding.protocols import Backends
 from semspec.decoding.semantic import Judge, rounds
-from semspec.decoding.steps import Progress, Step
+from semspec.decoding.steps import Progress, Step, by_target
 from semspec.decoding.strategy import Option, Strategy
 from semspec.errors import Mismatch
 from semspec.likelihood import Calibration

@@ -10,7 +10,6 @@ from typing import Any, get_args, get_type_hints
 
 from semspec.decoding import (
     likelihood,
-    look_up,
     retrieval,
     semantic,
     single,
@@ -52,9 +51,7 @@ STRATEGIES: dict[str, Strategy] = {
 
 
 @dataclass(frozen=True)
-class Generation(
-    semantic.Options, likelihood.Options, look_up.Options, token_level.Options, retrieval.Options, spec_reason.Options
-):
+class Generation(semantic.Options, likelihood.Options, token_level.Options, retrieval.Options, spec_reason.Options):
     """What to generate, and how. A strategy reads only its own options and ignores the others."""
 
     context: Context

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Annotated
 
 from semspec.decoding.drafting import Draft, alternative, num_alternatives
-from semspec.decoding.look_up import by_target
 from semspec.decoding.protocols import Backends
 from semspec.decoding.steps import (
     Progress,
@@ -24,6 +23,7 @@ from semspec.decoding.steps import (
     Step,
     Stopwatch,
     by_draft,
+    by_target,
     of_drafted,
     or_backend_unavailable,
     shared,

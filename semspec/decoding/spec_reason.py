@@ -11,7 +11,6 @@ others.
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 
-from semspec.decoding.look_up import by_target
 from semspec.decoding.protocols import Backends, Drafter, Target
 from semspec.decoding.steps import (
     Progress,
@@ -19,6 +18,7 @@ from semspec.decoding.steps import (
     Step,
     Stopwatch,
     by_draft,
+    by_target,
     of_drafted,
     total,
     waited,

@@ -34,12 +34,10 @@ def test_knobs_reach_the_request_and_the_loop_alike() -> None:
     assert generation.acceptance == Acceptance("threshold", 0.3)
 
 
-def test_options_of_rewrites_and_alternatives_have_knobs() -> None:
-    looked_up = parse("semantic:look_up=on:num_drafts=2")
-    assert looked_up.options == {"strategy": "semantic", "num_drafts": 2, "look_up": True}
-    ahead = parse("in-process/semantic+token-level:propose_ahead=off").options
-    assert ahead == {"strategy": "semantic+token-level", "propose_ahead": False}
-    assert with_options(DEFAULTS, looked_up).look_up and not DEFAULTS.look_up
+def test_alternatives_have_a_knob() -> None:
+    two = parse("semantic:num_drafts=2")
+    assert two.options == {"strategy": "semantic", "num_drafts": 2}
+    assert with_options(DEFAULTS, two).num_drafts == 2 > DEFAULTS.num_drafts
 
 
 def test_options_of_retrieval_have_knobs() -> None:
