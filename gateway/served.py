@@ -177,12 +177,12 @@ def mismatch(served: Served, settings: GatewaySettings) -> str | None:
         )
     if not served.segmentations("semantic"):
         return "draft, target and verifier have no segmentation in common: use probes trained for one the engines have"
-    strategy, segmentation = settings.default_strategy, settings.default_segmentation
+    strategy, segmentation = settings.defaults.strategy, settings.defaults.segmentation
     if unsupported_reason := served.unsupported_reason(strategy):
-        return f"the default strategy (SEMSPEC_GATEWAY_DEFAULT_STRATEGY) is unsupported: {unsupported_reason}"
+        return f"the default strategy (SEMSPEC_GATEWAY_DEFAULTS) is unsupported: {unsupported_reason}"
     if segmentation not in (supported := served.segmentations(strategy)):
         return (
-            f"the default segmentation (SEMSPEC_GATEWAY_DEFAULT_SEGMENTATION) is {segmentation.value}, but the "
+            f"the default segmentation (SEMSPEC_GATEWAY_DEFAULTS) is {segmentation.value}, but the "
             f"services support only {', '.join(sorted(supported))} for {strategy}: set it, or use probes trained for "
             f"{segmentation.value}"
         )

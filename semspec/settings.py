@@ -10,7 +10,16 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-from pydantic import Field, JsonValue, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    JsonValue,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
@@ -160,13 +169,15 @@ class Setting:
         return "required" if self.is_required else "unset" if self.default is None else self.default
 
 
-def described(settings_class: type[BaseSettings]) -> Iterator[Setting]:
-    """Every setting of a class, inherited ones first."""
+def described(settings_class: type[BaseModel]) -> Iterator[Setting]:
+    """Every setting of a class, inherited ones first, or every key of an object that is a setting."""
     schema = settings_class.model_json_schema()
     for name, field in schema["properties"].items():
         default = settings_class.model_fields[name].get_default()
         if isinstance(default, SecretStr):  # a default is no secret
             default = default.get_secret_value()
+        if isinstance(default, BaseModel):
+            default = {}
         yield Setting(
             _variable(settings_class, name),
             _values(schema, field),
@@ -232,7 +243,8 @@ def read_settings(settings_class: type[S]) -> S:
     except ValidationError as error:
         problems = [_problem(settings_class, [*detail["loc"]], detail["msg"]) for detail in error.errors()]
     except SettingsError as error:
-        problems = [str(error)]
+        name = str(error).split('"')[1]  # 'error parsing value for field "defaults" from source ...'
+        problems = [f"{_variable(settings_class, name)}: Input should be a JSON object"]
     raise InvalidRequest("; ".join(problems))
 
 
@@ -240,7 +252,8 @@ def _problem(settings_class: type[BaseSettings], location: list[int | str], comp
     name = str(location[0]) if location else ""
     field = settings_class.model_fields.get(name)
     remedy = f" ({field.description})" if field and field.description else ""
-    return f"{_variable(settings_class, name)}: {complaint}{remedy}"
+    part = "".join(f"{key}: " for key in location[1:])
+    return f"{_variable(settings_class, name)}: {part}{complaint}{remedy}"
 
 
 def _unknown_variables(settings_class: type[BaseSettings]) -> list[str]:
@@ -266,5 +279,5 @@ def _variables(settings_class: type[BaseSettings]) -> list[str]:
     return [_variable(settings_class, name) for name in settings_class.model_fields]
 
 
-def _variable(settings_class: type[BaseSettings], name: str) -> str:
+def _variable(settings_class: type[BaseModel], name: str) -> str:
     return f"{settings_class.model_config.get('env_prefix') or ''}{name}".upper()

@@ -295,9 +295,7 @@ async def test_process_that_keeps_ending_is_started_after_longer_delays_until_it
 def test_bundled_configuration_becomes_the_gateways_defaults(tmp_path: Path) -> None:
     (tmp_path / "serving.json").write_text('{"strategy": "semantic", "gamma": 1, "threshold": 0.5}')
     assert StackConfig(target_probe=tmp_path / "target.safetensors").gateway_defaults() == {
-        "SEMSPEC_GATEWAY_DEFAULT_STRATEGY": "semantic",
-        "SEMSPEC_GATEWAY_DEFAULT_GAMMA": "1",
-        "SEMSPEC_GATEWAY_DEFAULT_THRESHOLD": "0.5",
+        "SEMSPEC_GATEWAY_DEFAULTS": '{"strategy": "semantic", "gamma": 1, "threshold": 0.5}'
     }
 
 
@@ -328,12 +326,9 @@ def test_folder_without_probes_is_served_by_its_calibration(tmp_path: Path) -> N
     (tmp_path / "probes" / "serving.json").write_text('{"strategy": "semantic", "gamma": 2}')
     pair = StackConfig.of_pair(tmp_path)
     assert pair.roles == ("draft", "target") and pair.calibration == tmp_path / "probes" / "likelihood.json"
-    assert pair.gateway_defaults() == {
-        "SEMSPEC_GATEWAY_DEFAULT_STRATEGY": "likelihood",
-        "SEMSPEC_GATEWAY_DEFAULT_GAMMA": "2",
-    }
+    assert pair.gateway_defaults() == {"SEMSPEC_GATEWAY_DEFAULTS": '{"strategy": "likelihood", "gamma": 2}'}
     chosen = replace(pair, serving={"strategy": "target"})
-    assert chosen.gateway_defaults() == {"SEMSPEC_GATEWAY_DEFAULT_STRATEGY": "target"}
+    assert chosen.gateway_defaults() == {"SEMSPEC_GATEWAY_DEFAULTS": '{"strategy": "target"}'}
     (tmp_path / "probes" / "target.safetensors").touch()
     assert StackConfig.of_pair(tmp_path).has_probes and StackConfig.of_pair(tmp_path).calibration == pair.calibration
 

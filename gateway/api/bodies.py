@@ -20,15 +20,21 @@ from semspec.gateway.api.neutral import (
     SERVED_IN_CHATS,
     Repetition,
     Strict,
-    Temperature,
     Text,
     Tolerant,
-    TopP,
     encodable,
     parsed_json,
 )
 from semspec.gateway.api.variables import Effort, TemplateVariables
-from semspec.gateway.settings import MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOPS, PLAIN_OPTIONS, StrategyName
+from semspec.gateway.settings import (
+    MAX_LOGPROBS,
+    MAX_STOP_LENGTH,
+    MAX_STOPS,
+    PLAIN_OPTIONS,
+    StrategyName,
+    Temperature,
+    TopP,
+)
 from semspec.types import MAX_SCORE, AcceptanceRule, Message, Role, ScoreMethod
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from semspec.text import is_utf8
-from semspec.types import LEAST_POSITIVE, LEAST_REPETITION
+from semspec.types import LEAST_REPETITION
 
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "audio": (),
@@ -108,14 +108,6 @@ def encodable(text: str) -> str:
 Text = Annotated[str, AfterValidator(encodable)]
 
 
-def _not_tiny(number: float) -> float:
-    if 0 < number < LEAST_POSITIVE:
-        raise ValueError(f"Input should be 0, or at least {LEAST_POSITIVE}")
-    return number
-
-
-Temperature = Annotated[float, Field(ge=0, le=2), AfterValidator(_not_tiny)]
-TopP = Annotated[float, Field(ge=LEAST_POSITIVE, le=1)]
 Repetition = Annotated[float, Field(ge=LEAST_REPETITION, le=10)]
 
 

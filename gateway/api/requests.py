@@ -145,15 +145,15 @@ def _plan(body: GenerationRequest, settings: GatewaySettings) -> Generation:
     plan = Generation(
         context=Context(()),
         sampling=SamplingParams(
-            temperature=settings.default_temperature if body.temperature is None else body.temperature,
-            top_p=settings.default_top_p if body.top_p is None else body.top_p,
+            temperature=settings.defaults.temperature if body.temperature is None else body.temperature,
+            top_p=settings.defaults.top_p if body.top_p is None else body.top_p,
             top_k=max(0, body.top_k or 0),
             min_p=body.min_p or 0.0,
         ),
         penalties=penalties,
         strategy=strategy,
         **_plain_options(options, settings),
-        segmentation=Segmentation(options.segmentation or settings.default_segmentation),
+        segmentation=Segmentation(options.segmentation or settings.defaults.segmentation),
         acceptance=_acceptance(options, settings),
         scoring=_scoring(options, settings),
         show_drafts=bool(options.trace and body.stream),
@@ -182,7 +182,7 @@ def _penalty_field(api: Api, body: GenerationRequest) -> str:
 def _plain_options(options: Extension, settings: GatewaySettings) -> dict[str, Any]:
     """The strategies' options, from the request or by default."""
     given = {name: getattr(options, name, None) for name in PLAIN_OPTIONS}
-    return {name: getattr(settings, f"default_{name}") if value is None else value for name, value in given.items()}
+    return {name: getattr(settings.defaults, name) if value is None else value for name, value in given.items()}
 
 
 def _stops(body: GenerationRequest) -> tuple[str, ...]:
@@ -193,19 +193,19 @@ def _strategy(model: str, options: Extension, settings: GatewaySettings) -> str:
     alias = model.removeprefix(settings.model_name).lstrip(":") or None
     if alias is not None and options.strategy not in (None, alias):
         raise InvalidRequest(f"the model {model!r} already names another strategy", "semspec.strategy")
-    return str(alias or options.strategy or settings.default_strategy)
+    return str(alias or options.strategy or settings.defaults.strategy)
 
 
 def _acceptance(options: Extension, settings: GatewaySettings) -> Acceptance:
     given = options.acceptance
-    rule = given.rule or (settings.default_acceptance_rule if given.threshold is None else "threshold")
-    return Acceptance(rule, settings.default_threshold if given.threshold is None else given.threshold)
+    rule = given.rule or (settings.defaults.acceptance_rule if given.threshold is None else "threshold")
+    return Acceptance(rule, settings.defaults.threshold if given.threshold is None else given.threshold)
 
 
 def _scoring(options: Extension, settings: GatewaySettings) -> Scoring:
     given = options.scoring
-    threshold = settings.default_score_threshold if given.threshold is None else given.threshold
-    return Scoring(given.method or settings.default_score_method, threshold)
+    threshold = settings.defaults.score_threshold if given.threshold is None else given.threshold
+    return Scoring(given.method or settings.defaults.score_method, threshold)
 
 
 class TextRequest(CompletionRequest):

@@ -6,9 +6,10 @@ from pydantic import Discriminator, Field, Tag
 
 from semspec.gateway.api.bodies import Extension, False_, ObjectText, or_default, text_or_list
 from semspec.gateway.api.formats import MAX_TOOLS, ResponseTool, ResponseToolChoice, TextOptions
-from semspec.gateway.api.neutral import RESPONSES_NEUTRAL, Strict, Temperature, Text, Tolerant, TopP
+from semspec.gateway.api.neutral import RESPONSES_NEUTRAL, Strict, Text, Tolerant
 from semspec.gateway.api.statistics import AnswerMetrics, CompletionTokens, PromptTokens, Statistics
 from semspec.gateway.api.variables import Effort, ReasoningOptions, TemplateVariables
+from semspec.gateway.settings import Temperature, TopP
 from semspec.records import Body, if_any
 from semspec.types import Role
 

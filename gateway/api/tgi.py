@@ -67,7 +67,7 @@ def router(responder: Responder, readiness: Readiness, settings: GatewaySettings
     async def info() -> TgiInfo:
         """The served model and its limits."""
         served = readiness.require()
-        window = served.max_context_tokens(settings.default_strategy)
+        window = served.max_context_tokens(settings.defaults.strategy)
         return TgiInfo(
             model_id=settings.model_name,
             model_sha=served.target.fingerprint,

@@ -10,14 +10,12 @@ from semspec.gateway.api.neutral import (
     TGI_NEUTRAL,
     Repetition,
     Strict,
-    Temperature,
     Text,
     Tolerant,
-    TopP,
     parsed_json,
 )
 from semspec.gateway.generation.grammar import json_grammar, regex_grammar
-from semspec.gateway.settings import MAX_LOGPROBS, MAX_STOPS
+from semspec.gateway.settings import MAX_LOGPROBS, MAX_STOPS, Temperature, TopP
 from semspec.grammars.limits import check_pattern
 
 

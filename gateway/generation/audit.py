@@ -76,7 +76,7 @@ class Audit:
     ) -> None:
         self._backends, self._readiness, self._admission = backends, readiness, admission
         self._metrics, self._settings = metrics.audit, settings
-        self._default = Acceptance(settings.default_acceptance_rule, settings.default_threshold)
+        self._default = Acceptance(settings.defaults.acceptance_rule, settings.defaults.threshold)
         self._cases: deque[Case] = deque()
         self._changed = asyncio.Event()
         admission.on_change = self._changed.set
@@ -178,7 +178,7 @@ class Audit:
         params = replace(Progress(generation, case.context).params("target", 1), num_logprobs=None, is_ahead=True)
         seed = derive_seed(generation.sampling.seed, "audit", len(case.context.pieces))
         sampling = replace(
-            params.sampling, temperature=params.sampling.temperature or self._settings.default_temperature
+            params.sampling, temperature=params.sampling.temperature or self._settings.defaults.temperature
         )
         seeds = [derive_seed(seed, "sample", number) for number in range(self._settings.audit_samples)]
         written = await together(

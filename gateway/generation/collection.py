@@ -82,7 +82,7 @@ class Collection:
         """Whether the request's answers are to be listed: a share of those whose owner consents. Answers that are held
         to a grammar are not what the models say by themselves, and those with `store: false` are not to be kept."""
         plan, settings = request.plan, self._settings
-        is_usual = not plan.grammar and plan.segmentation is settings.default_segmentation
+        is_usual = not plan.grammar and plan.segmentation is settings.defaults.segmentation
         is_drawn = uniform(crc32(request.id.encode()), "collect", 0) < settings.collect_share
         return request.may_be_collected and is_usual and is_drawn and self._keys.has(request.owner, CONSENTS)
 
@@ -118,7 +118,7 @@ class Collection:
         entries = await self._store.collected(after, limit)
         found = await asyncio.gather(*(self._answer(id, served) for _, id in entries))
         position = entries[-1][0] if entries else after
-        return Page(tuple(filter(None, found)), position, served, self._settings.default_segmentation)
+        return Page(tuple(filter(None, found)), position, served, self._settings.defaults.segmentation)
 
     async def _answer(self, id: str, served: Served) -> Answer | None:
         try:
@@ -126,7 +126,7 @@ class Collection:
         except NotFound:  # it has expired
             return None
         choice, lines = stored_choice(id, meta, served), await self._store.trace(id)
-        is_own = choice.generation.segmentation is self._settings.default_segmentation and _is_of(meta, served)
+        is_own = choice.generation.segmentation is self._settings.defaults.segmentation and _is_of(meta, served)
         if not (is_own and self._keys.has(choice.request.owner, CONSENTS)):
             return None
         with reading(f"generation {id}"):

@@ -38,8 +38,8 @@ class Strategy:
     """How segments are generated, and what that requires of the served models and probes.
 
     The fields of the dataclass `Options` in a strategy's file are the request options it reads, each annotated with its
-    limits. `gateway` derives from them the fields of a request's `semspec` object and the settings
-    `SEMSPEC_GATEWAY_DEFAULT_*`.
+    limits. `gateway` derives from them the fields of a request's `semspec` object and the keys of
+    `SEMSPEC_GATEWAY_DEFAULTS`.
     """
 
     rounds: Rounds

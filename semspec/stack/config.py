@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +18,7 @@ Command = tuple[str, ...]
 
 API_KEYS = "SEMSPEC_GATEWAY_API_KEYS"
 MODEL_NAME = "SEMSPEC_GATEWAY_MODEL_NAME"
+DEFAULTS = "SEMSPEC_GATEWAY_DEFAULTS"
 ENDING_S = 4
 """Seconds that the gateway may take to end after its drain."""
 OWNER = "stack"
@@ -47,7 +49,7 @@ class StackConfig:
     port: int = 0
     """Port of the gateway; 0 takes a free one."""
     serving: Mapping[str, object] | None = None
-    """Default request options of the gateway, named as in `SEMSPEC_GATEWAY_DEFAULT_*`. None: those in `serving.json`
+    """Default request options of the gateway, named as in `SEMSPEC_GATEWAY_DEFAULTS`. None: those in `serving.json`
     next to the target's probe, the recommended rule for the pair, if the file exists; without probes, next to the
     calibration."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -163,14 +165,17 @@ class StackConfig:
         return self.environment.get(variable) or os.environ.get(variable, "")
 
     def gateway_defaults(self) -> dict[str, str]:
-        """`SEMSPEC_GATEWAY_DEFAULT_*` for the values in `serving`; the gateway rejects unknown names."""
+        """`SEMSPEC_GATEWAY_DEFAULTS` with the values in `serving`; the gateway rejects wrong ones."""
         usual = "retrieval" if self.draft_model is None else "likelihood" if self.calibration else "target"
         without_probes = {} if self.has_probes else {"strategy": usual}
         if self.serving is None:
             values = {**self.read_serving(), **without_probes}
         else:
             values = {**without_probes, **self.serving}
-        return {f"SEMSPEC_GATEWAY_DEFAULT_{name.upper()}": str(value) for name, value in values.items()}
+        given = self.given(DEFAULTS) or "{}"
+        with suppress(ValueError, TypeError):  # which the gateway reports
+            given = json.dumps({**json.loads(given), **values})
+        return {DEFAULTS: given} if given != "{}" else {}
 
     def read_serving(self) -> Mapping[str, object]:
         """The contents of `serving.json` next to the target's probe, or else the calibration; empty if there is none.

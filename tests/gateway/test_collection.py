@@ -187,7 +187,7 @@ async def test_answers_of_other_models_are_not_handed_out(collecting: Any) -> No
     fakes.target.model_info = replace(fakes.target.model_info, fingerprint="another")
     fakes.verifier.verifier_info = replace(fakes.verifier.verifier_info, target_model="another")
     fakes.drafter.model_info = replace(fakes.drafter.model_info, datastore="", datastore_model="")
-    other = await collecting(replace(fakes, is_calibrated=False), default_strategy="target")
+    other = await collecting(replace(fakes, is_calibrated=False), defaults={"strategy": "target"})
     assert (await page(other))["data"] == []
 
 

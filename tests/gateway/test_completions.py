@@ -152,7 +152,7 @@ async def test_seed_is_drawn_and_reported(gateway: Gateway) -> None:
 
 async def test_models_list_each_strategy(gateway: Gateway) -> None:
     names = [model.id async for model in gateway.openai.models.list()]
-    assert names == ["semspec-demo", *(f"semspec-demo:{strategy}" for strategy in STRATEGIES)] and len(names) == 15
+    assert names == ["semspec-demo", *(f"semspec-demo:{strategy}" for strategy in STRATEGIES)]
     assert (await gateway.openai.models.retrieve("semspec-demo:draft")).id == "semspec-demo:draft"
     for name in names[1:]:
         answer = (await gateway.chat(model=name)).json()
@@ -190,7 +190,7 @@ async def test_tokens_proposed_at_a_time_are_as_asked(gateway: Gateway) -> None:
 
 
 async def test_least_score_is_as_asked(start_gateway: GatewayFactory) -> None:
-    gateway = await start_gateway(default_score_threshold=2)
+    gateway = await start_gateway(defaults={"score_threshold": 2})
     default = (await gateway.chat(model="semspec-demo:spec-reason")).json()["semspec"]
     assert default["num_rejected"] > 0 < default["num_accepted"]
     strict = {"strategy": "spec-reason", "scoring": {"threshold": 9}}
@@ -198,7 +198,7 @@ async def test_least_score_is_as_asked(start_gateway: GatewayFactory) -> None:
 
 
 async def test_knobs_are_told_and_stored(start_gateway: GatewayFactory) -> None:
-    gateway = await start_gateway(default_token_gamma=5, default_score_method="average")
+    gateway = await start_gateway(defaults={"token_gamma": 5, "score_method": "average"})
     asked = {"scoring": {"threshold": 3.5}, "acceptance": {"threshold": 0.7}}
     answer = (await gateway.chat(n=2, semspec=asked)).json()
     parameters = answer["semspec"]["parameters"]
@@ -240,7 +240,7 @@ async def test_default_budget_is_a_quarter_of_the_window(gateway: Gateway) -> No
 
 
 async def test_default_budget_is_cut_to_the_window(start_gateway: GatewayFactory) -> None:
-    gateway = await start_gateway(default_max_tokens=100_000)
+    gateway = await start_gateway(defaults={"max_tokens": 100_000})
     assert (await gateway.chat()).status_code == 200
     refused = await gateway.chat(max_completion_tokens=100_000)
     assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"

@@ -182,7 +182,7 @@ async def test_min_p_reaches_both_writers_or_is_refused(start_gateway: GatewayFa
 @pytest.mark.parametrize("number", ["entropy", "floor", "top_k", "density", "window"])
 async def test_numbers_of_the_soft_gate_are_the_operators(start_gateway: GatewayFactory, number: str) -> None:
     """A gate that a client could open wide would keep whatever a datastore proposes."""
-    gateway = await start_gateway(default_gate_floor=0.25)
+    gateway = await start_gateway(defaults={"gate_floor": 0.25})
     chosen = {"strategy": "retrieval", "gate": "soft"}
     refusal = await gateway.chat(temperature=0, semspec={**chosen, f"gate_{number}": 1})
     assert refusal.status_code == 400 and refusal.json()["error"]["param"] == f"semspec.gate_{number}"

@@ -250,15 +250,15 @@ async def test_strategy_the_pair_cannot_do_is_refused_with_the_reason(
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_whole_pair_can_do_every_strategy(strategy: str) -> None:
     assert served(Fakes.make()).unsupported_reason(strategy) is None
-    assert mismatch(served(Fakes.make()), make_settings(default_strategy=strategy)) is None
+    assert mismatch(served(Fakes.make()), make_settings(defaults={"strategy": strategy})) is None
 
 
 @pytest.mark.parametrize("strategy", OBSTACLES)
 def test_default_strategy_the_pair_cannot_do_is_a_mismatch(strategy: str) -> None:
     spoiled = replace(OBSTACLES[strategy][0](served(Fakes.make())), likelihood=None)
     assert mismatch(spoiled, make_settings()) is None
-    reason = mismatch(spoiled, make_settings(default_strategy=strategy))
-    assert reason is not None and "SEMSPEC_GATEWAY_DEFAULT_STRATEGY" in reason and strategy in reason
+    reason = mismatch(spoiled, make_settings(defaults={"strategy": strategy}))
+    assert reason is not None and "SEMSPEC_GATEWAY_DEFAULTS" in reason and strategy in reason
 
 
 def test_default_segmentation_that_the_probes_do_not_know_is_a_mismatch() -> None:
@@ -266,11 +266,9 @@ def test_default_segmentation_that_the_probes_do_not_know_is_a_mismatch() -> Non
     whole = served(Fakes.make())
     of_sentences = replace(whole, verifier=replace(whole.verifier, segmentations=(Segmentation.SENTENCE,)))
     reason = mismatch(of_sentences, make_settings())
-    assert (
-        reason is not None and "SEMSPEC_GATEWAY_DEFAULT_SEGMENTATION) is paragraph" in reason and "sentence" in reason
-    )
-    assert mismatch(of_sentences, make_settings(default_segmentation="sentence")) is None
-    assert mismatch(of_sentences, make_settings(default_strategy="target")) is None
+    assert reason is not None and "SEMSPEC_GATEWAY_DEFAULTS) is paragraph" in reason and "sentence" in reason
+    assert mismatch(of_sentences, make_settings(defaults={"segmentation": "sentence"})) is None
+    assert mismatch(of_sentences, make_settings(defaults={"strategy": "target"})) is None
 
 
 @pytest.mark.parametrize("strategy", ["semantic", "semantic+token-level", "last-hidden", "surprisal"])

@@ -28,7 +28,7 @@ async def bare(redis_url: str) -> AsyncIterator[Gateway]:
     """A gateway of a pair without probes."""
     fakes = Fakes.make()
     behind = SimpleNamespace(backends=replace(fakes.backends, verifier=WithoutProbes()))
-    settings = make_settings(redis_url=redis_url, verifier_address="none", default_strategy="likelihood")
+    settings = make_settings(redis_url=redis_url, verifier_address="none", defaults={"strategy": "likelihood"})
     async with running_gateway(settings, cast(Fakes, behind)) as gateway:
         yield gateway
 
@@ -94,7 +94,7 @@ async def without_draft_model(redis_url: str) -> AsyncIterator[Gateway]:
     fakes = Fakes.make()
     own = fakes.drafter.model_info
     fakes.drafter.model_info = replace(own, model="", fingerprint="", max_context_tokens=0)
-    settings = make_settings(redis_url=redis_url, default_strategy="retrieval")
+    settings = make_settings(redis_url=redis_url, defaults={"strategy": "retrieval"})
     async with running_gateway(settings, fakes) as gateway:
         yield gateway
 
@@ -116,9 +116,9 @@ async def test_default_strategy_that_needs_a_draft_model_is_a_mismatch() -> None
     fakes = Fakes.make()
     none = replace(fakes.drafter.model_info, fingerprint="")
     served = Served(none, fakes.target.model_info, fakes.verifier.verifier_info)
-    assert mismatch(served, make_settings(default_strategy="target")) is None
+    assert mismatch(served, make_settings(defaults={"strategy": "target"})) is None
     reason = mismatch(served, make_settings())
-    assert reason is not None and "SEMSPEC_GATEWAY_DEFAULT_STRATEGY" in reason and "'retrieval'" in reason
+    assert reason is not None and "SEMSPEC_GATEWAY_DEFAULTS" in reason and "'retrieval'" in reason
 
 
 async def test_default_strategy_that_needs_probes_is_a_mismatch() -> None:
@@ -126,9 +126,9 @@ async def test_default_strategy_that_needs_probes_is_a_mismatch() -> None:
     likelihood = calibration(fakes.drafter.model_info, fakes.target.model_info)
     none = await WithoutProbes().info()
     served = Served(fakes.drafter.model_info, fakes.target.model_info, none, likelihood)
-    assert mismatch(served, make_settings(default_strategy="likelihood")) is None
+    assert mismatch(served, make_settings(defaults={"strategy": "likelihood"})) is None
     reason = mismatch(served, make_settings())
-    assert reason is not None and "SEMSPEC_GATEWAY_DEFAULT_STRATEGY" in reason and "choose 'likelihood'" in reason
+    assert reason is not None and "SEMSPEC_GATEWAY_DEFAULTS" in reason and "choose 'likelihood'" in reason
     assert served.segmentations("likelihood") == {Segmentation.PARAGRAPH}
 
 

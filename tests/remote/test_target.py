@@ -104,7 +104,7 @@ async def gateway(local: Local, folder: Path) -> AsyncIterator[str]:
     verifier = ProbeVerifier.load(probes / "draft.safetensors", probes / "target.safetensors")
     pair = Pair(Backends(draft, local.engine, verifier))
     with redis_server(folder) as redis:
-        settings = make_settings(redis_url=redis.url, default_strategy="target", auth="none")
+        settings = make_settings(redis_url=redis.url, defaults={"strategy": "target"}, auth="none")
         async with running_gateway(settings, cast(Fakes, pair)) as running:
             yield running.base_url
     await draft.aclose()

@@ -75,7 +75,7 @@ def stack_config(pair: Pair) -> StackConfig:
             "SEMSPEC_GATEWAY_RECHECK_S": "0.2",
             "SEMSPEC_GATEWAY_TARGET_PATIENCE_S": "1",
             "SEMSPEC_GATEWAY_MODEL_NAME": "semspec-demo",
-            "SEMSPEC_GATEWAY_DEFAULT_MAX_TOKENS": "1024",
+            "SEMSPEC_GATEWAY_DEFAULTS": '{"max_tokens": 1024}',
         },
         start_timeout_s=GENEROUS_S,
     )

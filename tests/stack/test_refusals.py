@@ -94,7 +94,7 @@ async def test_malformed_chat_template(stack_config: StackConfig, pair: Pair, tm
 async def test_default_beyond_its_bounds(stack_config: StackConfig) -> None:
     error = await refusal(nothing_real(replace(stack_config, serving={"gamma": 99})))
     assert str(error) == "gateway ended with status 2"
-    assert "SEMSPEC_GATEWAY_DEFAULT_GAMMA" in error.log_tail and "Traceback" not in error.log_tail
+    assert "SEMSPEC_GATEWAY_DEFAULTS: gamma: " in error.log_tail and "Traceback" not in error.log_tail
 
 
 async def test_setting_that_does_not_exist(stack_config: StackConfig) -> None:
