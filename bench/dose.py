@@ -1,11 +1,16 @@
-"""How much quality is lost when the draft writes more wrong steps than the probes were trained with.
+r"""How much quality is lost when the draft writes more wrong steps than the probes were trained with.
 
     python -m semspec.bench.dose pair NOISE FOLDER              the bundled pair with a worse draft
     python -m semspec.bench.dose report BASELINE NAME=FOLDER ...    writes bench/results/dose
 
 A worse draft is the bundled one with noise in its weights: to each matrix normal noise is added, `NOISE` times the
-matrix's standard deviation. Target and probes stay as they are. `FOLDER` of the report has, as docs/results.md shows,
-`algorithm/` (the shares of wrong steps) and the runs `draft/` and `semantic/`.
+matrix's standard deviation. Target and probes stay as they are. `FOLDER` of the report has `pair/`,
+`algorithm/` (the shares of wrong steps) and the runs `draft/` and `semantic/`:
+
+    python -m semspec.bench.algorithm_error --pair FOLDER/pair --questions 15 --samples 30 --work FOLDER/work \
+                                            --output FOLDER/algorithm
+    semspec bench run --task demo --limit 300 --temperature 0.6 --sessions 24 --pair FOLDER/pair --strategy semantic \
+                      --output FOLDER/semantic
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """The audit: a share of accepted segments is judged again from samples of the target, while there is capacity to spare.
 
 The gateway keeps a bounded number of accepted segments. While few enough generations run, it takes one, has the target
-write the next segment several times in the same context, by calls that come after all others (ADR 34), and asks the
+write the next segment several times in the same context, by calls that come after all others (ADR 6), and asks the
 verifier which of these mean the same. A request that arrives ends the calls; the segment waits for the next pause.
 """
 

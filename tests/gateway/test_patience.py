@@ -16,7 +16,7 @@ from tests.gateway.support import GENEROUS_S, Gateway, GatewayFactory, eventuall
 from tests.gateway.test_resume import only_running
 
 BY_TARGET = [s for s in STRATEGIES if s not in ("token-level", "retrieval", "spec-thinking", "draft")]
-"""By ADR 8 the first two go on with other words; the others hardly need the target."""
+"""The others go on with other words (ADR 3), or hardly need the target."""
 OUTAGE = 5
 """Calls in a row that nobody answers."""
 

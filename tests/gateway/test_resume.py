@@ -18,7 +18,7 @@ from tests.gateway.support import Gateway, GatewayFactory, RedisServer, eventual
 
 MESSAGES = [{"role": "user", "content": "How many?"}]
 REPEATABLE = [strategy for strategy in STRATEGIES if strategy not in ("token-level", "retrieval")]
-"""By ADR 8 the other two go on with other words."""
+"""The others go on with other words (ADR 3)."""
 
 
 async def test_finished_stream_can_be_read_again(gateway: Gateway) -> None:
