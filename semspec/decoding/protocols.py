@@ -28,8 +28,8 @@ from semspec.types import (
 )
 
 
-class Drafter(Protocol):
-    """Generates segments with the small model."""
+class Model(Protocol):
+    """Generates segments: what drafter and target have in common."""
 
     async def info(self) -> ModelInfo:
         """The served model, for the handshake. Raises: Unavailable."""
@@ -52,6 +52,10 @@ class Drafter(Protocol):
         """
         ...
 
+
+class Drafter(Model, Protocol):
+    """The small model."""
+
     async def propose(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
     ) -> Proposal:
@@ -64,8 +68,8 @@ class Drafter(Protocol):
         ...
 
 
-class Target(Drafter, Protocol):
-    """Generates segments, and scores the segments of a drafter in one forward pass."""
+class Target(Model, Protocol):
+    """The large model: also scores the segments of a drafter in one forward pass."""
 
     async def tokenize(self, text: str) -> list[Token]:
         """The tokens of a text with their character offsets, without special tokens. Raises: Unavailable."""

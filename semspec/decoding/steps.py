@@ -9,7 +9,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from semspec.decoding.protocols import Drafter, Target
+from semspec.decoding.protocols import Model, Target
 from semspec.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -212,9 +212,9 @@ async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
             await cancelled(task)
 
 
-async def write_all(drafter: Drafter, context: Context, params: GenerationParams) -> list[GeneratedSegment]:
-    """All segments that the draft generates under `params`."""
-    async with aclosing(drafter.generate(context, params)) as stream:
+async def write_all(model: Model, context: Context, params: GenerationParams) -> list[GeneratedSegment]:
+    """All segments that `model` generates under `params`."""
+    async with aclosing(model.generate(context, params)) as stream:
         return [segment async for segment in stream]
 
 
@@ -227,7 +227,7 @@ async def by_draft(work: Awaitable[list[GeneratedSegment]]) -> list[GeneratedSeg
 
 
 async def write_on(
-    progress: Progress, model: Drafter, params: GenerationParams, stage: Stage, fallback: str | None = None
+    progress: Progress, model: Model, params: GenerationParams, stage: Stage, fallback: str | None = None
 ) -> AsyncGenerator[SegmentRecord, None]:
     """Records of all segments that `model` generates after `progress` under `params`, each with its time as `stage`."""
     if progress.finish_reason is not None:

@@ -27,7 +27,7 @@ Planned additions are optional fields and keyword-only arguments with defaults, 
 from collections.abc import AsyncIterable
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from semspec.decoding.protocols import Target
+from semspec.decoding.protocols import Drafter, Target
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.types import ProjectionSpec, Writer
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from semspec.settings import ModelSettings  # needs pydantic, which is optional for users of an engine alone
 
 
-class Engine(Target, Protocol):
+class Engine(Drafter, Target, Protocol):
     """A model that generates and scores. Draft and target run the same engine with different weights."""
 
     async def project(self, spec: ProjectionSpec, data: AsyncIterable[bytes]) -> None:

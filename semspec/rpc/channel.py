@@ -12,7 +12,7 @@ from semspec.rpc.tls import Certificates, channel_credentials
 
 _IDEMPOTENT_CALLS = {
     "semspec.v1.Draft": ("Info", "Encode", "Propose"),
-    "semspec.v1.Target": ("Info", "Encode", "Tokenize", "Read", "Propose", "Verify", "Ask"),
+    "semspec.v1.Target": ("Info", "Encode", "Tokenize", "Read", "Verify", "Ask"),
     "semspec.v1.Verifier": ("Info", "Judge"),
 }
 _RETRY_POLICY = {

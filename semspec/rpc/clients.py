@@ -44,26 +44,21 @@ from semspec.v1 import (
 R = TypeVar("R")
 
 
-class RemoteDrafter(RemoteModel):
-    """A `Drafter` served by `semspec.v1.Draft`."""
+class WritingClient(RemoteModel):
+    """The calls that draft and target share."""
 
-    _max_segments_at_once = 8
-    """Requests of no more segments get them in one response, which costs less than a stream: a strategy uses the
-    segments of one call to the draft together."""
-
-    def __init__(self, address: str, options: ClientOptions = DEFAULT_OPTIONS) -> None:
-        super().__init__(address, options)
-        self._stub: draft_pb2_grpc.DraftAsyncStub | target_pb2_grpc.TargetAsyncStub
-        self._stub = draft_pb2_grpc.DraftStub(self._channel)
+    _max_segments_at_once: int
+    """Requests of no more segments get them in one response, which costs less than a stream."""
+    _stub: "draft_pb2_grpc.DraftAsyncStub | target_pb2_grpc.TargetAsyncStub"  # these exist for type checkers alone
 
     async def info(self) -> ModelInfo:
-        """See `Drafter.info`."""
+        """See `Model.info`."""
         response = await self.call(self._stub.Info, types_pb2.ModelInfoRequest())
         with checked_response():
             return handshake.model_info_from_wire(response)
 
     async def encode(self, prompt: Prompt) -> Piece:
-        """See `Drafter.encode`."""
+        """See `Model.encode`."""
         with encodable_request():
             request = generation.encode_request_to_wire(prompt)
         response = await self.call(self._stub.Encode, request)
@@ -71,7 +66,7 @@ class RemoteDrafter(RemoteModel):
             return generation.encode_response_from_wire(response)
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
-        """See `Drafter.generate`. Also raises DeadlineExceeded when no segment arrives within `idle_timeout_s`."""
+        """See `Model.generate`. Also raises DeadlineExceeded when no segment arrives within `idle_timeout_s`."""
 
         def request_of(rest: Context, before: bytes) -> types_pb2.WriteRequest:
             return generation.write_request_to_wire(rest, params, before)
@@ -93,6 +88,22 @@ class RemoteDrafter(RemoteModel):
                 _check_size(params, num_segments, num_tokens)
                 yield generated
 
+    async def project(self, parts: AsyncIterator[types_pb2.ProjectionPart]) -> None:
+        """Have the engine keep the projection that `RemoteVerifier.projection` yields. See `Engine.project`."""
+        with client_span(self._stub.Project, None) as opened, rpc_errors():
+            await self._stub.Project(parts, timeout=self._options.call_timeout_s, metadata=self.metadata(opened))
+
+
+class RemoteDrafter(WritingClient):
+    """A `Drafter` served by `semspec.v1.Draft`."""
+
+    _max_segments_at_once = 8
+    """A strategy uses the segments of one call to the draft together."""
+
+    def __init__(self, address: str, options: ClientOptions = DEFAULT_OPTIONS) -> None:
+        super().__init__(address, options)
+        self._stub = self._draft = draft_pb2_grpc.DraftStub(self._channel)
+
     async def propose(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
     ) -> Proposal:
@@ -101,17 +112,12 @@ class RemoteDrafter(RemoteModel):
         def request_of(rest: Context, before: bytes) -> types_pb2.ProposeRequest:
             return generation.propose_request_to_wire(rest, open_ids, params, num_tokens, before)
 
-        response = await self.call_about(self._stub.Propose, params.session, context, request_of)
+        response = await self.call_about(self._draft.Propose, params.session, context, request_of)
         with checked_response():
             return generation.proposal_from_wire(response)
 
-    async def project(self, parts: AsyncIterator[types_pb2.ProjectionPart]) -> None:
-        """Have the engine keep the projection that `RemoteVerifier.projection` yields. See `Engine.project`."""
-        with client_span(self._stub.Project, None) as opened, rpc_errors():
-            await self._stub.Project(parts, timeout=self._options.call_timeout_s, metadata=self.metadata(opened))
 
-
-class RemoteTarget(RemoteDrafter):
+class RemoteTarget(WritingClient):
     """A `Target` served by `semspec.v1.Target`."""
 
     _max_segments_at_once = 1
@@ -198,7 +204,7 @@ class RemoteVerifier(Remote):
             return _one_each(scoring.cluster_response_from_wire(response), ends)
 
     async def projection(self, digest: str) -> AsyncGenerator[types_pb2.ProjectionPart, None]:
-        """The parts of a projection, for `RemoteDrafter.project`. Raises: InvalidRequest when there is none."""
+        """The parts of a projection, for `WritingClient.project`. Raises: InvalidRequest when there is none."""
         request = verifier_pb2.ProjectionRequest(digest=digest)
         with client_span(self._stub.Projection, request) as opened, rpc_errors():
             call = self._stub.Projection(request, timeout=self._options.call_timeout_s, metadata=self.metadata(opened))

@@ -85,7 +85,7 @@ class Service(Generic[B]):
 
 
 class WritingServicer:
-    """The methods that draft and target share: `Info`, `Encode`, `Write`, `WriteAll`, `Propose` and `Project`."""
+    """The methods that draft and target share: `Info`, `Encode`, `Write`, `WriteAll` and `Project`."""
 
     def __init__(self, engine: Backend[Engine]) -> None:
         self._engine = engine
@@ -119,11 +119,6 @@ class WritingServicer:
                     break
         return response
 
-    async def Propose(self, request: types_pb2.ProposeRequest, context: Context) -> types_pb2.Proposal:
-        """Tokens with their distributions, for a target to verify."""
-        prefix, open_ids, params, num_tokens = generation.propose_request_from_wire(request, self._contexts)
-        return generation.proposal_to_wire(await self._engine.get().propose(prefix, open_ids, params, num_tokens))
-
     async def Project(
         self, requests: AsyncIterator[types_pb2.ProjectionPart], context: Context
     ) -> types_pb2.ProjectResponse:
@@ -141,6 +136,11 @@ class WritingServicer:
 
 class DraftServicer(WritingServicer, draft_pb2_grpc.DraftServicer):
     """`semspec.v1.Draft` over an engine."""
+
+    async def Propose(self, request: types_pb2.ProposeRequest, context: Context) -> types_pb2.Proposal:
+        """Tokens with their distributions, for a target to verify."""
+        prefix, open_ids, params, num_tokens = generation.propose_request_from_wire(request, self._contexts)
+        return generation.proposal_to_wire(await self._engine.get().propose(prefix, open_ids, params, num_tokens))
 
 
 class TargetServicer(WritingServicer, target_pb2_grpc.TargetServicer):

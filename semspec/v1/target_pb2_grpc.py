@@ -66,11 +66,6 @@ class TargetStub:
                 request_serializer=semspec_dot_v1_dot_types__pb2.WriteRequest.SerializeToString,
                 response_deserializer=semspec_dot_v1_dot_types__pb2.WriteAllResponse.FromString,
                 _registered_method=True)
-        self.Propose = channel.unary_unary(
-                '/semspec.v1.Target/Propose',
-                request_serializer=semspec_dot_v1_dot_types__pb2.ProposeRequest.SerializeToString,
-                response_deserializer=semspec_dot_v1_dot_types__pb2.Proposal.FromString,
-                _registered_method=True)
         self.Project = channel.stream_unary(
                 '/semspec.v1.Target/Project',
                 request_serializer=semspec_dot_v1_dot_types__pb2.ProjectionPart.SerializeToString,
@@ -135,13 +130,6 @@ class TargetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Propose(self, request, context):
-        """Propose tokens with their distributions: a target may draft for a larger one.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Project(self, request_iterator, context):
         """Keep a projection, for calls that name it. Refused for another model, or where none are kept.
         """
@@ -195,11 +183,6 @@ def add_TargetServicer_to_server(servicer, server):
                     servicer.WriteAll,
                     request_deserializer=semspec_dot_v1_dot_types__pb2.WriteRequest.FromString,
                     response_serializer=semspec_dot_v1_dot_types__pb2.WriteAllResponse.SerializeToString,
-            ),
-            'Propose': grpc.unary_unary_rpc_method_handler(
-                    servicer.Propose,
-                    request_deserializer=semspec_dot_v1_dot_types__pb2.ProposeRequest.FromString,
-                    response_serializer=semspec_dot_v1_dot_types__pb2.Proposal.SerializeToString,
             ),
             'Project': grpc.stream_unary_rpc_method_handler(
                     servicer.Project,
@@ -380,33 +363,6 @@ class Target:
             '/semspec.v1.Target/WriteAll',
             semspec_dot_v1_dot_types__pb2.WriteRequest.SerializeToString,
             semspec_dot_v1_dot_types__pb2.WriteAllResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Propose(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/semspec.v1.Target/Propose',
-            semspec_dot_v1_dot_types__pb2.ProposeRequest.SerializeToString,
-            semspec_dot_v1_dot_types__pb2.Proposal.FromString,
             options,
             channel_credentials,
             insecure,

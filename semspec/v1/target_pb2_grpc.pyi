@@ -48,8 +48,6 @@ class TargetStub:
     """Generate segments; each is sent when it is complete. Cancelling stops the model between two tokens."""
     WriteAll: _grpc.UnaryUnaryMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteAllResponse]
     """All that `Write` would send, in one response: for callers that use a few segments together. It costs less than a stream."""
-    Propose: _grpc.UnaryUnaryMultiCallable[_types_pb2.ProposeRequest, _types_pb2.Proposal]
-    """Propose tokens with their distributions: a target may draft for a larger one."""
     Project: _grpc.StreamUnaryMultiCallable[_types_pb2.ProjectionPart, _types_pb2.ProjectResponse]
     """Keep a projection, for calls that name it. Refused for another model, or where none are kept."""
     Verify: _grpc.UnaryUnaryMultiCallable[_target_pb2.VerifyRequest, _target_pb2.VerifyResponse]
@@ -76,8 +74,6 @@ class TargetAsyncStub(TargetStub):
     """Generate segments; each is sent when it is complete. Cancelling stops the model between two tokens."""
     WriteAll: _aio.UnaryUnaryMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteAllResponse]  # type: ignore[assignment]
     """All that `Write` would send, in one response: for callers that use a few segments together. It costs less than a stream."""
-    Propose: _aio.UnaryUnaryMultiCallable[_types_pb2.ProposeRequest, _types_pb2.Proposal]  # type: ignore[assignment]
-    """Propose tokens with their distributions: a target may draft for a larger one."""
     Project: _aio.StreamUnaryMultiCallable[_types_pb2.ProjectionPart, _types_pb2.ProjectResponse]  # type: ignore[assignment]
     """Keep a projection, for calls that name it. Refused for another model, or where none are kept."""
     Verify: _aio.UnaryUnaryMultiCallable[_target_pb2.VerifyRequest, _target_pb2.VerifyResponse]  # type: ignore[assignment]
@@ -137,14 +133,6 @@ class TargetServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_types_pb2.WriteAllResponse, _abc.Awaitable[_types_pb2.WriteAllResponse]]:
         """All that `Write` would send, in one response: for callers that use a few segments together. It costs less than a stream."""
-
-    @_abc_1.abstractmethod
-    def Propose(
-        self,
-        request: _types_pb2.ProposeRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_types_pb2.Proposal, _abc.Awaitable[_types_pb2.Proposal]]:
-        """Propose tokens with their distributions: a target may draft for a larger one."""
 
     @_abc_1.abstractmethod
     def Project(

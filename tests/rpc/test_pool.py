@@ -39,7 +39,6 @@ async def test_pool_of_one_answers_as_the_engine_does() -> None:
         assert await target.encode("plain") == await engine.encode("plain")
         assert await target.tokenize("abc") == await engine.tokenize("abc")
         assert await target.score(CONTEXT, [SEGMENT], "s") == await engine.score(CONTEXT, [SEGMENT], "s")
-        assert await target.propose(CONTEXT, [5], ORDER, 2) == await engine.propose(CONTEXT, [5], ORDER, 2)
         assert await target.verify(CONTEXT, [5], PROPOSAL, ORDER) == await engine.verify(CONTEXT, [5], PROPOSAL, ORDER)
         assert await target.score_choices(CONTEXT, "?", "", ["1", "2"]) == await engine.score_choices(
             CONTEXT, "?", "", ["1", "2"]
@@ -56,6 +55,7 @@ async def test_drafts_and_verifiers_are_pooled_alike() -> None:
         aclosing(PooledVerifier(server.address, LENIENT)) as verifier,
     ):
         assert await drafter.info() == await engine.info()
+        assert await drafter.propose(CONTEXT, [5], ORDER, 2) == await engine.propose(CONTEXT, [5], ORDER, 2)
         assert await verifier.info() == await local.info()
         readings = [SegmentScore(STATES, SURPRISAL, 3, 0.0)]
         assert await verifier.judge([STATES], readings) == await local.judge([STATES], readings)

@@ -196,8 +196,7 @@ async def served(draft: Engine, target: Engine) -> AsyncIterator[tuple[RemoteDra
 async def test_remote_calls_answer_as_the_engine_does() -> None:
     engine = FakeEngine()
     async with served(engine, engine) as (drafter, target):
-        for role in (drafter, target):
-            assert await role.propose(CONTEXT, OPEN_IDS, ORDER, 3) == await engine.propose(CONTEXT, OPEN_IDS, ORDER, 3)
+        assert await drafter.propose(CONTEXT, OPEN_IDS, ORDER, 3) == await engine.propose(CONTEXT, OPEN_IDS, ORDER, 3)
         for proposal in (PROPOSAL, Proposal((), (), "", 0.0)):
             verified = await target.verify(CONTEXT, OPEN_IDS, proposal, ORDER)
             assert verified == await engine.verify(CONTEXT, OPEN_IDS, proposal, ORDER)

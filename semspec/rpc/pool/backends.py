@@ -10,7 +10,7 @@ from typing import Generic, Self, TypeVar
 
 from semspec.clustering.equivalence import Alternatives
 from semspec.errors import Mismatch, SemspecError
-from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
+from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier, WritingClient
 from semspec.rpc.pool.pool import ELSEWHERE, Pool
 from semspec.rpc.pool.replica import Client, PoolOptions, Replica, ServiceSpec
 from semspec.rpc.pool.resolver import Lookup, look_up
@@ -44,10 +44,10 @@ one."""
 _log = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=Client)
-W = TypeVar("W", bound=RemoteDrafter)
+W = TypeVar("W", bound=WritingClient)
 
 
-async def _model(client: RemoteDrafter) -> object:
+async def _model(client: WritingClient) -> object:
     return _identity(await client.info())
 
 
@@ -109,7 +109,7 @@ class _PooledWriter(PooledRole[W]):
     ) -> None:
         super().__init__(spec, addresses, options, lookup)
         self._verifier = verifier
-        self._supplied: dict[tuple[RemoteDrafter, str], asyncio.Task[None]] = {}
+        self._supplied: dict[tuple[WritingClient, str], asyncio.Task[None]] = {}
 
     async def aclose(self) -> None:
         """Cancel running calls and disconnect. Later calls raise Unavailable."""
@@ -125,15 +125,15 @@ class _PooledWriter(PooledRole[W]):
         return view
 
     async def info(self) -> ModelInfo:
-        """See `Drafter.info`."""
+        """See `Model.info`."""
         return await self._pool.call(lambda model: model.info())
 
     async def encode(self, prompt: Prompt) -> Piece:
-        """See `Drafter.encode`."""
+        """See `Model.encode`."""
         return await self._pool.call(lambda model: model.encode(prompt), model=self._model)
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
-        """See `Drafter.generate`. A broken stream continues at another replica after its last segment.
+        """See `Model.generate`. A broken stream continues at another replica after its last segment.
 
         The text is the same, because each draw depends only on the seed and the position.
         """
@@ -160,15 +160,7 @@ class _PooledWriter(PooledRole[W]):
                 replica.failed(error)
                 tried[replica] = error
 
-    async def propose(
-        self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
-    ) -> Proposal:
-        """See `Drafter.propose`."""
-        return await self._pool.call(
-            lambda model: model.propose(context, open_ids, params, num_tokens), params.session, self._model
-        )
-
-    def _note(self, client: RemoteDrafter, digest: str, states: States | None) -> None:
+    def _note(self, client: WritingClient, digest: str, states: States | None) -> None:
         """Give the replica of `client` the projection that it was to apply to states, if it did not."""
         if not digest or states is None or states.projection or self._verifier is None:
             return
@@ -176,7 +168,7 @@ class _PooledWriter(PooledRole[W]):
             task = asyncio.create_task(self._supply(client, digest, self._verifier))
             self._supplied[client, digest] = task
 
-    async def _supply(self, client: RemoteDrafter, digest: str, verifier: "PooledVerifier") -> None:
+    async def _supply(self, client: WritingClient, digest: str, verifier: "PooledVerifier") -> None:
         try:
             async with aclosing(verifier.projection(digest)) as parts:
                 await client.project(_chained(await anext(parts), parts))
@@ -196,6 +188,14 @@ class PooledDrafter(_PooledWriter[RemoteDrafter]):
         self, addresses: str, options: PoolOptions, lookup: Lookup = look_up, verifier: "PooledVerifier | None" = None
     ) -> None:
         super().__init__(DRAFTS, addresses, options, lookup, verifier)
+
+    async def propose(
+        self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
+    ) -> Proposal:
+        """See `Drafter.propose`."""
+        return await self._pool.call(
+            lambda model: model.propose(context, open_ids, params, num_tokens), params.session, self._model
+        )
 
 
 class PooledTarget(_PooledWriter[RemoteTarget]):
