@@ -12,8 +12,8 @@ from typing import Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
+    ConfigDict,
     Field,
-    JsonValue,
     SecretStr,
     ValidationError,
     ValidationInfo,
@@ -91,6 +91,37 @@ class ServiceSettings(BaseSettings):
         return tls_client_ca
 
 
+class VllmOptions(BaseModel):
+    """Fields of vLLM's `AsyncEngineArgs` that an operator sets. None runs code of a checkpoint, and none but
+    `quantization`, which is part of the fingerprint, changes the model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    tensor_parallel_size: int = Field(1, ge=1, le=1024, description="GPUs that share each layer")
+    pipeline_parallel_size: int = Field(1, ge=1, le=1024, description="groups of layers on GPUs")
+    quantization: str | None = Field(
+        None, min_length=1, description="quantisation at the start, such as fp8; unset: as in the checkpoint"
+    )
+    gpu_memory_utilization: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="share of the memory for weights, keys and values; unset: 0.9 of a GPU, and kv_bytes for keys and "
+        "values on a CPU",
+    )
+    max_num_batched_tokens: int = Field(
+        2048,
+        ge=32,
+        le=1 << 20,
+        description="tokens of a step; (layers + 1) x tokens x hidden size is the memory of their states",
+    )
+    max_num_seqs: int = Field(64, ge=1, le=4096, description="requests of a step")
+    enforce_eager: bool | None = Field(None, description="true: without CUDA graphs; unset: on a CPU alone")
+    distributed_executor_backend: Literal["mp", "ray"] | None = Field(
+        None, description="how the processes of several GPUs are started; unset: as vLLM chooses"
+    )
+
+
 class ModelSettings(ServiceSettings):
     """Additional settings of the services that run a language model."""
 
@@ -122,33 +153,16 @@ class ModelSettings(ServiceSettings):
         ge=MIN_CONTEXT_TOKENS,
         description="cap on prompt and output together; unset: the model's context window",
     )
-    vllm_tensor_parallel_size: int = Field(1, ge=1, le=1024, description="GPUs that share each layer, with vllm")
-    vllm_pipeline_parallel_size: int = Field(1, ge=1, le=1024, description="groups of layers on GPUs, with vllm")
-    vllm_quantization: str | None = Field(
-        None, min_length=1, description="quantisation at the start, such as fp8, with vllm; unset: as in the checkpoint"
-    )
-    vllm_gpu_memory_utilization: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="share of the memory for weights, keys and values, with vllm; unset: 0.9 of a GPU"
-        ", and kv_bytes for keys and values on a CPU",
-    )
-    vllm_max_num_batched_tokens: int = Field(
-        2048,
-        ge=32,
-        le=1 << 20,
-        description="tokens of a step, with vllm; (layers + 1) x tokens x hidden size is the memory of their states",
-    )
-    vllm_max_num_seqs: int = Field(64, ge=1, le=4096, description="requests of a step, with vllm")
-    vllm_options: dict[str, JsonValue] = Field(
-        {}, description="further fields of vLLM's AsyncEngineArgs as a JSON object"
+    vllm_options: VllmOptions = Field(
+        VllmOptions(),
+        description='with the engine vllm, options of vLLM as a JSON object, such as {"tensor_parallel_size": 2}; '
+        "docs/settings.md has the keys",
     )
 
     @model_validator(mode="after")
     def _vllm_has_its_settings(self) -> Self:
-        if self.engine != "vllm" and (names := [name for name in self.model_fields_set if name.startswith("vllm_")]):
-            raise ValueError(f"{', '.join(sorted(names))}: only for the engine vllm; set engine=vllm, or unset them")
+        if self.engine != "vllm" and self.vllm_options != VllmOptions():
+            raise ValueError("vllm_options: only for the engine vllm; set engine=vllm, or unset them")
         return self
 
 

@@ -1,5 +1,6 @@
 """Contestants of a load test: our stack over an engine with a strategy, or vLLM's own server, each once it is up."""
 
+import json
 import os
 import sys
 import tempfile
@@ -141,7 +142,7 @@ class Ground:
         for role in ENGINES[contestant.engine]:
             environment |= {
                 f"SEMSPEC_{role.upper()}_ENGINE": "vllm",
-                f"SEMSPEC_{role.upper()}_VLLM_MAX_NUM_SEQS": str(max(64, self.max_streams)),
+                f"SEMSPEC_{role.upper()}_VLLM_OPTIONS": json.dumps({"max_num_seqs": max(64, self.max_streams)}),
             }
             commands[role] = (python, "-m", f"semspec.services.{role}")
         if contestant.threads:

@@ -148,13 +148,18 @@ class CausalLM:
 
 
 def _model(name: str, revision: str | None, device: str, dtype: str) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        name,
-        revision=revision,
-        dtype=getattr(torch, dtype),
-        use_safetensors=True,
-        trust_remote_code=False,  # None would prompt at the terminal
-    )
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            name,
+            revision=revision,
+            dtype=getattr(torch, dtype),
+            use_safetensors=True,
+            trust_remote_code=False,  # None would prompt at the terminal
+        )
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise ValueError("its weights have other sizes than its config.json says") from error
     return model.to(device)
 
 

@@ -87,7 +87,7 @@ def test_stack_of_a_contestant_runs_its_roles_in_vllm_and_admits_all_streams() -
         "SEMSPEC_GATEWAY_MAX_CONCURRENT": "96",
         "SEMSPEC_GATEWAY_MAX_QUEUED": "96",
         "SEMSPEC_TARGET_ENGINE": "vllm",
-        "SEMSPEC_TARGET_VLLM_MAX_NUM_SEQS": "96",
+        "SEMSPEC_TARGET_VLLM_OPTIONS": '{"max_num_seqs": 96}',
         "SEMSPEC_TARGET_THREADS": "2",
     }
     both = ground.stack_config(parse_contestant("vllm-both/semantic"))

@@ -145,10 +145,10 @@ def test_vllm_has_the_gpus_that_it_uses(variant: str, monkeypatch: pytest.Monkey
     services = composed(SECRETS | PAIR, *VARIANTS[variant])
     for role in ("draft", "target"):
         settings = settings_of(services[role], role, monkeypatch)
-        assert settings.vllm_tensor_parallel_size == len(gpus(services[role]))
+        assert settings.vllm_options.tensor_parallel_size == len(gpus(services[role]))
         assert len(gpus(services[role])) == 1 or "shm_size" in services[role]
         is_alone = not set(gpus(services[role])) & set(gpus(services["verifier"]))
-        assert is_alone or settings.vllm_gpu_memory_utilization < 0.9
+        assert is_alone or settings.vllm_options.gpu_memory_utilization < 0.9
         assert settings.engine == "vllm" and all("exec" in mount for mount in services[role]["tmpfs"])
 
 

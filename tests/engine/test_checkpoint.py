@@ -96,6 +96,7 @@ def test_end_of_sequence_that_is_no_id_is_one_line(folder: Path, ids: str) -> No
         ("config.json", {"pad_token_id": "x"}),
         ("config.json", {"num_hidden_layers": [2]}),
         ("config.json", {"model_type": 7}),
+        ("config.json", {"intermediate_size": 8}),
         ("generation_config.json", ["x"]),
     ],
 )

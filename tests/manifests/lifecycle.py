@@ -106,7 +106,7 @@ def _too_small(objects: Objects, one: Pod, settings: ModelSettings) -> Iterator[
     limit = bytes_of(one.main["resources"]["limits"]["memory"])
     if not one.has_gpu and limit < settings.kv_bytes + BESIDE_CACHE_BYTES:
         yield f"{one}: {limit} bytes hold no keys and values of {settings.kv_bytes}"
-    num_gpus = settings.vllm_tensor_parallel_size * settings.vllm_pipeline_parallel_size
+    num_gpus = settings.vllm_options.tensor_parallel_size * settings.vllm_options.pipeline_parallel_size
     if one.has_gpu and not has_gpus(one, num_gpus):
         yield f"{one}: has other than the {num_gpus} GPUs that it uses"
     if num_gpus > 1 and "/dev/shm" not in mounts(one.main):

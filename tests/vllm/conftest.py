@@ -47,8 +47,7 @@ async def small() -> AsyncIterator[VllmEngine]:
         kv_bytes=SMALL_TOKENS * kv_bytes_of_token(),
         cache_bytes=0,
         max_context_tokens=400,
-        vllm_max_num_batched_tokens=64,
-        vllm_max_num_seqs=16,
+        vllm_options={"max_num_batched_tokens": 64, "max_num_seqs": 16},
     ) as (engine, reasons):
         yield engine
         assert not reasons

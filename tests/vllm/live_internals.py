@@ -12,8 +12,8 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
 
 from semspec.engine.vllm.internals import keep_results
-from semspec.engine.vllm.options import RESERVED
 from semspec.engine.vllm.requests import KEY
+from semspec.settings import VllmOptions
 
 PARAMETERS = {
     "vllm.v1.core.sched.scheduler:Scheduler._get_local_prefix_cache_hit": ["self", "request"],
@@ -85,10 +85,10 @@ def test_output_of_the_core_has_its_field(name: str) -> None:
     assert name in fields, f"EngineCoreOutput has no {name} any more"
 
 
-def test_reserved_options_are_options_of_vllm() -> None:
+def test_allowed_options_are_options_of_vllm() -> None:
     arguments = found("vllm.engine.arg_utils:AsyncEngineArgs")
     known = {field.name for field in dataclasses.fields(arguments)}
-    assert RESERVED.keys() - {"lora_modules"} <= known
+    assert VllmOptions.model_fields.keys() <= known
 
 
 def test_merged_outputs_keep_the_results_of_both() -> None:

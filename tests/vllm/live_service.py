@@ -166,11 +166,7 @@ async def test_service_that_is_killed_takes_its_core_with_it(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        (
-            {"VLLM_OPTIONS": '{"tensor_parallel": 2}'},
-            r"vLLM has no option tensor_parallel; did you mean tensor_parallel_",
-        ),
-        ({"VLLM_QUANTIZATION": "fp1"}, r"fp1.*vllm_quantization"),
+        ({"VLLM_OPTIONS": '{"quantization": "fp1"}'}, r"fp1.*quantization in vllm_options"),
         ({"DEVICE": "cuda"}, r"this vLLM is built for a CPU; set the device to auto"),
     ],
 )

@@ -3,9 +3,7 @@
 import hashlib
 import importlib
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
-from difflib import get_close_matches
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -35,21 +33,6 @@ CPU_BLOCK_SIZE = 32
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """The model beside the scheduler. Named "uni", a CPU build replaces it by a process of its own, to bind threads to
 cores; here the environment says how many threads there are."""
-
-RESERVED = {
-    "enable_lora": "adapters are not supported",
-    "lora_modules": "adapters are not supported",
-    "speculative_config": "the gateway speculates",
-    "kv_transfer_config": "results of requests take its place",
-    "nnodes": "semspec starts vLLM on one node only",
-    "node_rank": "semspec starts vLLM on one node only",
-    "async_scheduling": "segments end with the tokens of a step, before the next step",
-} | dict.fromkeys(
-    ("model", "revision", "dtype", "tokenizer", "quantization", "max_model_len", "skip_tokenizer_init", "worker_cls",
-     "scheduler_cls", "logits_processors", "additional_config", "enable_prefix_caching"),
-    "it follows from other settings",
-)  # fmt: skip
-"""Fields of vLLM's `AsyncEngineArgs` that `vllm_options` may not set, and why."""
 
 
 def check_installed() -> None:
@@ -90,7 +73,9 @@ def load_model(settings: "ModelSettings", writer: Writer) -> tuple[Model, ModelT
         raw = load_tokenizer(name, revision)
         info = model_info(name, revision, config, raw, settings.max_context_tokens)
     _check_device(settings, config)
-    info = replace(info, fingerprint=fingerprint(info, settings.vllm_quantization), max_cache_bytes=settings.kv_bytes)
+    info = replace(
+        info, fingerprint=fingerprint(info, settings.vllm_options.quantization), max_cache_bytes=settings.kv_bytes
+    )
     ends = eos_ids(_generation_config(name, revision), raw)
     num_embeddings = int(config.get_text_config().vocab_size)
     model = Model(name, revision, info, tuple(sorted(ends)), num_embeddings, writer)
@@ -107,26 +92,25 @@ def fingerprint(info: ModelInfo, quantization: str | None) -> str:
 
 
 def engine_args(settings: "ModelSettings", model: Model) -> dict[str, Any]:
-    """The arguments of vLLM's `AsyncEngineArgs`. Raises: Mismatch for an option that it lacks or that is reserved."""
-    from vllm.engine.arg_utils import AsyncEngineArgs
+    """The arguments of vLLM's `AsyncEngineArgs`."""
     from vllm.platforms import current_platform
 
-    check_options(settings.vllm_options, [field.name for field in fields(AsyncEngineArgs)])
+    options = settings.vllm_options
     is_cpu = bool(current_platform.is_cpu())
     dtype = settings.dtype if settings.dtype != "auto" else "float32" if is_cpu else "bfloat16"
     arguments: dict[str, Any] = {
         "model": model.name,
         "revision": model.revision,
         "dtype": dtype,
-        "quantization": settings.vllm_quantization,
+        "quantization": options.quantization,
         "max_model_len": model.info.max_context_tokens + 1,
         "skip_tokenizer_init": True,
-        "tensor_parallel_size": settings.vllm_tensor_parallel_size,
-        "pipeline_parallel_size": settings.vllm_pipeline_parallel_size,
-        "max_num_batched_tokens": settings.vllm_max_num_batched_tokens,
-        "max_num_seqs": settings.vllm_max_num_seqs,
+        "tensor_parallel_size": options.tensor_parallel_size,
+        "pipeline_parallel_size": options.pipeline_parallel_size,
+        "max_num_batched_tokens": options.max_num_batched_tokens,
+        "max_num_seqs": options.max_num_seqs,
         "enable_prefix_caching": settings.cache_bytes > 0,
-        "async_scheduling": False,
+        "async_scheduling": False,  # segments end with the tokens of a step, before the next step
         "disable_log_stats": True,
         "worker_cls": "semspec.engine.vllm.internals.SemspecWorker",
         "scheduler_cls": "semspec.engine.vllm.internals.SemspecScheduler",
@@ -134,26 +118,16 @@ def engine_args(settings: "ModelSettings", model: Model) -> dict[str, Any]:
         # Also part of the key of compiled graphs, which must return all states.
         "additional_config": model_to_wire(model),
     }
-    if settings.vllm_gpu_memory_utilization is not None:
-        arguments["gpu_memory_utilization"] = settings.vllm_gpu_memory_utilization
+    if options.gpu_memory_utilization is not None:
+        arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
     elif is_cpu:
         arguments["kv_cache_memory_bytes"] = settings.kv_bytes
     if is_cpu:
         arguments |= {"block_size": CPU_BLOCK_SIZE, "enforce_eager": True}
-    if settings.vllm_tensor_parallel_size * settings.vllm_pipeline_parallel_size == 1:
+    if options.tensor_parallel_size * options.pipeline_parallel_size == 1:
         arguments["distributed_executor_backend"] = ONE_PROCESS
-    return arguments | settings.vllm_options
-
-
-def check_options(options: Mapping[str, object], known: Sequence[str]) -> None:
-    """Raises: Mismatch for an option that is reserved, or that is none of `known`."""
-    for name in options:
-        if name in RESERVED:
-            raise Mismatch(f"vllm_options: {name} cannot be set, since {RESERVED[name]}; leave it out")
-        if name not in known:
-            close = get_close_matches(name, known, n=1)
-            remedy = f"did you mean {close[0]}?" if close else "choose a field of vLLM's AsyncEngineArgs"
-            raise Mismatch(f"vllm_options: vLLM has no option {name}; {remedy}")
+    chosen = options.model_dump(include={"enforce_eager", "distributed_executor_backend"}, exclude_none=True)
+    return arguments | chosen
 
 
 def _check_device(settings: "ModelSettings", config: PretrainedConfig) -> None:

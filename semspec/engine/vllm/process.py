@@ -25,10 +25,10 @@ READ_TIMEOUT_S = 2.0
 
 REMEDIES = {
     "hidden states": "set the engine to auto",
-    "cache blocks": "set more kv_bytes or vllm_gpu_memory_utilization",
-    "KV cache": "set more kv_bytes or vllm_gpu_memory_utilization, or less max_context_tokens",
-    "memory": "set less vllm_gpu_memory_utilization, kv_bytes or vllm_max_num_batched_tokens, or use more GPUs",
-    "uantiz": "choose another vllm_quantization",
+    "cache blocks": "set more kv_bytes or gpu_memory_utilization in vllm_options",
+    "KV cache": "set more kv_bytes or gpu_memory_utilization in vllm_options, or less max_context_tokens",
+    "memory": "set less kv_bytes, or gpu_memory_utilization in vllm_options, or use more GPUs",
+    "uantiz": "choose another quantization in vllm_options",
 }
 """What to do, by a part of vLLM's reason."""
 
