@@ -97,8 +97,8 @@ def _connect(settings: GatewaySettings, connections: AsyncExitStack) -> Backends
     options = _pool_options(settings)
     likelihood = load_calibration(settings.likelihood) if settings.likelihood else None
     verifier = None if settings.verifier_address == NO_VERIFIER else PooledVerifier(settings.verifier_address, options)
-    drafter = PooledDrafter(settings.draft_address, options, verifier=verifier)
-    target = PooledTarget(settings.target_address, options, verifier=verifier)
+    drafter = PooledDrafter(settings.draft_address, options)
+    target = PooledTarget(settings.target_address, options)
     for backend in (drafter, target):
         connections.push_async_callback(backend.aclose)
     if verifier is not None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
@@ -14,8 +14,8 @@ _NAMESPACE = "semspec_gateway"
 SERVICES = ("draft", "target", "verifier", "redis")
 POOLED = SERVICES[:-1]
 """Services that may have several replicas."""
-CACHING = ("draft", "target")
-"""Services with a KV cache."""
+MODELS = ("draft", "target")
+"""Services with a language model."""
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
@@ -30,6 +30,14 @@ class Replicas(Protocol):
 
     @property
     def num_in_flight(self) -> int: ...
+
+
+@runtime_checkable
+class SendsStates(Protocol):
+    """A service whose engines apply the first layer of the probes to states."""
+
+    @property
+    def num_whole_states(self) -> int: ...
 
 
 class Metrics:
@@ -203,10 +211,13 @@ class _Services:
         self._replicas = gauge("service_replicas", "Replicas of a service that can be called.")
         self._hung = gauge("service_hung_replicas", "Replicas with work whose engine makes no step.")
         self._calls = gauge("service_calls_in_flight", "Calls under way at a service.")
+        self._whole_states = gauge(
+            "service_whole_states", "Segments whose states came whole, since the probe's first layer was not held."
+        )
         self._cache_bytes = gauge("service_cache_bytes", "Keys and values a service holds.")
         self._max_cache_bytes = gauge("service_max_cache_bytes", "Keys and values a service may hold.")
         known = {SERVICES: [self._up], POOLED: [self._replicas, self._hung, self._calls]}
-        known[CACHING] = [self._cache_bytes, self._max_cache_bytes]
+        known[MODELS] = [self._cache_bytes, self._max_cache_bytes, self._whole_states]
         for services, metrics in known.items():
             for service in services:
                 for metric in metrics:
@@ -222,6 +233,8 @@ class _Services:
         self._replicas.labels(service).set_function(lambda: replicas.num_replicas)
         self._hung.labels(service).set_function(lambda: replicas.num_hung)
         self._calls.labels(service).set_function(lambda: replicas.num_in_flight)
+        if isinstance(replicas, SendsStates):
+            self._whole_states.labels(service).set_function(lambda: replicas.num_whole_states)
 
     def cache(self, service: str, info: ModelInfo) -> None:
         """Record the cache sizes that one replica's engine reported at the last handshake."""

@@ -114,6 +114,11 @@ class Readiness:
         self.status = status
         if describe(before) != describe(self.status):
             _log.info("readiness: %s%s", describe(self.status), self._remedy())
+        for role in sorted(_sending_whole_states(status) - _sending_whole_states(before)):
+            _log.warning(
+                "the %s service does not hold all first layers of the verifier's probes, and sends whole states for "
+                "those: put the probes into its folder (SEMSPEC_%s_PROBES)", role, role.upper(),
+            )  # fmt: skip
 
     def _remedy(self) -> str:
         """For the log, since clients see the status: where the services should be."""
@@ -181,6 +186,10 @@ class Readiness:
         except (SemspecError, TimeoutError) as error:
             reason = error.message if isinstance(error, SemspecError) else "no answer in time"
             return Unavailable(f"no handshake with the {role} service: {reason}")
+
+
+def _sending_whole_states(status: Status) -> set[str]:
+    return set() if status.served is None else set(status.served.sends_whole_states)
 
 
 async def _within(limit_s: float, event: asyncio.Event) -> None:

@@ -52,6 +52,16 @@ class Served:
             likelihood=self.likelihood,
         )
 
+    @property
+    def sends_whole_states(self) -> tuple[str, ...]:
+        """Services that do not hold all projections of the verifier's probes, and so send whole states for some."""
+        named = {
+            "draft": {one.draft for one in self.verifier.projections} if self.draft.has_model else set(),
+            "target": {one.target for one in self.verifier.projections if one.target},
+        }
+        held = {"draft": self.draft.projections, "target": self.target.projections}
+        return tuple(role for role, digests in named.items() if not digests <= set(held[role]))
+
     def unsupported_reason(self, strategy: str) -> str | None:
         """Why this pair does not support the strategy, with the remedy, in one line; None if it does."""
         needs = STRATEGIES[strategy]

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self, TypeVar
 from pydantic import (
     BaseModel,
     ConfigDict,
+    DirectoryPath,
     Field,
     SecretStr,
     ValidationError,
@@ -143,10 +144,10 @@ class ModelSettings(ServiceSettings):
         description="keys and values of running calls and of the prefix cache together, in bytes; beyond it, calls "
         "wait, or are evicted and computed again",
     )
-    projection_bytes: int = Field(
-        1 << 30,
-        ge=0,
-        description="probes' first layers kept, to send 256 numbers a segment instead of its states, in bytes",
+    probes: DirectoryPath | None = Field(
+        None,
+        description="folder of the pair's probes, whose first layers the engine computes, so that it sends 256 numbers "
+        "a segment instead of its states; SIGHUP has it read again; unset: none",
     )
     max_context_tokens: int | None = Field(
         None,

@@ -2,7 +2,7 @@
 
 import asyncio
 import struct
-from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 from semspec.clustering.equivalence import Alternatives, in_order_of_appearance
@@ -20,7 +20,6 @@ from semspec.types import (
     Judgement,
     ModelInfo,
     Piece,
-    ProjectionSpec,
     Prompt,
     Proposal,
     Segment,
@@ -165,8 +164,8 @@ class FakeModel:
         others = 0.2 / (len(options) - 1)
         return ChoiceScores(tuple(0.8 if i == chosen else others for i in range(len(options))), options[chosen], 1.0)
 
-    async def project(self, spec: ProjectionSpec, data: AsyncIterable[bytes]) -> None:
-        raise Mismatch("a fake keeps no projections")
+    async def read_probes(self) -> None:
+        """A fake applies no projections."""
 
     async def aclose(self) -> None:
         """Nothing to free."""

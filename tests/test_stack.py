@@ -353,6 +353,14 @@ def test_alternatives_beside_both_probes_are_served(tmp_path: Path) -> None:
     assert name not in elsewhere.service_environment("verifier")
 
 
+def test_engines_have_the_folders_of_their_probes(tmp_path: Path) -> None:
+    pair = replace(StackConfig.of_pair(tmp_path), draft_probe=tmp_path / "draft.safetensors")
+    assert pair.service_environment("draft")["SEMSPEC_DRAFT_PROBES"] == str(tmp_path)
+    assert pair.service_environment("target")["SEMSPEC_TARGET_PROBES"] == str(tmp_path / "probes")
+    bare = replace(pair, draft_probe=None, target_probe=None)
+    assert "SEMSPEC_DRAFT_PROBES" not in bare.service_environment("draft")
+
+
 @pytest.fixture
 def supervisor() -> Iterator[subprocess.Popen[str]]:
     """A supervisor in a process of its own, its children up."""

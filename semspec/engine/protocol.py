@@ -24,12 +24,11 @@ Planned additions are optional fields and keyword-only arguments with defaults, 
   fields of `GeneratedSegment` and `SegmentScore` return it, beside the pooled states.
 """
 
-from collections.abc import AsyncIterable
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from semspec.decoding.protocols import Drafter, Target
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.types import ProjectionSpec, Writer
+from semspec.types import Writer
 
 if TYPE_CHECKING:
     from semspec.settings import ModelSettings  # needs pydantic, which is optional for users of an engine alone
@@ -38,14 +37,9 @@ if TYPE_CHECKING:
 class Engine(Drafter, Target, Protocol):
     """A model that generates and scores. Draft and target run the same engine with different weights."""
 
-    async def project(self, spec: ProjectionSpec, data: AsyncIterable[bytes]) -> None:
-        """Keep a probe's first layer, for calls that name it; `data`: parts of what `Projection.serialised` yields.
-
-        `semspec.probes.projection.Projections` does both, here and where states are returned. It drops what was not
-        used for long, as a restart does: a call that names an unknown projection returns the states.
-        Raises: Mismatch when it is of another model's states, or there is no memory for it; InvalidRequest when `data`
-        is not what `spec` names.
-        """
+    async def read_probes(self) -> None:
+        """Read the folder of probes again, whose first layers calls name (`semspec.probes.projection.Projections`). A
+        call that names one that is not held returns the states."""
         ...
 
     async def aclose(self) -> None:
@@ -99,7 +93,7 @@ def load_engine(settings: "ModelSettings", writer: Writer) -> LocalEngine:
         threads=settings.threads,
         cache_bytes=settings.cache_bytes,
         kv_bytes=settings.kv_bytes,
-        projection_bytes=settings.projection_bytes,
+        probes=settings.probes,
         max_context_tokens=settings.max_context_tokens,
         engine=settings.engine,
     )

@@ -1,9 +1,10 @@
 """Our engine: any Hugging Face causal LM on CPU or GPU, one step for all calls. Other engines are compared to it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -26,7 +27,6 @@ from semspec.types import (
     GenerationParams,
     ModelInfo,
     Piece,
-    ProjectionSpec,
     Prompt,
     Proposal,
     Segment,
@@ -45,13 +45,14 @@ class TransformersEngine:
     """See `semspec.engine.protocol.Engine`."""
 
     def __init__(
-        self, lm: CausalLM, writer: Writer, cache_bytes: int, kv_bytes: int = KV_BYTES, projection_bytes: int = 1 << 30
+        self, lm: CausalLM, writer: Writer, cache_bytes: int, kv_bytes: int = KV_BYTES, probes: Path | None = None
     ) -> None:
-        """`cache_bytes`: keys and values kept between calls; `kv_bytes`: those and the running calls' together."""
+        """`cache_bytes`: keys and values kept between calls; `kv_bytes`: those and the running calls' together;
+        `probes`: folder of the probes whose first layers it computes."""
         self._lm = lm
         self.tokenizer: ModelTokenizer = lm.tokenizer
         self._cache = PrefixCache(cache_bytes, lm.new_kv)
-        self._projections = Projections(lm.info, str(lm.device), projection_bytes)
+        self._projections = Projections(lm.info, str(lm.device), probes)
         self._grammars = Grammars.of(lm.tokenizer)
         self._calls = Calls(lm, writer, self._cache, self._projections)
         self._worker = Worker(f"engine-{writer}", lm, self._cache, Scheduler(self._cache, kv_bytes))
@@ -68,14 +69,14 @@ class TransformersEngine:
         threads: int = 1,
         cache_bytes: int = 1 << 30,
         kv_bytes: int = KV_BYTES,
-        projection_bytes: int = 1 << 30,
+        probes: Path | None = None,
         max_context_tokens: int | None = None,
         engine: EngineName = "auto",
     ) -> "TransformersEngine":
         """Load a model and start its thread. Raises: Mismatch when the model cannot be served."""
         torch.set_num_threads(threads)
         lm = CausalLM.load(model, revision, device, dtype, max_context_tokens, engine)
-        return cls(lm, writer, cache_bytes, kv_bytes, projection_bytes)
+        return cls(lm, writer, cache_bytes, kv_bytes, probes)
 
     @property
     def lm(self) -> CausalLM:
@@ -95,6 +96,7 @@ class TransformersEngine:
             takes_grammars=self._grammars is not None,
             takes_penalties=True,
             num_token_ids=self.tokenizer.num_embeddings,
+            projections=self._projections.digests,
         )
 
     async def encode(self, prompt: Prompt) -> Piece:
@@ -117,8 +119,8 @@ class TransformersEngine:
         segments = await self.tokenizer.owned(tuple(segments), is_context=False)
         return await self._result(self._calls.score(await self._owned(context), segments, session, projection))
 
-    async def project(self, spec: ProjectionSpec, data: AsyncIterable[bytes]) -> None:
-        await self._projections.keep(spec, data)
+    async def read_probes(self) -> None:
+        await asyncio.to_thread(self._projections.read)
 
     async def propose(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -191,27 +192,29 @@ class Artifact:
     """Digest of the weights file."""
 
 
-def load_probe(path: Path) -> Artifact:
-    """Load an artifact.
-
-    Raises: Mismatch, with a remedy, when it is missing, damaged, not the weights of its card, or of another format or
-    state convention.
-    """
-    try:
+def load_card(path: Path) -> ProbeCard:
+    """The card of the artifact `path`. Raises: Mismatch, with a remedy, when it is missing, damaged or of another
+    format."""
+    with _readable(path):
         fields = json.loads(regular(path.with_suffix(".json")).read_text())
         if isinstance(fields, dict) and card_format(fields) != PROBE_FORMAT:
             raise Mismatch(
                 f"probe {path} has format {card_format(fields)!r}, this build serves format {PROBE_FORMAT}; train it "
                 "again with `semspec train run` and another `output` (the bundled pair's with `make demo-probes`)"
             )
-        card = _card(fields)
+        return _card(fields)
+
+
+def load_probe(path: Path) -> Artifact:
+    """Load an artifact.
+
+    Raises: Mismatch, with a remedy, when it is missing, damaged, not the weights of its card, or of another format or
+    state convention.
+    """
+    card = load_card(path)
+    with _readable(path):
         data = regular(path).read_bytes()
         tensors = load(data)
-    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
-        raise Mismatch(
-            f"cannot read probe {path}: {error}; train it with `semspec train run` (the bundled pair's with "
-            "`make demo-probes`) or fetch it again"
-        ) from error
     if card.weights_digest != (digest := _digest(data)):
         raise Mismatch(
             f"probe {path} is not the weights of its card, which names the digest {card.weights_digest or 'of none'}, "
@@ -225,6 +228,17 @@ def load_probe(path: Path) -> Artifact:
     if not all(bool(value.isfinite().all()) for value in probe.state_dict().values()) or not bool(probe.scale.all()):
         raise Mismatch(f"probe {path} has weights that are not finite, or a scale of 0; train it again")
     return Artifact(probe.eval().requires_grad_(False), card, digest)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
+        raise Mismatch(
+            f"cannot read probe {path}: {error}; train it with `semspec train run` (the bundled pair's with "
+            "`make demo-probes`) or fetch it again"
+        ) from error
 
 
 def _digest(data: bytes) -> str:

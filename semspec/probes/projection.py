@@ -1,12 +1,14 @@
-"""A probe's standardisation and first linear layer on states: computed in the verifier, or in an engine that was given
-it, so that a segment's result is 256 numbers instead of all its states."""
+"""A probe's standardisation and first linear layer on states: computed in the verifier, or in an engine that has read
+it from the pair's folder, so that a segment's result is 256 numbers instead of all its states."""
 
-import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from threading import Lock
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Lock, Thread
+from time import monotonic
 from typing import Literal
 
 import numpy as np
@@ -14,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from semspec.errors import InvalidRequest, Mismatch
-from semspec.probes.probe import Artifact, layer_indices
-from semspec.types import STATE_CONVENTION, ModelInfo, ProjectionSpec, States
+from semspec.errors import Mismatch
+from semspec.probes.probe import Artifact, layer_indices, load_card, load_probe
+from semspec.types import STATE_CONVENTION, ModelInfo, States
 
 BLOCK = 5120
 """Number of inputs that are multiplied at a time: 64 segments' and the weights' stay in a core's cache."""
@@ -24,7 +26,28 @@ MAX_MAGNITUDE = 1e9
 """Maximum absolute value of states, surprisal and projections: far above those of any model, and far below what
 overflows."""
 
+LOOK_S = 10.0
+"""Least time between two looks into the folder for projections that calls name and the engine does not hold."""
+
 Precision = Literal["float32", "bfloat16"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectionSpec:
+    """What a projection applies to, and its name."""
+
+    digest: str
+    """Names it: a digest of all below and of its numbers."""
+    model: str
+    """Fingerprint of the model whose states it applies to."""
+    rows: tuple[int, ...]
+    """Rows of the states that it uses, ascending."""
+    shape: tuple[int, int]
+    """`(num_layers + 1, hidden_size)` of the states."""
+    width: int
+    """Numbers it yields for a segment."""
 
 
 class Projection:
@@ -42,10 +65,6 @@ class Projection:
         self._mean, self._weight = mean.to(device), weight.to(device)
         self._mean_array: NDArray[np.float32] = mean.cpu().numpy()
         self._blocks = [block.to(getattr(torch, precision)) for block in self._weight.split(BLOCK, 1)]
-
-    @property
-    def nbytes(self) -> int:
-        return self._mean.nbytes + self._weight.nbytes
 
     def of_pooled(self, pooled: Tensor) -> Tensor:
         """`[num_segments, width]` fp32 from states `[num_segments, num_layers + 1, hidden_size]` on the device."""
@@ -80,12 +99,6 @@ class Projection:
             part = [states[index] for index in indices]
             hidden[indices] = _numbers(part) if is_projected else self.of_states(part)
         return hidden
-
-    def serialised(self) -> Iterator[bytes]:
-        """Mean and weight, row-major, in little-endian fp32."""
-        yield self._mean_array.tobytes()
-        for row in self._weight:
-            yield row.cpu().numpy().tobytes()
 
 
 class ServedProbe:
@@ -156,70 +169,61 @@ def projection_of(
     return Projection(replace(spec, digest=_digest(spec, data)), mean, weight, device, precision)
 
 
-def read_projection(spec: ProjectionSpec, data: bytearray, device: str) -> Projection:
-    """The projection in the format of `Projection.serialised`.
-
-    Raises: InvalidRequest when the data is not that of `spec`, or holds what is no number.
-    """
-    num_inputs = len(spec.rows) * spec.shape[1]
-    if len(data) != spec.num_bytes:
-        raise InvalidRequest(f"data: {len(data)} bytes, but the projection takes {spec.num_bytes}", "data")
-    if (digest := _digest(spec, [data])) != spec.digest:
-        raise InvalidRequest(
-            f"digest: the projection has the digest {digest}, not {spec.digest}; send it again", "digest"
-        )
-    mean, weight = torch.frombuffer(data, dtype=torch.float32).tensor_split([num_inputs])
-    if not bool(mean.isfinite().all()) or not bool(weight.isfinite().all()):
-        raise InvalidRequest("data: holds a value that is not a number", "data")
-    return Projection(spec, mean, weight.view(spec.width, num_inputs), device)
-
-
 class Projections:
-    """The projections that an engine keeps, by digest; beyond `max_bytes`, the least recently used are dropped."""
+    """The projections that an engine holds: those of its model's probes in a folder laid out as the verifier's."""
 
-    def __init__(self, info: ModelInfo, device: str, max_bytes: int) -> None:
-        """`info`: of the engine's model."""
+    def __init__(self, info: ModelInfo, device: str, folder: Path | None) -> None:
+        """`info`: of the engine's model; `folder`: None: it holds no projections. Reads the folder."""
         self._model, self._shape = info.fingerprint, (info.num_layers + 1, info.hidden_size)
-        self._device, self._max_bytes = device, max_bytes
-        self._kept: dict[str, Projection] = {}
-        self._lock = Lock()
+        self._device, self._folder = device, folder
+        self._files: dict[Path, _File] = {}
+        self._held: Mapping[str, Projection] = {}
+        self._reading, self._looking = Lock(), Lock()
+        self._next_look = 0.0
+        self.read()
 
-    async def keep(self, spec: ProjectionSpec, data: AsyncIterable[bytes]) -> None:
-        """See `Engine.project`."""
-        if spec.model != self._model:
-            raise Mismatch(
-                f"the projection {spec.digest} is of states of {spec.model}, this engine serves {self._model}; "
-                "give it to an engine of its model"
-            )
-        if spec.shape != self._shape or spec.rows[-1] >= self._shape[0]:
-            raise Mismatch(
-                f"the projection {spec.digest} is of rows up to {spec.rows[-1]} of states of shape {spec.shape}, this "
-                f"engine's have {self._shape}; train the probe again"
-            )
-        if spec.num_bytes > self._max_bytes:
-            raise Mismatch(
-                f"the projection {spec.digest} takes {spec.num_bytes} bytes, this engine keeps {self._max_bytes}; "
-                "raise SEMSPEC_*_PROJECTION_BYTES"
-            )
-        if self._of(spec.digest) is None:
-            received = bytearray()
-            async for part in data:
-                received += part
-                if len(received) > spec.num_bytes:
-                    break
-            self._add(await asyncio.to_thread(read_projection, spec, received, self._device))
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Names of the projections, in alphabetical order."""
+        return tuple(sorted(self._held))
+
+    def read(self) -> None:
+        """Read what is new in the folder, and drop what is gone. Blocking; calls go on meanwhile. A probe that cannot
+        be read is logged and left out: the verifier judges whole states as well."""
+        with self._reading:
+            found = {} if self._folder is None else _probes_in(self._folder)
+            before = self._files
+            self._files = {
+                path: before[path] if path in before and before[path].version == version else self._file(path, version)
+                for path, version in found.items()
+            }
+            projections = (file.projection for file in self._files.values())
+            self._held = {one.spec.digest: one for one in projections if one is not None}
+
+    def _file(self, path: Path, version: "_Version") -> "_File":
+        try:
+            card = load_card(path)
+            if card.fingerprint != self._model or card.features == "surprisal":
+                return _File(version, None)
+            if tuple(card.shape) != self._shape:
+                raise Mismatch(f"probe {path} is of states of shape {card.shape}, the model's have {self._shape}")
+            projection = ServedProbe(load_probe(path), self._device, "float32").projection
+        except Mismatch as error:
+            _log.warning("whole states are sent for a probe: %s", error.message)
+            return _File(version, None)
+        return _File(version, projection)
 
     def states_of(self, pooled: Sequence[Tensor], digest: str) -> list[States]:
         """States, or what the projection `digest` makes of them if it is kept, of each of `pooled`: fp32
         `[num_layers + 1, hidden_size]` on the engine's device."""
-        projection = self._of(digest) if digest else None
+        projection = self._named(digest)
         if projection is None or not pooled:
             return [self._states(one, "") for one in pooled]
         return [self._states(row[None], digest) for row in projection.of_pooled(torch.stack(list(pooled)))]
 
     def applied(self, states: Sequence[States], digest: str) -> list[States]:
         """`states`, or what the projection `digest` makes of each if it is kept."""
-        projection = self._of(digest) if digest else None
+        projection = self._named(digest)
         if projection is None or not states:
             return list(states)
         return [self._states(row[None], digest) for row in projection.of_states(states)]
@@ -228,18 +232,53 @@ class Projections:
         array = values.cpu().numpy()
         return States(array.astype("<f4", copy=False).tobytes(), array.shape, self._model, digest)
 
-    def _of(self, digest: str) -> Projection | None:
-        with self._lock:
-            projection = self._kept.pop(digest, None)
-            if projection is not None:
-                self._kept[digest] = projection  # the last one is the most recently used
-            return projection
+    def _named(self, digest: str) -> Projection | None:
+        """The projection of this name; None if there is none, also in the folder when it was last read."""
+        projection = self._held.get(digest)
+        if digest and projection is None:
+            self._look_for(digest)
+        return projection
 
-    def _add(self, projection: Projection) -> None:
-        with self._lock:
-            self._kept[projection.spec.digest] = projection
-            while sum(one.nbytes for one in self._kept.values()) > self._max_bytes:
-                del self._kept[next(iter(self._kept))]
+    def _look_for(self, digest: str) -> None:
+        """Have the folder read by another thread, if it was not read lately."""
+        with self._looking:
+            if (now := monotonic()) < self._next_look:
+                return
+            self._next_look = now + LOOK_S
+        where = "set SEMSPEC_*_PROBES" if self._folder is None else f"put its probe into {self._folder}"
+        _log.warning("whole states are sent: this engine holds no projection %.32r; %s", digest, where)
+        if self._folder is not None:
+            Thread(target=self.read, name="probes", daemon=True).start()
+
+
+_Version = tuple[int, ...]
+"""Changes with a probe's files."""
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A probe's file as it was read."""
+
+    version: _Version
+    projection: Projection | None
+    """None: it is of another model, uses no states, or cannot be read."""
+
+
+def _probes_in(folder: Path) -> dict[Path, _Version]:
+    """The probes in `folder` and below its `alternatives`, without hidden folders, which mounted volumes may have."""
+    folders = [folder, *(one for one in folder.glob("alternatives/*") if not one.name.startswith("."))]
+    paths = (folder / f"{role}.safetensors" for folder in folders for role in ("draft", "target"))
+    versions = ((path, _version(path)) for path in paths)
+    return {path: version for path, version in versions if version is not None}
+
+
+def _version(path: Path) -> _Version | None:
+    """None without the file and its card."""
+    try:
+        stats = [one.stat() for one in (path, path.with_suffix(".json"))]
+    except OSError:
+        return None
+    return tuple(number for one in stats for number in (one.st_mtime_ns, one.st_size, one.st_ino))
 
 
 def _numbers(projected: Sequence[States]) -> Tensor:
@@ -248,7 +287,7 @@ def _numbers(projected: Sequence[States]) -> Tensor:
     return numbers.masked_fill_(~(numbers.abs() <= MAX_MAGNITUDE).all(1)[:, None], torch.nan)
 
 
-def _digest(spec: ProjectionSpec, parts: Iterable[bytearray | memoryview]) -> str:
+def _digest(spec: ProjectionSpec, parts: Iterable[memoryview]) -> str:
     """Names a projection: SHA-256 over what it applies to and its numbers, the first 32 hexadecimal digits."""
     head = [STATE_CONVENTION, spec.model, spec.rows, spec.shape, spec.width]
     digest = hashlib.sha256(json.dumps(head).encode())

@@ -18,7 +18,7 @@ from semspec.clustering.loading import served_equivalence
 from semspec.engine.device import device_of
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import LEAST_PROBABILITY, Artifact, ProbeCard, load_probe
-from semspec.probes.projection import MAX_MAGNITUDE, Precision, Projection, ServedProbe
+from semspec.probes.projection import MAX_MAGNITUDE, Precision, ServedProbe
 from semspec.types import (
     Judgement,
     OperatingPoint,
@@ -188,16 +188,6 @@ class ProbeVerifier:
             self._clustering, clusters_of_whole, equivalence, [group], [ends]
         )
         return clusters
-
-    def projection(self, digest: str) -> Projection:
-        """A probe's projection, for an engine to compute. Raises: InvalidRequest when no probe has that digest."""
-        for pair in (self._own, *self._alternatives.values()):
-            for probe in (pair.draft, pair.target):
-                if probe.projection is not None and probe.projection.spec.digest == digest:
-                    return probe.projection
-        raise InvalidRequest(
-            f"no probe has the projection {digest!r}; ask for one of VerifierInfo.projections", "digest"
-        )
 
     def _judge_waiting(self) -> None:
         """Judge the calls that wait, of any sessions, as one batch; those that came meanwhile are the next one's."""

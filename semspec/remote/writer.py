@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,6 @@ from semspec.types import (
     GenerationParams,
     ModelInfo,
     Piece,
-    ProjectionSpec,
     Prompt,
     Proposal,
     Segment,
@@ -115,8 +114,8 @@ class RemoteWriter:
     ) -> list[SegmentScore]:
         return await self._engine.score(context, segments, session, projection)
 
-    async def project(self, spec: ProjectionSpec, data: AsyncIterable[bytes]) -> None:
-        await self._engine.project(spec, data)
+    async def read_probes(self) -> None:
+        await self._engine.read_probes()
 
     async def propose(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int

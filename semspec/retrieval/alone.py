@@ -1,6 +1,6 @@
 """A draft service with a datastore and no model."""
 
-from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from semspec.errors import Mismatch
 from semspec.types import (
@@ -10,7 +10,6 @@ from semspec.types import (
     GenerationParams,
     ModelInfo,
     Piece,
-    ProjectionSpec,
     Prompt,
     Proposal,
     Segment,
@@ -53,8 +52,8 @@ class NoModel:
     ) -> list[SegmentScore]:
         raise _refusal()
 
-    async def project(self, spec: ProjectionSpec, data: AsyncIterable[bytes]) -> None:
-        raise _refusal()
+    async def read_probes(self) -> None:
+        """No states, no probes."""
 
     async def verify(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams

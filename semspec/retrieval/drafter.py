@@ -1,6 +1,6 @@
 """Proposals from a datastore, beside the draft model of a service."""
 
-from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -21,7 +21,6 @@ from semspec.types import (
     GenerationParams,
     ModelInfo,
     Piece,
-    ProjectionSpec,
     Prompt,
     Proposal,
     Retrieval,
@@ -161,8 +160,8 @@ class RetrievingDraft:
     ) -> list[SegmentScore]:
         return await self._engine.score(context, segments, session, projection)
 
-    async def project(self, spec: ProjectionSpec, data: AsyncIterable[bytes]) -> None:
-        await self._engine.project(spec, data)
+    async def read_probes(self) -> None:
+        await self._engine.read_probes()
 
     async def verify(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams

@@ -4,7 +4,7 @@ the server's mapping of errors to gRPC statuses."""
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Never, TypeAlias, TypeVar, cast
@@ -130,9 +130,6 @@ class ErrorInterceptor(aio.ServerInterceptor):
         if handler.response_streaming:
             streaming = cast(Streaming[Any, Any], handler.unary_stream)
             return grpc.unary_stream_rpc_method_handler(_guarded_stream(streaming, origin), *codecs)
-        if handler.request_streaming:
-            parts = _of_decoded(cast(Unary[Any, Any], handler.stream_unary))
-            return grpc.stream_unary_rpc_method_handler(_guarded(parts, origin), *codecs)
         unary = cast(Unary[Any, Any], handler.unary_unary)
         return grpc.unary_unary_rpc_method_handler(_guarded(unary, origin), *codecs)
 
@@ -167,20 +164,6 @@ def decoded_response(response: R) -> R:
 def _check_decoded(request: object) -> None:
     if isinstance(request, Undecodable):
         raise InvalidRequest(f"the bytes are no message of this method: {request.reason}")
-
-
-def _of_decoded(behaviour: Unary[AsyncIterator[Q], R]) -> Unary[AsyncIterator[Q], R]:
-    """`behaviour` over a stream of requests, of which each is checked."""
-
-    async def checked(requests: AsyncIterator[Q]) -> AsyncIterator[Q]:
-        async for request in requests:
-            _check_decoded(request)
-            yield request
-
-    async def call(requests: AsyncIterator[Q], context: Context) -> R:
-        return await behaviour(checked(requests), context)
-
-    return call
 
 
 @dataclass(frozen=True, slots=True)

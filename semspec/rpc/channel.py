@@ -69,9 +69,6 @@ class _Decoding:
     def unary_stream(self, *path: Any, response_deserializer: Any = None, **options: Any) -> Any:
         return self._channel.unary_stream(*path, response_deserializer=decoding(response_deserializer), **options)
 
-    def stream_unary(self, *path: Any, response_deserializer: Any = None, **options: Any) -> Any:
-        return self._channel.stream_unary(*path, response_deserializer=decoding(response_deserializer), **options)
-
 
 def _channel_options(options: ClientOptions) -> Sequence[tuple[str, int | str]]:
     return (

@@ -4,16 +4,15 @@ Cancelling a call, or closing the generator of `generate`, cancels the RPC, whic
 within the running event loop, and close it with `aclose`.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
 from semspec.clustering.equivalence import Alternatives
 from semspec.errors import InternalError
-from semspec.rpc.calls import client_span, decoded_response
 from semspec.rpc.channel import DEFAULT_OPTIONS, ClientOptions
 from semspec.rpc.codec import generation, handshake, scoring
-from semspec.rpc.connection import Remote, RemoteModel, checked_response, encodable_request, rpc_errors
+from semspec.rpc.connection import Remote, RemoteModel, checked_response, encodable_request
 from semspec.types import (
     ChoiceScores,
     Context,
@@ -87,11 +86,6 @@ class WritingClient(RemoteModel):
                 num_segments, num_tokens = num_segments + 1, num_tokens + len(generated.segment.token_ids)
                 _check_size(params, num_segments, num_tokens)
                 yield generated
-
-    async def project(self, parts: AsyncIterator[types_pb2.ProjectionPart]) -> None:
-        """Have the engine keep the projection that `RemoteVerifier.projection` yields. See `Engine.project`."""
-        with client_span(self._stub.Project, None) as opened, rpc_errors():
-            await self._stub.Project(parts, timeout=self._options.call_timeout_s, metadata=self.metadata(opened))
 
 
 class RemoteDrafter(WritingClient):
@@ -202,17 +196,6 @@ class RemoteVerifier(Remote):
         response = await self.call(self._stub.Cluster, request)
         with checked_response():
             return _one_each(scoring.cluster_response_from_wire(response), ends)
-
-    async def projection(self, digest: str) -> AsyncGenerator[types_pb2.ProjectionPart, None]:
-        """The parts of a projection, for `WritingClient.project`. Raises: InvalidRequest when there is none."""
-        request = verifier_pb2.ProjectionRequest(digest=digest)
-        with client_span(self._stub.Projection, request) as opened, rpc_errors():
-            call = self._stub.Projection(request, timeout=self._options.call_timeout_s, metadata=self.metadata(opened))
-            try:
-                async for part in call:
-                    yield decoded_response(part)
-            finally:
-                call.cancel()
 
 
 def _check_size(params: GenerationParams, num_segments: int, num_tokens: int) -> None:

@@ -5,7 +5,7 @@ import ctypes
 import logging
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -50,6 +50,7 @@ class ServiceServer(Generic[B]):
         self._health = health.HealthServicer()
         self._stalls: StallWatch | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._reloading: asyncio.Task[None] | None = None
         self._server = aio.server(interceptors=_interceptors(settings), options=_server_options(settings))
         service.register(self._backend, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -85,6 +86,17 @@ class ServiceServer(Generic[B]):
         self._stalls = StallWatch(self._backend.steps, self._settings.stall_s)
         self._watching = asyncio.create_task(self._stalls.run(self._report_stall))
         await self._report(SERVING)
+
+    def reload(self) -> None:
+        """Have the backend read its configuration again while calls go on. Ignored before `load` has ended, which reads
+        it anyway, and while it is being read."""
+        is_idle = self._reloading is None or self._reloading.done()
+        if self._service.reload and self._watching and is_idle:
+            self._reloading = asyncio.create_task(self._reload(self._service.reload))
+
+    async def _reload(self, reload: Callable[[B], Awaitable[None]]) -> None:
+        await reload(self._backend.get())
+        logger.info("%s has read its probes again", self._service.name)
 
     async def stop(self) -> None:
         """Report NOT_SERVING, wait `settle_s` for clients to notice, drain calls for at most `grace_s`, free the
@@ -136,12 +148,15 @@ def run(service: Service[B], settings: ServiceSettings) -> None:
 
 async def serve(service: Service[B], settings: ServiceSettings) -> None:
     """Serve until SIGTERM or SIGINT, then drain. Before the model is loaded, either signal exits the process at once.
+    SIGHUP has draft and target read the probes again.
 
     Raises: Unavailable when the port cannot be bound; what the service's `load` raises.
     """
     _on_stop_signals(_exit_now)
     _withdraw_port(settings.port_file)
     server = ServiceServer(service, settings)
+    if service.reload:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reload)
     try:
         await server.start()
         await server.load()

@@ -3,10 +3,10 @@
 Servicers raise; the interceptor sets the status codes.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from grpc import aio
 
@@ -27,9 +27,6 @@ from semspec.v1 import (
     verifier_pb2_grpc,
 )
 
-if TYPE_CHECKING:
-    from semspec.probes.projection import Projection  # imports torch, which a client's process has not
-
 DRAFT = "semspec.v1.Draft"
 TARGET = "semspec.v1.Target"
 VERIFIER = "semspec.v1.Verifier"
@@ -38,11 +35,7 @@ B = TypeVar("B")
 
 
 class ServedVerifier(Verifier, Clusterer, Protocol):
-    """A verifier that knows its probes."""
-
-    def projection(self, digest: str) -> "Projection":
-        """The part of a probe that an engine may compute. Raises: InvalidRequest when there is none."""
-        ...
+    """What the verifier service serves."""
 
 
 class Backend(Generic[B]):
@@ -82,10 +75,12 @@ class Service(Generic[B]):
     """Adds the servicer to a server."""
     close: Callable[[B], Awaitable[None]] | None = None
     """Frees the backend after the last call has ended."""
+    reload: Callable[[B], Awaitable[None]] | None = None
+    """Has the loaded backend read its configuration again, on SIGHUP."""
 
 
 class WritingServicer:
-    """The methods that draft and target share: `Info`, `Encode`, `Write`, `WriteAll` and `Project`."""
+    """The methods that draft and target share: `Info`, `Encode`, `Write` and `WriteAll`."""
 
     def __init__(self, engine: Backend[Engine]) -> None:
         self._engine = engine
@@ -118,20 +113,6 @@ class WritingServicer:
                 if len(response.segments) == request.max_segments:
                     break
         return response
-
-    async def Project(
-        self, requests: AsyncIterator[types_pb2.ProjectionPart], context: Context
-    ) -> types_pb2.ProjectResponse:
-        """Keep a projection."""
-        first = await anext(requests, types_pb2.ProjectionPart())
-
-        async def data() -> AsyncGenerator[bytes, None]:
-            yield first.data
-            async for part in requests:
-                yield part.data
-
-        await self._engine.get().project(handshake.projection_from_wire(first), data())
-        return types_pb2.ProjectResponse()
 
 
 class DraftServicer(WritingServicer, draft_pb2_grpc.DraftServicer):
@@ -190,23 +171,15 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         group, ends = scoring.cluster_request_from_wire(request)
         return scoring.cluster_response_to_wire(await self._verifier.get().cluster(group, ends))
 
-    async def Projection(
-        self, request: verifier_pb2.ProjectionRequest, context: Context
-    ) -> AsyncGenerator[types_pb2.ProjectionPart, None]:
-        """The part of a probe that an engine may compute."""
-        projection = self._verifier.get().projection(request.digest)
-        for part in handshake.projection_to_wire(projection.spec, projection.serialised()):
-            yield part
-
 
 def draft_service(load: Callable[[], Engine]) -> Service[Engine]:
     """`semspec.v1.Draft`, serving the engine that `load` returns."""
-    return Service(DRAFT, load, _register_draft, _close_engine)
+    return Service(DRAFT, load, _register_draft, _close_engine, _reload_engine)
 
 
 def target_service(load: Callable[[], Engine]) -> Service[Engine]:
     """`semspec.v1.Target`, serving the engine that `load` returns."""
-    return Service(TARGET, load, _register_target, _close_engine)
+    return Service(TARGET, load, _register_target, _close_engine, _reload_engine)
 
 
 def verifier_service(load: Callable[[], ServedVerifier]) -> Service[ServedVerifier]:
@@ -228,3 +201,7 @@ def _register_verifier(verifier: Backend[ServedVerifier], server: aio.Server) ->
 
 async def _close_engine(engine: Engine) -> None:
     await engine.aclose()
+
+
+async def _reload_engine(engine: Engine) -> None:
+    await engine.read_probes()

@@ -128,18 +128,13 @@ class StackConfig:
         }
         match role:
             case "draft":
-                given = {"MODEL": self.draft_model, "DATASTORE": self.datastore}
-                own = {f"{prefix}_{name}": str(value) for name, value in given.items() if value is not None}
-                return common | own
+                given = {"MODEL": self.draft_model, "DATASTORE": self.datastore, "PROBES": _folder(self.draft_probe)}
             case "target":
-                return common | {"SEMSPEC_TARGET_MODEL": str(self.target_model)}
+                given = {"MODEL": self.target_model, "PROBES": _folder(self.target_probe)}
             case _:
-                probes = {
-                    "SEMSPEC_VERIFIER_DRAFT_PROBE": str(self.draft_probe),
-                    "SEMSPEC_VERIFIER_TARGET_PROBE": str(self.target_probe),
-                }
-                alternatives = {"SEMSPEC_VERIFIER_ALTERNATIVES": str(self.alternatives)} if self.alternatives else {}
-                return common | probes | alternatives
+                probes = {"DRAFT_PROBE": self.draft_probe, "TARGET_PROBE": self.target_probe}
+                given = {**probes, "ALTERNATIVES": self.alternatives}
+        return common | {f"{prefix}_{name}": str(value) for name, value in given.items() if value is not None}
 
     def gateway_environment(self, addresses: Mapping[str, str], port: int, api_key: str) -> dict[str, str]:
         """The settings of the gateway, without its token for the services.
@@ -195,3 +190,7 @@ class StackConfig:
         if not isinstance(values, dict):
             raise StackError(f"{path} holds no JSON object; train the probes again, or delete it")
         return values
+
+
+def _folder(probe: Path | None) -> Path | None:
+    return None if probe is None else Path(probe).parent

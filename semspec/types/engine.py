@@ -101,27 +101,6 @@ class States:
 
 
 @dataclass(frozen=True, slots=True)
-class ProjectionSpec:
-    """A probe's standardisation and first linear layer on states, as an engine can apply it."""
-
-    digest: str
-    """Names it: a digest of all below and of its numbers."""
-    model: str
-    """Fingerprint of the model whose states it applies to."""
-    rows: tuple[int, ...]
-    """Rows of the states that it uses, ascending."""
-    shape: tuple[int, int]
-    """`(num_layers + 1, hidden_size)` of the states."""
-    width: int
-    """Numbers it yields for a segment."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Of its numbers: mean `[num_inputs]` and weight `[width, num_inputs]` in fp32."""
-        return 4 * len(self.rows) * self.shape[1] * (1 + self.width)
-
-
-@dataclass(frozen=True, slots=True)
 class GeneratedSegment:
     """A generated segment with its states and logprobs."""
 
@@ -253,6 +232,8 @@ class ModelInfo:
     """Digest of the datastore that the service retrieves from; empty if there is none."""
     datastore_model: str = ""
     """Fingerprint of the target whose answers the datastore holds."""
+    projections: tuple[str, ...] = ()
+    """Digests of the projections that it holds, in alphabetical order."""
 
     @property
     def has_model(self) -> bool:

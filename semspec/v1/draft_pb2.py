@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from semspec.v1 import types_pb2 as semspec_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16semspec/v1/draft.proto\x12\nsemspec.v1\x1a\x16semspec/v1/types.proto2\x8c\x03\n\x05\x44raft\x12;\n\x04Info\x12\x1c.semspec.v1.ModelInfoRequest\x1a\x15.semspec.v1.ModelInfo\x12?\n\x06\x45ncode\x12\x19.semspec.v1.EncodeRequest\x1a\x1a.semspec.v1.EncodeResponse\x12>\n\x05Write\x12\x18.semspec.v1.WriteRequest\x1a\x19.semspec.v1.WriteResponse0\x01\x12\x42\n\x08WriteAll\x12\x18.semspec.v1.WriteRequest\x1a\x1c.semspec.v1.WriteAllResponse\x12;\n\x07Propose\x12\x1a.semspec.v1.ProposeRequest\x1a\x14.semspec.v1.Proposal\x12\x44\n\x07Project\x12\x1a.semspec.v1.ProjectionPart\x1a\x1b.semspec.v1.ProjectResponse(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16semspec/v1/draft.proto\x12\nsemspec.v1\x1a\x16semspec/v1/types.proto2\xc6\x02\n\x05\x44raft\x12;\n\x04Info\x12\x1c.semspec.v1.ModelInfoRequest\x1a\x15.semspec.v1.ModelInfo\x12?\n\x06\x45ncode\x12\x19.semspec.v1.EncodeRequest\x1a\x1a.semspec.v1.EncodeResponse\x12>\n\x05Write\x12\x18.semspec.v1.WriteRequest\x1a\x19.semspec.v1.WriteResponse0\x01\x12\x42\n\x08WriteAll\x12\x18.semspec.v1.WriteRequest\x1a\x1c.semspec.v1.WriteAllResponse\x12;\n\x07Propose\x12\x1a.semspec.v1.ProposeRequest\x1a\x14.semspec.v1.Proposalb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,5 +33,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'semspec.v1.draft_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DRAFT']._serialized_start=63
-  _globals['_DRAFT']._serialized_end=459
+  _globals['_DRAFT']._serialized_end=389
 # @@protoc_insertion_point(module_scope)

@@ -60,11 +60,6 @@ class DraftStub:
                 request_serializer=semspec_dot_v1_dot_types__pb2.ProposeRequest.SerializeToString,
                 response_deserializer=semspec_dot_v1_dot_types__pb2.Proposal.FromString,
                 _registered_method=True)
-        self.Project = channel.stream_unary(
-                '/semspec.v1.Draft/Project',
-                request_serializer=semspec_dot_v1_dot_types__pb2.ProjectionPart.SerializeToString,
-                response_deserializer=semspec_dot_v1_dot_types__pb2.ProjectResponse.FromString,
-                _registered_method=True)
 
 
 class DraftServicer:
@@ -106,13 +101,6 @@ class DraftServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Project(self, request_iterator, context):
-        """Keep a projection, for calls that name it. Refused for another model, or where none are kept.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_DraftServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -140,11 +128,6 @@ def add_DraftServicer_to_server(servicer, server):
                     servicer.Propose,
                     request_deserializer=semspec_dot_v1_dot_types__pb2.ProposeRequest.FromString,
                     response_serializer=semspec_dot_v1_dot_types__pb2.Proposal.SerializeToString,
-            ),
-            'Project': grpc.stream_unary_rpc_method_handler(
-                    servicer.Project,
-                    request_deserializer=semspec_dot_v1_dot_types__pb2.ProjectionPart.FromString,
-                    response_serializer=semspec_dot_v1_dot_types__pb2.ProjectResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -283,33 +266,6 @@ class Draft:
             '/semspec.v1.Draft/Propose',
             semspec_dot_v1_dot_types__pb2.ProposeRequest.SerializeToString,
             semspec_dot_v1_dot_types__pb2.Proposal.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Project(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_unary(
-            request_iterator,
-            target,
-            '/semspec.v1.Draft/Project',
-            semspec_dot_v1_dot_types__pb2.ProjectionPart.SerializeToString,
-            semspec_dot_v1_dot_types__pb2.ProjectResponse.FromString,
             options,
             channel_credentials,
             insecure,

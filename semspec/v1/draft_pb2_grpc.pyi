@@ -43,8 +43,6 @@ class DraftStub:
     """All that `Write` would send, in one response: for callers that use a few segments together. It costs less than a stream."""
     Propose: _grpc.UnaryUnaryMultiCallable[_types_pb2.ProposeRequest, _types_pb2.Proposal]
     """Propose tokens with their distributions, for the target's Verify."""
-    Project: _grpc.StreamUnaryMultiCallable[_types_pb2.ProjectionPart, _types_pb2.ProjectResponse]
-    """Keep a projection, for calls that name it. Refused for another model, or where none are kept."""
 
 @_typing.type_check_only
 class DraftAsyncStub(DraftStub):
@@ -61,8 +59,6 @@ class DraftAsyncStub(DraftStub):
     """All that `Write` would send, in one response: for callers that use a few segments together. It costs less than a stream."""
     Propose: _aio.UnaryUnaryMultiCallable[_types_pb2.ProposeRequest, _types_pb2.Proposal]  # type: ignore[assignment]
     """Propose tokens with their distributions, for the target's Verify."""
-    Project: _aio.StreamUnaryMultiCallable[_types_pb2.ProjectionPart, _types_pb2.ProjectResponse]  # type: ignore[assignment]
-    """Keep a projection, for calls that name it. Refused for another model, or where none are kept."""
 
 class DraftServicer(metaclass=_abc_1.ABCMeta):
     """The small model: generates segments for the target to score."""
@@ -106,13 +102,5 @@ class DraftServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_types_pb2.Proposal, _abc.Awaitable[_types_pb2.Proposal]]:
         """Propose tokens with their distributions, for the target's Verify."""
-
-    @_abc_1.abstractmethod
-    def Project(
-        self,
-        request_iterator: _MaybeAsyncIterator[_types_pb2.ProjectionPart],
-        context: _ServicerContext,
-    ) -> _typing.Union[_types_pb2.ProjectResponse, _abc.Awaitable[_types_pb2.ProjectResponse]]:
-        """Keep a projection, for calls that name it. Refused for another model, or where none are kept."""
 
 def add_DraftServicer_to_server(servicer: DraftServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

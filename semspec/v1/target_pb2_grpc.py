@@ -66,11 +66,6 @@ class TargetStub:
                 request_serializer=semspec_dot_v1_dot_types__pb2.WriteRequest.SerializeToString,
                 response_deserializer=semspec_dot_v1_dot_types__pb2.WriteAllResponse.FromString,
                 _registered_method=True)
-        self.Project = channel.stream_unary(
-                '/semspec.v1.Target/Project',
-                request_serializer=semspec_dot_v1_dot_types__pb2.ProjectionPart.SerializeToString,
-                response_deserializer=semspec_dot_v1_dot_types__pb2.ProjectResponse.FromString,
-                _registered_method=True)
         self.Verify = channel.unary_unary(
                 '/semspec.v1.Target/Verify',
                 request_serializer=semspec_dot_v1_dot_target__pb2.VerifyRequest.SerializeToString,
@@ -130,13 +125,6 @@ class TargetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Project(self, request_iterator, context):
-        """Keep a projection, for calls that name it. Refused for another model, or where none are kept.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Verify(self, request, context):
         """Exact speculative sampling of proposed tokens, in one forward pass.
         """
@@ -183,11 +171,6 @@ def add_TargetServicer_to_server(servicer, server):
                     servicer.WriteAll,
                     request_deserializer=semspec_dot_v1_dot_types__pb2.WriteRequest.FromString,
                     response_serializer=semspec_dot_v1_dot_types__pb2.WriteAllResponse.SerializeToString,
-            ),
-            'Project': grpc.stream_unary_rpc_method_handler(
-                    servicer.Project,
-                    request_deserializer=semspec_dot_v1_dot_types__pb2.ProjectionPart.FromString,
-                    response_serializer=semspec_dot_v1_dot_types__pb2.ProjectResponse.SerializeToString,
             ),
             'Verify': grpc.unary_unary_rpc_method_handler(
                     servicer.Verify,
@@ -363,33 +346,6 @@ class Target:
             '/semspec.v1.Target/WriteAll',
             semspec_dot_v1_dot_types__pb2.WriteRequest.SerializeToString,
             semspec_dot_v1_dot_types__pb2.WriteAllResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Project(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_unary(
-            request_iterator,
-            target,
-            '/semspec.v1.Target/Project',
-            semspec_dot_v1_dot_types__pb2.ProjectionPart.SerializeToString,
-            semspec_dot_v1_dot_types__pb2.ProjectResponse.FromString,
             options,
             channel_credentials,
             insecure,

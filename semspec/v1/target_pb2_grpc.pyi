@@ -48,8 +48,6 @@ class TargetStub:
     """Generate segments; each is sent when it is complete. Cancelling stops the model between two tokens."""
     WriteAll: _grpc.UnaryUnaryMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteAllResponse]
     """All that `Write` would send, in one response: for callers that use a few segments together. It costs less than a stream."""
-    Project: _grpc.StreamUnaryMultiCallable[_types_pb2.ProjectionPart, _types_pb2.ProjectResponse]
-    """Keep a projection, for calls that name it. Refused for another model, or where none are kept."""
     Verify: _grpc.UnaryUnaryMultiCallable[_target_pb2.VerifyRequest, _target_pb2.VerifyResponse]
     """Exact speculative sampling of proposed tokens, in one forward pass."""
     Ask: _grpc.UnaryUnaryMultiCallable[_target_pb2.AskRequest, _target_pb2.AskResponse]
@@ -74,8 +72,6 @@ class TargetAsyncStub(TargetStub):
     """Generate segments; each is sent when it is complete. Cancelling stops the model between two tokens."""
     WriteAll: _aio.UnaryUnaryMultiCallable[_types_pb2.WriteRequest, _types_pb2.WriteAllResponse]  # type: ignore[assignment]
     """All that `Write` would send, in one response: for callers that use a few segments together. It costs less than a stream."""
-    Project: _aio.StreamUnaryMultiCallable[_types_pb2.ProjectionPart, _types_pb2.ProjectResponse]  # type: ignore[assignment]
-    """Keep a projection, for calls that name it. Refused for another model, or where none are kept."""
     Verify: _aio.UnaryUnaryMultiCallable[_target_pb2.VerifyRequest, _target_pb2.VerifyResponse]  # type: ignore[assignment]
     """Exact speculative sampling of proposed tokens, in one forward pass."""
     Ask: _aio.UnaryUnaryMultiCallable[_target_pb2.AskRequest, _target_pb2.AskResponse]  # type: ignore[assignment]
@@ -133,14 +129,6 @@ class TargetServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_types_pb2.WriteAllResponse, _abc.Awaitable[_types_pb2.WriteAllResponse]]:
         """All that `Write` would send, in one response: for callers that use a few segments together. It costs less than a stream."""
-
-    @_abc_1.abstractmethod
-    def Project(
-        self,
-        request_iterator: _MaybeAsyncIterator[_types_pb2.ProjectionPart],
-        context: _ServicerContext,
-    ) -> _typing.Union[_types_pb2.ProjectResponse, _abc.Awaitable[_types_pb2.ProjectResponse]]:
-        """Keep a projection, for calls that name it. Refused for another model, or where none are kept."""
 
     @_abc_1.abstractmethod
     def Verify(

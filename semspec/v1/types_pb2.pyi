@@ -338,7 +338,7 @@ class States(_message.Message):
     convention: _builtins.str
     """"states-v1": the last block's output is taken before the final norm"""
     projection: _builtins.str
-    """digest of the projection applied to them; empty: none"""
+    """digest of the projection (a probe's first layer) applied to them; empty: none"""
     @_builtins.property
     def pooled(self) -> Global___Tensor:
         """[num_layers + 1, hidden_size], fp32 mean over the segment's own tokens; projected: [1, width]"""
@@ -358,69 +358,6 @@ class States(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___States: _TypeAlias = States  # noqa: Y015
-
-@_typing.final
-class ProjectionPart(_message.Message):
-    """A probe's standardisation and first linear layer on states: weight * (states - mean). Sent in parts; the first has the
-    fields that say what it is, and the `data` of all are mean [num_rows * hidden_size] and weight [width, num_rows *
-    hidden_size], row-major in little-endian fp32.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    DIGEST_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
-    ROWS_FIELD_NUMBER: _builtins.int
-    SHAPE_FIELD_NUMBER: _builtins.int
-    WIDTH_FIELD_NUMBER: _builtins.int
-    DATA_FIELD_NUMBER: _builtins.int
-    digest: _builtins.str
-    """names it: a digest of the fields and the data"""
-    model: _builtins.str
-    """fingerprint of the model whose states it applies to"""
-    width: _builtins.int
-    """numbers it yields for a segment"""
-    data: _builtins.bytes
-    @_builtins.property
-    def rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """of the states, ascending: those it uses"""
-
-    @_builtins.property
-    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """[num_layers + 1, hidden_size] of the states"""
-
-    def __init__(
-        self,
-        *,
-        digest: _builtins.str = ...,
-        model: _builtins.str = ...,
-        rows: _abc.Iterable[_builtins.int] | None = ...,
-        shape: _abc.Iterable[_builtins.int] | None = ...,
-        width: _builtins.int = ...,
-        data: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "digest", b"digest", "model", b"model", "rows", b"rows", "shape", b"shape", "width", b"width"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ProjectionPart: _TypeAlias = ProjectionPart  # noqa: Y015
-
-@_typing.final
-class ProjectResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ProjectResponse: _TypeAlias = ProjectResponse  # noqa: Y015
 
 @_typing.final
 class Sampling(_message.Message):
@@ -930,6 +867,7 @@ class ModelInfo(_message.Message):
     TAKES_PENALTIES_FIELD_NUMBER: _builtins.int
     NUM_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TEMPLATE_VARIABLES_FIELD_NUMBER: _builtins.int
+    PROJECTIONS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """name or path as configured"""
     fingerprint: _builtins.str
@@ -975,6 +913,10 @@ class ModelInfo(_message.Message):
     def template_variables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """variables of the chat template that a request may set"""
 
+    @_builtins.property
+    def projections(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """digests of the projections that it holds"""
+
     def __init__(
         self,
         *,
@@ -999,10 +941,11 @@ class ModelInfo(_message.Message):
         takes_penalties: _builtins.bool = ...,
         num_token_ids: _builtins.int = ...,
         template_variables: _abc.Iterable[_builtins.str] | None = ...,
+        projections: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "cache_bytes", b"cache_bytes", "can_be_asked", b"can_be_asked", "chat_template", b"chat_template", "datastore", b"datastore", "datastore_model", b"datastore_model", "fingerprint", b"fingerprint", "hidden_size", b"hidden_size", "max_cache_bytes", b"max_cache_bytes", "max_context_tokens", b"max_context_tokens", "model", b"model", "num_layers", b"num_layers", "num_token_ids", b"num_token_ids", "segmentations", b"segmentations", "state_convention", b"state_convention", "takes_grammars", b"takes_grammars", "takes_min_p", b"takes_min_p", "takes_penalties", b"takes_penalties", "tells_logprobs", b"tells_logprobs", "template_variables", b"template_variables", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "cache_bytes", b"cache_bytes", "can_be_asked", b"can_be_asked", "chat_template", b"chat_template", "datastore", b"datastore", "datastore_model", b"datastore_model", "fingerprint", b"fingerprint", "hidden_size", b"hidden_size", "max_cache_bytes", b"max_cache_bytes", "max_context_tokens", b"max_context_tokens", "model", b"model", "num_layers", b"num_layers", "num_token_ids", b"num_token_ids", "projections", b"projections", "segmentations", b"segmentations", "state_convention", b"state_convention", "takes_grammars", b"takes_grammars", "takes_min_p", b"takes_min_p", "takes_penalties", b"takes_penalties", "tells_logprobs", b"tells_logprobs", "template_variables", b"template_variables", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -141,26 +141,6 @@ class ProbeProjections(_message.Message):
 Global___ProbeProjections: _TypeAlias = ProbeProjections  # noqa: Y015
 
 @_typing.final
-class ProjectionRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    DIGEST_FIELD_NUMBER: _builtins.int
-    digest: _builtins.str
-    """one of VerifierInfo.projections"""
-    def __init__(
-        self,
-        *,
-        digest: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ProjectionRequest: _TypeAlias = ProjectionRequest  # noqa: Y015
-
-@_typing.final
 class OperatingPoint(_message.Message):
     """The result of one acceptance rule on held-out contexts, from the report of the probes."""
 

@@ -3,7 +3,6 @@
 import grpc
 import warnings
 
-from semspec.v1 import types_pb2 as semspec_dot_v1_dot_types__pb2
 from semspec.v1 import verifier_pb2 as semspec_dot_v1_dot_verifier__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -51,11 +50,6 @@ class VerifierStub:
                 request_serializer=semspec_dot_v1_dot_verifier__pb2.ClusterRequest.SerializeToString,
                 response_deserializer=semspec_dot_v1_dot_verifier__pb2.ClusterResponse.FromString,
                 _registered_method=True)
-        self.Projection = channel.unary_stream(
-                '/semspec.v1.Verifier/Projection',
-                request_serializer=semspec_dot_v1_dot_verifier__pb2.ProjectionRequest.SerializeToString,
-                response_deserializer=semspec_dot_v1_dot_types__pb2.ProjectionPart.FromString,
-                _registered_method=True)
 
 
 class VerifierServicer:
@@ -83,13 +77,6 @@ class VerifierServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Projection(self, request, context):
-        """The part of a probe that an engine may compute: with it, a segment's states are `width` numbers.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_VerifierServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -107,11 +94,6 @@ def add_VerifierServicer_to_server(servicer, server):
                     servicer.Cluster,
                     request_deserializer=semspec_dot_v1_dot_verifier__pb2.ClusterRequest.FromString,
                     response_serializer=semspec_dot_v1_dot_verifier__pb2.ClusterResponse.SerializeToString,
-            ),
-            'Projection': grpc.unary_stream_rpc_method_handler(
-                    servicer.Projection,
-                    request_deserializer=semspec_dot_v1_dot_verifier__pb2.ProjectionRequest.FromString,
-                    response_serializer=semspec_dot_v1_dot_types__pb2.ProjectionPart.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -196,33 +178,6 @@ class Verifier:
             '/semspec.v1.Verifier/Cluster',
             semspec_dot_v1_dot_verifier__pb2.ClusterRequest.SerializeToString,
             semspec_dot_v1_dot_verifier__pb2.ClusterResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Projection(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/semspec.v1.Verifier/Projection',
-            semspec_dot_v1_dot_verifier__pb2.ProjectionRequest.SerializeToString,
-            semspec_dot_v1_dot_types__pb2.ProjectionPart.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,7 +5,6 @@ isort:skip_file
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from semspec.v1 import types_pb2 as _types_pb2
 from semspec.v1 import verifier_pb2 as _verifier_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -40,8 +39,6 @@ class VerifierStub:
     """The semantic probability of each segment under both models."""
     Cluster: _grpc.UnaryUnaryMultiCallable[_verifier_pb2.ClusterRequest, _verifier_pb2.ClusterResponse]
     """Which segments of one context mean the same."""
-    Projection: _grpc.UnaryStreamMultiCallable[_verifier_pb2.ProjectionRequest, _types_pb2.ProjectionPart]
-    """The part of a probe that an engine may compute: with it, a segment's states are `width` numbers."""
 
 @_typing.type_check_only
 class VerifierAsyncStub(VerifierStub):
@@ -54,8 +51,6 @@ class VerifierAsyncStub(VerifierStub):
     """The semantic probability of each segment under both models."""
     Cluster: _aio.UnaryUnaryMultiCallable[_verifier_pb2.ClusterRequest, _verifier_pb2.ClusterResponse]  # type: ignore[assignment]
     """Which segments of one context mean the same."""
-    Projection: _aio.UnaryStreamMultiCallable[_verifier_pb2.ProjectionRequest, _types_pb2.ProjectionPart]  # type: ignore[assignment]
-    """The part of a probe that an engine may compute: with it, a segment's states are `width` numbers."""
 
 class VerifierServicer(metaclass=_abc_1.ABCMeta):
     """Two probes compute semantic probabilities from states. A pure function; the caller draws the random number."""
@@ -83,13 +78,5 @@ class VerifierServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_verifier_pb2.ClusterResponse, _abc.Awaitable[_verifier_pb2.ClusterResponse]]:
         """Which segments of one context mean the same."""
-
-    @_abc_1.abstractmethod
-    def Projection(
-        self,
-        request: _verifier_pb2.ProjectionRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_types_pb2.ProjectionPart], _abc.AsyncIterator[_types_pb2.ProjectionPart]]:
-        """The part of a probe that an engine may compute: with it, a segment's states are `width` numbers."""
 
 def add_VerifierServicer_to_server(servicer: VerifierServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

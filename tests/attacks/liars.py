@@ -89,20 +89,11 @@ class Liar(grpc.GenericRpcHandler):
             )
         if method.server_streaming:
             return grpc.unary_stream_rpc_method_handler(self._stream(path, method))
-        if method.client_streaming:
-            return grpc.stream_unary_rpc_method_handler(self._gathered(path, method))
         return _unary(self, path, method)
 
     def one(self, path: str, method: Any) -> Callable[[bytes, Any], Awaitable[bytes]]:
         async def answer(request: bytes, context: Any) -> bytes:
             call = self._upstream.unary_unary(path)(request, metadata=_metadata(context))
-            return await self._changed(method, await _passed_on(call, context), context)
-
-        return answer
-
-    def _gathered(self, path: str, method: Any) -> Callable[[AsyncIterator[bytes], Any], Awaitable[bytes]]:
-        async def answer(requests: AsyncIterator[bytes], context: Any) -> bytes:
-            call = self._upstream.stream_unary(path)(requests, metadata=_metadata(context))
             return await self._changed(method, await _passed_on(call, context), context)
 
         return answer

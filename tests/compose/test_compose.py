@@ -14,7 +14,7 @@ import yaml
 from semspec import __version__
 from semspec.engine.vllm.options import VLLM_VERSION
 from semspec.keys import Keys
-from semspec.stack import StackConfig
+from semspec.stack import BUNDLED_PAIR, StackConfig
 from semspec.training.config import load_config
 from tests.compose.support import (
     BASE,
@@ -50,10 +50,10 @@ def gpus(service: Json) -> list[str]:
 
 
 def settings_of(service: Json, role: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The settings the container's process would read; files of the container are not looked for here."""
+    """The settings the container's process would read, where the bundled pair is what is mounted."""
     for name, value in service["environment"].items():
         if value is not None:
-            monkeypatch.setenv(name, value)
+            monkeypatch.setenv(name, value.replace("/models/", f"{BUNDLED_PAIR}/"))
     return SETTINGS[role]()
 
 

@@ -76,13 +76,19 @@ async def players(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 
 
 @asynccontextmanager
-async def engines(checkpoints: dict[str, Path], folder: Path, window: int | None = None) -> AsyncIterator[Players]:
-    """A Llama and a Qwen2 of one vocabulary in this process, with probes that know nothing."""
+async def engines(
+    checkpoints: dict[str, Path], folder: Path, window: int | None = None, probes: Path | None = None
+) -> AsyncIterator[Players]:
+    """A Llama and a Qwen2 of one vocabulary in this process, with probes that know nothing, in `folder`.
+
+    `probes`: the folder from which both engines have projections once they read it again.
+    """
     target_folder = shutil.copytree(checkpoints["qwen2"], folder / "target")
     (target_folder / "chat_template.jinja").write_text(TURNS)
     models = (str(checkpoints["llama"]), Writer.DRAFT), (str(target_folder), Writer.TARGET)
     draft, target = (
-        TransformersEngine.load(name, writer=writer, device="cpu", max_context_tokens=window) for name, writer in models
+        TransformersEngine.load(name, writer=writer, device="cpu", max_context_tokens=window, probes=probes)
+        for name, writer in models
     )
     yield draft, target, await random_probes(draft, target, folder)
     await draft.aclose()

@@ -10,7 +10,7 @@ from semspec.decoding import STRATEGIES
 from semspec.errors import Mismatch, Unavailable
 from semspec.gateway.readiness import describe
 from semspec.gateway.served import Served, mismatch
-from semspec.types import ModelInfo, Segmentation, Writer
+from semspec.types import ModelInfo, ProbeProjections, Segmentation, Writer
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import GatewayFactory, eventually, make_readiness, make_settings
 
@@ -279,3 +279,15 @@ async def test_segmentation_the_probes_do_not_know_is_refused(start_gateway: Gat
     refused = await gateway.chat(semspec={"segmentation": "sentence", "strategy": strategy})
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "semspec.segmentation"
     assert (await gateway.chat(model="semspec-demo:target", semspec={"segmentation": "sentence"})).status_code == 200
+
+
+async def test_services_that_send_whole_states_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    fakes = Fakes.make()
+    named = (ProbeProjections("", "a", "b"), ProbeProjections("surprisal", "a", ""))
+    fakes.verifier.verifier_info = replace(fakes.verifier.verifier_info, projections=named)
+    fakes.drafter.model_info = replace(fakes.drafter.model_info, projections=("a", "another"))
+    readiness = make_readiness(fakes)
+    for _ in range(2):
+        await readiness.check()
+    assert readiness.require().sends_whole_states == ("target",), "it costs bytes, and nothing else"
+    assert caplog.text.count("SEMSPEC_TARGET_PROBES") == 1 and "SEMSPEC_DRAFT_PROBES" not in caplog.text

@@ -72,7 +72,7 @@ def test_bundled_pair_is_served_by_the_rule_of_its_report() -> None:
 def test_bundled_pair_is_laid_out_as_the_pods_look_for_it() -> None:
     values = settings(KUBERNETES / "overlays" / "cpu") | settings(KUBERNETES / "base")
     paths = [value.removeprefix("/models/") for value in values.values() if value.startswith("/models/")]
-    assert len(paths) == 5 and all((ROOT / "demo" / "pair" / path).exists() for path in paths)
+    assert len(paths) == 7 and all((ROOT / "demo" / "pair" / path).exists() for path in paths)
 
 
 def test_real_pair_is_the_one_that_probes_are_trained_for() -> None:

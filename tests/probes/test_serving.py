@@ -12,7 +12,7 @@ import torch
 
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import LayerSet, assemble, load_probe
-from semspec.probes.projection import Precision, ServedProbe, read_projection
+from semspec.probes.projection import Precision, ServedProbe
 from semspec.probes.verifier import ProbePair, ProbeVerifier
 from semspec.types import SURPRISAL_FEATURES, States
 from tests.probes.test_probe import SHAPE, alternatives, card, load_with, reading, save, states, verifier
@@ -115,22 +115,6 @@ def test_projection_of_raw_states_equals_the_probe(tmp_path: Path, layers: Layer
         assert served.probabilities(mixed, surprisal) == pytest.approx(expected, abs=tolerance)
 
 
-def test_projection_survives_its_way_and_is_refused_when_it_is_another(tmp_path: Path) -> None:
-    artifact = load_probe(save(tmp_path / "p.safetensors", card("target", layers=(0, 2))))
-    projection = ServedProbe(artifact, "cpu", "bfloat16").projection
-    assert projection is not None
-    spec, data = projection.spec, bytearray(b"".join(projection.serialised()))
-    assert len(data) == spec.num_bytes
-    values = torch.randn(4, *SHAPE)
-    assert torch.equal(read_projection(spec, data, "cpu").of_pooled(values), projection.of_pooled(values))
-    for other in (replace(spec, model="m"), replace(spec, digest="d"), replace(spec, rows=(0, 1))):
-        with pytest.raises(InvalidRequest, match="has the digest"):
-            read_projection(other, data, "cpu")
-    data[5] ^= 1
-    with pytest.raises(InvalidRequest, match="send it again"):
-        read_projection(spec, data, "cpu")
-
-
 async def test_projection_of_another_probe_is_refused_by_name(alternatives: Path) -> None:
     verifier = load_with(alternatives)
     own, last, surprisal = (await verifier.info()).projections
@@ -144,6 +128,3 @@ async def test_projection_of_another_probe_is_refused_by_name(alternatives: Path
     target = replace(read, states=States(bytes(1024), (1, 256), "target-fingerprint", own.target))
     with pytest.raises(Mismatch, match="the probe is none"):
         await verifier.judge([draft], [target], "surprisal")
-    with pytest.raises(InvalidRequest, match=r"VerifierInfo.projections"):
-        verifier.projection("unknown")
-    assert verifier.projection(last.target).spec.rows == (2,)

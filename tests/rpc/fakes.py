@@ -2,14 +2,13 @@
 
 import asyncio
 import struct
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from semspec.clustering.equivalence import Alternatives, in_order_of_appearance
-from semspec.errors import InvalidRequest, Mismatch
-from semspec.probes.projection import Projection
+from semspec.errors import InvalidRequest
 from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import Service
 from semspec.settings import ServiceSettings
@@ -26,7 +25,6 @@ from semspec.types import (
     Message,
     ModelInfo,
     Piece,
-    ProjectionSpec,
     Prompt,
     Proposal,
     SamplingParams,
@@ -71,6 +69,8 @@ class FakeEngine:
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a `write` generator has been closed, by whatever means."""
     freed: bool = False
+    num_readings: int = 0
+    """Of the probes' folder."""
 
     async def info(self) -> ModelInfo:
         self._fail()
@@ -140,9 +140,8 @@ class FakeEngine:
         await asyncio.sleep(self.step_s)
         return ChoiceScores((1 / len(options),) * len(options), f"{question}|{prefill}|{session}", 0.75)
 
-    async def project(self, spec: ProjectionSpec, data: AsyncIterable[bytes]) -> None:
-        self._fail()
-        raise Mismatch(f"{spec.digest}: {len(b''.join([part async for part in data]))} bytes of {spec.num_bytes}")
+    async def read_probes(self) -> None:
+        self.num_readings += 1
 
     async def aclose(self) -> None:
         self.freed = True
@@ -173,9 +172,6 @@ class FakeVerifier:
         """Equal texts mean the same; a cut segment has no meaning."""
         places = [None if end is SegmentEnd.LENGTH else text for text, end in zip(group.segments, ends, strict=True)]
         return in_order_of_appearance(places)
-
-    def projection(self, digest: str) -> Projection:
-        raise InvalidRequest(f"no projection {digest!r}", "digest")
 
 
 def settings(**changes: object) -> ServiceSettings:

@@ -1,21 +1,27 @@
 """States leave the gateway's path: engines apply the first layer of the verifier's probes, and nothing else changes."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+import shutil
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
+import numpy as np
 import pytest
 
 from semspec.decoding import Backends, Generation
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.errors import InvalidRequest, Mismatch
-from semspec.probes.projection import Projection
+from semspec.engine.vllm.engine import VllmEngine
+from semspec.engine.vllm.process import Core
+from semspec.gateway.served import Served
+from semspec.probes import projection as projections
+from semspec.probes.probe import load_probe
+from semspec.probes.projection import Projection, Projections, ServedProbe
 from semspec.rpc.pool import PooledDrafter, PooledTarget, PooledVerifier
-from semspec.rpc.pool import backends as pools
 from semspec.rpc.servicers import draft_service, target_service, verifier_service
-from semspec.types import Context, GenerationParams, SamplingParams, Segment, States
+from semspec.types import Context, GenerationParams, SamplingParams, Segment, States, Writer
 from tests.decoding.test_three_ways import PROMPT, Players, assert_same, engines, trace
 from tests.rpc.fakes import serving
 from tests.rpc.pools import GENEROUS_S, LENIENT
@@ -23,7 +29,8 @@ from tests.rpc.pools import GENEROUS_S, LENIENT
 
 @pytest.fixture
 async def players(checkpoints: dict[str, Path], tmp_path: Path) -> AsyncIterator[Players]:
-    async with engines(checkpoints, tmp_path) as loaded:
+    """Engines that began before there were probes in their folder."""
+    async with engines(checkpoints, tmp_path, probes=tmp_path) as loaded:
         yield loaded
 
 
@@ -35,9 +42,14 @@ async def pooled(players: Players) -> AsyncIterator[Backends]:
         services = (draft_service(lambda: draft), target_service(lambda: target), verifier_service(lambda: verifier))
         addresses = [(await stack.enter_async_context(serving(replace(one, close=None)))).address for one in services]
         judge = await stack.enter_async_context(aclosing(PooledVerifier(addresses[2], LENIENT)))
-        drafter = await stack.enter_async_context(aclosing(PooledDrafter(addresses[0], LENIENT, verifier=judge)))
-        scorer = await stack.enter_async_context(aclosing(PooledTarget(addresses[1], LENIENT, verifier=judge)))
+        drafter = await stack.enter_async_context(aclosing(PooledDrafter(addresses[0], LENIENT)))
+        scorer = await stack.enter_async_context(aclosing(PooledTarget(addresses[1], LENIENT)))
         yield Backends(drafter, scorer, judge, projections=(await judge.info()).projections)
+
+
+async def read_probes(players: Players) -> None:
+    for engine in players[:2]:
+        await engine.read_probes()
 
 
 async def sent(backends: Backends, context: Context, segment: Segment, probes: str = "") -> tuple[States, States]:
@@ -57,34 +69,31 @@ async def a_segment(backends: Backends) -> tuple[Context, Segment]:
         return context, (await anext(stream)).segment
 
 
-async def until_projected(backends: Backends, context: Context, segment: Segment, probes: str = "") -> None:
-    async with aclosing(_sent_again(backends, context, segment, probes)) as attempts:
-        async for states in attempts:
-            if all(one.projection for one in states):
-                return
-
-
-async def _sent_again(
-    backends: Backends, context: Context, segment: Segment, probes: str
-) -> AsyncGenerator[tuple[States, States], None]:
-    for _ in range(10_000):
-        yield await sent(backends, context, segment, probes)
-    raise AssertionError("the engines got no projections")
+def num_whole(backends: Backends) -> list[int]:
+    assert isinstance(backends.drafter, PooledDrafter) and isinstance(backends.target, PooledTarget)
+    return [backends.drafter.num_whole_states, backends.target.num_whole_states]
 
 
 @pytest.mark.parametrize("strategy", ["semantic", "last-hidden", "surprisal"])
-async def test_trace_is_the_same_with_states_and_with_projections(players: Players, strategy: str) -> None:
+async def test_trace_is_the_same_with_states_and_with_projections(
+    players: Players, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Projections, "_look_for", lambda *_: None)
     async with pooled(players) as backends:
-        context, segment = await a_segment(backends)
+        context, _ = await a_segment(backends)
         generation = Generation(context, SamplingParams(1.0, 0.97, 0, 5), 120, strategy, gamma=2, session="s")
         expected = await trace(generation, Backends(*players))
-        assert_same(expected, await trace(generation, backends))  # the engines do not have the projections at first
-        if strategy != "surprisal":
-            await until_projected(backends, context, segment, "" if strategy == "semantic" else strategy)
         assert_same(expected, await trace(generation, backends))
+        whole = num_whole(backends)
+        assert whole[0] > 0 and (whole[1] > 0) is (strategy != "surprisal"), "its target's probe uses no states"
+        await read_probes(players)
+        assert_same(expected, await trace(generation, backends))
+        assert num_whole(backends) == whole
 
 
-async def test_projected_states_are_those_of_the_probe_and_a_few_hundred_numbers(players: Players) -> None:
+async def test_projected_states_are_those_of_the_probe_and_a_few_hundred_numbers(
+    players: Players, tmp_path: Path
+) -> None:
     async with pooled(players) as backends:
         context, segment = await a_segment(backends)
         raw = await sent(
@@ -92,88 +101,105 @@ async def test_projected_states_are_those_of_the_probe_and_a_few_hundred_numbers
             context,
             segment,
         )
-        await until_projected(backends, context, segment)
+        await read_probes(players)
         projected = await sent(backends, context, segment)
-        for states, few in zip(raw, projected, strict=True):
-            projection = players[2].projection(few.projection)
+        for role, states, few in zip(("draft", "target"), raw, projected, strict=True):
+            projection = first_layer(tmp_path / f"{role}.safetensors")
+            assert few.projection == projection.spec.digest
             assert not states.projection and few.shape == (1, 256) and few.model == states.model
             assert projection.of_any([few])[0].tolist() == pytest.approx(
                 projection.of_any([states])[0].tolist(), abs=1e-4
             )
 
 
-async def test_engine_that_restarted_is_given_the_projections_again(
-    players: Players, monkeypatch: pytest.MonkeyPatch
+def first_layer(probe: Path) -> Projection:
+    projection = ServedProbe(load_probe(probe), "cpu", "float32").projection
+    assert projection is not None
+    return projection
+
+
+async def test_engine_reads_probes_that_calls_name_and_it_does_not_hold(
+    players: Players, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(pools, "SUPPLY_S", 0.0)
     async with pooled(players) as backends:
         context, segment = await a_segment(backends)
         generation = Generation(context, SamplingParams(1.0, 0.97, 0, 6), 90, session="s")
-        expected = await trace(generation, backends)
-        await until_projected(backends, context, segment)
-        for engine in players[:2]:
-            assert isinstance(engine, TransformersEngine)
-            engine._projections._kept.clear()
-        assert not any(one.projection for one in await sent(backends, context, segment))
+        expected = await trace(generation, Backends(*players))
+        assert not any(one.projection for one in await sent(backends, context, segment)), "the first call does not wait"
+        assert caplog.text.count("this engine holds no projection") == 2
+        async with asyncio.timeout(GENEROUS_S):
+            while not all(one.projection for one in await sent(backends, context, segment)):
+                await asyncio.sleep(0.01)
         assert_same(expected, await trace(generation, backends))
-        await until_projected(backends, context, segment)
-        assert_same(expected, await trace(generation, backends))
+        whole = num_whole(backends)
+        assert all(whole)
+        await sent(backends, context, segment)
+        assert num_whole(backends) == whole
+        assert caplog.text.count("this engine holds no projection") == 2
 
 
-async def test_replica_without_room_for_projections_sends_states(
-    checkpoints: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pools, "SUPPLY_S", 0.05)
-    async with engines(checkpoints, tmp_path) as players:
-        for engine in players[:2]:
-            assert isinstance(engine, TransformersEngine)
-            engine._projections._max_bytes = 0
-        async with pooled(players) as backends:
-            context, segment = await a_segment(backends)
-            generation = Generation(context, SamplingParams(1.0, 0.97, 0, 7), 60, session="s")
-            assert_same(await trace(generation, Backends(*players)), await trace(generation, backends))
-            async with asyncio.timeout(GENEROUS_S):  # gRPC may lose the reason of a call that is refused while it sends
-                while "raise SEMSPEC_*_PROJECTION_BYTES" not in caplog.text:
-                    assert not any(one.projection for one in await sent(backends, context, segment))
+async def test_folder_is_not_looked_into_at_every_call(players: Players, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, readings = players[1], list[None]()
+    assert isinstance(target, TransformersEngine)
+    monkeypatch.setattr(target._projections, "read", lambda: readings.append(None))
+    for _ in range(3):
+        target._projections.applied([], "unknown")
+    assert len(readings) == 1
+    monkeypatch.setattr(projections, "LOOK_S", 0.0)
+    target._projections._next_look = 0.0
+    for _ in range(3):
+        target._projections.applied([], "unknown")
+    assert len(readings) == 4
 
 
-async def test_projection_of_another_model_is_refused_by_name(players: Players) -> None:
+async def test_handshake_tells_which_projections_are_held(players: Players) -> None:
     draft, target, verifier = players
-    [own, *_] = (await verifier.info()).projections
-    projection = verifier.projection(own.draft)
-    model = (await target.info()).fingerprint
-    with pytest.raises(
-        Mismatch, match=f"{own.draft} is of states of {projection.spec.model}, this engine serves {model}"
-    ):
-        await target.project(projection.spec, parts(projection))
-    with pytest.raises(Mismatch, match="rows up to"):
-        await draft.project(replace(projection.spec, rows=(99,)), parts(projection))
-    with pytest.raises(InvalidRequest, match="bytes, but the projection takes"):
-        await draft.project(projection.spec, parts(projection, 1))
-    with pytest.raises(InvalidRequest, match="has the digest"):
-        await draft.project(replace(projection.spec, digest="another"), parts(projection))
+    served = Served(await draft.info(), await target.info(), await verifier.info())
+    assert served.sends_whole_states == ("draft", "target") and served.draft.projections == ()
+    await read_probes(players)
     async with pooled(players) as backends:
-        with pytest.raises(InvalidRequest, match="no probe has the projection 'unknown'"):
-            assert isinstance(backends.verifier, PooledVerifier)
-            await anext(backends.verifier.projection("unknown"))
+        infos = await backends.drafter.info(), await backends.target.info()
+    assert infos == (await draft.info(), await target.info())
+    assert Served(*infos, served.verifier).sends_whole_states == ()
+    named = served.verifier.projections
+    assert set(infos[0].projections) == {one.draft for one in named}
+    assert set(infos[1].projections) == {one.target for one in named if one.target}
 
 
-async def parts(projection: Projection, limit: int | None = None) -> AsyncGenerator[bytes, None]:
-    for part in list(projection.serialised())[:limit]:
-        yield part
+async def test_files_are_read_when_they_change_and_forgotten_when_they_go(
+    players: Players, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = players[1]
+    assert isinstance(target, TransformersEngine)
+    await target.read_probes()
+    held = dict(target._projections._held)
+    own, last = first_layer(tmp_path / "target.safetensors"), tmp_path / "alternatives" / "last-hidden"
+    assert set(held) == {own.spec.digest, first_layer(last / "target.safetensors").spec.digest}
+    await target.read_probes()
+    assert all(target._projections._held[digest] is one for digest, one in held.items()), "read once"
+    (last / "target.safetensors").write_bytes(b"damaged")
+    shutil.copytree(last, tmp_path / "alternatives" / ".hidden")
+    await target.read_probes()
+    assert target._projections.digests == (own.spec.digest,)
+    assert caplog.text.count("cannot read probe") == 1
+    await target.read_probes()
+    assert caplog.text.count("cannot read probe") == 1, "nothing has changed"
+    (tmp_path / "target.json").unlink()
+    await target.read_probes()
+    assert not target._projections.digests
 
 
-async def test_least_recently_used_projection_is_dropped(players: Players) -> None:
+async def test_states_that_vllm_pooled_are_projected_alike(players: Players, tmp_path: Path) -> None:
     target, verifier = players[1], players[2]
     assert isinstance(target, TransformersEngine)
-    whole, last = (verifier.projection(one.target) for one in (await verifier.info()).projections if one.target)
-    kept = target._projections
-    kept._max_bytes = whole.nbytes
-    await kept.keep(whole.spec, parts(whole))
-    assert list(kept._kept) == [whole.spec.digest]
-    await kept.keep(last.spec, parts(last))
-    assert list(kept._kept) == [last.spec.digest]
-    kept._max_bytes = whole.nbytes + last.nbytes
-    await kept.keep(whole.spec, parts(whole))
-    await kept.keep(last.spec, parts(last, 0))  # is kept already, so that nothing is read of it
-    assert list(kept._kept) == [whole.spec.digest, last.spec.digest]
+    [own, *_] = (await verifier.info()).projections
+    await target.read_probes()
+    async with pooled(players) as backends:
+        context, segment = await a_segment(backends)
+    [raw], [few] = [await target.score(context, [segment], "s", name) for name in ("", own.target)]
+    over_vllm = VllmEngine(cast(Core, None), target.tokenizer, Writer.TARGET, tmp_path)
+    assert (await over_vllm.info()).projections == (await target.info()).projections
+    [applied] = Projections(await target.info(), "cpu", tmp_path).applied([raw.states], own.target)
+    assert (applied.shape, applied.projection) == (few.states.shape, own.target)
+    numbers = [np.frombuffer(one.data, "<f4") for one in (applied, few.states)]
+    assert numbers[0] == pytest.approx(numbers[1], abs=1e-4)

@@ -95,6 +95,23 @@ async def test_call_that_outlives_the_grace_is_ended() -> None:
     await client.aclose()
 
 
+async def test_backend_reads_its_configuration_again_once_it_is_loaded() -> None:
+    engine = FakeEngine()
+    server = ServiceServer(draft_service(lambda: engine), settings())
+    server.reload()
+    await server.start()
+    server.reload()
+    await server.load()
+    assert engine.num_readings == 0, "loading reads it"
+    server.reload()
+    server.reload()
+    async with asyncio.timeout(10):
+        while not engine.num_readings:
+            await asyncio.sleep(0.001)
+    assert engine.num_readings == 1, "the second came while it was read"
+    await server.stop()
+
+
 async def test_taken_port_is_refused() -> None:
     async with serving(draft_service(FakeEngine)) as first:
         second = ServiceServer(draft_service(FakeEngine), settings(port=first.port))

@@ -392,7 +392,7 @@ class Scrambled(grpc.GenericRpcHandler):
         async def stream(request: bytes, context: Any) -> AsyncGenerator[bytes, None]:
             yield b"\x0a\xff"
 
-        if handler_call_details.method.endswith(("/Write", "/Projection")):
+        if handler_call_details.method.endswith("/Write"):
             return grpc.unary_stream_rpc_method_handler(stream)
         return grpc.unary_unary_rpc_method_handler(one)
 
@@ -409,7 +409,6 @@ async def test_answer_that_is_no_message_is_the_services_defect(caplog: pytest.L
         target.score(CONTEXT, [SEGMENT]),
         collected(target.generate(CONTEXT, STREAMED)),
         verifier.judge([STATES], [SegmentScore(STATES, SURPRISAL, 1, 0.0)]),
-        anext(verifier.projection("digest")),
     ):
         with pytest.raises(InternalError, match="malformed answer: the bytes are no message"):
             await call

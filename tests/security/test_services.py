@@ -158,8 +158,6 @@ async def sound_messages(address: str) -> dict[str, Wire]:
         types_pb2.ModelInfoRequest(),
         verifier_pb2.VerifierInfoRequest(),
         scoring.cluster_request_to_wire(SAME, [SegmentEnd.BOUNDARY] * 2),
-        verifier_pb2.ProjectionRequest(digest="d"),
-        types_pb2.ProjectionPart(digest="d", model="m", rows=[0, 2], shape=[4, 32], width=2, data=bytes(4 * 64 * 3)),
     ]
     return {message.DESCRIPTOR.full_name: message for message in messages}
 

@@ -1,14 +1,20 @@
 """A question through REST, answered by five processes: what comes back, and what it costs."""
 
 import asyncio
+import os
+import signal
 import sys
 
+import psutil
 import pytest
 
 from semspec.decoding import Generation, decode
 from semspec.records import record_json
+from semspec.rpc.channel import ClientOptions
+from semspec.rpc.clients import RemoteDrafter, RemoteTarget
 from semspec.types import Acceptance, Context, Message, SamplingParams, Segmentation, SegmentRecord
 from tests.stack.support import (
+    GENEROUS_S,
     QUESTION,
     Json,
     Pair,
@@ -150,3 +156,42 @@ async def test_client_that_hangs_up_stops_both_models(running: Running, strategy
 async def test_torch_is_in_the_services_and_not_in_the_gateway(running: Running) -> None:
     assert has_mapped(running.pid("target"), "libtorch")
     assert not has_mapped(running.pid("gateway"), "libtorch")
+
+
+async def test_states_leave_the_gateways_path(running: Running) -> None:
+    """The stack has both engines read the pair's probes, whose first layers they then compute."""
+    names = [f'semspec_gateway_service_whole_states{{service="{role}"}}' for role in ("draft", "target")]
+
+    async def num_whole() -> list[str]:
+        lines = (await running.http.get("/metrics")).text.splitlines()
+        return [line for line in lines if line.startswith(tuple(names))]
+
+    before = await num_whole()
+    answer = await running.answer(semspec={"strategy": "semantic"})
+    assert answer["semspec"]["num_segments"] and len(before) == 2 and await num_whole() == before
+
+
+@pytest.mark.parametrize("role", ["draft", "target"])
+async def test_engine_reads_its_probes_again_when_it_is_told_to(running: Running, pair: Pair, role: str) -> None:
+    """By SIGHUP, while its model stays loaded."""
+    pid, card = running.pid(role), pair.probe(role).with_suffix(".json")
+    token = running.stack.processes[role].environment[f"SEMSPEC_{role.upper()}_TOKEN"]
+    client = (RemoteDrafter if role == "draft" else RemoteTarget)(
+        running.stack.addresses[role], ClientOptions(token=token)
+    )
+    held = (await client.info()).projections
+    aside = card.rename(card.with_suffix(".aside"))
+    try:
+        os.kill(pid, signal.SIGHUP)
+        async with asyncio.timeout(GENEROUS_S):
+            while (await client.info()).projections == held:
+                await asyncio.sleep(0.05)
+        assert set((await client.info()).projections) < set(held)
+    finally:
+        aside.rename(card)
+    os.kill(pid, signal.SIGHUP)
+    async with asyncio.timeout(GENEROUS_S):
+        while (await client.info()).projections != held:
+            await asyncio.sleep(0.05)
+    await client.aclose()
+    assert running.pid(role) == pid and psutil.pid_exists(pid)

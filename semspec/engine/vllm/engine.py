@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -39,7 +40,6 @@ from semspec.types import (
     GenerationParams,
     ModelInfo,
     Piece,
-    ProjectionSpec,
     Prompt,
     Proposal,
     Segment,
@@ -73,7 +73,7 @@ def load_vllm(settings: "ModelSettings", writer: Writer, ended: Callable[[str], 
     check_installed()
     model, tokenizer = load_model(settings, writer)
     core = Core.start(model.name, lambda: _async_llm(engine_args(settings, model)), ended)
-    return VllmEngine(core, tokenizer, writer, settings.projection_bytes)
+    return VllmEngine(core, tokenizer, writer, settings.probes)
 
 
 def _async_llm(arguments: dict[str, Any]) -> Any:
@@ -90,10 +90,10 @@ class VllmEngine:
     """Generates and scores segments, proposes and verifies tokens, scores choices. See
     `semspec.engine.protocol.Engine`."""
 
-    def __init__(self, core: Core, tokenizer: ModelTokenizer, writer: Writer, projection_bytes: int) -> None:
+    def __init__(self, core: Core, tokenizer: ModelTokenizer, writer: Writer, probes: Path | None = None) -> None:
         self._core, self._writer = core, writer
         self.tokenizer = tokenizer
-        self._projections = Projections(tokenizer.info, "cpu", projection_bytes)
+        self._projections = Projections(tokenizer.info, "cpu", probes)
         self._num_calls = 0
         self._answering: asyncio.Task[None] | None = None
         self.num_steps = 0
@@ -110,7 +110,7 @@ class VllmEngine:
         return self
 
     async def info(self) -> ModelInfo:
-        return self.tokenizer.info
+        return replace(self.tokenizer.info, projections=self._projections.digests)
 
     async def encode(self, prompt: Prompt) -> Piece:
         piece = await asyncio.to_thread(self.tokenizer.encode, prompt)
@@ -155,8 +155,8 @@ class VllmEngine:
         facts = {"duration_ms": (perf_counter() - start) * 1e3, "num_cached_tokens": num_cached}
         return [replace(score, states=own, **facts) for score, own in zip(scores, states, strict=True)]
 
-    async def project(self, spec: ProjectionSpec, data: AsyncIterable[bytes]) -> None:
-        await self._projections.keep(spec, data)
+    async def read_probes(self) -> None:
+        await asyncio.to_thread(self._projections.read)
 
     async def propose(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int

@@ -1,6 +1,4 @@
-"""Messages of `Info`, `Projection` and `Project`: what a service serves, and what engines compute for the verifier."""
-
-from collections.abc import Iterable, Iterator
+"""Messages of `Info`: what a service serves."""
 
 from semspec.rpc.codec.common import (
     SEGMENTATIONS_TO_WIRE,
@@ -8,11 +6,8 @@ from semspec.rpc.codec.common import (
     probability,
     segmentations_from_wire,
 )
-from semspec.types import ModelInfo, OperatingPoint, ProbeProjections, ProjectionSpec, VerifierInfo
+from semspec.types import ModelInfo, OperatingPoint, ProbeProjections, VerifierInfo
 from semspec.v1 import types_pb2, verifier_pb2
-
-PART_BYTES = 256 << 10
-"""Maximum data of a part of a projection."""
 
 
 def model_info_to_wire(info: ModelInfo) -> types_pb2.ModelInfo:
@@ -39,6 +34,7 @@ def model_info_to_wire(info: ModelInfo) -> types_pb2.ModelInfo:
         datastore_model=info.datastore_model,
         takes_penalties=info.takes_penalties,
         num_token_ids=info.num_token_ids,
+        projections=info.projections,
     )
 
 
@@ -66,6 +62,7 @@ def model_info_from_wire(message: types_pb2.ModelInfo) -> ModelInfo:
         datastore_model=message.datastore_model,
         takes_penalties=message.takes_penalties,
         num_token_ids=message.num_token_ids,
+        projections=tuple(message.projections),
     )
 
 
@@ -110,30 +107,6 @@ def verifier_info_from_wire(message: verifier_pb2.VerifierInfo) -> VerifierInfo:
         projections=tuple(ProbeProjections(one.probes, one.draft, one.target) for one in message.projections),
         equivalence=message.equivalence,
     )
-
-
-def projection_to_wire(spec: ProjectionSpec, data: Iterable[bytes]) -> Iterator[types_pb2.ProjectionPart]:
-    """A projection in parts of at most `PART_BYTES`."""
-    part = types_pb2.ProjectionPart(
-        digest=spec.digest, model=spec.model, rows=spec.rows, shape=spec.shape, width=spec.width
-    )
-    for chunk in data:
-        for start in range(0, len(chunk), PART_BYTES):
-            part.data = chunk[start : start + PART_BYTES]
-            yield part
-            part = types_pb2.ProjectionPart()
-
-
-def projection_from_wire(message: types_pb2.ProjectionPart) -> ProjectionSpec:
-    """What the first part of a projection says of it."""
-    rows, shape = tuple(message.rows), tuple(message.shape)
-    if len(shape) != 2 or 0 in shape:
-        raise invalid("shape", f"must have two dimensions, none of them 0, not {list(shape)}")
-    if not rows or list(rows) != sorted(set(rows)):
-        raise invalid("rows", "must be ascending, at least one")
-    if not message.width:
-        raise invalid("width", "must be at least 1")
-    return ProjectionSpec(message.digest, message.model, rows, shape, message.width)
 
 
 def _point_to_wire(point: OperatingPoint) -> verifier_pb2.OperatingPoint:

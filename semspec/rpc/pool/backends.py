@@ -1,15 +1,13 @@
 """Drafter, target and verifier whose calls go to the best replica each."""
 
-import asyncio
-import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Generic, Self, TypeVar
 
 from semspec.clustering.equivalence import Alternatives
-from semspec.errors import Mismatch, SemspecError
+from semspec.errors import SemspecError
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier, WritingClient
 from semspec.rpc.pool.pool import ELSEWHERE, Pool
 from semspec.rpc.pool.replica import Client, PoolOptions, Replica, ServiceSpec
@@ -32,16 +30,6 @@ from semspec.types import (
     VerifiedTokens,
     VerifierInfo,
 )
-from semspec.v1 import types_pb2
-
-SUPPLY_S = 10.0
-"""Least time between two deliveries of a projection to a replica."""
-
-REFUSED_S = 600.0
-"""Time before a projection is offered again to a replica that refused it: one that keeps none, or an older
-one."""
-
-_log = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=Client)
 W = TypeVar("W", bound=WritingClient)
@@ -93,30 +81,27 @@ class PooledRole(Generic[C]):
         await self._pool.aclose()
 
 
+@dataclass
+class _Count:
+    """A number that all views of a pool share."""
+
+    num: int = 0
+
+
 class _PooledWriter(PooledRole[W]):
     """The methods that draft and target share."""
 
     _model: object = None
     """Model that all calls of a view require; see `of`."""
 
-    def __init__(
-        self,
-        spec: ServiceSpec[W],
-        addresses: str,
-        options: PoolOptions,
-        lookup: Lookup,
-        verifier: "PooledVerifier | None",
-    ) -> None:
+    def __init__(self, spec: ServiceSpec[W], addresses: str, options: PoolOptions, lookup: Lookup) -> None:
         super().__init__(spec, addresses, options, lookup)
-        self._verifier = verifier
-        self._supplied: dict[tuple[WritingClient, str], asyncio.Task[None]] = {}
+        self._whole_states = _Count()
 
-    async def aclose(self) -> None:
-        """Cancel running calls and disconnect. Later calls raise Unavailable."""
-        for task in (tasks := list(self._supplied.values())):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await super().aclose()
+    @property
+    def num_whole_states(self) -> int:
+        """Segments whose states came whole, since the replica did not hold the projection that the call named."""
+        return self._whole_states.num
 
     def of(self, info: ModelInfo) -> Self:
         """A view of the same replicas whose calls use only those that serve this model."""
@@ -152,7 +137,7 @@ class _PooledWriter(PooledRole[W]):
                                 generated = await anext(stream, None)
                             if generated is None:
                                 return
-                            self._note(replica.client, params.projection, generated.states)
+                            self._note(params.projection, generated.states)
                             kept.append(generated.segment)
                             model, tried = model or replica.model, {}
                             yield generated
@@ -160,34 +145,17 @@ class _PooledWriter(PooledRole[W]):
                 replica.failed(error)
                 tried[replica] = error
 
-    def _note(self, client: WritingClient, digest: str, states: States | None) -> None:
-        """Give the replica of `client` the projection that it was to apply to states, if it did not."""
-        if not digest or states is None or states.projection or self._verifier is None:
-            return
-        if (client, digest) not in self._supplied:
-            task = asyncio.create_task(self._supply(client, digest, self._verifier))
-            self._supplied[client, digest] = task
-
-    async def _supply(self, client: WritingClient, digest: str, verifier: "PooledVerifier") -> None:
-        try:
-            async with aclosing(verifier.projection(digest)) as parts:
-                await client.project(_chained(await anext(parts), parts))
-            _log.info("gave the projection %s to a replica that lacked it", digest)
-            await asyncio.sleep(SUPPLY_S)
-        except SemspecError as error:
-            _log.warning("a replica sends whole states, since it cannot get a projection: %s", error.message)
-            await asyncio.sleep(REFUSED_S if isinstance(error, Mismatch) else SUPPLY_S)
-        finally:
-            del self._supplied[client, digest]
+    def _note(self, digest: str, states: States | None) -> None:
+        """Count states on which a replica was to apply the projection `digest`, and did not."""
+        if digest and states is not None and not states.projection:
+            self._whole_states.num += 1
 
 
 class PooledDrafter(_PooledWriter[RemoteDrafter]):
     """A `Drafter` served by replicas of `semspec.v1.Draft`."""
 
-    def __init__(
-        self, addresses: str, options: PoolOptions, lookup: Lookup = look_up, verifier: "PooledVerifier | None" = None
-    ) -> None:
-        super().__init__(DRAFTS, addresses, options, lookup, verifier)
+    def __init__(self, addresses: str, options: PoolOptions, lookup: Lookup = look_up) -> None:
+        super().__init__(DRAFTS, addresses, options, lookup)
 
     async def propose(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
@@ -201,10 +169,8 @@ class PooledDrafter(_PooledWriter[RemoteDrafter]):
 class PooledTarget(_PooledWriter[RemoteTarget]):
     """A `Target` served by replicas of `semspec.v1.Target`."""
 
-    def __init__(
-        self, addresses: str, options: PoolOptions, lookup: Lookup = look_up, verifier: "PooledVerifier | None" = None
-    ) -> None:
-        super().__init__(TARGETS, addresses, options, lookup, verifier)
+    def __init__(self, addresses: str, options: PoolOptions, lookup: Lookup = look_up) -> None:
+        super().__init__(TARGETS, addresses, options, lookup)
 
     async def tokenize(self, text: str) -> list[Token]:
         """See `Target.tokenize`."""
@@ -215,12 +181,12 @@ class PooledTarget(_PooledWriter[RemoteTarget]):
     ) -> list[SegmentScore]:
         """See `Target.score`."""
 
-        async def work(target: RemoteTarget) -> list[SegmentScore]:
-            scores = await target.score(context, segments, session, projection)
-            self._note(target, projection, scores[0].states)
-            return scores
-
-        return await self._pool.call(work, session, self._model)
+        scores = await self._pool.call(
+            lambda target: target.score(context, segments, session, projection), session, self._model
+        )
+        for score in scores:
+            self._note(projection, score.states)
+        return scores
 
     async def verify(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
@@ -258,22 +224,6 @@ class PooledVerifier(PooledRole[RemoteVerifier]):
     async def cluster(self, group: Alternatives, ends: Sequence[SegmentEnd]) -> list[int | None]:
         """See `Clusterer.cluster`."""
         return await self._pool.call(lambda verifier: verifier.cluster(group, ends))
-
-    async def projection(self, digest: str) -> AsyncGenerator[types_pb2.ProjectionPart, None]:
-        """See `RemoteVerifier.projection`."""
-        replica = await self._pool.choose("", {})
-        with replica.counted():
-            async with aclosing(replica.client.projection(digest)) as parts:
-                async for part in parts:
-                    yield part
-
-
-async def _chained(
-    first: types_pb2.ProjectionPart, others: AsyncIterator[types_pb2.ProjectionPart]
-) -> AsyncGenerator[types_pb2.ProjectionPart, None]:
-    yield first  # awaited before the call that sends it: a failure of the verifier is its own error then
-    async for part in others:
-        yield part
 
 
 def _rest(params: GenerationParams, kept: Sequence[Segment]) -> GenerationParams | None:
