@@ -191,14 +191,14 @@ class Projections:
         """Read what is new in the folder, and drop what is gone. Blocking; calls go on meanwhile. A probe that cannot
         be read is logged and left out: the verifier judges whole states as well."""
         with self._reading:
-            found = {} if self._folder is None else _probes_in(self._folder)
-            before = self._files
-            self._files = {
-                path: before[path] if path in before and before[path].version == version else self._file(path, version)
-                for path, version in found.items()
-            }
-            projections = (file.projection for file in self._files.values())
-            self._held = {one.spec.digest: one for one in projections if one is not None}
+            files, held = dict[Path, _File](), dict[str, Projection]()
+            for path, version in ({} if self._folder is None else _probes_in(self._folder)).items():
+                known = self._files.get(path)
+                file = known if known and known.version == version else self._file(path, version)
+                if file.projection is not None:  # two probes may have the same first layer
+                    file = _File(version, held.setdefault(file.projection.spec.digest, file.projection))
+                files[path] = file
+            self._files, self._held = files, held
 
     def _file(self, path: Path, version: "_Version") -> "_File":
         try:
@@ -208,13 +208,13 @@ class Projections:
             if tuple(card.shape) != self._shape:
                 raise Mismatch(f"probe {path} is of states of shape {card.shape}, the model's have {self._shape}")
             projection = ServedProbe(load_probe(path), self._device, "float32").projection
-        except Mismatch as error:
-            _log.warning("whole states are sent for a probe: %s", error.message)
+        except (Mismatch, RuntimeError) as error:  # such as a GPU without room for it
+            _log.warning("whole states are sent for the probe %s: %s", path, error)
             return _File(version, None)
         return _File(version, projection)
 
     def states_of(self, pooled: Sequence[Tensor], digest: str) -> list[States]:
-        """States, or what the projection `digest` makes of them if it is kept, of each of `pooled`: fp32
+        """States, or what the projection `digest` makes of them if it is held, of each of `pooled`: fp32
         `[num_layers + 1, hidden_size]` on the engine's device."""
         projection = self._named(digest)
         if projection is None or not pooled:
@@ -222,7 +222,7 @@ class Projections:
         return [self._states(row[None], digest) for row in projection.of_pooled(torch.stack(list(pooled)))]
 
     def applied(self, states: Sequence[States], digest: str) -> list[States]:
-        """`states`, or what the projection `digest` makes of each if it is kept."""
+        """`states`, or what the projection `digest` makes of each if it is held."""
         projection = self._named(digest)
         if projection is None or not states:
             return list(states)
@@ -267,7 +267,7 @@ class _File:
 def _probes_in(folder: Path) -> dict[Path, _Version]:
     """The probes in `folder` and below its `alternatives`, without hidden folders, which mounted volumes may have."""
     folders = [folder, *(one for one in folder.glob("alternatives/*") if not one.name.startswith("."))]
-    paths = (folder / f"{role}.safetensors" for folder in folders for role in ("draft", "target"))
+    paths = sorted(path for one in folders for path in one.glob("*.safetensors"))
     versions = ((path, _version(path)) for path in paths)
     return {path: version for path, version in versions if version is not None}
 

@@ -166,6 +166,16 @@ async def test_handshake_tells_which_projections_are_held(players: Players) -> N
     assert set(infos[1].projections) == {one.target for one in named if one.target}
 
 
+async def test_first_layer_that_two_probes_share_is_held_once(players: Players, tmp_path: Path) -> None:
+    draft = players[0]
+    assert isinstance(draft, TransformersEngine)
+    shutil.copytree(tmp_path, tmp_path / "alternatives" / "same", ignore=lambda *_: ["alternatives", "target"])
+    await draft.read_probes()
+    files = draft._projections._files
+    own, same = (files[folder / "draft.safetensors"] for folder in (tmp_path, tmp_path / "alternatives" / "same"))
+    assert own.projection is same.projection is not None
+
+
 async def test_files_are_read_when_they_change_and_forgotten_when_they_go(
     players: Players, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -184,7 +194,11 @@ async def test_files_are_read_when_they_change_and_forgotten_when_they_go(
     assert caplog.text.count("cannot read probe") == 1
     await target.read_probes()
     assert caplog.text.count("cannot read probe") == 1, "nothing has changed"
-    (tmp_path / "target.json").unlink()
+    for suffix in (".json", ".safetensors"):
+        (tmp_path / "target").with_suffix(suffix).rename((tmp_path / "another name").with_suffix(suffix))
+    await target.read_probes()
+    assert target._projections.digests == (own.spec.digest,)
+    (tmp_path / "another name.json").unlink()
     await target.read_probes()
     assert not target._projections.digests
 

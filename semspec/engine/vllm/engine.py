@@ -224,7 +224,7 @@ class VllmEngine:
         return self.tokenizer.context_ids(Context(await self.tokenizer.owned(context.pieces)))
 
     async def _projected(self, states: Sequence[States], projection: str) -> list[States]:
-        """`states`, or what the projection makes of them if it is kept, computed off the event loop."""
+        """`states`, or what the projection makes of them if it is held, computed off the event loop."""
         if not projection:
             return list(states)
         return await asyncio.to_thread(self._projections.applied, states, projection)
