@@ -18,14 +18,12 @@ from semspec.bench.gpu.forwards import measure_decode, measure_reads
 from semspec.bench.gpu.models import Pair, build
 from semspec.bench.gpu.parity import measure_parity
 from semspec.bench.gpu.record import Facts, Record
-from semspec.bench.gpu.replay import NEEDS, PUBLISHED, Replays, at_floors, computed, speedups
-from semspec.bench.gpu.rounds import measure_judge
 from semspec.bench.gpu.shapes import SCALES, Scale, fitted
 from semspec.bench.gpu.timing import Light, Timer, measure_light
 
 PACKAGES = ("torch", "transformers", "numpy", "safetensors", "tokenizers")
 QUERIED = ("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit", "temperature.gpu")
-LIGHT_S, PARITY_S, MODELS_S, DECODE_S, READ_S, JUDGE_S = 10.0, 15.0, 60.0, 60.0, 90.0, 15.0
+LIGHT_S, PARITY_S, MODELS_S, DECODE_S, READ_S = 10.0, 15.0, 60.0, 60.0, 90.0
 """Seconds that must be left for a stage to begin; a stage with repetitions ends after this time."""
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -83,10 +81,6 @@ class Bench:
         stage("models", MODELS_S, self._build_models)
         stage("decode", DECODE_S, self._measure_decode, needs)
         stage("read", READ_S, self._measure_reads, needs)
-        stage("judge", JUDGE_S, lambda: measure_judge(self._timer, self._pair, JUDGE_S), needs)
-        if all(self._record.facts(need) is not None for need in NEEDS):
-            Replays(self._record, self._timer, self._scale, self._pair).run()
-        stage("speed-ups", 0.0, self._compute_speedups, ("target alone", "read", "judge"))
 
     def _measure_light(self) -> Facts:
         self._light, facts = measure_light(self._timer, self._scale, LIGHT_S)
@@ -114,15 +108,6 @@ class Bench:
 
     def _measure_reads(self) -> Facts:
         return measure_reads(self._timer, self._scale, self._pair.target, self._light, READ_S)
-
-    def _compute_speedups(self) -> Facts:
-        """Compute speed-ups from the finished replays, and always from the lower bounds."""
-        names = [f"replay {point.target_ratio}" for point in PUBLISHED]
-        replays = [facts for name in names if (facts := self._record.facts(name))]
-        stages = [*computed(replays, self._record.needed("judge"), self._record.needed("read"))] if replays else []
-        length, context = self._scale.segment_tokens, self._scale.contexts[0]
-        floors = ("every stage at its floor", at_floors(self._pair, self._light, length, context))
-        return speedups([*stages, floors])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,12 +8,10 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from semspec.training.report.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY, panels, png, styled
+from semspec.training.report.drawing import BLACK, BLUE, GREY, ORANGE, SKY, panels, png, styled
 
 Facts = dict[str, Any]
 
-STAGES = (("draft_ms", "draft writes", SKY), ("read_ms", "target reads", BLUE), ("judge_ms", "probes judge", ORANGE),
-          ("rewrite_ms", "target rewrites", RED))  # fmt: skip
 WAYS = ("transformers", "eager", "graph", "engine")
 
 
@@ -40,11 +38,6 @@ class Record:
         """A stage's results; None if it has none."""
         stage = self._document["stages"].get(name, {})
         facts: Facts | None = stage.get("facts")
-        return facts
-
-    def needed(self, name: str) -> Facts:
-        """The results of a stage that is done."""
-        facts: Facts = self._document["stages"][name]["facts"]
         return facts
 
     def stage(self, name: str, least_s: float, work: Callable[[], Facts], needs: tuple[str, ...] = ()) -> Facts | None:
@@ -94,9 +87,9 @@ def _replace(path: Path, data: bytes) -> None:
 def draw(document: Facts) -> bytes:
     """A PNG of the record so far."""
     stages = {name: row["facts"] for name, row in document["stages"].items() if "facts" in row}
-    painters: tuple[Callable[[Axes, Facts], None], ...] = (_decoding, _reading, _rounds, _speedups)
+    painters: tuple[Callable[[Axes, Facts], None], ...] = (_decoding, _reading)
     with styled():
-        figure, axes = panels(2, (13, 9), num_rows=2)
+        figure, axes = panels(2, (13, 4.6))
         for panel, painter in zip(axes, painters, strict=True):
             try:
                 painter(panel, stages)
@@ -151,44 +144,4 @@ def _reading(axes: Axes, stages: Facts) -> None:
     axes.set_ylim(0)
     axes.set_title("The target reads a segment, in units of one of its decode steps")
     axes.set_xlabel("tokens of the segment")
-    axes.legend()
-
-
-def _replays(stages: Facts) -> list[Facts]:
-    replays = [facts for name, facts in stages.items() if name.startswith("replay ")]
-    if not replays:
-        raise KeyError("replay")
-    return replays
-
-
-def _rounds(axes: Axes, stages: Facts) -> None:
-    replays = _replays(stages)
-    for position, replay in enumerate(replays):
-        num_tokens, bottom = replay["num_rounds"] * replay["segment_tokens"], 0.0
-        for stage, name, colour in STAGES:
-            height = replay["total_ms"].get(stage, 0.0) / num_tokens
-            axes.bar(position, height, bottom=bottom, color=colour, label=name if position == 0 else None)
-            bottom += height
-    axes.axhline(replays[0]["alone_ms"] / num_tokens, color=BLACK, linestyle="--", label="target alone")
-    axes.set_xticks(range(len(replays)), [f"{replay['target_ratio']:.2f}" for replay in replays])
-    axes.set_xlabel("target ratio (share of tokens written by the target)")
-    axes.set_title(f"Milliseconds a token, rounds of {replays[0]['segment_tokens']} tokens in turn (measured)")
-    axes.legend()
-
-
-def _speedups(axes: Axes, stages: Facts) -> None:
-    replays = _replays(stages)
-    ratios = [replay["target_ratio"] for replay in replays]
-    for way, colour, label in (("in_turn", BLUE, "in turn, measured"), ("draft_ahead", GREEN, "draft-ahead, computed")):
-        axes.plot(ratios, [replay[way]["speedup"] for replay in replays], "o-", color=colour, label=label)
-    published = [replay["published"] for replay in replays]
-    paper = [point["target_ratio"] for point in published], [point["speedup"] for point in published]
-    axes.plot(*paper, "x", color=RED, label="paper's (2 x 80 GB, SGLang)")
-    for row in stages.get("speed-ups", {"rows": ()})["rows"]:
-        if row["what"] == "every stage at its floor":
-            bound = [(one["target_ratio"], one["in_turn"]) for one in row["speedups"]]
-            axes.plot(*zip(*bound, strict=True), ":", color=GREY, label="in turn, every stage at its floor, computed")
-    axes.set_ylim(0)
-    axes.set_title("Speed-up over the target alone (verdicts replayed)")
-    axes.set_xlabel("target ratio")
     axes.legend()

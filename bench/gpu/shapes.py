@@ -47,11 +47,6 @@ class Shape:
     def kv_bytes_per_token(self) -> int:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * ELEMENT_BYTES
 
-    @property
-    def num_state_values(self) -> int:
-        """Size of one segment's pooled states."""
-        return (self.num_layers + 1) * self.hidden_size
-
 
 def fitted(shape: Shape, free_bytes: int) -> Shape:
     """`shape` with as many layers as fit into `free_bytes`, at least one."""
@@ -67,7 +62,7 @@ class Scale:
     draft: Shape
     target: Shape
     contexts: tuple[int, ...]
-    """Context lengths in tokens; decoding and rounds use the first."""
+    """Context lengths in tokens; decoding uses the first."""
     window: int
     """Maximum length of a sequence in tokens; at most what the engine's CUDA graphs support."""
     read_tokens: tuple[int, ...]
@@ -77,10 +72,6 @@ class Scale:
     num_prefills: int
     written_tokens: int
     """Tokens of a segment written to time the whole engine."""
-    segment_tokens: int
-    """Tokens per segment in the rounds."""
-    num_rounds: tuple[int, ...]
-    """Numbers of rounds in a replay; the largest that fits into the time is used."""
     copy_bytes: int
     matrix_side: int
     reserve_bytes: int
@@ -99,8 +90,6 @@ PAPER = Scale(
     num_reads=20,
     num_prefills=5,
     written_tokens=64,
-    segment_tokens=40,
-    num_rounds=(100, 50, 25),
     copy_bytes=4 * GIBIBYTE,
     matrix_side=8192,
     reserve_bytes=20 * GIBIBYTE,
@@ -115,8 +104,6 @@ TINY = Scale(
     num_reads=3,
     num_prefills=3,
     written_tokens=8,
-    segment_tokens=6,
-    num_rounds=(25,),
     copy_bytes=1 << 20,
     matrix_side=128,
     reserve_bytes=1 << 26,
