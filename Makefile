@@ -10,8 +10,8 @@ export PYTHON TORCH_VARIANT
 
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-slow test-api fuzz test-chaos attack test-clients test-compose test-manifests test-vllm soak lint docs audit proto bench bench-gpu \
-	bench-aiperf bench-load bench-overload demo-models demo-nli demo-probes train-demo reproduce clean
+.PHONY: help setup demo serve test test-slow test-vllm test-clients test-compose test-manifests test-chaos fuzz attack lint docs bench bench-gpu \
+	reproduce
 
 help:
 	@sed -n 's/^##  *//p' $(MAKEFILE_LIST)
@@ -36,10 +36,6 @@ test: setup
 test-slow: setup
 	@$(BIN)/python -m pytest -p tests.must_run --must-run tests -m slow $(ARGS)
 
-## make test-api     thousands of made-up requests against /openapi.json; bench/results/schemathesis.md
-test-api: setup
-	@$(BIN)/python -m tests.test_openapi.long bench/results/schemathesis.md
-
 ## make fuzz         changed bytes of sound requests to the gRPC services, ten minutes; SEMSPEC_FUZZ_SEED=N begins at another seed
 fuzz: setup
 	@SEMSPEC_FUZZ_S=600 $(BIN)/python -m pytest -s -p tests.must_run --must-run tests/security/test_fuzz.py tests/security/test_fuzz.py $(ARGS)
@@ -48,13 +44,9 @@ fuzz: setup
 test-chaos: setup
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
-## make attack     hundreds of cases drawn from SEED=N, from odd HTTP to killed trainings; bench/results/attacks
+## make attack       hundreds of cases drawn from SEED=N, from odd HTTP to killed trainings; bench/results/attacks
 attack: setup
 	@$(BIN)/python -m tests.attacks --seed $(SEED) $(ARGS)
-
-## make soak         10,000 requests, 30% of them cancelled, and what becomes of every process; bench/results/soak
-soak: setup
-	@$(BIN)/python -m semspec.bench.load.soak $(ARGS)
 
 ## make test-compose the images built, docker-compose.yml brought up, containers killed (wants a Docker engine)
 test-compose: setup
@@ -85,14 +77,6 @@ lint: setup
 docs: setup
 	@scripts/docs
 
-## make audit        known vulnerabilities in what constraints.txt names (asks PyPI)
-audit:
-	@scripts/audit $(ARGS)
-
-## make proto        generate semspec/v1 from proto/
-proto: setup
-	scripts/proto
-
 ## make bench        every strategy and a peer on PROBLEMS=100 problems, sampled and greedy: bench/results/DATE
 bench: setup
 	$(BIN)/semspec bench suite --limit $(PROBLEMS) --probes bench/results/probes/report.json --cost bench/results/cost.json $(ARGS)
@@ -104,38 +88,3 @@ reproduce: setup
 ## make bench-gpu    what a GPU allows at the true sizes, no weights needed; without a GPU it says so
 bench-gpu: setup
 	$(BIN)/python -m semspec.bench.gpu $(ARGS)
-
-## make bench-aiperf NVIDIA AIPerf against the bundled pair's stack, from an environment of its own: bench/results/aiperf
-bench-aiperf: setup
-	$(BIN)/python -m semspec.bench.aiperf $(ARGS)
-
-## make bench-load   throughput and latency at 1 to 64 streams, our engine and vLLM's beside vLLM's own server; bench/results/load
-bench-load: setup
-	@$(BIN)/semspec bench load $(ARGS)
-
-## make bench-overload  half, all and twice the load that can be served, from two API keys; bench/results/overload
-bench-overload: setup
-	@$(BIN)/python -m semspec.bench.load.overload $(ARGS)
-
-## make demo-models  train the bundled pair from scratch, a core each; resumable (hours)
-demo-models: setup
-	@$(MAKE) --no-print-directory -j2 demo-model-target demo-model-draft
-
-demo-model-%:
-	$(BIN)/python -m semspec.demo.train_models $*
-
-## make demo-nli     train the small entailment model of the demo language; resumable
-demo-nli: setup
-	$(BIN)/python -m semspec.demo.train_nli $(ARGS)
-
-## make demo-probes  train the bundled pair's probes from scratch; resumable (ARGS="--shard 0/2")
-demo-probes: setup
-	$(BIN)/semspec train run --config demo/probes.yaml --work .work/demo-probes --threads 1 $(ARGS)
-
-## make train-demo   the whole pipeline on a small scale, meaning decided by entailment; report in .work/train-demo
-train-demo: setup
-	$(BIN)/semspec train run --config demo/probes-small.yaml --work .work/train-demo --threads 1 $(ARGS)
-
-## make clean        remove the virtual environment and caches, never .work (checkpoints)
-clean:
-	rm -rf .venv *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist

@@ -69,7 +69,7 @@ def run(options: argparse.Namespace, reporter: Reporter) -> None:
     folder = options.output or default_folder(plan)
     perform({folder: plan}, reporter)
     if plan.configurations[0].method != "target":
-        reporter.say(f"{folder}: no report without the target; see `python -m semspec.bench.joined --help`")
+        reporter.say(f"{folder}: no report without the target")
         return
     _report([folder], options, folder / "report", reporter)
     print((folder / "report" / f"{folder.resolve().name}.md").read_text(), end="")
@@ -180,7 +180,7 @@ def _budget(task: Task, options: argparse.Namespace) -> int:
 
 def _configurations(texts: Sequence[str]) -> list[Configuration]:
     """The distinct configurations in order, beginning with the target alone; or a single one, for
-    `semspec.bench.joined`. Raises: InvalidRequest."""
+    `studies.joined`. Raises: InvalidRequest."""
     labels = [label.strip() for text in texts for label in text.split(",") if label.strip()]
     configurations = [parse(label) for label in dict.fromkeys(labels)]
     if len(configurations) > 1 and configurations[0].method != "target":

@@ -1,10 +1,13 @@
 """The record of one generation: a line of `records.jsonl`."""
 
+import gzip
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from semspec.training.files import replacing
 
 Json = dict[str, Any]
 
@@ -71,3 +74,15 @@ def _read(path: Path) -> Iterator[Record]:
     if whole < path.stat().st_size:
         with path.open("rb+") as file:
             file.truncate(whole)
+
+
+def write_answers(path: Path, records: Iterable[Record], with_traces: bool = False) -> None:
+    """Write records to `path`, a `.jsonl.gz`, which is long with their traces; equal records give equal bytes."""
+    lines = "".join(as_line(record if with_traces else replace(record, trace=())) for record in records)
+    with replacing(path) as partial:
+        partial.write_bytes(gzip.compress(lines.encode(), mtime=0))
+
+
+def read_answers(path: Path) -> list[Record]:
+    """What `write_answers` wrote. Raises: OSError, ValueError."""
+    return [Record(**json.loads(line)) for line in gzip.decompress(path.read_bytes()).splitlines()]

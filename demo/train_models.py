@@ -1,4 +1,4 @@
-"""`make demo-models`: train the bundled pair from scratch. Resumable: run it again after any interruption.
+"""`python -m semspec.demo.train_models draft|target`: train a bundled model from scratch. Resumable: run it again.
 
 What it took to learn this language on a CPU: digits are single tokens; equations alone first, mixed into the text;
 depth grown from a trained shallow model, whose inserted layers start as the identity; positions where a number or a

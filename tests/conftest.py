@@ -13,7 +13,6 @@ TESTS = Path(__file__).parent
 SLOW = (
     "attacks",
     "bench/test_gpu.py",
-    "bench/test_load.py",
     "bench/test_peers.py",
     "bench/test_rehearsal.py",
     "bench/test_report.py",
@@ -27,7 +26,6 @@ SLOW = (
     "commands/test_trace.py",
     "demo/test_bundled_pair.py",
     "demo/test_language.py",
-    "demo/test_nli.py",
     "demo/test_trainer.py",
     "engine/test_logprobs.py",
     "engine/test_speculative.py",
@@ -54,6 +52,7 @@ SLOW = (
     "stack/test_surroundings.py",
     "stack/test_refusals.py",
     "stack/test_without_probes.py",
+    "studies/test_nli.py",
     "test_cli.py",
     "test_demo_run.py",
     "test_observability/test_whole_way.py",

@@ -15,7 +15,6 @@ import psutil
 
 from semspec.bench.configuration import Configuration, parse
 from semspec.bench.environment import ROLES
-from semspec.bench.load.asking import client
 from semspec.bench.runners.protocol import RunnerError
 from semspec.bench.runners.vllm import Site, sees_gpu, served, write_tokenizer
 from semspec.errors import InvalidRequest
@@ -182,3 +181,10 @@ def usual_contestants() -> list[str]:
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     stacks = [f"{engine}/{strategy}" for engine in ("fast", "vllm") for strategy in ("target", "semantic")]
     return [*stacks, *(f"{PLAIN}:threads={threads}" for threads in sorted({1, cores}))]
+
+
+def client(base_url: str, api_key: str) -> httpx.AsyncClient:
+    """An HTTP client without a connection limit."""
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    return httpx.AsyncClient(base_url=base_url, headers=headers, limits=limits, timeout=None, trust_env=False)  # noqa: S113, the caller sets the timeout

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from semspec.bench.answers import write_answers
+from semspec.bench.record import write_answers
 from semspec.bench.report import sections
 from semspec.bench.report.exhibits import exhibits
 from semspec.bench.report.probes import ProbesReport, read_probes

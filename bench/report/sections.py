@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from semspec.bench.report import ablations, figures, paced, paper, retrieval, rounds, tables
+from semspec.bench.report import ablations, figures, paced, paper, rounds, tables
 from semspec.bench.report.probes import ProbesReport, offline
 from semspec.bench.report.speed_of_light import COST_COMMAND, SpeedOfLight
 from semspec.bench.report.tables import lost, main_row, pair_name, run_command, sample_size, setting
@@ -170,8 +170,6 @@ def parts(runs: Sequence[Run], probes: ProbesReport | None) -> Iterator[Section]
     gammas = list(map(ablations.gammas, runs))
     yield Section("Gamma", (*_compared(gammas), *_gamma_pictures(gammas)), level=3)
     yield Section("Segmentation", _compared(list(map(ablations.segmentations, runs))), level=3)
-    if retrieved := [block for run in runs for block in retrieval.blocks(run)]:
-        yield Section("Retrieval", tuple(retrieved), level=3)
     yield Section("Learning curve and domains", tuple(offline(probes)), level=3)
 
 

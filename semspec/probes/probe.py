@@ -200,7 +200,7 @@ def load_card(path: Path) -> ProbeCard:
         if isinstance(fields, dict) and card_format(fields) != PROBE_FORMAT:
             raise Mismatch(
                 f"probe {path} has format {card_format(fields)!r}, this build serves format {PROBE_FORMAT}; train it "
-                "again with `semspec train run` and another `output` (the bundled pair's with `make demo-probes`)"
+                "again with `semspec train run` and another `output` (the bundled pair's: `--config demo/probes.yaml`)"
             )
         return _card(fields)
 
@@ -236,8 +236,8 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         raise Mismatch(
-            f"cannot read probe {path}: {error}; train it with `semspec train run` (the bundled pair's with "
-            "`make demo-probes`) or fetch it again"
+            f"cannot read probe {path}: {error}; train it with `semspec train run` (the bundled pair's: "
+            "`--config demo/probes.yaml`) or fetch it again"
         ) from error
 
 

@@ -1,1 +1,1 @@
-"""Generated from proto/semspec/v1 by `make proto`. Only semspec.rpc imports it."""
+"""Generated from proto/semspec/v1 by `scripts/proto`. Only semspec.rpc imports it."""

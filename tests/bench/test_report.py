@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from matplotlib.text import Text as Label
 
-from semspec.bench.report import ablations, figures, paper, retrieval, rounds, tables
+from semspec.bench.report import ablations, figures, paper, rounds, tables
 from semspec.bench.report.page import write_report
 from semspec.bench.report.probes import read_probes
 from semspec.bench.report.tables import main_row
@@ -166,26 +166,6 @@ def test_missing_ablations_come_with_the_command_that_gives_them(runs: list[Run]
     assert f"semspec bench run {options} --strategy target,{','.join(labels)}\n" in page
     assert "python -m semspec.bench.cost" in page and "semspec train run" in page
     assert not (tmp_path / "gamma.png").exists()
-
-
-def test_parts_of_retrieval_and_the_gates_table_stand_in_the_report(runs: list[Run]) -> None:
-    own = list(retrieval.blocks(runs[0]))
-    parts, grid = (block for block in own if isinstance(block, Table))
-    assert parts.rows[0][3] == "-" and all(re.fullmatch(r"[+-]\d\.\d{3} ± \d\.\d{3}", row[3]) for row in parts.rows[1:])
-    assert [row[:2] for row in parts.rows] == [
-        ("all parts, exact", "retrieval"),
-        ("static part only", "retrieval:retrieval_source=datastore"),
-        ("dynamic part only: prompt look-up", "retrieval:retrieval_source=context"),
-        ("soft gate", "retrieval:gate=soft"),
-    ]
-    cells = [(row[0], *cell) for row in grid.rows for cell in zip(grid.header, row, strict=True)]
-    filled = [(entropy, header) for entropy, header, cell in cells if "/" in cell]
-    assert filled == [("0.1", "gate_top_k 5")]
-    [command] = (line for block in own if isinstance(block, Code) for line in block.lines)
-    tree = "retrieval:retrieval_tokens=32:retrieval_tree=on"
-    assert f"target,retrieval:retrieval_source=ngrams,{tree},retrieval:gate=soft:gate_entropy=0.02:" in command
-    assert "gate_entropy=0.1:gate_top_k=5" not in command
-    assert not list(retrieval.blocks(runs[1]))
 
 
 def test_cheaper_probes_that_do_as_well_are_named(runs: list[Run]) -> None:

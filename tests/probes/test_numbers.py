@@ -83,7 +83,7 @@ def test_long_value_of_a_card_is_cut_and_the_remedy_kept(tmp_path: Path) -> None
     path.with_suffix(".json").write_text(json.dumps(fields | {"format": "x" * 5000}))
     with pytest.raises(Mismatch, match=r"^probe .* has format 'xx") as refusal:
         load_probe(path)
-    assert len(refusal.value.message) == MAX_MESSAGE and "make demo-probes" in refusal.value.message
+    assert len(refusal.value.message) == MAX_MESSAGE and "demo/probes.yaml" in refusal.value.message
 
 
 def test_card_without_a_digest_is_refused(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ _HEAD = """# Every answer is as described
 
 Requests made up by schemathesis from `/openapi.json`, right and wrong ones, are sent to a gateway on a socket over fake
 models and a real Redis. Every answer is held to the document: its status, content type, headers and body, and each
-event of a stream. `make test-api` does it again; a short form is part of `make test-slow`.
+event of a stream. `python -m tests.test_openapi.long bench/results/schemathesis.md` does it again; a short form is
+part of `make test-slow`.
 """
 
 

@@ -77,7 +77,7 @@ def test_datastore_of_the_bundled_pair_leaves_the_reports_questions_out() -> Non
 
 
 def test_datastore_of_a_million_entries_takes_given_answers() -> None:
-    config = read_config(ROOT / "demo" / "datastore-million.yaml", DatastoreConfig)
+    config = read_config(ROOT / "studies" / "retrieval" / "million.yaml", DatastoreConfig)
     [source] = config.questions
     assert config.answers.source == "data" and source.trace in next(solutions("probe")) and source.limit == 5600
 

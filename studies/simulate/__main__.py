@@ -1,0 +1,225 @@
+"""`python -m studies.simulate`: throughput and latency of a layout of GPUs, from tables of step times."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from semspec.bench.pace.counts import MAX_LATE_SHARE
+from semspec.bench.pace.table import PACES, Pace, load_pace
+from semspec.bench.record import RECORDS, read_records
+from semspec.errors import InvalidRequest, SemspecError
+from studies.simulate.engines import Host
+from studies.simulate.simulator import STRATEGIES, Result, Setup, simulate
+from studies.simulate.validation import ALLOWED, Comparison, host_of, load_paced_run, validate
+from studies.simulate.workload import Answer, Workload, recorded
+
+RESULTS = Path(__file__).parent / "results"
+HEADER = (
+    "paced run", "sessions", "dilation", "configuration", "answers", "measured tokens/s", "simulated tokens/s",
+    "difference", "measured latency s", "simulated latency s", "late steps",
+)  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Exits 1 when a prediction does not hold, 2 on bad input."""
+    options = _parser().parse_args(arguments)
+    try:
+        sys.exit(options.command(options))
+    except SemspecError as error:
+        _say(f"simulate: {error.message}")
+        sys.exit(2)
+    except OSError as error:
+        _say(f"simulate: {error.filename or 'the disk'}: {error.strerror or error}")
+        sys.exit(1)
+
+
+def one(options: argparse.Namespace) -> int:
+    """Simulate one layout, and print what it does."""
+    pace = _pace(options)
+    setup = Setup(
+        pace, options.strategy, options.sessions, options.gamma, options.ahead == "on", options.drafts, _host(options)
+    )
+    result = simulate(setup, _answers(options))
+    print(f"paced {pace.name}, simulated: {setup.strategy}, {setup.num_sessions} sessions, {setup.num_gpus} GPUs")
+    for name, value in _figures(result, options.price).items():
+        print(f"  {name:22} {value}")
+    return 0
+
+
+def _figures(result: Result, price: float) -> dict[str, str]:
+    busy = ", ".join(f"{writer} {share:.0%}" for writer, share in result.utilisation.items())
+    return {
+        "tokens/s": f"{result.tokens_per_s:,.1f}",
+        "latency s, p50 / p95": f"{result.percentile_s(50):.3f} / {result.percentile_s(95):.3f}",
+        "target ratio": f"{result.target_ratio:.3f}",
+        "busy": busy,
+        "$ a million tokens": f"{result.cost_per_million(price):.2f}, at $ {price:g} a GPU and hour",
+    }
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Compare simulations with paced runs; 1 if one differs by more than `ALLOWED`, or its host was too slow."""
+    from semspec.training.files import write_json
+    from semspec.training.report.document import Table, write_text
+
+    runs = [load_paced_run(folder) for folder in options.runs]
+    host = host_of(load_paced_run(options.host or options.runs[0]))
+    found = list(validate(runs, host))
+    table = Table(HEADER, tuple(map(_compared, found))).as_markdown()
+    print(table, end="")
+    print(f"host, undilated, ms: call {host.call_ms:.2f}, round {host.judge_ms:.2f}, answer {host.answer_ms:.2f}")
+    if options.output:
+        write_text(options.output / "validation.md", table)
+        write_json(options.output / "validation.json", {"host": asdict(host), "rows": list(map(_as_json, found))})
+    return int(not all(comparison.holds for comparison in found))
+
+
+def _compared(one: Comparison) -> tuple[str, ...]:
+    measured = one.run.of(one.label)
+    return (
+        f"paced {one.run.pace.name}",
+        str(one.run.num_sessions),
+        f"{one.run.dilation:g}",
+        one.label,
+        str(one.num_answers),
+        f"{one.measured_tokens_per_s:,.1f}",
+        f"{one.simulated.tokens_per_s:,.1f}",
+        f"{one.difference:+.1%}{f' (more than {ALLOWED:.0%})' if abs(one.difference) > ALLOWED else ''}",
+        f"{sum(record.latency_s for record in measured) / len(measured):.3f}",
+        f"{one.simulated.mean_latency_s:.3f}",
+        f"{one.late_share:.1%}{'' if one.late_share <= MAX_LATE_SHARE else ' (no measurement)'}",
+    )
+
+
+def _as_json(one: Comparison) -> dict[str, Any]:
+    return dict(zip(HEADER, _compared(one), strict=True)) | {"holds": one.holds}
+
+
+def capacity(options: argparse.Namespace) -> int:
+    """Write the tables of layouts and loads."""
+    from studies.simulate.tables import capacities, capacity_table, fleet_table
+
+    found = list(capacities(_workload(options), _host(options), _say))
+    tables = {"capacity": capacity_table(found, options.price), "fleets": fleet_table(found)}
+    rows = [dict(zip(tables["capacity"].header, row, strict=True)) for row in tables["capacity"].rows]
+    return _written(options, tables, "capacity", rows)
+
+
+def sensitivity(options: argparse.Namespace) -> int:
+    """Write the surfaces over segment length and acceptance, and the paper's rows beside them."""
+    from studies.simulate.tables import MANY, beside_paper, surface
+
+    workload, host = _workload(options), _host(options)
+    surfaces = [surface(num_sessions, workload, host, _say) for num_sessions in (1, MANY)]
+    tables = {f"surface-{one.num_sessions}": one.table() for one in surfaces}
+    tables["beside-paper"] = beside_paper(workload, host, _say)
+    rows = [
+        {"sessions": one.num_sessions, "acceptance": acceptance, "segment_tokens": length, "gain": gain}
+        for one in surfaces
+        for (acceptance, length), gain in one.gains.items()
+    ]
+    return _written(options, tables, "surface", rows)
+
+
+def _written(options: argparse.Namespace, tables: dict[str, Any], name: str, rows: Sequence[object]) -> int:
+    """Write the tables, all numbers with the assumptions, and the page that quotes the tables."""
+    from semspec.bench.report.page import readme_tables
+    from semspec.training.files import replacing, write_json
+    from semspec.training.report.document import write_text
+
+    for table_name, table in tables.items():
+        write_text(options.output / f"{table_name}.md", table.as_markdown())
+    facts: dict[str, Any] = {
+        "label": "paced, simulated",
+        "workload": asdict(_workload(options)),
+        "host": asdict(_host(options)),
+    }
+    paces = map(load_pace, PACES)
+    facts["tables"] = {pace.name: {"draft": pace.draft.digest, "target": pace.target.digest} for pace in paces}
+    write_json(options.output / f"{name}.json", facts | {"price_gpu_hour": options.price, "rows": rows})
+    if options.page:
+        with replacing(options.page) as partial:
+            partial.write_text(readme_tables(options.page.read_text(), options.page.parent))
+    _say(f"written: {options.output}")
+    return 0
+
+
+def _pace(options: argparse.Namespace) -> Pace:
+    pace = load_pace(options.pace)
+    return pace if options.targets is None else replace(pace, num_targets=options.targets)
+
+
+def _host(options: argparse.Namespace) -> Host:
+    for name in ("call_ms", "judge_ms", "answer_ms"):
+        if not 0 <= getattr(options, name) < 1e6:
+            raise InvalidRequest(f"--{name.replace('_', '-')} is {getattr(options, name):g}; choose at least 0", name)
+    return Host(options.call_ms, options.judge_ms, options.answer_ms)
+
+
+def _workload(options: argparse.Namespace) -> Workload:
+    return Workload(options.segment_tokens, options.acceptance, options.answer_tokens, options.prompt_tokens)
+
+
+def _answers(options: argparse.Namespace) -> list[Answer]:
+    if options.run:
+        return recorded(read_records(options.run / RECORDS), options.label)
+    return _workload(options).answers(options.answers, options.seed)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m studies.simulate", description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    alone = commands.add_parser("run", help="one layout, strategy and load")
+    alone.set_defaults(command=one)
+    add = alone.add_argument
+    add("--pace", default="h200-1.5b-32b", metavar="NAME", help=f"{', '.join(PACES)}, or DRAFT.csv,TARGET.csv")
+    add("--strategy", choices=STRATEGIES, default="semantic")
+    add("--sessions", type=int, default=1, help="answers at a time")
+    add("--gamma", type=int, default=1, help="segments drafted in a round")
+    add("--ahead", choices=("on", "off"), default="on", help="draft-ahead")
+    add("--drafts", type=int, default=1, help="replicas of the draft")
+    add("--targets", type=int, choices=range(1, 65), metavar="N", help="replicas of the target (default: the pace's)")
+    add("--answers", type=int, default=32, help="answers to write")
+    add("--seed", type=int, default=0)
+    add("--run", type=Path, metavar="RUN", help="folder of a bench run whose answers are taken instead of stated ones")
+    add("--label", default="semantic", help="configuration of --run")
+    _add_stated(alone)
+    check = commands.add_parser("validate", help=f"compare with paced runs; 1 if one differs by over {ALLOWED:.0%}%")
+    check.set_defaults(command=compare)
+    check.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of `semspec bench run --pace`")
+    check.add_argument("--host", type=Path, metavar="RUN", help="one session, for host times (default: the first run)")
+    check.add_argument("--output", type=Path, help="folder for validation.md and validation.json")
+    for name, command, purpose in (
+        ("capacity", capacity, "tables of layouts and loads"),
+        ("surface", sensitivity, "the gain over segment length and acceptance, beside the paper's rows"),
+    ):
+        study = commands.add_parser(name, help=purpose)
+        study.set_defaults(command=command)
+        study.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
+        study.add_argument("--page", type=Path, help="Markdown file whose quoted tables are to be replaced")
+        _add_stated(study)
+    return parser
+
+
+def _add_stated(parser: argparse.ArgumentParser) -> None:
+    """Options with what is stated rather than measured."""
+    add, workload, host = parser.add_argument, Workload(), Host()
+    add("--segment-tokens", type=int, default=workload.segment_tokens, help="mean length of a segment")
+    add("--acceptance", type=float, default=workload.acceptance, help="share of drafted segments accepted")
+    add("--answer-tokens", type=int, default=workload.answer_tokens)
+    add("--prompt-tokens", type=int, default=workload.prompt_tokens)
+    add("--call-ms", type=float, default=host.call_ms, help="host time of a call")
+    add("--judge-ms", type=float, default=host.judge_ms, help="host time of a round: judging, keeping segments")
+    add("--answer-ms", type=float, default=host.answer_ms, help="host time of an answer: HTTP, tokenizing")
+    add("--price", type=float, default=3.5, help="$ a GPU and hour")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,253 @@
+"""The simulator against closed forms, conservation laws, and its own runs taken for measured ones."""
+
+import asyncio
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from semspec.bench.pace.counts import Counts
+from semspec.bench.pace.table import load_pace
+from semspec.bench.record import Record, as_line
+from semspec.bench.runners.paced import Pacing
+from semspec.errors import InvalidRequest
+from semspec.types import Writer
+from studies.simulate.__main__ import main
+from studies.simulate.clock import run
+from studies.simulate.engines import Host
+from studies.simulate.simulator import Result, Setup, simulate
+from studies.simulate.validation import host_of, load_paced_run, validate
+from studies.simulate.workload import Answer, Planned, Workload, recorded
+
+PACE = load_pace("h200-1.5b-32b")
+HOST = Host(call_ms=3.0, judge_ms=5.0, answer_ms=7.0)
+PROMPT, LENGTH, NUM = 50, 20, 6
+
+
+def answer(is_accepted: bool = True, rewritten: int = LENGTH) -> Answer:
+    return Answer(PROMPT, (Planned(LENGTH, rewritten, is_accepted),) * NUM)
+
+
+def one(strategy: str, is_accepted: bool = True, **changes: object) -> float:
+    """Latency of one answer in ms."""
+    setup = replace(Setup(PACE, strategy, host=HOST), **changes)  # type: ignore[arg-type]
+    return 1e3 * simulate(setup, [answer(is_accepted)]).mean_latency_s
+
+
+def draft_ms(num_tokens: int = 1) -> float:
+    return PACE.draft.step_ms(1, num_tokens)
+
+
+def target_ms(num_tokens: int = 1) -> float:
+    return PACE.target.step_ms(1, num_tokens)
+
+
+@pytest.mark.parametrize(("strategy", "step_ms"), [("target", target_ms), ("draft", draft_ms)])
+def test_one_model_alone_takes_its_prompt_and_a_step_a_token(strategy: str, step_ms: object) -> None:
+    assert callable(step_ms)
+    expected = HOST.answer_ms + HOST.call_ms + step_ms(PROMPT) + NUM * LENGTH * step_ms()
+    assert one(strategy) == pytest.approx(expected)
+
+
+def test_accepted_rounds_in_turn_are_drafts_reads_and_judgements() -> None:
+    prompts = draft_ms(PROMPT) + target_ms(PROMPT + LENGTH) - target_ms(LENGTH)
+    each = 2 * HOST.call_ms + LENGTH * draft_ms() + target_ms(LENGTH) + HOST.judge_ms
+    assert one("semantic", draft_ahead=False) == pytest.approx(HOST.answer_ms + prompts + NUM * each)
+
+
+def test_rejected_rounds_are_rewritten_and_read_again_by_the_draft() -> None:
+    prompts = draft_ms(PROMPT) + target_ms(PROMPT + LENGTH) - target_ms(LENGTH)
+    read_again = (NUM - 1) * draft_ms(LENGTH)
+    each = 3 * HOST.call_ms + LENGTH * (draft_ms() + target_ms()) + target_ms(LENGTH) + HOST.judge_ms
+    expected = HOST.answer_ms + prompts + read_again + NUM * each
+    assert one("semantic", is_accepted=False, draft_ahead=False) == pytest.approx(expected)
+
+
+def test_drafting_ahead_hides_behind_reading_and_judging() -> None:
+    """The draft takes longer than reading and judging, so it is what each round but the first and last waits for."""
+    first = HOST.answer_ms + HOST.call_ms + draft_ms(PROMPT)
+    last = HOST.call_ms + target_ms(LENGTH) + HOST.judge_ms
+    expected = first + NUM * LENGTH * draft_ms() + (NUM - 1) * HOST.call_ms + last
+    assert LENGTH * draft_ms() > target_ms(PROMPT + LENGTH) + HOST.judge_ms
+    assert one("semantic") == pytest.approx(expected)
+
+
+def test_two_segments_a_round_halve_reads_and_judgements() -> None:
+    prompts = draft_ms(PROMPT) + target_ms(PROMPT + 2 * LENGTH) - target_ms(2 * LENGTH)
+    each = 2 * HOST.call_ms + 2 * LENGTH * draft_ms() + target_ms(2 * LENGTH) + HOST.judge_ms
+    assert one("semantic", gamma=2, draft_ahead=False) == pytest.approx(HOST.answer_ms + prompts + NUM / 2 * each)
+
+
+def test_sessions_in_step_share_the_steps_of_the_target() -> None:
+    setup = Setup(PACE, "target", 8, host=Host(0.0, 0.0, 0.0))
+    result = simulate(setup, [answer()] * 8)
+    expected = PACE.target.step_ms(8, 8 * PROMPT) + NUM * LENGTH * PACE.target.step_ms(8, 8)
+    assert result.latencies_s == pytest.approx([expected / 1e3] * 8)
+    assert result.num_steps == {Writer.DRAFT: 0, Writer.TARGET: 1 + NUM * LENGTH}
+    assert result.utilisation[Writer.TARGET] == pytest.approx(1)
+
+
+def test_a_step_has_at_most_512_tokens() -> None:
+    long = Answer(2000, (Planned(1, 1, True),))
+    result = simulate(Setup(PACE, "target", host=Host(0.0, 0.0, 0.0)), [long])
+    assert result.num_steps[Writer.TARGET] == 5  # 3 x 512 + 464 of the prompt, and a token
+
+
+def served(strategy: str, num_sessions: int, **changes: object) -> Result:
+    setup = replace(Setup(PACE, strategy, num_sessions, host=HOST), **changes)  # type: ignore[arg-type]
+    return simulate(setup, Workload(answer_tokens=200, segment_tokens=20, acceptance=0.7).answers(2 * num_sessions))
+
+
+@pytest.mark.parametrize("strategy", ["target", "draft", "semantic"])
+@pytest.mark.parametrize("num_sessions", [1, 5])
+def test_all_tokens_are_written_once_and_no_engine_works_more_than_all_the_time(
+    strategy: str, num_sessions: int
+) -> None:
+    result = served(strategy, num_sessions)
+    assert result.num_tokens == 2 * num_sessions * 200
+    assert len(result.latencies_s) == 2 * num_sessions
+    assert all(0 <= share <= 1 + 1e-9 for share in result.utilisation.values())
+    assert sum(result.latencies_s) <= num_sessions * result.wall_s + 1e-9
+    assert (result.target_ratio == 1) is (strategy == "target") and (result.target_ratio == 0) is (strategy == "draft")
+
+
+def test_no_rate_exceeds_that_of_full_steps() -> None:
+    for num_sessions in (1, 4, 16):
+        most = 1e3 * num_sessions / PACE.target.step_ms(num_sessions, num_sessions)
+        assert 0.8 * most < served("target", num_sessions).tokens_per_s < most
+
+
+def test_more_sessions_serve_more_and_each_waits_longer() -> None:
+    few, many = served("semantic", 4), served("semantic", 48)
+    assert many.tokens_per_s > few.tokens_per_s
+    assert many.mean_latency_s > few.mean_latency_s
+
+
+def test_second_target_helps_when_the_first_is_busy() -> None:
+    two = replace(PACE, num_targets=2)
+    assert served("target", 32, pace=two).tokens_per_s > 1.05 * served("target", 32).tokens_per_s
+    assert served("target", 1, pace=two).tokens_per_s == pytest.approx(served("target", 1).tokens_per_s)
+
+
+def test_host_counts_less_in_a_dilated_run() -> None:
+    engines_s = one("semantic", host=Host(0.0, 0.0, 0.0), draft_ahead=False)
+    whole, dilated = (one("semantic", dilation=k, draft_ahead=False) for k in (1.0, 4.0))
+    assert dilated - engines_s == pytest.approx((whole - engines_s) / 4)
+
+
+def test_same_seed_gives_the_same_result() -> None:
+    assert served("semantic", 5).latencies_s == served("semantic", 5).latencies_s
+
+
+def test_stated_lengths_and_acceptance_are_met() -> None:
+    answers = Workload(segment_tokens=30, acceptance=0.8, answer_tokens=3000).answers(20)
+    segments = [one for answer in answers for one in answer.segments]
+    assert all(sum(one.draft_tokens for one in answer.segments) == 3000 for answer in answers)
+    assert sum(one.draft_tokens for one in segments) / len(segments) == pytest.approx(30, rel=0.05)
+    assert sum(one.is_accepted for one in segments) / len(segments) == pytest.approx(0.8, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    "change", [{"acceptance": 1.1}, {"segment_tokens": 0}, {"answer_tokens": -1}, {"acceptance": float("nan")}]
+)
+def test_impossible_workload_is_refused(change: dict[str, float]) -> None:
+    with pytest.raises(InvalidRequest, match=next(iter(change))):
+        replace(Workload(), **change).answers(1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "--pace", "b200"], "unknown pace"),
+        (["run", "--sessions", "0"], "num_sessions must be at least 1"),
+        (["run", "--answers", "0"], "at least one answer"),
+        (["run", "--call-ms", "-1"], "--call-ms is -1"),
+        (["validate", "nowhere"], "has no paced run"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert said in line
+
+
+def test_simulation_that_stands_still_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="stands still"):
+        run(asyncio.Event().wait())
+
+
+def made_record(label: str, number: int, planned: Answer, latency_s: float, host: Host, dilation: float) -> Record:
+    """What a paced run would note of this answer, with host times by `host`."""
+    is_alone = label == "target"
+    rejected = [one for one in planned.segments if not one.is_accepted and not is_alone]
+    num_calls = 1 if is_alone else len(planned.segments) + 2 * len(rejected) + 1
+    judge_ms = 0.0 if is_alone else len(planned.segments) * host.judge_ms / dilation
+    wire_ms = judge_ms + (0.0 if is_alone else num_calls * host.call_ms / dilation)
+    write_ms = 1e3 * latency_s - judge_ms - host.answer_ms / dilation
+    trace = [
+        {
+            "num_tokens": one.target_tokens if is_alone or not one.is_accepted else one.draft_tokens,
+            "verdict": "unjudged" if is_alone else "accepted" if one.is_accepted else "rewritten",
+            "rejected": {"num_tokens": one.draft_tokens} if one in rejected else None,
+        }
+        for one in planned.segments
+    ]
+    num_tokens = sum(int(str(row["num_tokens"])) for row in trace)
+    stages = {"draft_ms": 0.0, "read_ms": 0.0, "judge_ms": judge_ms, "write_ms": write_ms, "wire_ms": wire_ms}
+    accepted = 0 if is_alone else len(planned.segments) - len(rejected)
+    return Record(
+        label, str(number), 0, 0, True, "stop", latency_s, planned.prompt_tokens, num_tokens, 0, accepted,
+        len(rejected), 0, 0, stages, "", trace,
+    )  # fmt: skip
+
+
+def paced_folder(folder: Path, dilation: float, slowness: float = 1.0, num_late: int = 0) -> Path:
+    """A run as the paced stack would leave it if it were the simulator, `slowness` times as slow."""
+    folder.mkdir()
+    answers = Workload(segment_tokens=20, answer_tokens=200, acceptance=0.7).answers(8)
+    lines = []
+    for label in ("target", "semantic"):
+        result = simulate(Setup(PACE, label, host=HOST, dilation=dilation), answers)
+        for number, (planned, latency_s) in enumerate(zip(answers, result.latencies_s, strict=True)):
+            lines.append(as_line(made_record(label, number, planned, slowness * latency_s, HOST, dilation)))
+    paced = Pacing(PACE, dilation).settings | {"serving": {"gamma": 1}}
+    steps = {label: {"target": asdict(Counts(100, num_late))} for label in ("target", "semantic")}
+    facts = {"settings": {"paced": paced, "sessions": 1}, "labels": ["target", "semantic"], "steps": steps}
+    (folder / "run.json").write_text(json.dumps(facts))
+    (folder / "records.jsonl").write_text("".join(lines))
+    return folder
+
+
+def test_run_of_the_simulator_itself_is_met_segment_by_segment(tmp_path: Path) -> None:
+    run = load_paced_run(paced_folder(tmp_path / "run", 4.0))
+    assert asdict(host_of(run)) == pytest.approx(asdict(replace(HOST, answer_ms=HOST.answer_ms)), rel=1e-6)
+    found = list(validate([run], HOST))
+    assert [one.label for one in found] == ["target", "semantic"]
+    assert [one.difference for one in found] == pytest.approx([0.0, 0.0], abs=1e-6)
+
+
+def test_prediction_that_does_not_hold_ends_with_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, slowness, num_late, status in (("equal", 1.0, 5, 0), ("late", 1.0, 6, 1), ("slow", 1.3, 0, 1)):
+        folder = paced_folder(tmp_path / name, 4.0, slowness, num_late)
+        with pytest.raises(SystemExit) as ended:
+            main(["validate", str(folder), "--host", str(tmp_path / "equal"), "--output", str(tmp_path / "out")])
+        assert ended.value.code == status
+        assert "paced h200-1.5b-32b" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "out" / "validation.json").read_text())["rows"]
+    assert [row["holds"] for row in rows] == [False, False]
+
+
+def test_run_of_another_table_is_refused(tmp_path: Path) -> None:
+    folder = paced_folder(tmp_path / "run", 1.0)
+    text = (folder / "run.json").read_text()
+    (folder / "run.json").write_text(text.replace(PACE.target.digest, "0" * 12))
+    with pytest.raises(InvalidRequest, match="another table of the target"):
+        load_paced_run(folder)
+
+
+def test_label_without_traces_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="no traces of semantic"):
+        recorded([], "semantic")
