@@ -123,13 +123,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     head = {"scale": chosen.scale, "environment": describe(device), "gpu_at_start": gpu_state(device)}
     record = Record(folder, head, chosen.minutes * 60)
     Bench(record, SCALES[chosen.scale], device).run()
-    print(f"written: {folder}/gpu.json, gpu.png")
+    print(*record.summary(), f"written: {folder}/gpu.json", sep="\n")
     return int(record.has_failed)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m semspec.bench.gpu", description=__doc__)
-    parser.add_argument("--output", type=Path, help="folder for gpu.json and gpu.png; default bench/results/gpu-DEVICE")
+    parser.add_argument("--output", type=Path, help="folder for gpu.json; default bench/results/gpu-DEVICE")
     parser.add_argument("--minutes", type=float, default=9.0, help="time budget; stages that do not fit are left out")
     parser.add_argument("--scale", choices=SCALES, default="paper", help="sizes of the models")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")

@@ -1,22 +1,16 @@
-"""The record of a run: stages within a time budget, saved and plotted after each."""
+"""The record of a run: stages within a time budget, saved after each."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from matplotlib.axes import Axes
-
-from semspec.training.report.drawing import BLACK, BLUE, GREY, ORANGE, SKY, panels, png, styled
-
 Facts = dict[str, Any]
-
-WAYS = ("transformers", "eager", "graph", "engine")
 
 
 class Record:
-    """Writes `gpu.json` and `gpu.png` in a folder, complete after every stage.
+    """Writes `gpu.json` in a folder, complete after every stage.
 
     A stage that fails or does not fit into the time is recorded, and the next one runs.
     """
@@ -63,14 +57,16 @@ class Record:
     def _write(self) -> None:
         self._document["seconds"] = round(self._budget_s - self.left_s, 1)
         _replace(self._folder / "gpu.json", (json.dumps(self._document, indent=2) + "\n").encode())
-        if not any("facts" in row for row in self._document["stages"].values()):
-            return
-        try:
-            picture = draw(self._document)
-        except Exception as error:  # nor must a failed picture
-            self._document["picture"] = f"not drawn: {type(error).__name__}: {error}"
-        else:
-            _replace(self._folder / "gpu.png", picture)
+
+    def summary(self) -> Iterator[str]:
+        """Lines with the main results of the finished stages."""
+        decode, read = self.facts("decode") or {}, self.facts("read") or {}
+        for role in ("draft", "target"):
+            for way, row in decode.get(role, {"ways": {}})["ways"].items():
+                yield f"{role}, {way}: {row['tokens_per_s']:,.0f} tokens/s, {row['share_of_floor']:.0%} of the floor"
+        for context in read.get("contexts", ()):
+            steps = ", ".join(f"{row['num_tokens']}: {row['decode_steps']['all']:.1f}" for row in context["reads"])
+            yield f"scoring after {context['context']:,} tokens, in decode steps by length: {steps}"
 
 
 def _reason(row: Facts) -> str:
@@ -82,66 +78,3 @@ def _replace(path: Path, data: bytes) -> None:
     partial = path.with_name(f"{path.name}.partial")
     partial.write_bytes(data)
     partial.replace(path)
-
-
-def draw(document: Facts) -> bytes:
-    """A PNG of the record so far."""
-    stages = {name: row["facts"] for name, row in document["stages"].items() if "facts" in row}
-    painters: tuple[Callable[[Axes, Facts], None], ...] = (_decoding, _reading)
-    with styled():
-        figure, axes = panels(2, (13, 4.6))
-        for panel, painter in zip(axes, painters, strict=True):
-            try:
-                painter(panel, stages)
-            except (KeyError, IndexError):
-                panel.text(0.5, 0.5, "not measured", ha="center", va="center", transform=panel.transAxes, color=GREY)
-        figure.suptitle(_title(document, stages))
-        return png(figure)
-
-
-def _title(document: Facts, stages: Facts) -> str:
-    title = f"{document['environment']['device']}, random weights, bf16"
-    if "models" in stages:
-        shapes = [stages["models"][role] for role in ("draft", "target")]
-        title += ": " + ", ".join(f"{shape['name']} ({shape['num_layers']} layers)" for shape in shapes)
-    if "speed of light" in stages:
-        light = stages["speed of light"]
-        title += f"\ncopy {light['bandwidth_bytes_per_s'] / 1e12:.2f} TB/s, "
-        title += f"matrix product {light['flops_per_s'] / 1e12:.0f} TFLOP/s"
-    return title
-
-
-def _decoding(axes: Axes, stages: Facts) -> None:
-    decode = stages["decode"]
-    axes.set_title(f"Decoding after {decode['context']:,} tokens, share of the floor (tokens/s, of the floor's)")
-    labels: list[str] = []
-    for role, colour in (("draft", SKY), ("target", BLUE)):
-        for way in (way for way in WAYS if way in decode[role]["ways"]):
-            row = decode[role]["ways"][way]
-            bar = axes.barh(len(labels), row["share_of_floor"], color=colour)
-            axes.bar_label(bar, [f"{row['tokens_per_s']:,.0f} of {decode[role]['floor_tokens_per_s']:,.0f}"], padding=3)
-            labels.append(f"{role}, {way}")
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_xlim(0, 1.25)
-    axes.axvline(1, color=GREY, linestyle=":", zorder=0)
-    axes.invert_yaxis()
-
-
-def _reading(axes: Axes, stages: Facts) -> None:
-    styles = {"none": (GREY, "no states"), "last": (ORANGE, "last layer's"), "all": (BLUE, "all layers'")}
-    contexts = stages["read"]["contexts"]
-    for context, line in zip(contexts, ("-", "--"), strict=False):
-        lengths = [row["num_tokens"] for row in context["reads"]]
-        for kind, (colour, name) in styles.items():
-            steps = [row["decode_steps"][kind] for row in context["reads"]]
-            label = f"{name}, after {context['context']:,} tokens"
-            axes.plot(lengths, steps, line, color=colour, marker="o", markersize=3, label=label)
-    first = contexts[0]
-    floors = [row["floor_ms"] / first["step"]["median_ms"] for row in first["reads"]]
-    axes.plot([row["num_tokens"] for row in first["reads"]], floors, ":", color=BLACK, label="floor")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, [str(length) for length in lengths])
-    axes.set_ylim(0)
-    axes.set_title("The target reads a segment, in units of one of its decode steps")
-    axes.set_xlabel("tokens of the segment")
-    axes.legend()

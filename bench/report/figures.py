@@ -23,7 +23,7 @@ from semspec.training.report.drawing import (
     error_line,
     errors_of,
     panels,
-)  # fmt: skip
+)
 
 NEAR = 0.12
 """Maximum loss of pass@1 of a configuration in the detail view."""

@@ -160,7 +160,7 @@ def test_one_configuration_alone_has_answers_and_no_report(tmp_path: Path, capsy
     arguments = ["--limit", "2", "--max-tokens", "20", "--strategy", "in-process/draft", "--output", str(folder)]
     main(["run", "--task", "demo", *arguments])
     assert len(read_records(folder / "records.jsonl")) == 2 and not (folder / "report").exists()
-    assert "studies.joined" in capsys.readouterr().err
+    assert "no report without the target" in capsys.readouterr().err
 
 
 def test_folder_that_cannot_be_written_ends_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
