@@ -12,7 +12,7 @@ from semspec.bench.cli import main
 from semspec.bench.gpu.shapes import PAPER
 from semspec.bench.pace.counts import Counts, CountsFile, read_counts
 from semspec.bench.pace.paced import PacedStep, load_paced
-from semspec.bench.pace.roofline import H200, TABLES, as_csv, step_ms
+from semspec.bench.pace.roofline import H200, step_ms
 from semspec.bench.pace.table import FOLDER, PACES, StepTimes, load_pace, load_times
 from semspec.bench.record import as_line
 from semspec.bench.report.tables import main_table, setting
@@ -99,11 +99,6 @@ def test_shipped_times_never_fall_with_load(name: str) -> None:
             assert values == sorted(values)
         by_sequences = [times.step_ms(number, number) for number in range(1, 257)]
         assert by_sequences == sorted(by_sequences)
-
-
-def test_shipped_tables_are_those_of_the_roofline() -> None:
-    for name, (shape, num_gpus) in TABLES.items():
-        assert (FOLDER / f"{name}.csv").read_text() == as_csv(shape, H200, num_gpus)
 
 
 def test_roofline_is_the_larger_of_reading_and_multiplying() -> None:
