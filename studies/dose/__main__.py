@@ -7,8 +7,8 @@ A worse draft is the bundled one with noise in its weights: to each matrix norma
 matrix's standard deviation. Target and probes stay as they are. `FOLDER` of the report has `pair/`,
 `algorithm/` (the shares of wrong steps) and the runs `draft/` and `semantic/`:
 
-    python -m semspec.bench.algorithm_error --pair FOLDER/pair --questions 15 --samples 30 --work FOLDER/work \
-                                            --output FOLDER/algorithm
+    python -m studies.algorithm_error --pair FOLDER/pair --questions 15 --samples 30 --work FOLDER/work \
+                                      --output FOLDER/algorithm
     semspec bench run --task demo --limit 300 --temperature 0.6 --sessions 24 --pair FOLDER/pair --strategy semantic \
                       --output FOLDER/semantic
 """
