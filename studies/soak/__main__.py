@@ -46,8 +46,8 @@ CANCELLED_SHARE = 0.3
 SESSION_SHARE = 0.2
 CANCELLATIONS: tuple[Ending, ...] = ("hang up before an answer", "hang up in mid-stream", "cancel")
 STRATEGIES = (
-    "semantic", "semantic", "semantic", "target", "draft", "token-level", "semantic+token-level",
-    "spec-thinking", "last-hidden", "surprisal", "random",
+    "semantic", "semantic", "semantic", "target", "draft", "token-level", "semantic+token-level", "spec-thinking",
+    "last-hidden", "surprisal", "random",
 )  # fmt: skip
 NUM_TOKENS = (4, 48)
 MOST_DELAY_S = 0.1

@@ -45,16 +45,17 @@ def cells(output: str) -> list[list[str]]:
 def test_tables_of_a_run_compare_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / RECORDS).write_text(
         line("semantic")
+        + line("semantic+retrieval", 90, 10)
         + line("semantic+token-level:token_gamma=2", 16, 12)
         + line("semantic:num_drafts=2", num_kept=4)
     )
     main([str(tmp_path)])
     rows = cells(capsys.readouterr().out)
-    assert [row[0] for row in rows[2:5]] == [
-        "semantic", "semantic+token-level:token_gamma=2", "semantic:num_drafts=2"
+    assert [row[0] for row in rows[2:6]] == [
+        "semantic", "semantic+retrieval", "semantic+token-level:token_gamma=2", "semantic:num_drafts=2"
     ]  # fmt: skip
-    assert [row[4] for row in rows[2:5]] == ["1.00", "2.50", "1.00"]
-    assert rows[3][5] == "2.50", "3/4 of two proposed tokens, and one of the target's"
+    assert [row[4] for row in rows[2:6]] == ["1.00", "2.00", "2.50", "1.00"]
+    assert rows[4][5] == "2.50", "3/4 of two proposed tokens, and one of the target's"
     assert rows[-1] == ["semantic:num_drafts=2", "0.500", "0.750", "0.800"]
 
 

@@ -249,5 +249,5 @@ def test_run_of_another_table_is_refused(tmp_path: Path) -> None:
 
 
 def test_label_without_traces_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="no traces of semantic"):
-        recorded([], "semantic")
+    with pytest.raises(InvalidRequest, match="no traces of likelihood"):
+        recorded([], "likelihood")
