@@ -1,4 +1,4 @@
-"""The loads: who comes when, what is counted, what the pages say; and both played to a gateway over fake models."""
+"""The loads: who comes when, what is counted, and the statistics of their reports."""
 
 import csv
 import io
