@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from semspec.grammars import compiler
 from tests.served import bundled
 
 __all__ = ["bundled"]
@@ -46,6 +47,7 @@ SLOW = (
     "security/test_services.py",
     "stack/test_hangs.py",
     "stack/test_losses.py",
+    "stack/test_neighbour.py",
     "stack/test_offline_writer.py",
     "stack/test_reattach.py",
     "stack/test_retrieval.py",
@@ -67,6 +69,12 @@ SLOW = (
     "training/test_stages.py",
 )
 """Folders and files whose tests take long or need an otherwise idle machine."""
+
+
+@pytest.fixture(autouse=True)
+def _patient_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grammar ends by its limit of CPU time, however busy the machine is."""
+    monkeypatch.setattr(compiler, "TIMEOUT_S", 300.0)
 
 
 def pytest_configure() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from time import monotonic
@@ -12,7 +13,7 @@ import psutil
 import pytest
 
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.errors import InvalidRequest
+from semspec.errors import InvalidRequest, Overloaded
 from semspec.keys import entry
 from semspec.rpc.channel import ClientOptions
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget
@@ -22,6 +23,7 @@ from tests.checkpoints import random_probes, save_spelling_checkpoint
 from tests.grammars.schemas import COSTLY, COUNTED
 from tests.stack.support import GENEROUS_S, Running, chat_body
 
+COSTS = "too much time or memory|no time to check"  # the second on a busy machine
 ATTACKER, NEIGHBOUR = "sk-attacker", "sk-neighbour"
 LONGEST_S = 15.0
 MAX_GROWTH_BYTES = 300 << 20
@@ -40,7 +42,7 @@ def schema(schema: Any) -> dict[str, Any]:
 ATTACKS: dict[str, tuple[str, dict[str, Any], str]] = {
     "required": ("/v1/chat/completions", chat_body("x", tool(COUNTED["required"][0])), "requires 30000 properties"),
     "allOf": ("/v1/chat/completions", chat_body("x", schema(COUNTED["multiples"][0])), "product of its multipleOf"),
-    "patterns": ("/v1/chat/completions", chat_body("x", schema(COSTLY["patterns"])), "too much time or memory"),
+    "patterns": ("/v1/chat/completions", chat_body("x", schema(COSTLY["patterns"])), COSTS),
     "tokenize": ("/tokenize", {"inputs": "a" * 900_000}, "900000 characters are too many"),
     "encode": ("/v1/chat/completions", chat_body("a" * 900_000, {}), "900000 characters are too many"),
     "penalty": ("/v1/chat/completions", chat_body("x", {"repetition_penalty": 1e-300}), "repetition_penalty"),
@@ -72,7 +74,7 @@ async def ask(running: Running, key: str, path: str, body: dict[str, Any]) -> ht
 async def attack(running: Running, name: str) -> None:
     path, body, words = ATTACKS[name]
     response = await ask(running, ATTACKER, path, body)
-    assert 400 <= response.status_code < 500 and words in response.text, (name, response.text[:300])
+    assert 400 <= response.status_code < 500 and re.search(words, response.text), (name, response.text[:300])
 
 
 async def attack_service(running: Running, role: str, schema: Any, words: str) -> None:
@@ -83,7 +85,7 @@ async def attack_service(running: Running, role: str, schema: Any, words: str) -
     grammar = f"start: %json {json.dumps(schema)}"
     params = GenerationParams(SamplingParams(), Segmentation.PARAGRAPH, 1, 40, grammar=grammar)
     context = Context((await client.encode("x"),))
-    with pytest.raises(InvalidRequest, match=words):
+    with pytest.raises((InvalidRequest, Overloaded), match=words):
         async for _ in client.generate(context, params):
             pass
     await client.aclose()
@@ -108,7 +110,7 @@ async def test_costly_requests_take_nothing_from_a_neighbour(spelling: Running) 
         works = [attack(spelling, name) for name in ATTACKS for _ in range(3)]
         for role in ("draft", "target"):
             works.append(attack_service(spelling, role, COUNTED["required"][0], "requires 30000 properties"))
-            works.append(attack_service(spelling, role, COSTLY["patterns"], "too much time or memory"))
+            works.append(attack_service(spelling, role, COSTLY["patterns"], COSTS))
         await asyncio.gather(*works)
     assert not asking.done(), asking.exception()
     asking.cancel()
