@@ -159,7 +159,7 @@ async def test_states_of_another_model_are_refused_with_the_remedy(verifier: Pro
 
 def test_damaged_or_missing_artifacts_are_refused_with_the_remedy(tmp_path: Path) -> None:
     path = save(tmp_path / "p.safetensors", card("m"))
-    with pytest.raises(Mismatch, match="demo/probes.yaml"):
+    with pytest.raises(Mismatch, match=r"demo/probes\.yaml"):
         load_probe(tmp_path / "missing.safetensors")
     text = path.with_suffix(".json").read_text()
     path.with_suffix(".json").write_text(text.replace("states-v1", "states-v0"))
