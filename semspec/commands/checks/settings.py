@@ -63,7 +63,7 @@ def check_pair(config: StackConfig) -> Iterator[Check]:
     except (SemspecError, OSError, ValueError) as error:
         reason = getattr(error, "message", None) or " ".join(str(error).split())[:300]
     if reason is None:
-        yield ok("pair", f"models and probes belong together; {settings['gateway'].default_strategy} by default")
+        yield ok("pair", f"models and probes belong together; {settings['gateway'].defaults.strategy} by default")
     else:
         message, _, remedy = reason.rpartition("; " if "; " in reason else ": ")
         yield fail("pair", message or reason, remedy)
