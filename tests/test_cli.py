@@ -12,7 +12,7 @@ from semspec import cli
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--help"])
-    assert "{chat,doctor,health,key,serve,trace,bench,simulate,train}" in capsys.readouterr().out
+    assert "{chat,doctor,health,key,serve,trace,bench,train}" in capsys.readouterr().out
 
 
 def test_command_without_its_extra_says_what_to_install() -> None:
