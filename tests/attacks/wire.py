@@ -105,7 +105,8 @@ async def opened(ground: Ground) -> AsyncIterator[Draw]:
                 elif kind == "broken off":
                     await _broken_off(address, path, data, after_s)
                 elif kind in ("method", "metadata"):
-                    answer = await _call(address, path, data, (odd,) if kind == "metadata" else ())
+                    is_stream = method.server_streaming and kind == "metadata"
+                    answer = await _call(address, path, data, (odd,) if kind == "metadata" else (), is_stream)
                     if kind == "method" and answer is not grpc.StatusCode.UNIMPLEMENTED:
                         raise Broken(Verdict.MEDIUM, f"{path} got {answer}")
                 elif (answer := await called(method, data)) in NEVER:
@@ -134,11 +135,18 @@ def _bytes_of(sound: dict[str, Any], method: Any) -> bytes:
     return data
 
 
-async def _call(address: str, path: str, data: bytes, metadata: tuple[tuple[str, str], ...]) -> grpc.StatusCode | str:
+async def _call(
+    address: str, path: str, data: bytes, metadata: tuple[tuple[str, str], ...], is_stream: bool
+) -> grpc.StatusCode | str:
     async with aio.insecure_channel(address) as channel:
         try:
-            method: Any = channel.unary_unary(path)
-            await method(data, timeout=CALL_S, metadata=metadata)
+            if is_stream:  # a unary call would wait for its deadline, since it reads one answer
+                responses: Any = channel.unary_stream(path)
+                async for _ in responses(data, timeout=CALL_S, metadata=metadata):
+                    pass
+            else:
+                method: Any = channel.unary_unary(path)
+                await method(data, timeout=CALL_S, metadata=metadata)
         except aio.AioRpcError as error:
             return error.code()
         except ValueError as error:  # the client's own library refuses it
