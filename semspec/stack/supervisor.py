@@ -38,7 +38,6 @@ class Stack:
         """API key of the gateway."""
         self._token = secrets.token_urlsafe(32)
         self._private: PrivateFolder
-        self._folder = Path()
         self._refusal = ""
         """Reason from the last readiness check of the gateway."""
 
@@ -53,7 +52,6 @@ class Stack:
 
     async def __aenter__(self) -> "Stack":
         self._private = PrivateFolder()
-        self._folder = self._private.path
         try:
             async with asyncio.timeout(self.config.start_timeout_s):
                 await self._start()
@@ -70,6 +68,11 @@ class Stack:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self._stop()
+
+    @property
+    def _folder(self) -> Path:
+        """Of logs, port files and Redis' socket."""
+        return self._private.path
 
     async def restart(self, name: str) -> None:
         """Start a process that has ended again, at the same address."""
