@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from semspec.certificates import renewing_context
 from semspec.decoding import Backends
 from semspec.decoding.protocols import WithoutProbes
-from semspec.gateway.api.drain import Drain
+from semspec.gateway.api.shared.drain import Drain
 from semspec.gateway.app import create_app
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import NO_VERIFIER, GatewaySettings
@@ -69,7 +69,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def mild(record: logging.LogRecord) -> bool:
+def downgrade_aborted_response(record: logging.LogRecord) -> bool:
     """A filter: uvicorn logs as an error that a response is given up, as for a client that does not read it."""
     if record.msg == "ASGI callable returned without completing response.":
         record.levelno, record.levelname = logging.INFO, "INFO"
@@ -81,7 +81,7 @@ def main() -> None:
     """Serve until SIGINT or SIGTERM."""
     settings = parse_command(GatewaySettings, "python -m semspec.gateway")
     configure_logging(settings.log_level, settings.log_json)
-    logging.getLogger("uvicorn.error").addFilter(mild)
+    logging.getLogger("uvicorn.error").addFilter(downgrade_aborted_response)
     with exported_traces("semspec-gateway"):
         asyncio.run(_serve(settings))
 

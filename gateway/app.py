@@ -10,12 +10,15 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from semspec import __version__
 from semspec.decoding import Backends
-from semspec.gateway.api import openai, operations, playground, resources, response_api, response_format, tgi, tokens
-from semspec.gateway.api.document import TAGS, DocumentedApp, operation_id
-from semspec.gateway.api.drain import Drain, UntilDrained
-from semspec.gateway.api.errors import install_handlers
-from semspec.gateway.api.middleware import Authenticated, BodyDeadline, BodyLimit, Observed, Protocol
-from semspec.gateway.api.sse import GENERATION_ID, FormatFactory, Responder
+from semspec.gateway.api.openai import completions, responses, responses_format
+from semspec.gateway.api.shared import operations, playground, resources
+from semspec.gateway.api.shared.document import TAGS, DocumentedApp, operation_id
+from semspec.gateway.api.shared.drain import Drain, UntilDrained
+from semspec.gateway.api.shared.errors import install_handlers
+from semspec.gateway.api.shared.middleware import Authenticated, BodyDeadline, BodyLimit, HttpFraming, Observed
+from semspec.gateway.api.shared.sse import GENERATION_ID, FormatFactory, Responder
+from semspec.gateway.api.tgi import generation as tgi
+from semspec.gateway.api.tgi import tokens
 from semspec.gateway.generation.admission import Admission, Limits
 from semspec.gateway.generation.attach import Attacher
 from semspec.gateway.generation.audit import Audit
@@ -27,7 +30,7 @@ from semspec.gateway.generation.request import Api
 from semspec.gateway.metrics import POOLED, Metrics
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import GatewaySettings
-from semspec.gateway.store.journal import Background, cancelled
+from semspec.gateway.store.journal import Background, cancel_tasks
 from semspec.gateway.store.session_lease import Sessions
 from semspec.gateway.store.store import Store
 from semspec.keys import Keys
@@ -64,9 +67,9 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
     preparation = Preparation(backends, readiness, metrics, settings, collection)
     generations = Generations(runner, admission, preparation, readiness, attacher, store, sessions, settings, audit)
     formats: dict[Api, FormatFactory] = {
-        "chat": openai.ChatFormat,
-        "completions": openai.CompletionFormat,
-        "responses": response_format.ResponseFormat,
+        "chat": completions.ChatFormat,
+        "completions": completions.CompletionFormat,
+        "responses": responses_format.ResponsesApiFormat,
         "tgi": tgi.TgiFormat,
     }
     responder = Responder(generations, store, settings, formats)
@@ -81,7 +84,7 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
         try:
             yield
         finally:
-            await cancelled(*watches)
+            await cancel_tasks(*watches)
             await background.drain(settings.flush_timeout_s)
             preparation.close()
             await store.close()
@@ -100,8 +103,8 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
     app.state.readiness, app.state.store, app.state.background = readiness, store, background
     app.state.admission, app.state.generations, app.state.drain = admission, generations, drain
     for router in (
-        openai.router(responder, settings),
-        response_api.router(responder, readiness, store, settings),
+        completions.router(responder, settings),
+        responses.router(responder, readiness, store, settings),
         resources.models(readiness, settings),
         resources.generations(responder, store),
         operations.router(backends, readiness, store, metrics, keys, settings),
@@ -118,7 +121,7 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
     app.add_middleware(UntilDrained, drain=drain)
     if keys is not None:
         app.add_middleware(Authenticated, keys=keys, metrics=metrics)
-    app.add_middleware(Protocol)
+    app.add_middleware(HttpFraming)
     app.add_middleware(Observed, metrics=metrics)
     if settings.origins:  # outside of all others, so that a page can read every error, and asks before it has a key
         app.add_middleware(CORSMiddleware, allow_origins=settings.origins, **CROSS_ORIGIN)

@@ -82,7 +82,7 @@ class Served:
                 f"the strategy {strategy!r} needs a datastore of the target's answers, which the draft service does "
                 "not have: build one with `semspec train datastore` and serve it (SEMSPEC_DRAFT_DATASTORE)"
             )
-        if needs.needs_earlier_turns and not self.target.can_be_asked:
+        if needs.needs_earlier_turns and not self.target.supports_choices:
             return (
                 f"the strategy {strategy!r} asks the target about each step, but the chat template of "
                 f"{self.target.model} drops earlier turns: choose another strategy, or serve another target"
@@ -104,27 +104,27 @@ class Served:
             )
         return None
 
-    def tells_logprobs(self, strategy: str) -> bool:
+    def supports_logprobs(self, strategy: str) -> bool:
         """Whether all kept tokens have their writer's logprobs."""
         writers = {Writer.DRAFT: self.draft, Writer.TARGET: self.target}
         kept = (writers[writer] for writer in STRATEGIES[strategy].writers)
-        return STRATEGIES[strategy].tells_logprobs and all(writer.tells_logprobs for writer in kept)
+        return STRATEGIES[strategy].supports_logprobs and all(writer.supports_logprobs for writer in kept)
 
-    def takes_grammars(self, strategy: str) -> bool:
+    def supports_grammars(self, strategy: str) -> bool:
         """Whether all models that may write can be held to a grammar; the target goes on where the draft fails."""
         models = {Writer.DRAFT: self.draft, Writer.TARGET: self.target}
-        return all(models[writer].takes_grammars for writer in (*STRATEGIES[strategy].writers, Writer.TARGET))
+        return all(models[writer].supports_grammars for writer in (*STRATEGIES[strategy].writers, Writer.TARGET))
 
-    def takes_min_p(self, strategy: str) -> bool:
+    def supports_min_p(self, strategy: str) -> bool:
         """Whether all models that may write know the filter."""
         models = {Writer.DRAFT: self.draft, Writer.TARGET: self.target}
-        return all(models[writer].takes_min_p for writer in (*STRATEGIES[strategy].writers, Writer.TARGET))
+        return all(models[writer].supports_min_p for writer in (*STRATEGIES[strategy].writers, Writer.TARGET))
 
-    def takes_penalties(self, strategy: str) -> bool:
+    def supports_penalties(self, strategy: str) -> bool:
         """Whether all models that may write know penalties."""
         models = {Writer.DRAFT: self.draft, Writer.TARGET: self.target}
         writers = {*STRATEGIES[strategy].writers, Writer.TARGET}
-        return all(models[writer].takes_penalties for writer in writers)
+        return all(models[writer].supports_penalties for writer in writers)
 
     def max_context_tokens(self, strategy: str) -> int:
         """The context window of a generation, in tokens; the smaller one where the draft's text is kept."""

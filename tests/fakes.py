@@ -60,7 +60,7 @@ class FakeModel:
 
     @property
     def model_info(self) -> ModelInfo:
-        info = ModelInfo(f"fake-{self.writer}", self.fingerprint, TOKENIZER, 1, 2, WINDOW, can_be_asked=True)
+        info = ModelInfo(f"fake-{self.writer}", self.fingerprint, TOKENIZER, 1, 2, WINDOW, supports_choices=True)
         return info if self.writer is Writer.TARGET else replace(info, datastore="fake", datastore_model="fake-target")
 
     async def info(self) -> ModelInfo:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from semspec.clustering.equivalence import Alternatives, Clusterer
 from semspec.decoding import STRATEGIES, Backends
-from semspec.decoding.steps import Progress, cancelled, together, write_all
+from semspec.decoding.steps import Progress, cancel_task, together, write_all
 from semspec.errors import SemspecError, Unavailable
 from semspec.gateway.generation.admission import Admission
 from semspec.gateway.generation.loss import Finding, LossTest, finding, ratio_drift
@@ -109,7 +109,7 @@ class Audit:
         self._drop_surplus()
         self._changed.set()
 
-    def tightened(self, request: Request) -> Request:
+    def tighten(self, request: Request) -> Request:
         """The request with `audit_strictness` while the alarm stands, if that is stricter than the default and the
         client chose nothing itself."""
         strictness, served = self._settings.audit_strictness, self._readiness.status.served
@@ -170,7 +170,7 @@ class Audit:
                     waiter.cancel()
             return task.result() if task.done() else None
         finally:
-            await cancelled(task)
+            await cancel_task(task)
 
     async def _finding(self, case: Case) -> Finding:
         """Raises: what the target and the verifier raise."""

@@ -26,11 +26,11 @@ def checked(request: Request, served: Served) -> Request:
         raise InvalidRequest(unsupported_reason, request.strategy_field)
     _check_segmentation(request, served)
     _check_grammar(request, served)
-    if request.plan.sampling.min_p and not served.takes_min_p(strategy):
+    if request.plan.sampling.min_p and not served.supports_min_p(strategy):
         raise InvalidRequest("min_p: a server writes for one of the models that may not know it; leave it out", "min_p")
     _check_penalties(request, served)
     _check_variables(request, served)
-    if request.plan.num_logprobs is not None and not served.tells_logprobs(strategy):
+    if request.plan.num_logprobs is not None and not served.supports_logprobs(strategy):
         request = _without_logprobs(request)
     if request.strictness is None:
         return request
@@ -57,10 +57,10 @@ def _without_logprobs(request: Request) -> Request:
 def _check_grammar(request: Request, served: Served) -> None:
     if not request.plan.grammar:
         return
-    if not STRATEGIES[request.plan.strategy].takes_grammars:
+    if not STRATEGIES[request.plan.strategy].supports_grammars:
         message = f"the strategy {request.plan.strategy!r} judges what is written, and cannot hold it to a format"
         raise InvalidRequest(f"{message}; leave it out, or choose 'target'", request.strategy_field)
-    if not served.takes_grammars(request.plan.strategy):
+    if not served.supports_grammars(request.plan.strategy):
         message = f"{request.format_field}: {served.target.model} cannot be held to a format"
         remedy = "it needs the engine 'auto', 'fast' or 'transformers', and a vocabulary that spells any text"
         raise InvalidRequest(f"{message}: {remedy}; leave it out", request.format_field)
@@ -70,13 +70,13 @@ def _check_penalties(request: Request, served: Served) -> None:
     penalties, strategy = request.plan.penalties, request.plan.strategy
     if penalties.is_neutral:
         return
-    if not STRATEGIES[strategy].takes_grammars:
+    if not STRATEGIES[strategy].supports_grammars:
         message = f"the strategy {strategy!r} judges or verifies drafts by the models' own probabilities"
         raise InvalidRequest(
             f"{message}, not by penalised ones; leave out {request.penalty_field}, or choose 'target'",
             request.strategy_field,
         )
-    if not served.takes_penalties(strategy):
+    if not served.supports_penalties(strategy):
         message = f"{request.penalty_field}: {served.target.model} takes no penalties"
         remedy = "it needs the engine 'auto', 'fast' or 'transformers'"
         raise InvalidRequest(f"{message}: {remedy}; leave it out", request.penalty_field)

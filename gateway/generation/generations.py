@@ -23,7 +23,7 @@ from semspec.gateway.generation.request import ChoiceRequest, Request, stored_ch
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.served import Served
 from semspec.gateway.settings import GatewaySettings
-from semspec.gateway.store.journal import Journal, cancelled
+from semspec.gateway.store.journal import Journal, cancel_tasks
 from semspec.gateway.store.session_lease import SessionLease, Sessions
 from semspec.gateway.store.store import FIRST_FENCE, Store
 
@@ -72,7 +72,7 @@ class Run:
 
     async def __aexit__(self, *_: object) -> None:
         self._timer.cancel()
-        await cancelled(*self._tasks)
+        await cancel_tasks(*self._tasks)
 
     async def _generate(self, index: int, work: Work) -> None:
         try:
@@ -119,13 +119,13 @@ class Generations:
         self._settings = settings
 
     @asynccontextmanager
-    async def begun(self, request: Request) -> AsyncIterator[Run]:
+    async def begin(self, request: Request) -> AsyncIterator[Run]:
         """Acquire the slots and the session of a request, then generate.
 
         Raises: every error with which a request with a valid schema may be refused.
         """
         settings, served = self._settings, self._readiness.require()
-        request = checked(self._audit.tightened(request) if self._audit else request, served)
+        request = checked(self._audit.tighten(request) if self._audit else request, served)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._admission.admitted(request.owner, request.num_choices))
             lease = None
@@ -146,7 +146,7 @@ class Generations:
                 yield run
 
     @asynccontextmanager
-    async def attached(self, id: str, seen: Sequence[int] = (), trace: bool | None = None) -> AsyncIterator[Run]:
+    async def attach(self, id: str, seen: Sequence[int] = (), trace: bool | None = None) -> AsyncIterator[Run]:
         """Attach to a request's generations, by the id of one of them; `seen` counts the client's segments per choice.
 
         The response has the request's own format; `trace`, if not None, selects whether the stream has segment records,

@@ -30,7 +30,7 @@ class Background:
         """Wait up to `timeout_s` seconds for the tasks to end, then cancel them."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
-        await cancelled(*self._tasks)
+        await cancel_tasks(*self._tasks)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -38,7 +38,7 @@ class Background:
             _log.error("a background task failed", exc_info=error)
 
 
-async def cancelled(*tasks: "asyncio.Task[None]") -> None:
+async def cancel_tasks(*tasks: "asyncio.Task[None]") -> None:
     """Cancel tasks and wait for their clean-up; their errors are reported elsewhere."""
     for task in tasks:
         task.cancel()

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 
 from semspec.decoding.protocols import Drafter
-from semspec.decoding.steps import Progress, cancelled, together, write_all
+from semspec.decoding.steps import Progress, cancel_task, together, write_all
 from semspec.types import GeneratedSegment, GenerationParams, derive_seed
 
 
@@ -33,7 +33,7 @@ class Draft:
     async def cancel(self) -> None:
         """Cancel the task of draft-ahead, if any."""
         task, self._task = self._task, None
-        await cancelled(task)
+        await cancel_task(task)
 
     async def _write(self, progress: Progress, is_ahead: bool = False) -> list[GeneratedSegment]:
         """The next `gamma` segments, or the alternatives of the next one."""

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from semspec.decoding.protocols import Backends
 from semspec.decoding.semantic import Judge, rounds
-from semspec.decoding.steps import Progress, Step, by_target
+from semspec.decoding.steps import Progress, Step, rewrite_with_target
 from semspec.decoding.strategy import Option, Strategy
 from semspec.errors import Mismatch
 from semspec.likelihood import Calibration
@@ -46,7 +46,9 @@ def _by_likelihood(progress: Progress, backends: Backends) -> AsyncGenerator[Ste
     threshold = progress.generation.likelihood_threshold
     rule = Acceptance("threshold", backends.likelihood.threshold if threshold is None else threshold)
     progress = replace(progress, generation=replace(progress.generation, acceptance=rule))
-    return rounds(progress, backends, by_likelihood(backends.likelihood, projection), by_target(backends.target))
+    return rounds(
+        progress, backends, by_likelihood(backends.likelihood, projection), rewrite_with_target(backends.target)
+    )
 
 
 STRATEGY = Strategy(_by_likelihood, needs_calibration=True)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 
 from semspec.decoding.protocols import Drafter
-from semspec.decoding.steps import BackendUnavailable, cancelled, or_backend_unavailable
+from semspec.decoding.steps import BackendUnavailable, cancel_task, or_backend_unavailable
 from semspec.errors import ContextTooLong, DeadlineExceeded
 from semspec.types import Conversation, ModelInfo, Piece, Prompt, TokenIds
 
@@ -54,7 +54,7 @@ async def prompts_of(
             raise unavailable.__cause__ from None
         return Prompts(target, fallback=str(unavailable))
     finally:
-        await cancelled(own)
+        await cancel_task(own)
 
 
 async def _in_time(work: Awaitable[Piece], deadline_s: float | None) -> Piece:

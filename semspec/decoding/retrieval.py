@@ -102,5 +102,7 @@ def _with_semantic(progress: Progress, backends: Backends) -> AsyncGenerator[Ste
     return semantic.rounds(progress, backends, semantic.by_probes(backends), rewrite)
 
 
-STRATEGY = Strategy(rounds, writers=frozenset({Writer.TARGET}), needs_datastore=True, tells_logprobs=False, check=check)
-WITH_SEMANTIC = Strategy(_with_semantic, probes="", needs_datastore=True, tells_logprobs=False, check=check)
+STRATEGY = Strategy(
+    rounds, writers=frozenset({Writer.TARGET}), needs_datastore=True, supports_logprobs=False, check=check
+)
+WITH_SEMANTIC = Strategy(_with_semantic, probes="", needs_datastore=True, supports_logprobs=False, check=check)

@@ -23,9 +23,9 @@ from semspec.decoding.steps import (
     Step,
     Stopwatch,
     by_draft,
-    by_target,
     of_drafted,
     or_backend_unavailable,
+    rewrite_with_target,
     shared,
     together,
     total,
@@ -241,11 +241,13 @@ def _states(generated: GeneratedSegment) -> States:
 
 
 def _by_probes(progress: Progress, backends: Backends, probes: str = "") -> AsyncGenerator[Step, None]:
-    return rounds(progress, backends, by_probes(backends, probes), by_target(backends.target))
+    return rounds(progress, backends, by_probes(backends, probes), rewrite_with_target(backends.target))
 
 
 def _at_random(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
-    return rounds(progress, backends, at_random(progress.generation.sampling.seed), by_target(backends.target))
+    return rounds(
+        progress, backends, at_random(progress.generation.sampling.seed), rewrite_with_target(backends.target)
+    )
 
 
 STRATEGY = Strategy(_by_probes, probes="")

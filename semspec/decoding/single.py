@@ -9,12 +9,12 @@ from semspec.decoding.strategy import Strategy
 from semspec.types import SegmentRecord, Writer
 
 
-def by_target(progress: Progress, backends: Backends) -> AsyncGenerator[SegmentRecord, None]:
+def target_rounds(progress: Progress, backends: Backends) -> AsyncGenerator[SegmentRecord, None]:
     """The rest of the generation as one stream of the target."""
     return write_on(progress, backends.target, progress.params("target", max_segments=0), "write_ms")
 
 
-async def by_draft(progress: Progress, backends: Backends) -> AsyncGenerator[SegmentRecord, None]:
+async def draft_rounds(progress: Progress, backends: Backends) -> AsyncGenerator[SegmentRecord, None]:
     """The rest of the generation as one stream of the draft. Raises: BackendUnavailable."""
     params = progress.params("draft", max_segments=0)
     with backend_failures("draft"):
@@ -23,5 +23,5 @@ async def by_draft(progress: Progress, backends: Backends) -> AsyncGenerator[Seg
                 yield record
 
 
-TARGET = Strategy(by_target, writers=frozenset({Writer.TARGET}), takes_grammars=True)
-DRAFT = Strategy(by_draft, writers=frozenset({Writer.DRAFT}), takes_grammars=True)
+TARGET = Strategy(target_rounds, writers=frozenset({Writer.TARGET}), supports_grammars=True)
+DRAFT = Strategy(draft_rounds, writers=frozenset({Writer.DRAFT}), supports_grammars=True)

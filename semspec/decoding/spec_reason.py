@@ -18,8 +18,8 @@ from semspec.decoding.steps import (
     Step,
     Stopwatch,
     by_draft,
-    by_target,
     of_drafted,
+    rewrite_with_target,
     total,
     waited,
     write_all,
@@ -91,7 +91,7 @@ def _expectation(probabilities: Sequence[float]) -> float:
 
 
 def _rewritten_by_target(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
-    return rounds(progress, backends, by_target(backends.target))
+    return rounds(progress, backends, rewrite_with_target(backends.target))
 
 
 STRATEGY = Strategy(_rewritten_by_target, needs_earlier_turns=True)

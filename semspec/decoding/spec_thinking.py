@@ -194,4 +194,4 @@ class _History:
         return text
 
 
-STRATEGY = Strategy(rounds, tells_logprobs=False)
+STRATEGY = Strategy(rounds, supports_logprobs=False)

@@ -193,7 +193,7 @@ async def of_drafted(work: Awaitable[T]) -> T:
         return await work
 
 
-async def cancelled(task: asyncio.Task[T] | None) -> None:
+async def cancel_task(task: asyncio.Task[T] | None) -> None:
     """Cancel a task, if there is one, and wait for its end. Its failure is ignored: the result is not needed."""
     if task is not None:
         task.cancel()
@@ -209,7 +209,7 @@ async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
-            await cancelled(task)
+            await cancel_task(task)
 
 
 async def write_all(model: Model, context: Context, params: GenerationParams) -> list[GeneratedSegment]:
@@ -253,7 +253,7 @@ Rewrite = Callable[[Progress, SegmentRecord], Awaitable[SegmentRecord]]
 """(progress before the segment, record of the rejected segment) -> record of the target's replacement."""
 
 
-def by_target(target: Target) -> Rewrite:
+def rewrite_with_target(target: Target) -> Rewrite:
     """Rewrite with plain decoding of the target."""
 
     async def rewrite(progress: Progress, rejected: SegmentRecord) -> SegmentRecord:

@@ -53,10 +53,10 @@ class Strategy:
     """Whether the target verifies draft tokens, so that both models must share their ordinary tokens."""
     needs_earlier_turns: bool = False
     """Whether it has the target score each step in a new turn, so that the chat template must keep earlier turns."""
-    takes_grammars: bool = False
+    supports_grammars: bool = False
     """Whether all kept text is drawn in calls of `generate` to one model, which can hold it to a grammar and apply
     penalties."""
-    tells_logprobs: bool = True
+    supports_logprobs: bool = True
     """Whether each kept token has the log-probability that its writer assigned to it."""
     needs_datastore: bool = False
     """Whether the draft service retrieves from a datastore of the target's answers."""

@@ -72,5 +72,5 @@ def _with_semantic(progress: Progress, backends: Backends) -> AsyncGenerator[Ste
     return semantic.rounds(progress, backends, semantic.by_probes(backends), with_draft(backends))
 
 
-STRATEGY = Strategy(speculative, needs_one_vocabulary=True, tells_logprobs=False)
-WITH_SEMANTIC = Strategy(_with_semantic, probes="", needs_one_vocabulary=True, tells_logprobs=False)
+STRATEGY = Strategy(speculative, needs_one_vocabulary=True, supports_logprobs=False)
+WITH_SEMANTIC = Strategy(_with_semantic, probes="", needs_one_vocabulary=True, supports_logprobs=False)

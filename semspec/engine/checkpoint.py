@@ -22,7 +22,7 @@ from transformers.utils import cached_file
 
 from semspec import __version__
 from semspec.engine.conversation import template_variables
-from semspec.engine.tokenization import can_be_asked
+from semspec.engine.tokenization import supports_choices
 from semspec.engine.weights import file_digests
 from semspec.errors import Mismatch
 from semspec.types import FINGERPRINT, ModelInfo
@@ -112,10 +112,10 @@ def model_info(
         hidden_size=int(text_config.hidden_size),
         max_context_tokens=min(window, max_context_tokens or window),
         build=__version__,
-        can_be_asked=can_be_asked(tokenizer),
+        supports_choices=supports_choices(tokenizer),
         chat_template=chat_template_digest(tokenizer),
         template_variables=tuple(sorted(template_variables(tokenizer))),
-        takes_min_p=True,
+        supports_min_p=True,
     )
 
 

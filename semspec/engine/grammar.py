@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 def no_grammars() -> InvalidRequest:
-    """The refusal of a model without `ModelInfo.takes_grammars`."""
+    """The refusal of a model without `ModelInfo.supports_grammars`."""
     return InvalidRequest(f"{GRAMMAR}: this model takes none; leave it out", GRAMMAR)
 
 

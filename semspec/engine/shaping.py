@@ -16,7 +16,7 @@ Shape = Callable[[Tensor], Tensor]
 
 
 def no_penalties() -> InvalidRequest:
-    """The refusal of a model without `ModelInfo.takes_penalties`."""
+    """The refusal of a model without `ModelInfo.supports_penalties`."""
     return InvalidRequest("penalties: this model takes none; leave them out", "penalties")
 
 

@@ -307,7 +307,7 @@ def turn_after(tokenizer: "PreTrainedTokenizerBase", question: str, prefill: str
     return token_ids
 
 
-def can_be_asked(tokenizer: "PreTrainedTokenizerBase") -> bool:
+def supports_choices(tokenizer: "PreTrainedTokenizerBase") -> bool:
     """Whether `turn_after` works with this tokenizer's chat template."""
     try:
         return bool(turn_after(tokenizer, "A question?", ""))

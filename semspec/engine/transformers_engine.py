@@ -93,8 +93,8 @@ class TransformersEngine:
             self._lm.info,
             cache_bytes=cache.num_bytes,
             max_cache_bytes=cache.max_bytes,
-            takes_grammars=self._grammars is not None,
-            takes_penalties=True,
+            supports_grammars=self._grammars is not None,
+            supports_penalties=True,
             num_token_ids=self.tokenizer.num_embeddings,
             projections=self._projections.digests,
         )

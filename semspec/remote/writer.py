@@ -101,7 +101,9 @@ class RemoteWriter:
 
     async def info(self) -> ModelInfo:
         info = await self._engine.info()
-        return replace(info, tells_logprobs=False, takes_grammars=False, takes_min_p=False, takes_penalties=False)
+        return replace(
+            info, supports_logprobs=False, supports_grammars=False, supports_min_p=False, supports_penalties=False
+        )
 
     async def encode(self, prompt: Prompt) -> Piece:
         return await self._engine.encode(prompt)

@@ -30,7 +30,7 @@ class NoModel:
         self._tokenizer = tokenizer
 
     async def info(self) -> ModelInfo:
-        return ModelInfo("", "", self._tokenizer, 0, 0, 0, tells_logprobs=False)
+        return ModelInfo("", "", self._tokenizer, 0, 0, 0, supports_logprobs=False)
 
     async def encode(self, prompt: Prompt) -> Piece:
         raise _refusal()

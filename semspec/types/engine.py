@@ -79,9 +79,9 @@ class GenerationParams:
     """Draft-ahead: the call starts after others and is evicted before them."""
     grammar: str = ""
     """Grammar of all segments of the context and of this call together, in llguidance's Lark syntax; empty: none.
-    Tokens that it does not allow are not drawn. Only for models with `ModelInfo.takes_grammars`."""
+    Tokens that it does not allow are not drawn. Only for models with `ModelInfo.supports_grammars`."""
     penalties: Penalties = NO_PENALTIES
-    """On all segments of the context and of this call together. Only for models with `ModelInfo.takes_penalties`."""
+    """On all segments of the context and of this call together. Only for models with `ModelInfo.supports_penalties`."""
     retrieval: Retrieval | None = None
     """Of `propose`. None: the model proposes."""
     gate: Gate | None = None
@@ -208,9 +208,9 @@ class ModelInfo:
     state_convention: str = STATE_CONVENTION
     segmentations: tuple[Segmentation, ...] = tuple(Segmentation)
     build: str = ""
-    can_be_asked: bool = False
+    supports_choices: bool = False
     """Whether its chat template keeps earlier turns, as `Target.score_choices` requires."""
-    tells_logprobs: bool = True
+    supports_logprobs: bool = True
     """Whether it can return logprobs of generated tokens."""
     cache_bytes: int = field(default=0, compare=False)
     """Current size of the prefix cache."""
@@ -220,11 +220,11 @@ class ModelInfo:
     """Digest of the chat template and of the special tokens it may name; empty if there is none."""
     template_variables: tuple[str, ...] = ()
     """Variables of the chat template that a request may set, in alphabetical order."""
-    takes_grammars: bool = False
+    supports_grammars: bool = False
     """Whether its engine can hold what it writes to a grammar, and its vocabulary can spell any text."""
-    takes_min_p: bool = False
+    supports_min_p: bool = False
     """Whether its engine knows `SamplingParams.min_p`."""
-    takes_penalties: bool = False
+    supports_penalties: bool = False
     """Whether its engine knows `GenerationParams.penalties`."""
     num_token_ids: int = 0
     """Exclusive upper limit of the token ids that `Penalties.logit_bias` may name; 0: not known."""

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.checkpoint import load_tokenizer
-from semspec.engine.tokenization import can_be_asked, turn_after
+from semspec.engine.tokenization import supports_choices, turn_after
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
 from semspec.types import Context, Message, Segment, SegmentEnd, Writer
@@ -68,7 +68,7 @@ def test_prefill_without_a_thought_is_taken_as_it_is(tokenizer: PreTrainedTokeni
 @pytest.mark.parametrize("template", [LAST_TURN, FIRST_ANSWER, STRICT, None])
 def test_template_that_drops_a_turn_cannot_be_asked(tokenizer: PreTrainedTokenizerBase, template: str | None) -> None:
     tokenizer.chat_template = template
-    assert not can_be_asked(tokenizer)
+    assert not supports_choices(tokenizer)
     with pytest.raises(Mismatch, match="choose another strategy"):
         turn_after(tokenizer, QUESTION, PREFILL)
 
@@ -76,7 +76,7 @@ def test_template_that_drops_a_turn_cannot_be_asked(tokenizer: PreTrainedTokeniz
 @pytest.mark.parametrize("template", [CHATML, REASONING])
 def test_template_that_keeps_turns_can_be_asked(tokenizer: PreTrainedTokenizerBase, template: str) -> None:
     tokenizer.chat_template = template
-    assert can_be_asked(tokenizer)
+    assert supports_choices(tokenizer)
 
 
 @pytest.fixture(params=[CHATML, REASONING], ids=["chatml", "reasoning"])
@@ -173,8 +173,8 @@ async def test_asking_between_steps_feeds_a_step_once(
 
 
 async def test_handshake_says_who_can_be_asked(engine: TransformersEngine, silent: TransformersEngine) -> None:
-    assert (await engine.info()).can_be_asked
-    assert not (await silent.info()).can_be_asked
+    assert (await engine.info()).supports_choices
+    assert not (await silent.info()).supports_choices
     with pytest.raises(Mismatch, match="drops earlier turns"):
         await silent.score_choices(await reasoned(silent), QUESTION, PREFILL, DIGITS)
 

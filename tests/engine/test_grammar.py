@@ -75,7 +75,7 @@ def text_of(generated: list[GeneratedSegment]) -> str:
 
 
 async def test_every_sample_is_valid_by_the_schema(engine: TransformersEngine, request: pytest.FixtureRequest) -> None:
-    assert (await engine.info()).takes_grammars
+    assert (await engine.info()).supports_grammars
     num_samples = 20 if request.node.callspec.params["engine"] == "fast" else 3  # the other computes them one by one
     asked = [params(seed) for seed in range(num_samples)]
     answers = await asyncio.gather(*(written(engine, one) for one in asked))  # in shared steps
@@ -221,7 +221,7 @@ def words(checkpoints: dict[str, Path]) -> Iterator[TransformersEngine]:
 
 async def test_model_whose_vocabulary_spells_no_json_takes_none(words: TransformersEngine) -> None:
     assert Grammars.of(words.tokenizer) is None and len(build_tokenizer()) < 500
-    assert not (await words.info()).takes_grammars
+    assert not (await words.info()).supports_grammars
     with pytest.raises(InvalidRequest, match="grammar: this model takes none"):
         await written(words, params())
     await words.aclose()

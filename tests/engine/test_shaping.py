@@ -55,7 +55,7 @@ def ids_of(generated: list[GeneratedSegment]) -> list[int]:
 async def test_draws_follow_the_penalised_distribution(engine: TransformersEngine) -> None:
     """Of the token after a segment, which counts as written; chi-square at fixed seeds, 0.1% level."""
     info = await engine.info()
-    assert info.takes_penalties and info.num_token_ids == engine.tokenizer.num_embeddings
+    assert info.supports_penalties and info.num_token_ids == engine.tokenizer.num_embeddings
     [segment] = [one.segment for one in await written(engine, params(Penalties(), 5, max_tokens=12, max_segments=1))]
     prompt = (await engine.encode(PROMPT)).token_ids
     logits = engine.lm.forward([*prompt, *segment.token_ids], engine.lm.new_kv()).logits[-1]

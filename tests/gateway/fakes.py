@@ -55,10 +55,10 @@ class FakeModel:
             num_layers=1,
             hidden_size=2,
             max_context_tokens=WINDOW,
-            can_be_asked=True,
-            takes_grammars=True,
-            takes_min_p=True,
-            takes_penalties=True,
+            supports_choices=True,
+            supports_grammars=True,
+            supports_min_p=True,
+            supports_penalties=True,
             num_token_ids=NUM_TOKEN_IDS,
         )
         if writer is Writer.DRAFT:

@@ -14,7 +14,7 @@ from fastapi.routing import iter_route_contexts
 from semspec.bench.runners.gateway import open_gateway
 from semspec.bench.runners.protocol import RunnerError
 from semspec.errors import Unauthenticated, Unavailable
-from semspec.gateway.api.errors import TGI_PATHS
+from semspec.gateway.api.shared.errors import TGI_PATHS
 from semspec.keys import entry, new_key
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import (

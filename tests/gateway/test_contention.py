@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from semspec.errors import Unavailable
-from semspec.gateway.__main__ import mild
+from semspec.gateway.__main__ import downgrade_aborted_response
 from tests.gateway.support import API_KEY, Gateway, GatewayFactory, eventually
 from tests.gateway.test_resume import (
     MESSAGES,
@@ -35,7 +35,7 @@ async def test_client_that_does_not_read_gives_up_its_room(
     start_gateway: GatewayFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    logging.getLogger("uvicorn.error").addFilter(mild)
+    logging.getLogger("uvicorn.error").addFilter(downgrade_aborted_response)
     gateway = await start_gateway(send_timeout_s=0.5, max_concurrent=8)
     body = {**TARGET, "messages": MESSAGES, "n": 8, "stream": True, "logprobs": True, "top_logprobs": 20}
     content = json.dumps({**body, "semspec": {"trace": True}}).encode()
@@ -58,7 +58,7 @@ async def test_slow_reader_of_what_is_stored_stays_its_writer(start_gateway: Gat
     seen = await hang_up_after(first, 4, **TARGET)
     await status_becomes(second, seen[0]["id"], "interrupted")
     store = second.app.state.store
-    async with second.app.state.generations.attached(seen[0]["id"]) as run:
+    async with second.app.state.generations.attach(seen[0]["id"]) as run:
         await run.next()
         await asyncio.sleep(1.3)
         assert await store.take(seen[0]["id"]) in ("held", "ended")

@@ -142,7 +142,7 @@ async def test_penalties_are_refused_where_they_are_not_exact(start_gateway: Gat
         error = (await gateway.chat(**given, semspec={"strategy": strategy})).json()["error"]
         assert error["param"] == "semspec.strategy"
         assert error["message"].endswith(f"leave out {name}, or choose 'target'")
-    fakes.target.model_info = replace(fakes.target.model_info, takes_penalties=False)
+    fakes.target.model_info = replace(fakes.target.model_info, supports_penalties=False)
     gateway = await start_gateway(fakes)
     error = (await gateway.chat(**given)).json()["error"]
     assert error["param"] == name and "takes no penalties" in error["message"]
@@ -171,7 +171,7 @@ async def test_min_p_reaches_both_writers_or_is_refused(start_gateway: GatewayFa
     fakes = gateway.fakes
     assert {one.sampling.min_p for one in (*fakes.drafter.asked, *fakes.target.asked)} == {0.1}
     unaware = Fakes.make()
-    unaware.drafter.model_info = replace(unaware.drafter.model_info, takes_min_p=False)
+    unaware.drafter.model_info = replace(unaware.drafter.model_info, supports_min_p=False)
     gateway = await start_gateway(unaware)
     refused = await gateway.chat(min_p=0.1)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "min_p")

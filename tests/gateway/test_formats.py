@@ -170,7 +170,7 @@ async def test_strategy_that_judges_meaning_is_refused_with_a_format(gateway: Ga
 async def test_format_is_refused_where_the_target_takes_no_grammars(
     start_gateway: GatewayFactory, fakes: Fakes
 ) -> None:
-    fakes.target.model_info = replace(fakes.target.model_info, takes_grammars=False)
+    fakes.target.model_info = replace(fakes.target.model_info, supports_grammars=False)
     gateway = await start_gateway(fakes)
     await refused(gateway, "response_format", "cannot be held to a format", response_format=JSON_SCHEMA)
     await refused(gateway, "tools", "cannot be held to a format", tools=[TOOL])

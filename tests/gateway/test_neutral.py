@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from semspec.gateway.api.neutral import NEUTRAL, TGI_NEUTRAL
+from semspec.gateway.api.shared.fields import OPENAI_DEFAULTS, TGI_DEFAULTS
 from tests.gateway.support import Gateway
 
 DEFAULTS = (
@@ -33,19 +33,19 @@ ROUTES: dict[str, dict[str, Any]] = {
 async def test_values_without_effect_change_nothing(gateway: Gateway, path: str) -> None:
     body = {**ROUTES[path], "model": "semspec-demo", "seed": 7}
     plain = (await gateway.http.post(path, json=body)).json()
-    neutral = {name: values[0] for name, values in NEUTRAL.items() if values}
+    neutral = {name: values[0] for name, values in OPENAI_DEFAULTS.items() if values}
     answer = await gateway.http.post(path, json={**body, **neutral})
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"] == plain["choices"]
     assert answer.json()["semspec"]["parameters"] == plain["semspec"]["parameters"]
-    for value in (value for values in NEUTRAL.values() for value in values[1:]):
-        [name] = [name for name, values in NEUTRAL.items() if any(value is other for other in values[1:])]
+    for value in (value for values in OPENAI_DEFAULTS.values() for value in values[1:]):
+        [name] = [name for name, values in OPENAI_DEFAULTS.items() if any(value is other for other in values[1:])]
         assert (await gateway.http.post(path, json={**body, name: value})).status_code == 200, name
 
 
 @pytest.mark.parametrize("path", ROUTES)
 async def test_null_selects_the_default_of_every_field(gateway: Gateway, path: str) -> None:
-    nulls = dict.fromkeys((*NEUTRAL, *DEFAULTS))
+    nulls = dict.fromkeys((*OPENAI_DEFAULTS, *DEFAULTS))
     answer = await gateway.http.post(path, json={**ROUTES[path], **nulls})
     assert answer.status_code == 200, answer.text
     options = dict.fromkeys(("strategy", "acceptance", "scoring", "trace", "session", "strictness", "gamma"))
@@ -70,9 +70,9 @@ async def test_parameters_of_tgi_without_effect_change_nothing(gateway: Gateway)
         assert answer.status_code == 200, answer.text
         return str(answer.json()["generated_text"])
 
-    neutral = {name: values[0] for name, values in TGI_NEUTRAL.items() if values}
+    neutral = {name: values[0] for name, values in TGI_DEFAULTS.items() if values}
     assert await text({"seed": 7, **neutral}) == await text({"seed": 7})
-    nulls = dict.fromkeys((*TGI_NEUTRAL, "do_sample", "stop", "temperature", "top_k", "top_p", "details"))
+    nulls = dict.fromkeys((*TGI_DEFAULTS, "do_sample", "stop", "temperature", "top_k", "top_p", "details"))
     assert await text({"seed": 7, **nulls}) == await text({"seed": 7})
     assert await text(None)
 

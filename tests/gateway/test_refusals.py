@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from semspec.errors import Unavailable
-from semspec.gateway.api.errors import TGI_PATHS
+from semspec.gateway.api.shared.errors import TGI_PATHS
 from tests.gateway.fakes import WINDOW, Fakes
 from tests.gateway.support import Gateway, GatewayFactory, eventually
 

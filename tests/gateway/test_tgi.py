@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from semspec.errors import Unavailable
-from semspec.gateway.api.errors import TGI_PATHS
+from semspec.gateway.api.shared.errors import TGI_PATHS
 from tests.gateway.fakes import NUM_SEGMENTS, WINDOW
 from tests.gateway.support import Gateway, GatewayFactory, eventually
 

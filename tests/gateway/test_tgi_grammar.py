@@ -100,7 +100,7 @@ async def test_grammar_is_refused_where_it_cannot_be_held(start_gateway: Gateway
     body = {"inputs": "Once", "parameters": {"grammar": REGEX}, "semspec": {"strategy": "semantic"}}
     response = await gateway.http.post("/generate", json=body)
     assert response.status_code == 422 and "choose 'target'" in response.json()["error"]
-    fakes.target.model_info = replace(fakes.target.model_info, takes_grammars=False)
+    fakes.target.model_info = replace(fakes.target.model_info, supports_grammars=False)
     other = await start_gateway(fakes)
     response = await other.http.post("/generate", json={**body, "semspec": None})
     assert response.status_code == 422 and "parameters.grammar: " in response.json()["error"]

@@ -1,6 +1,6 @@
 """Segments as streams of tokens."""
 
-from semspec.gateway.api.tgi_tokens import TokenStream
+from semspec.gateway.api.tgi.stream import TokenStream
 from semspec.types import Segment, SegmentEnd, SegmentRecord, TokenLogprob, Writer
 
 

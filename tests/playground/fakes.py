@@ -10,7 +10,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
-from semspec.gateway.api import playground
+from semspec.gateway.api.shared import playground
 
 Json = dict[str, Any]
 

@@ -218,9 +218,9 @@ def test_handshakes_survive_the_wire() -> None:
             chat_template="d",
             template_variables=("a", "b"),
         ),
-        takes_grammars=True,
-        takes_min_p=True,
-        takes_penalties=True,
+        supports_grammars=True,
+        supports_min_p=True,
+        supports_penalties=True,
         num_token_ids=151_936,
     )
     segmentations = (Segmentation.PARAGRAPH, Segmentation.SENTENCE)

@@ -295,7 +295,7 @@ async def test_asking_over_the_wire_equals_asking_in_process(checkpoints: dict[s
     shutil.copytree(checkpoints["qwen2"], folder)
     (folder / "chat_template.jinja").write_text(CHATML)
     async with loaded({**checkpoints, "qwen2": folder}) as (draft, target), served(draft, target) as (_, remote):
-        assert (await remote.info()).can_be_asked
+        assert (await remote.info()).supports_choices
         asked = (Context((await remote.encode(PROMPT),)), "How many?", "<think>It is ", ["1", "7"])
         await target.score_choices(*asked)  # so that both of the following find the context fed
         reply, same = await remote.score_choices(*asked), await target.score_choices(*asked)

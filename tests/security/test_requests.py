@@ -15,7 +15,7 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from semspec.gateway.api import bodies as schemas
+from semspec.gateway.api.openai import requests as schemas
 from semspec.keys import Keys, entry, new_key
 from semspec.observability import JsonFormatter, KeyValueFormatter
 from tests.gateway.support import API_KEY, Gateway, GatewayFactory

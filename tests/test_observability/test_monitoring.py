@@ -11,7 +11,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from semspec.gateway.api.middleware import _POLLED
+from semspec.gateway.api.shared.middleware import _POLLED
 from semspec.gateway.metrics import SERVICES, Metrics
 from tests.test_observability.records import ACCEPTED, PROPOSED, REWRITTEN
 

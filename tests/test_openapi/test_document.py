@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 from semspec.errors import TABLE
-from semspec.gateway.api.errors import TGI_PATHS
+from semspec.gateway.api.shared.errors import TGI_PATHS
 from semspec.gateway.app import create_app
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import make_settings, make_store

@@ -31,8 +31,8 @@ async def test_both_engines_name_the_same_model(theirs: VllmEngine, ours: Transf
     one, other = await theirs.info(), await ours.info()
     differing: Any = {
         "max_cache_bytes": 0,
-        "takes_grammars": False,
-        "takes_penalties": False,
+        "supports_grammars": False,
+        "supports_penalties": False,
         "num_token_ids": 0,
     }
     assert replace(one, **differing) == replace(other, **differing)

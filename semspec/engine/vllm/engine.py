@@ -273,7 +273,7 @@ class VllmEngine:
 
 
 def _parameters(request: Request, max_tokens: int) -> Any:
-    """vLLM's sampling parameters: greedy among what `NamedDraws` leaves."""
+    """vLLM's sampling parameters: greedy among what `SeededSampling` leaves."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 

@@ -140,7 +140,7 @@ class SemspecWorker(Worker):
         return output
 
 
-class NamedDraws(LogitsProcessor):
+class SeededSampling(LogitsProcessor):
     """Draws token t of a request with `uniform(seed, "token", t)`. All other logits become -inf, and vLLM is greedy."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:

@@ -114,7 +114,7 @@ def engine_args(settings: "ModelSettings", model: Model) -> dict[str, Any]:
         "disable_log_stats": True,
         "worker_cls": "semspec.engine.vllm.internals.SemspecWorker",
         "scheduler_cls": "semspec.engine.vllm.internals.SemspecScheduler",
-        "logits_processors": ["semspec.engine.vllm.internals:NamedDraws"],
+        "logits_processors": ["semspec.engine.vllm.internals:SeededSampling"],
         # Also part of the key of compiled graphs, which must return all states.
         "additional_config": model_to_wire(model),
     }

@@ -12,12 +12,12 @@ from pydantic import TypeAdapter
 
 from semspec.decoding import Target
 from semspec.errors import DeadlineExceeded, InternalError, InvalidRequest
-from semspec.gateway.api.middleware import owner_of
-from semspec.gateway.api.requests import check_model
-from semspec.gateway.api.responses import DETOKENIZE, TOKENIZE
-from semspec.gateway.api.sse import unless_disconnected
-from semspec.gateway.api.tgi_bodies import DetokenizeRequest, TokenizeInputs, TokenizeMessages, TokenizeRequest
-from semspec.gateway.api.tgi_models import Detokenized, TgiPlace, Tokens
+from semspec.gateway.api.openai.conversion import check_model
+from semspec.gateway.api.shared.middleware import owner_of
+from semspec.gateway.api.shared.openapi import DETOKENIZE, TOKENIZE
+from semspec.gateway.api.shared.sse import unless_disconnected
+from semspec.gateway.api.tgi.answers import Detokenized, TgiSimpleToken, Tokens
+from semspec.gateway.api.tgi.requests import DetokenizeRequest, TokenizeInputs, TokenizeMessages, TokenizeRequest
 from semspec.gateway.generation.choice import broken_target
 from semspec.gateway.generation.preparation import Preparation
 from semspec.gateway.readiness import Readiness
@@ -25,7 +25,7 @@ from semspec.gateway.settings import GatewaySettings
 from semspec.types import Token, TokenIds
 
 T = TypeVar("T")
-_PLACES = TypeAdapter(list[TgiPlace])
+_PLACES = TypeAdapter(list[TgiSimpleToken])
 
 
 def router(target: Target, preparation: Preparation, readiness: Readiness, settings: GatewaySettings) -> APIRouter:
@@ -47,7 +47,7 @@ def router(target: Target, preparation: Preparation, readiness: Readiness, setti
             readiness.suspect()
             raise DeadlineExceeded("the target took too long to tokenize the text; retry") from None
 
-    @routes.post("/tokenize", responses=TOKENIZE, response_model=list[TgiPlace] | Tokens)
+    @routes.post("/tokenize", responses=TOKENIZE, response_model=list[TgiSimpleToken] | Tokens)
     async def tokenize(http: HttpRequest, body: TokenizeRequest) -> Response:
         """The target's tokens of a text, with their positions, as in TGI; or those of a prompt, as in vLLM."""
         if isinstance(body, TokenizeInputs):
@@ -75,5 +75,5 @@ def router(target: Target, preparation: Preparation, readiness: Readiness, setti
 
 
 def _places(tokens: Sequence[Token]) -> Response:
-    places = [TgiPlace(id=token.id, text=token.text, start=token.start, stop=token.stop) for token in tokens]
+    places = [TgiSimpleToken(id=token.id, text=token.text, start=token.start, stop=token.stop) for token in tokens]
     return Response(_PLACES.dump_json(places), media_type="application/json")

@@ -9,9 +9,9 @@ from typing import Any
 
 from semspec.decoding import STRATEGIES, Generation
 from semspec.errors import InvalidRequest, NotFound
-from semspec.gateway.api.bodies import ChatRequest, CompletionRequest, Extension, GenerationRequest
-from semspec.gateway.api.formats import calls_grammar, format_grammar, offered, tools_json
-from semspec.gateway.api.tgi_bodies import TgiGrammar, TgiRequest
+from semspec.gateway.api.openai.formats import calls_grammar, format_grammar, offered, tools_json
+from semspec.gateway.api.openai.requests import ChatRequest, CompletionRequest, GenerationRequest, SemspecOptions
+from semspec.gateway.api.tgi.requests import TgiGrammar, TgiRequest
 from semspec.gateway.generation.request import EFFORT, Api, Request, RequestPrompt
 from semspec.gateway.settings import PLAIN_OPTIONS, GatewaySettings
 from semspec.types import Acceptance, Context, Penalties, SamplingParams, Scoring, Segmentation, TokenIds
@@ -179,7 +179,7 @@ def _penalty_field(api: Api, body: GenerationRequest) -> str:
     return f"parameters.{name}" if name and api == "tgi" else name
 
 
-def _plain_options(options: Extension, settings: GatewaySettings) -> dict[str, Any]:
+def _plain_options(options: SemspecOptions, settings: GatewaySettings) -> dict[str, Any]:
     """The strategies' options, from the request or by default."""
     given = {name: getattr(options, name, None) for name in PLAIN_OPTIONS}
     return {name: getattr(settings.defaults, name) if value is None else value for name, value in given.items()}
@@ -189,20 +189,20 @@ def _stops(body: GenerationRequest) -> tuple[str, ...]:
     return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
 
 
-def _strategy(model: str, options: Extension, settings: GatewaySettings) -> str:
+def _strategy(model: str, options: SemspecOptions, settings: GatewaySettings) -> str:
     alias = model.removeprefix(settings.model_name).lstrip(":") or None
     if alias is not None and options.strategy not in (None, alias):
         raise InvalidRequest(f"the model {model!r} already names another strategy", "semspec.strategy")
     return str(alias or options.strategy or settings.defaults.strategy)
 
 
-def _acceptance(options: Extension, settings: GatewaySettings) -> Acceptance:
+def _acceptance(options: SemspecOptions, settings: GatewaySettings) -> Acceptance:
     given = options.acceptance
     rule = given.rule or (settings.defaults.acceptance_rule if given.threshold is None else "threshold")
     return Acceptance(rule, settings.defaults.threshold if given.threshold is None else given.threshold)
 
 
-def _scoring(options: Extension, settings: GatewaySettings) -> Scoring:
+def _scoring(options: SemspecOptions, settings: GatewaySettings) -> Scoring:
     given = options.scoring
     threshold = settings.defaults.score_threshold if given.threshold is None else given.threshold
     return Scoring(given.method or settings.defaults.score_method, threshold)

@@ -14,10 +14,10 @@ from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from semspec.errors import SemspecError
-from semspec.gateway.api.drain import ShuttingDown, handed_over
-from semspec.gateway.api.errors import ClientGone, internal_error
-from semspec.gateway.api.idempotency import HEADER, IdempotencyKey
-from semspec.gateway.api.middleware import owner_of
+from semspec.gateway.api.shared.drain import ShuttingDown, handed_over
+from semspec.gateway.api.shared.errors import ClientGone, internal_error
+from semspec.gateway.api.shared.idempotency import HEADER, IdempotencyKey
+from semspec.gateway.api.shared.middleware import owner_of
 from semspec.gateway.generation.generations import Generations, Run
 from semspec.gateway.generation.output import ChoiceEvent, ChoiceOutput, Ended, Kept
 from semspec.gateway.generation.request import Api, Request
@@ -95,9 +95,9 @@ class Responder:
             raise handed_over(request.id) from None
         return Response(answer, media_type="application/json", headers={GENERATION_ID: request.id})
 
-    def attached(self, id: str, seen: Sequence[int], trace: bool) -> Response:
+    def attach(self, id: str, seen: Sequence[int], trace: bool) -> Response:
         """The stream of an existing generation, after the segments that the client has `seen` of each choice."""
-        return self._stream(id, self._generations.attached(id, seen, trace), seen)
+        return self._stream(id, self._generations.attach(id, seen, trace), seen)
 
     async def _opened(
         self, http: HttpRequest, request: Request, body: BaseModel
@@ -105,13 +105,13 @@ class Responder:
         """The request with its final id, and its run: a new one, or one attached to the first request's."""
         key = http.headers.get(HEADER)
         if key is None:
-            return request, self._generations.begun(request)
+            return request, self._generations.begin(request)
         idempotency = IdempotencyKey(key, request, body, self._store)
         timeout_s = self._settings.queue_timeout_s + self._settings.encode_deadline_s
-        request, has_begun = await unless_disconnected(http.receive, idempotency.recalled(timeout_s))
+        request, has_begun = await unless_disconnected(http.receive, idempotency.recall(timeout_s))
         if has_begun:
-            return request, self._generations.attached(request.id)
-        return request, idempotency.unless_refused(self._generations.begun(request))
+            return request, self._generations.attach(request.id)
+        return request, idempotency.unless_refused(self._generations.begin(request))
 
     async def _whole(self, opened: AbstractAsyncContextManager[Run]) -> bytes:
         async with opened as run:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from semspec.errors import InvalidRequest
-from semspec.gateway.api.neutral import Strict, Text, Tolerant, encodable
+from semspec.gateway.api.shared.fields import CompatibleRequestModel, RequestModel, Text, encodable
 from semspec.gateway.generation.grammar import ANY_OBJECT, json_grammar, tools_grammar
 from semspec.grammars.limits import check_schema
 
@@ -24,7 +24,7 @@ def _countable(schema: dict[str, Any]) -> dict[str, Any]:
 SchemaObject = Annotated[dict[str, Any], AfterValidator(_countable), Field(description="a JSON schema")]
 
 
-class JsonSchema(Strict):
+class JsonSchema(RequestModel):
     """A schema with its name. `strict`: every keyword is held; else those that cannot be held are ignored."""
 
     name: str = Field(pattern=NAME)
@@ -33,7 +33,7 @@ class JsonSchema(Strict):
     strict: bool | None = None
 
 
-class ResponseFormat(Strict):
+class ResponseFormat(RequestModel):
     """OpenAI's `response_format`."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -46,7 +46,7 @@ class ResponseFormat(Strict):
         return self
 
 
-class TextFormat(Strict):
+class TextFormat(RequestModel):
     """The format of a response's text; all but its type go with a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -74,7 +74,7 @@ class TextFormat(Strict):
         return json_grammar(self.schema_, bool(self.strict), "text.format.schema")
 
 
-class TextOptions(Tolerant):
+class TextOptions(CompatibleRequestModel):
     """The Responses API's `text`."""
 
     neutral: ClassVar[dict[str, tuple[object, ...]]] = {"verbosity": ()}
@@ -83,7 +83,7 @@ class TextOptions(Tolerant):
     format: TextFormat | None = None
 
 
-class Function(Strict):
+class Function(RequestModel):
     """A function that the model may call; `strict` as for a `JsonSchema`."""
 
     name: str = Field(pattern=NAME)
@@ -92,27 +92,27 @@ class Function(Strict):
     strict: bool | None = None
 
 
-class Tool(Strict):
+class Tool(RequestModel):
     """A tool that the model may call."""
 
     type: Literal["function"]
     function: Function
 
 
-class NamedFunction(Strict):
+class NamedFunction(RequestModel):
     """The function to call."""
 
     name: str
 
 
-class NamedTool(Strict):
+class NamedTool(RequestModel):
     """A choice of one tool."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class ResponseTool(Strict):
+class ResponseTool(RequestModel):
     """A function that a response may call, as the Responses API has it."""
 
     type: Literal["function"]
@@ -127,7 +127,7 @@ class ResponseTool(Strict):
         return Tool(type="function", function=Function(**self.model_dump(exclude={"type"})))
 
 
-class NamedResponseTool(Strict):
+class NamedResponseTool(RequestModel):
     """The Responses API's choice of one tool."""
 
     type: Literal["function"]

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semspec.errors import Unauthenticated, represent
-from semspec.gateway.api.errors import CLIENT_GONE_STATUS, error_response, http_error_response, internal_error
+from semspec.gateway.api.shared.errors import CLIENT_GONE_STATUS, error_response, http_error_response, internal_error
 from semspec.gateway.metrics import Metrics
 from semspec.keys import Keys
 from semspec.observability import mark_failed, request_id, span
@@ -133,7 +133,7 @@ def _end_span(request_span: Span, method: str, route: str, status: int) -> None:
         mark_failed(request_span, str(status))
 
 
-class Protocol:
+class HttpFraming:
     """Refuses versions of HTTP that this server does not speak, and closes connections after a request that others may
     have framed otherwise: one with both a length and a transfer coding (RFC 9112, 6.3)."""
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from semspec.gateway.api.statistics import AnswerMetrics, Statistics
+from semspec.gateway.api.shared.statistics import AnswerMetrics, Statistics
 from semspec.records import Body, if_any
 
 
@@ -64,7 +64,7 @@ class TgiChunk(Body):
     metrics: AnswerMetrics | None = if_any()
 
 
-class TgiPlace(Body):
+class TgiSimpleToken(Body):
     """A token and its position in the text, in characters."""
 
     id: int

@@ -4,17 +4,17 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from semspec.gateway.api.bodies import Extension, False_, ObjectText, or_default, text_or_list
-from semspec.gateway.api.formats import MAX_TOOLS, ResponseTool, ResponseToolChoice, TextOptions
-from semspec.gateway.api.neutral import RESPONSES_NEUTRAL, Strict, Text, Tolerant
-from semspec.gateway.api.statistics import AnswerMetrics, CompletionTokens, PromptTokens, Statistics
-from semspec.gateway.api.variables import Effort, ReasoningOptions, TemplateVariables
+from semspec.gateway.api.openai.formats import MAX_TOOLS, ResponseTool, ResponseToolChoice, TextOptions
+from semspec.gateway.api.openai.requests import False_, ObjectText, SemspecOptions, or_default, text_or_list
+from semspec.gateway.api.shared.fields import RESPONSES_DEFAULTS, CompatibleRequestModel, RequestModel, Text
+from semspec.gateway.api.shared.statistics import AnswerMetrics, CompletionTokens, PromptTokens, Statistics
+from semspec.gateway.api.shared.variables import Effort, ReasoningOptions, TemplateVariables
 from semspec.gateway.settings import Temperature, TopP
 from semspec.records import Body, if_any
 from semspec.types import Role
 
 
-class InputPart(Tolerant):
+class InputPart(CompatibleRequestModel):
     """A text part of an input message; `output_text` in an assistant's earlier turn."""
 
     neutral: ClassVar[dict[str, tuple[object, ...]]] = {"annotations": ([],), "logprobs": ([],)}
@@ -24,7 +24,7 @@ class InputPart(Tolerant):
     text: Text
 
 
-class InputMessage(Tolerant):
+class InputMessage(CompatibleRequestModel):
     """A message of the input; a message of an earlier response is one too."""
 
     neutral: ClassVar[dict[str, tuple[object, ...]]] = {"phase": ()}
@@ -41,7 +41,7 @@ class InputMessage(Tolerant):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class InputReasoning(Tolerant):
+class InputReasoning(CompatibleRequestModel):
     """The reasoning of an earlier response; it is not sent to the model."""
 
     neutral: ClassVar[dict[str, tuple[object, ...]]] = {}
@@ -50,7 +50,7 @@ class InputReasoning(Tolerant):
     type: Literal["reasoning"]
 
 
-class InputCall(Tolerant):
+class InputCall(CompatibleRequestModel):
     """A tool's call in an earlier response."""
 
     neutral: ClassVar[dict[str, tuple[object, ...]]] = {"async": (), "namespace": (), "caller": ()}
@@ -62,7 +62,7 @@ class InputCall(Tolerant):
     arguments: ObjectText
 
 
-class InputCallOutput(Tolerant):
+class InputCallOutput(CompatibleRequestModel):
     """What a tool answered."""
 
     neutral: ClassVar[dict[str, tuple[object, ...]]] = {"caller": ()}
@@ -96,16 +96,16 @@ InputItem = Annotated[
 ]
 
 
-class ResponseStreamOptions(Strict):
+class ResponseStreamOptions(RequestModel):
     """OpenAI's `stream_options` of a response."""
 
     include_obfuscation: False_ | None = None
 
 
-class ResponseRequest(Tolerant):
+class ResponseRequest(CompatibleRequestModel):
     """Body of `POST /v1/responses`."""
 
-    neutral = RESPONSES_NEUTRAL
+    neutral = RESPONSES_DEFAULTS
 
     model: str | None = None
     input: Annotated[
@@ -127,7 +127,7 @@ class ResponseRequest(Tolerant):
     tools: list[ResponseTool] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    semspec: Annotated[Extension, or_default(Extension)] = Extension()
+    semspec: Annotated[SemspecOptions, or_default(SemspecOptions)] = SemspecOptions()
 
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]

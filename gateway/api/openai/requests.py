@@ -14,18 +14,18 @@ from pydantic import (
     model_validator,
 )
 
-from semspec.gateway.api.formats import MAX_TOOLS, ResponseFormat, Tool, ToolChoice
-from semspec.gateway.api.neutral import (
-    NEUTRAL,
-    SERVED_IN_CHATS,
+from semspec.gateway.api.openai.formats import MAX_TOOLS, ResponseFormat, Tool, ToolChoice
+from semspec.gateway.api.shared.fields import (
+    OPENAI_DEFAULTS,
+    SUPPORTED_IN_CHATS,
+    CompatibleRequestModel,
     Repetition,
-    Strict,
+    RequestModel,
     Text,
-    Tolerant,
     encodable,
     parsed_json,
 )
-from semspec.gateway.api.variables import Effort, TemplateVariables
+from semspec.gateway.api.shared.variables import Effort, TemplateVariables
 from semspec.gateway.settings import (
     MAX_LOGPROBS,
     MAX_STOP_LENGTH,
@@ -38,7 +38,7 @@ from semspec.gateway.settings import (
 from semspec.types import MAX_SCORE, AcceptanceRule, Message, Role, ScoreMethod
 
 
-def or_default(model: type[Strict]) -> Any:
+def or_default(model: type[RequestModel]) -> Any:
     """Null in the place of an object counts as the object without fields."""
     return BeforeValidator(lambda given: {} if given is None else given, json_schema_input_type=model | None)
 
@@ -50,7 +50,7 @@ SESSION_NAME = r"^[A-Za-z0-9_.-]{1,128}$"
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH), AfterValidator(encodable)]
 
 
-class TextPart(Strict):
+class TextPart(RequestModel):
     """A text part of a message's content."""
 
     type: Literal["text"]
@@ -95,14 +95,14 @@ def _json_object(text: str) -> str:
 ObjectText = Annotated[Text, AfterValidator(_json_object)]
 
 
-class FunctionCall(Strict):
+class FunctionCall(RequestModel):
     """The function that an assistant called."""
 
     name: Text = Field(min_length=1)
     arguments: ObjectText
 
 
-class ToolCall(Strict):
+class ToolCall(RequestModel):
     """A tool's call in an assistant's earlier turn."""
 
     id: Text
@@ -110,7 +110,7 @@ class ToolCall(Strict):
     function: FunctionCall
 
 
-class ChatMessage(Tolerant):
+class ChatMessage(CompatibleRequestModel):
     """One text message of a conversation."""
 
     role: Role
@@ -147,7 +147,7 @@ class ChatMessage(Tolerant):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class AcceptanceOptions(Strict):
+class AcceptanceOptions(RequestModel):
     """When a drafted segment is accepted: with probability min(1, ratio), or iff the ratio reaches `threshold`."""
 
     rule: AcceptanceRule | None = None
@@ -160,7 +160,7 @@ class AcceptanceOptions(Strict):
         return self
 
 
-class ScoringOptions(Strict):
+class ScoringOptions(RequestModel):
     """`spec-reason` keeps a step iff the target's score of it reaches `threshold`."""
 
     method: ScoreMethod | None = None
@@ -172,10 +172,10 @@ _FIELDS: dict[str, Any] = {
     for name, (found, option) in PLAIN_OPTIONS.items()
     if not option.is_operators
 }
-_Options: Any = create_model("_Options", __base__=Strict, **_FIELDS)
+_Options: Any = create_model("_Options", __base__=RequestModel, **_FIELDS)
 
 
-class Extension(_Options):
+class SemspecOptions(_Options):
     """The request's `semspec` object: options beyond OpenAI's API. None selects the gateway's default."""
 
     strategy: StrategyName | None = None
@@ -196,7 +196,7 @@ class Extension(_Options):
         return self
 
 
-class StreamOptions(Strict):
+class StreamOptions(RequestModel):
     """OpenAI's `stream_options`."""
 
     include_usage: bool | None = None
@@ -209,7 +209,7 @@ LogitBias = Annotated[
 ]
 
 
-class GenerationRequest(Tolerant):
+class GenerationRequest(CompatibleRequestModel):
     """Fields that chat and plain completions share."""
 
     model: str | None = None
@@ -231,14 +231,14 @@ class GenerationRequest(Tolerant):
     max_tokens: int | None = Field(default=None, ge=1, lt=1 << 31)
     store: False_ | None = None
     """False: the answer is not listed in the collection. It is stored all the same, to be resumed."""
-    semspec: Annotated[Extension, or_default(Extension)] = Extension()
+    semspec: Annotated[SemspecOptions, or_default(SemspecOptions)] = SemspecOptions()
 
 
 class ChatRequest(GenerationRequest):
     """Body of `POST /v1/chat/completions`."""
 
     neutral: ClassVar[Mapping[str, Sequence[object]]] = {
-        name: values for name, values in NEUTRAL.items() if name not in SERVED_IN_CHATS
+        name: values for name, values in OPENAI_DEFAULTS.items() if name not in SUPPORTED_IN_CHATS
     }
 
     messages: list[ChatMessage] = Field(min_length=1)

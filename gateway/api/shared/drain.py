@@ -6,7 +6,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semspec.errors import Unavailable
-from semspec.gateway.api.errors import UNAVAILABLE_RETRY_AFTER_S
+from semspec.gateway.api.shared.errors import UNAVAILABLE_RETRY_AFTER_S
 
 
 class ShuttingDown(HTTPException):

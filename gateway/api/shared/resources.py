@@ -10,10 +10,21 @@ from fastapi import APIRouter, Header, Path, Query
 from fastapi.responses import Response
 
 from semspec.errors import Conflict, NotFound
-from semspec.gateway.api.bodies import SESSION_NAME
-from semspec.gateway.api.middleware import OwnerOf
-from semspec.gateway.api.requests import model_names
-from semspec.gateway.api.resource_models import (
+from semspec.gateway.api.openai.conversion import model_names
+from semspec.gateway.api.openai.requests import SESSION_NAME
+from semspec.gateway.api.shared.middleware import OwnerOf
+from semspec.gateway.api.shared.openapi import (
+    COLLECTION,
+    EVENTS,
+    FORGOTTEN,
+    GENERATION,
+    MODEL,
+    MODELS,
+    SESSION,
+    SESSIONS,
+    TRACE,
+)
+from semspec.gateway.api.shared.resource_models import (
     CollectedAnswer,
     CollectedModel,
     CollectionPage,
@@ -28,18 +39,7 @@ from semspec.gateway.api.resource_models import (
     StoredGeneration,
     Turn,
 )
-from semspec.gateway.api.responses import (
-    COLLECTION,
-    EVENTS,
-    FORGOTTEN,
-    GENERATION,
-    MODEL,
-    MODELS,
-    SESSION,
-    SESSIONS,
-    TRACE,
-)
-from semspec.gateway.api.sse import Responder
+from semspec.gateway.api.shared.sse import Responder
 from semspec.gateway.generation.collection import Answer, Collection
 from semspec.gateway.generation.request import stored_request
 from semspec.gateway.readiness import Readiness
@@ -87,7 +87,7 @@ def generations(responder: Responder, store: Store) -> APIRouter:
     ) -> Response:
         """Stream the events after `Last-Event-ID`; a generation that no gateway runs is resumed."""
         await owned(id, owner, store)
-        return responder.attached(id, [int(count) for count in (last_event_id or "0").split("-")], trace)
+        return responder.attach(id, [int(count) for count in (last_event_id or "0").split("-")], trace)
 
     @routes.post("/{id}/cancel", responses=GENERATION)
     async def cancel(id: GenerationId, owner: OwnerOf) -> StoredGeneration:

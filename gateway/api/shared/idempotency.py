@@ -37,7 +37,7 @@ class IdempotencyKey:
     def _value(self) -> str:
         return json.dumps({"id": self._request.id, "request": self._content})
 
-    async def recalled(self, timeout_s: float) -> tuple[Request, bool]:
+    async def recall(self, timeout_s: float) -> tuple[Request, bool]:
         """The request with the id stored under the key, and whether its generation has begun.
 
         If the first request still waits for slots or for its prompt's encoding, waits up to `timeout_s` for it. If

@@ -12,9 +12,7 @@ from pydantic import BaseModel
 
 from semspec import records
 from semspec.errors import InvalidRequest, SemspecError
-from semspec.gateway.api.bodies import ChatRequest, CompletionRequest
-from semspec.gateway.api.errors import error_body
-from semspec.gateway.api.openai_models import (
+from semspec.gateway.api.openai.answers import (
     AnsweredCall,
     AssistantMessage,
     CallDelta,
@@ -23,6 +21,8 @@ from semspec.gateway.api.openai_models import (
     ChatCompletion,
     ChatCompletionChunk,
     ChatLogprobs,
+    ChatTokenLogprob,
+    ChoiceMessage,
     ChunkChoice,
     ChunkDrafted,
     ChunkSegment,
@@ -33,14 +33,20 @@ from semspec.gateway.api.openai_models import (
     NoDelta,
     TextCompletion,
     TextCompletionChunk,
-    TokenChance,
-    WholeMessage,
-    WrittenToken,
+    TopLogprob,
 )
-from semspec.gateway.api.requests import chat_request, completion_request
-from semspec.gateway.api.responses import CHAT, COMPLETION, IDEMPOTENT
-from semspec.gateway.api.sse import Responder
-from semspec.gateway.api.statistics import AnswerMetrics, ChoiceStatistics, SpeculativeDecoding, Statistics, TokenCounts
+from semspec.gateway.api.openai.conversion import chat_request, completion_request
+from semspec.gateway.api.openai.requests import ChatRequest, CompletionRequest
+from semspec.gateway.api.shared.errors import error_body
+from semspec.gateway.api.shared.openapi import CHAT, COMPLETION, IDEMPOTENT
+from semspec.gateway.api.shared.sse import Responder
+from semspec.gateway.api.shared.statistics import (
+    AnswerMetrics,
+    ChoiceStatistics,
+    SpeculativeDecoding,
+    Statistics,
+    TokenCounts,
+)
 from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept, numbers, usage
 from semspec.gateway.generation.parsers import Delta, ToolCall
 from semspec.gateway.generation.request import Parameters, Request
@@ -72,7 +78,7 @@ def router(responder: Responder, settings: GatewaySettings) -> APIRouter:
 
 
 class _OpenAIFormat(ABC):
-    """What both formats share. See `semspec.gateway.api.sse.Format`."""
+    """What both formats share. See `semspec.gateway.api.shared.sse.Format`."""
 
     last_line: str | None = "[DONE]"
 
@@ -173,7 +179,7 @@ class ChatFormat(_OpenAIFormat):
         calls = [AnsweredCall(**_call(call)) for call in output.seen.calls]
         return ChatChoice(
             index=index,
-            message=WholeMessage(**_message(output.seen), tool_calls=calls or None, refusal=None),
+            message=ChoiceMessage(**_message(output.seen), tool_calls=calls or None, refusal=None),
             logprobs=self._logprobs(output.logprobs, 0),
             finish_reason=_ending(output.finish_reason, len(calls)),
         )
@@ -182,7 +188,9 @@ class ChatFormat(_OpenAIFormat):
         if tokens is None:
             return None
         content = [
-            WrittenToken(**_token(token), top_logprobs=[TokenChance(**_token(other)) for other in token.alternatives])
+            ChatTokenLogprob(
+                **_token(token), top_logprobs=[TopLogprob(**_token(other)) for other in token.alternatives]
+            )
             for token in tokens
         ]
         return ChatLogprobs(content=content, refusal=None)

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from semspec.text import is_utf8
 from semspec.types import LEAST_REPETITION
 
-NEUTRAL: dict[str, tuple[object, ...]] = {
+OPENAI_DEFAULTS: dict[str, tuple[object, ...]] = {
     "audio": (),
     "best_of": (1,),
     "echo": (False,),
@@ -58,10 +58,10 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 """Unsupported fields of OpenAI's API and of its extensions in vLLM and TGI, with the values (beside null) that have no
 effect and are therefore accepted."""
 
-SERVED_IN_CHATS = frozenset({"parallel_tool_calls", "response_format", "tool_choice", "tools"})
-"""Fields of `NEUTRAL` that a chat serves with any value."""
+SUPPORTED_IN_CHATS = frozenset({"parallel_tool_calls", "response_format", "tool_choice", "tools"})
+"""Fields of `OPENAI_DEFAULTS` that a chat serves with any value."""
 
-TGI_NEUTRAL: dict[str, tuple[object, ...]] = {
+TGI_DEFAULTS: dict[str, tuple[object, ...]] = {
     "adapter_id": (),
     "best_of": (1,),
     "decoder_input_details": (False,),
@@ -72,7 +72,7 @@ TGI_NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 """Unsupported parameters of TGI, with the values (beside null) that have no effect and are therefore accepted."""
 
-RESPONSES_NEUTRAL: dict[str, tuple[object, ...]] = {
+RESPONSES_DEFAULTS: dict[str, tuple[object, ...]] = {
     "background": (False,),
     "context_management": (),
     "conversation": (),
@@ -86,7 +86,7 @@ RESPONSES_NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 """Unsupported fields of the Responses API, with the values (beside null) that have no effect and are accepted."""
 
-REASONING_NEUTRAL: dict[str, tuple[object, ...]] = {
+REASONING_DEFAULTS: dict[str, tuple[object, ...]] = {
     "context": ("auto",),
     "generate_summary": (),
     "mode": ("standard",),
@@ -121,16 +121,16 @@ def parsed_json(text: str) -> Any:
     return parsed
 
 
-class Strict(BaseModel):
+class RequestModel(BaseModel):
     """A part of a request's body. Unknown fields and other types are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class Tolerant(Strict):
+class CompatibleRequestModel(RequestModel):
     """Accepts an API's unsupported fields if their value has no effect."""
 
-    neutral: ClassVar[Mapping[str, Sequence[object]]] = NEUTRAL
+    neutral: ClassVar[Mapping[str, Sequence[object]]] = OPENAI_DEFAULTS
     labels: ClassVar[frozenset[str]] = LABELS
 
     @model_validator(mode="before")
@@ -149,7 +149,7 @@ class Tolerant(Strict):
 
 def is_known(name: str) -> bool:
     """Whether one of the APIs has this field, so that only its value is unsupported."""
-    return any(name in neutral for neutral in (NEUTRAL, RESPONSES_NEUTRAL, REASONING_NEUTRAL, TGI_NEUTRAL))
+    return any(name in neutral for neutral in (OPENAI_DEFAULTS, RESPONSES_DEFAULTS, REASONING_DEFAULTS, TGI_DEFAULTS))
 
 
 def _is_one_of(value: object, others: Sequence[object]) -> bool:

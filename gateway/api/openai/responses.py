@@ -9,14 +9,12 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 
 from semspec.errors import Conflict, InvalidRequest, NotFound
-from semspec.gateway.api.bodies import ChatMessage, ChatRequest, FunctionCall
-from semspec.gateway.api.bodies import ToolCall as GivenCall
-from semspec.gateway.api.formats import NamedFunction, NamedResponseTool, NamedTool
-from semspec.gateway.api.middleware import OwnerOf, owner_of
-from semspec.gateway.api.requests import chat_request, formatted
-from semspec.gateway.api.resources import GenerationId, owned
-from semspec.gateway.api.response_format import ResponseFormat
-from semspec.gateway.api.response_models import (
+from semspec.gateway.api.openai.conversion import chat_request, formatted
+from semspec.gateway.api.openai.formats import NamedFunction, NamedResponseTool, NamedTool
+from semspec.gateway.api.openai.requests import ChatMessage, ChatRequest, FunctionCall
+from semspec.gateway.api.openai.requests import ToolCall as GivenCall
+from semspec.gateway.api.openai.responses_format import ResponsesApiFormat
+from semspec.gateway.api.openai.responses_models import (
     InputCall,
     InputCallOutput,
     InputItem,
@@ -25,8 +23,10 @@ from semspec.gateway.api.response_models import (
     ResponseFailure,
     ResponseRequest,
 )
-from semspec.gateway.api.responses import IDEMPOTENT, RESPONSE, STORED_RESPONSE
-from semspec.gateway.api.sse import Responder
+from semspec.gateway.api.shared.middleware import OwnerOf, owner_of
+from semspec.gateway.api.shared.openapi import IDEMPOTENT, RESPONSE, STORED_RESPONSE
+from semspec.gateway.api.shared.resources import GenerationId, owned
+from semspec.gateway.api.shared.sse import Responder
 from semspec.gateway.generation.output import ChoiceOutput
 from semspec.gateway.generation.request import Request, stored_choice, stored_request
 from semspec.gateway.readiness import Readiness
@@ -88,7 +88,7 @@ def router(responder: Responder, readiness: Readiness, store: Store, settings: G
     async def response(id: GenerationId, owner: OwnerOf) -> ModelResponse:
         """A stored response, as far as it is written."""
         fields, request, output = await output_of(id, owner)
-        stored = ResponseFormat(request, "").stored(output)
+        stored = ResponsesApiFormat(request, "").stored(output)
         if fields["status"] == "finished":
             return stored
         status, failure = _STATUSES[fields["status"]], None

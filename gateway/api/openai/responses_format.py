@@ -7,9 +7,8 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from semspec.errors import SemspecError
-from semspec.gateway.api.errors import error_body
-from semspec.gateway.api.openai import statistics
-from semspec.gateway.api.response_models import (
+from semspec.gateway.api.openai.completions import statistics
+from semspec.gateway.api.openai.responses_models import (
     CallItem,
     Incomplete,
     Item,
@@ -30,6 +29,7 @@ from semspec.gateway.api.response_models import (
     ResponseText,
     ResponseUsage,
 )
+from semspec.gateway.api.shared.errors import error_body
 from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept, usage
 from semspec.gateway.generation.parsers import Delta, ToolCall
 from semspec.gateway.generation.request import EFFORT, Request
@@ -38,7 +38,7 @@ from semspec.types import Drafted, FinishReason
 Kind = Literal["reasoning", "message"]
 
 
-class ResponseFormat:
+class ResponsesApiFormat:
     """`POST /v1/responses`, and its events: the reasoning, if there is any, and the message."""
 
     last_line: str | None = None

@@ -13,13 +13,12 @@ from pydantic import BaseModel
 
 from semspec import __version__
 from semspec.errors import SemspecError
-from semspec.gateway.api.errors import tgi_error_body
-from semspec.gateway.api.openai import statistics
-from semspec.gateway.api.requests import text_request, tgi_request
-from semspec.gateway.api.responses import EITHER, GENERATE, GENERATE_STREAM, IDEMPOTENT, INFO
-from semspec.gateway.api.sse import GENERATION_ID, Responder
-from semspec.gateway.api.tgi_bodies import TgiRequest
-from semspec.gateway.api.tgi_models import (
+from semspec.gateway.api.openai.completions import statistics
+from semspec.gateway.api.openai.conversion import text_request, tgi_request
+from semspec.gateway.api.shared.errors import tgi_error_body
+from semspec.gateway.api.shared.openapi import EITHER, GENERATE, GENERATE_STREAM, IDEMPOTENT, INFO
+from semspec.gateway.api.shared.sse import GENERATION_ID, Responder
+from semspec.gateway.api.tgi.answers import (
     TgiAnswer,
     TgiChunk,
     TgiDetails,
@@ -28,7 +27,8 @@ from semspec.gateway.api.tgi_models import (
     TgiStarted,
     TgiToken,
 )
-from semspec.gateway.api.tgi_tokens import SegmentStream, ShownToken, TokenStream
+from semspec.gateway.api.tgi.requests import TgiRequest
+from semspec.gateway.api.tgi.stream import SegmentStream, ShownToken, TokenStream
 from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept
 from semspec.gateway.generation.request import Request
 from semspec.gateway.readiness import Readiness

@@ -9,15 +9,21 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from semspec.gateway.api.errors import TGI_PATHS, Error, TgiError
-from semspec.gateway.api.formats import TextOptions
-from semspec.gateway.api.middleware import is_open
-from semspec.gateway.api.neutral import LABELS, RESPONSES_NEUTRAL, TGI_NEUTRAL
-from semspec.gateway.api.neutral import NEUTRAL as OPENAI_NEUTRAL
-from semspec.gateway.api.requests import PLACEHOLDERS, model_names
-from semspec.gateway.api.response_models import InputCall, InputCallOutput, InputMessage, InputPart, InputReasoning
-from semspec.gateway.api.responses import DESCRIBED, reference, refusals
-from semspec.gateway.api.variables import ReasoningOptions
+from semspec.gateway.api.openai.conversion import PLACEHOLDERS, model_names
+from semspec.gateway.api.openai.formats import TextOptions
+from semspec.gateway.api.openai.responses_models import (
+    InputCall,
+    InputCallOutput,
+    InputMessage,
+    InputPart,
+    InputReasoning,
+)
+from semspec.gateway.api.shared.errors import TGI_PATHS, Error, TgiError
+from semspec.gateway.api.shared.fields import LABELS, RESPONSES_DEFAULTS, TGI_DEFAULTS
+from semspec.gateway.api.shared.fields import OPENAI_DEFAULTS as OPENAI_NEUTRAL
+from semspec.gateway.api.shared.middleware import is_open
+from semspec.gateway.api.shared.openapi import DESCRIBED, reference, refusals
+from semspec.gateway.api.shared.variables import ReasoningOptions
 from semspec.gateway.settings import GatewaySettings
 
 Schema = dict[str, Any]
@@ -122,14 +128,14 @@ def _complete_requests(schemas: Schema, settings: GatewaySettings) -> None:
         fields |= _neutral({name: values for name, values in OPENAI_NEUTRAL.items() if name not in fields}) | labels
     for request in ("TokenizePrompt", "TokenizeMessages"):
         schemas[request]["properties"] |= _neutral(OPENAI_NEUTRAL) | labels
-    schemas["ResponseRequest"]["properties"] |= _neutral(RESPONSES_NEUTRAL) | labels
+    schemas["ResponseRequest"]["properties"] |= _neutral(RESPONSES_DEFAULTS) | labels
     for item in (InputMessage, InputPart, InputReasoning, InputCall, InputCallOutput, ReasoningOptions, TextOptions):
         ignored = {name: {"description": "accepted and ignored"} for name in sorted(item.labels)}
         schemas[item.__name__]["properties"] |= _neutral(item.neutral) | ignored
     of_messages = {name: OPENAI_NEUTRAL[name] for name in _OF_MESSAGES}
     schemas["ChatMessage"]["properties"] |= _neutral(of_messages)
     if "TgiRequest" in schemas:
-        schemas["TgiParameters"]["properties"] |= _neutral(TGI_NEUTRAL)
+        schemas["TgiParameters"]["properties"] |= _neutral(TGI_DEFAULTS)
 
 
 def _neutral(fields: Mapping[str, Sequence[object]]) -> Schema:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from semspec.gateway.api.neutral import REASONING_NEUTRAL, Tolerant, encodable
+from semspec.gateway.api.shared.fields import REASONING_DEFAULTS, CompatibleRequestModel, encodable
 
 MAX_VARIABLES, MAX_VARIABLE_LENGTH, MAX_VARIABLE = 32, 1000, 1 << 31
 """Their number, the length of a text and the largest number."""
@@ -46,10 +46,10 @@ TemplateVariables = Annotated[
 ]
 
 
-class ReasoningOptions(Tolerant):
+class ReasoningOptions(CompatibleRequestModel):
     """The Responses API's `reasoning`."""
 
-    neutral = REASONING_NEUTRAL
+    neutral = REASONING_DEFAULTS
     labels = frozenset()
 
     effort: Effort | None = None

@@ -4,14 +4,14 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-from semspec.gateway.api.bodies import ChatMessage, Extension, False_, Stop, TokenId, or_default
-from semspec.gateway.api.formats import SchemaObject
-from semspec.gateway.api.neutral import (
-    TGI_NEUTRAL,
+from semspec.gateway.api.openai.formats import SchemaObject
+from semspec.gateway.api.openai.requests import ChatMessage, False_, SemspecOptions, Stop, TokenId, or_default
+from semspec.gateway.api.shared.fields import (
+    TGI_DEFAULTS,
+    CompatibleRequestModel,
     Repetition,
-    Strict,
+    RequestModel,
     Text,
-    Tolerant,
     parsed_json,
 )
 from semspec.gateway.generation.grammar import json_grammar, regex_grammar
@@ -33,7 +33,7 @@ SchemaText = Annotated[SchemaObject, BeforeValidator(_parsed, json_schema_input_
 """A JSON schema, or its text."""
 
 
-class JsonGrammar(Strict):
+class JsonGrammar(RequestModel):
     """JSON by a schema."""
 
     type: Literal["json"]
@@ -45,14 +45,14 @@ class JsonGrammar(Strict):
         return json_grammar(self.value, True, "parameters.grammar.value")
 
 
-class NamedSchema(Strict):
+class NamedSchema(RequestModel):
     """A schema with its name."""
 
     name: Text | None = None
     schema_: SchemaText = Field(alias="schema")
 
 
-class JsonSchemaGrammar(Strict):
+class JsonSchemaGrammar(RequestModel):
     """JSON by a schema that has a name."""
 
     type: Literal["json_schema"]
@@ -69,7 +69,7 @@ def _countable(pattern: str) -> str:
     return pattern
 
 
-class RegexGrammar(Strict):
+class RegexGrammar(RequestModel):
     """A text that matches a regular expression as a whole."""
 
     type: Literal["regex"]
@@ -98,10 +98,10 @@ TgiGrammar = Annotated[
 ]
 
 
-class TgiParameters(Tolerant):
+class TgiParameters(CompatibleRequestModel):
     """TGI's `parameters`."""
 
-    neutral = TGI_NEUTRAL
+    neutral = TGI_DEFAULTS
     labels = frozenset()
 
     do_sample: bool | None = None
@@ -125,23 +125,23 @@ class TgiParameters(Tolerant):
         return not (self.do_sample or filters or self.temperature not in (None, 1))
 
 
-class TgiRequest(Strict):
+class TgiRequest(RequestModel):
     """Body of `POST /`, `/generate` and `/generate_stream`."""
 
     inputs: Text = Field(min_length=1)
     parameters: Annotated[TgiParameters, or_default(TgiParameters)] = TgiParameters()
     stream: bool | None = None
-    semspec: Annotated[Extension, or_default(Extension)] = Extension()
+    semspec: Annotated[SemspecOptions, or_default(SemspecOptions)] = SemspecOptions()
 
 
-class TokenizeInputs(Strict):
+class TokenizeInputs(RequestModel):
     """Body of `POST /tokenize` as in TGI."""
 
     inputs: Text
     add_special_tokens: False_ | None = None
 
 
-class TokenizePrompt(Tolerant):
+class TokenizePrompt(CompatibleRequestModel):
     """Body of `POST /tokenize` as in vLLM, for a text."""
 
     model: str | None = None
@@ -151,7 +151,7 @@ class TokenizePrompt(Tolerant):
     return_token_strs: False_ | None = None
 
 
-class TokenizeMessages(Tolerant):
+class TokenizeMessages(CompatibleRequestModel):
     """Body of `POST /tokenize` as in vLLM, for a conversation."""
 
     model: str | None = None
@@ -173,7 +173,7 @@ TokenizeRequest = Annotated[
 ]
 
 
-class DetokenizeRequest(Strict):
+class DetokenizeRequest(RequestModel):
     """Body of `POST /detokenize`."""
 
     model: str | None = None

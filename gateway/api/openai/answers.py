@@ -2,12 +2,12 @@
 
 from typing import Literal
 
-from semspec.gateway.api.statistics import AnswerMetrics, Statistics, TokenCounts
+from semspec.gateway.api.shared.statistics import AnswerMetrics, Statistics, TokenCounts
 from semspec.records import Body, SegmentTrace, if_any
 from semspec.types import FinishReason
 
 
-class TokenChance(Body):
+class TopLogprob(Body):
     """A token and its log-probability."""
 
     token: str
@@ -15,16 +15,16 @@ class TokenChance(Body):
     bytes: list[int]
 
 
-class WrittenToken(TokenChance):
+class ChatTokenLogprob(TopLogprob):
     """An output token, with the likeliest tokens at its position."""
 
-    top_logprobs: list[TokenChance]
+    top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(Body):
     """Log-probabilities of all output tokens, including reasoning and the stop sequence."""
 
-    content: list[WrittenToken]
+    content: list[ChatTokenLogprob]
     refusal: None
 
 
@@ -72,7 +72,7 @@ class AssistantMessage(_Message):
     tool_calls: list[CallDelta] | None
 
 
-class WholeMessage(_Message):
+class ChoiceMessage(_Message):
     """The message of a whole response."""
 
     tool_calls: list[AnsweredCall] | None
@@ -87,7 +87,7 @@ class ChatChoice(Body):
     """One choice of a chat completion."""
 
     index: int
-    message: WholeMessage
+    message: ChoiceMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | Literal["tool_calls"] | None
 

@@ -4,12 +4,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from semspec.gateway.api.errors import Error, TgiError
-from semspec.gateway.api.idempotency import MAX_KEY_LENGTH
-from semspec.gateway.api.openai_models import ChatCompletion, ChatCompletionChunk, TextCompletion, TextCompletionChunk
-from semspec.gateway.api.response_models import EVENTS as RESPONSE_EVENTS
-from semspec.gateway.api.response_models import ModelResponse
-from semspec.gateway.api.tgi_models import TgiAnswer, TgiChunk
+from semspec.gateway.api.openai.answers import ChatCompletion, ChatCompletionChunk, TextCompletion, TextCompletionChunk
+from semspec.gateway.api.openai.responses_models import EVENTS as RESPONSE_EVENTS
+from semspec.gateway.api.openai.responses_models import ModelResponse
+from semspec.gateway.api.shared.errors import Error, TgiError
+from semspec.gateway.api.shared.idempotency import MAX_KEY_LENGTH
+from semspec.gateway.api.tgi.answers import TgiAnswer, TgiChunk
 
 Responses = dict[int | str, dict[str, Any]]
 

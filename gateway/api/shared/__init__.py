@@ -1,0 +1,1 @@
+"""What all APIs share: errors, streams, middleware, stored generations and operational routes."""
