@@ -133,7 +133,7 @@ class FakeModel:
         certain = tuple(Distribution(struct.pack("<I", token), struct.pack("<f", 1.0)) for token in token_ids)
         return Proposal(tuple(token_ids), certain, TOKENIZER, 1.0)
 
-    async def verify(
+    async def verify_tokens(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
     ) -> VerifiedTokens:
         await self._work()

@@ -86,7 +86,7 @@ class Target(Model, Protocol):
         """
         ...
 
-    async def verify(
+    async def verify_tokens(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
     ) -> VerifiedTokens:
         """Exact speculative sampling (Leviathan et al. 2023): keep token x of the proposal with probability

@@ -61,7 +61,7 @@ async def _verified(
 ) -> VerifiedTokens:
     """One verification after `open_ids`. Raises: BackendUnavailable, what the target raises, and InternalError when it
     adds nothing or leaves more open than fit the budget, either of which would repeat without an end."""
-    verified = await of_drafted(target.verify(progress.context, open_ids, proposal, params))
+    verified = await of_drafted(target.verify_tokens(progress.context, open_ids, proposal, params))
     num_closed, num_open = sum(len(segment.token_ids) for segment in verified.segments), len(verified.open_ids)
     # A segment may close behind tokens that were open, without a new one: the token after a sentence tells its end.
     if (not num_closed and num_open <= len(open_ids)) or num_open >= progress.tokens_left:

@@ -20,9 +20,9 @@ from semspec.engine.speculative import (
     check_state_layer,
     check_token_ids,
     draw_with_distribution,
+    rejection_sample,
     shared_part,
     state_before,
-    verify_tokens,
 )
 from semspec.engine.steps import Feed, Output, Steps, fed
 from semspec.engine.tokenization import ModelTokenizer, option_ids
@@ -194,7 +194,7 @@ class Calls:
             duration_ms = (perf_counter() - start) * 1e3
             yield Proposal(tuple(drafted), tuple(distributions), self._lm.info.tokenizer, duration_ms)
 
-    def verify(
+    def verify_tokens(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
     ) -> Steps[VerifiedTokens]:
         check_token_ids(self._tokenizer, open_ids, "open_token_ids")
@@ -228,7 +228,7 @@ class Calls:
                     chosen, path = verify_tree(rows, drafted, tree, params.sampling, ended)
                 else:
                     distributions = distributions[: len(drafted)]
-                    chosen = verify_tokens(rows, drafted, distributions, params.sampling, len(tokens), ended)
+                    chosen = rejection_sample(rows, drafted, distributions, params.sampling, len(tokens), ended)
                     path = list(range(len(chosen) - 1))
                 num_taken = next((i for i, token in enumerate(chosen) if not segmenter.take(token)), len(chosen))
                 num_accepted = min(num_taken, len(chosen) - 1)

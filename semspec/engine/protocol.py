@@ -1,8 +1,8 @@
 """The protocol of every engine that runs a causal LM, and how a service loads one.
 
 An engine has two verbs. *Generate*: `generate` writes segments, `propose` writes tokens for a target to verify.
-*Score*: `score` scores segments in one forward pass, `verify` verifies proposed tokens, `score_choices` returns the
-probabilities of answers. Beside them are `encode`, `tokenize` and `info`. `Drafter` and `Target` in
+*Score*: `score` scores segments in one forward pass, `verify_tokens` verifies proposed tokens, `score_choices` returns
+the probabilities of answers. Beside them are `encode`, `tokenize` and `info`. `Drafter` and `Target` in
 `semspec.decoding.protocols` specify these methods and what they raise: they are the part of an engine that the decoding
 loop calls, in one process or over gRPC. `Engine` adds what the process that owns the model needs. In-process engines,
 remote writers and fakes satisfy it.
@@ -19,7 +19,7 @@ Properties of every engine:
 Planned additions are optional fields and keyword-only arguments with defaults, so that no call of today changes:
 
 - n samples that share a prefix: `GenerationParams.num_samples`, and the sample's number in `GeneratedSegment`.
-- Grammars in `propose` and `verify`, as `GenerationParams.grammar` has them in `generate`.
+- Grammars in `propose` and `verify_tokens`, as `GenerationParams.grammar` has them in `generate`.
 - The last token's state: a field of `GenerationParams` and a keyword-only argument of `score` request it; optional
   fields of `GeneratedSegment` and `SegmentScore` return it, beside the pooled states.
 """

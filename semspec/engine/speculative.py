@@ -162,7 +162,7 @@ def probability_of(token: int, distribution: Distribution) -> float:
     return float(np.frombuffer(distribution.probabilities, "<f4")[index])
 
 
-def verify_tokens(
+def rejection_sample(
     logits: Tensor,
     drafted: Sequence[int],
     distributions: Sequence[Distribution],

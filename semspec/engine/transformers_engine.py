@@ -128,10 +128,10 @@ class TransformersEngine:
         check_no_retrieval(params)
         return await self._result(self._calls.propose(await self._owned(context), open_ids, params, num_tokens))
 
-    async def verify(
+    async def verify_tokens(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
     ) -> VerifiedTokens:
-        return await self._result(self._calls.verify(await self._owned(context), open_ids, proposal, params))
+        return await self._result(self._calls.verify_tokens(await self._owned(context), open_ids, proposal, params))
 
     async def score_choices(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""

@@ -68,7 +68,7 @@ def verify_tree(
 
     `logits`: `[num_drafted + 1, vocab_size]`, row 0 before the tree, row i + 1 after `drafted[i]`. The target draws a
     token at each position, as `draw_token` does; it is accepted as long as it is in the tree. So the tokens are those
-    that the target would write alone, and the tree changes none. `ended`: as in `verify_tokens`.
+    that the target would write alone, and the tree changes none. `ended`: as in `rejection_sample`.
     """
     positions = [tree.start, *(tree.start + depth + 1 for depth in tree.depths)]
     drawn = draw_each(logits, [sampling] * len(positions), positions)

@@ -124,10 +124,10 @@ class RemoteWriter:
     ) -> Proposal:
         return await self._engine.propose(context, open_ids, params, num_tokens)
 
-    async def verify(
+    async def verify_tokens(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
     ) -> VerifiedTokens:
-        return await self._engine.verify(context, open_ids, proposal, params)
+        return await self._engine.verify_tokens(context, open_ids, proposal, params)
 
     async def score_choices(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""

@@ -55,7 +55,7 @@ class NoModel:
     async def read_probes(self) -> None:
         """No states, no probes."""
 
-    async def verify(
+    async def verify_tokens(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
     ) -> VerifiedTokens:
         raise _refusal()

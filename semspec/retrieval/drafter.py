@@ -163,10 +163,10 @@ class RetrievingDraft:
     async def read_probes(self) -> None:
         await self._engine.read_probes()
 
-    async def verify(
+    async def verify_tokens(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
     ) -> VerifiedTokens:
-        return await self._engine.verify(context, open_ids, proposal, params)
+        return await self._engine.verify_tokens(context, open_ids, proposal, params)
 
     async def score_choices(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""

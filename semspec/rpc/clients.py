@@ -141,10 +141,10 @@ class RemoteTarget(WritingClient):
         with checked_response():
             return _one_each(scoring.read_response_from_wire(response), segments)
 
-    async def verify(
+    async def verify_tokens(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
     ) -> VerifiedTokens:
-        """See `Target.verify`."""
+        """See `Target.verify_tokens`."""
 
         def request_of(rest: Context, before: bytes) -> target_pb2.VerifyRequest:
             return scoring.verify_request_to_wire(rest, open_ids, proposal, params, before)

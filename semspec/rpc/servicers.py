@@ -140,7 +140,9 @@ class TargetServicer(WritingServicer, target_pb2_grpc.TargetServicer):
     async def Verify(self, request: target_pb2.VerifyRequest, context: Context) -> target_pb2.VerifyResponse:
         """Exact speculative sampling of proposed tokens."""
         prefix, open_ids, proposal, params = scoring.verify_request_from_wire(request, self._contexts)
-        return scoring.verify_response_to_wire(await self._engine.get().verify(prefix, open_ids, proposal, params))
+        return scoring.verify_response_to_wire(
+            await self._engine.get().verify_tokens(prefix, open_ids, proposal, params)
+        )
 
     async def Ask(self, request: target_pb2.AskRequest, context: Context) -> target_pb2.AskResponse:
         """The probability of each one-token answer to a question about the context."""

@@ -85,7 +85,7 @@ class GenerationParams:
     retrieval: Retrieval | None = None
     """Of `propose`. None: the model proposes."""
     gate: Gate | None = None
-    """Of `verify`, greedy only. None: exact verification."""
+    """Of `verify_tokens`, greedy only. None: exact verification."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,11 +32,11 @@ class Attentive(FakeModel):
         self.calls: list[tuple[int, int, GenerationParams]] = []
         """Of each call: tokens open, tokens proposed, order."""
 
-    async def verify(
+    async def verify_tokens(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
     ) -> VerifiedTokens:
         self.calls.append((len(open_ids), len(proposal.token_ids), params))
-        return await super().verify(context, open_ids, proposal, params)
+        return await super().verify_tokens(context, open_ids, proposal, params)
 
 
 @pytest.mark.parametrize("token_gamma", [1, 2, 3, 4, 7, 30])
@@ -124,7 +124,7 @@ async def test_a_drafter_that_proposes_nothing_is_lost() -> None:
 @pytest.mark.parametrize("num_open", [0, 2, 10_000])
 async def test_target_that_verifies_without_an_end_is_broken(strategy: str, num_open: int) -> None:
     class Stuck(FakeModel):
-        async def verify(
+        async def verify_tokens(
             self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
         ) -> VerifiedTokens:
             return VerifiedTokens((), (ord("x"),) * num_open, 0, 1.0)

@@ -33,7 +33,7 @@ async def speculated(
     while not is_fulfilled(segments, what):
         rest = replace(what, max_tokens=what.max_tokens - sum(len(segment.token_ids) for segment in segments))
         proposal = await propose(drafter, context, open_ids, drafting, gamma)
-        verified = await target.verify(context, open_ids, proposal, rest)
+        verified = await target.verify_tokens(context, open_ids, proposal, rest)
         segments += verified.segments
         context, open_ids = context.extended(*verified.segments), verified.open_ids
         num_accepted += verified.num_accepted

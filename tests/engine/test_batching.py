@@ -118,7 +118,7 @@ async def test_calls_of_all_kinds_in_one_step_get_what_they_get_alone(
             written(engine, context, what),
             engine.score(context, own),
             engine.propose(context, (), what, 5),
-            engine.verify(context, (), proposals[index], what),
+            engine.verify_tokens(context, (), proposals[index], what),
         )
 
     steps = steps_of(batched)

@@ -148,7 +148,7 @@ async def test_returned_state_is_that_before_the_last_token(engine: Transformers
     states = await states_of(engine, [*prompt_ids, *answer], layer)
     wrong = (answer[8] + 1) % 50
     what = params(sampling=SamplingParams(0), max_segments=0, session="s")
-    await engine.verify(context, (), Proposal((), (), "", 0.0), what)
+    await engine.verify_tokens(context, (), Proposal((), (), "", 0.0), what)
     for open_ids, drafted, num_kept in (
         (answer[:4], answer[4:8], 5),  # all accepted, and one more
         (answer[:5], [*answer[5:8], wrong], 4),  # the last one is corrected
@@ -156,7 +156,7 @@ async def test_returned_state_is_that_before_the_last_token(engine: Transformers
         (answer[:7], [], 1),
     ):
         proposal = replace(certainly(engine, tuple(drafted)), state_layer=layer)
-        verified = await engine.verify(context, tuple(open_ids), proposal, what)
+        verified = await engine.verify_tokens(context, tuple(open_ids), proposal, what)
         assert verified.num_accepted == num_kept - 1
         written = [token for one in verified.segments for token in one.token_ids] + list(verified.open_ids)
         assert written == answer[: len(written)] and len(written) == len(open_ids) + num_kept
@@ -166,12 +166,14 @@ async def test_returned_state_is_that_before_the_last_token(engine: Transformers
 
 async def test_state_is_returned_only_where_it_is_asked_for_and_known(engine: TransformersEngine) -> None:
     context, what = await prompt(engine), params(max_segments=0)
-    assert (await engine.verify(context, (), certainly(engine, (5,)), what)).state == b""
+    assert (await engine.verify_tokens(context, (), certainly(engine, (5,)), what)).state == b""
     wanting = replace(certainly(engine, (5,)), state_layer=2)
-    assert len((await engine.verify(context, (5,), wanting, what)).state) == 4 * (await engine.info()).hidden_size
+    assert (
+        len((await engine.verify_tokens(context, (5,), wanting, what)).state) == 4 * (await engine.info()).hidden_size
+    )
     for layer in (-1, 99):
         with pytest.raises(InvalidRequest, match="state_layer"):
-            await engine.verify(context, (), replace(wanting, state_layer=layer), what)
+            await engine.verify_tokens(context, (), replace(wanting, state_layer=layer), what)
 
 
 async def test_soft_gate_keeps_more_and_its_open_ends_equal_the_exact_one(
@@ -192,7 +194,7 @@ async def test_soft_gate_for_sampled_tokens_is_refused_by_name(backends: Backend
         await records(backends, gate="soft", sampling=SamplingParams(0.6))
     assert refusal.value.parameter == "semspec.gate"
     with pytest.raises(InvalidRequest) as refusal:
-        await engine.verify(await prompt(engine), (), certainly(engine, (5,)), params(gate=Gate()))
+        await engine.verify_tokens(await prompt(engine), (), certainly(engine, (5,)), params(gate=Gate()))
     assert refusal.value.parameter == "gate"
 
 

@@ -190,9 +190,9 @@ async def test_tokens_that_only_the_draft_has_are_rejected(engines: Engines) -> 
     draft, target = engines
     context = await prompt(target)
     nothing = replace(certainly(draft, ()), distributions=())
-    alone = await target.verify(context, (), nothing, params())
+    alone = await target.verify_tokens(context, (), nothing, params())
     for token in (START, 311, 315):
-        verified = await target.verify(context, (), certainly(draft, (token, 5)), params())
+        verified = await target.verify_tokens(context, (), certainly(draft, (token, 5)), params())
         assert verified.num_accepted == 0
         assert (verified.segments, verified.open_ids) == (alone.segments, alone.open_ids)
         assert verified.open_piece == Piece(

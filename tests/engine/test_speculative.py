@@ -11,7 +11,7 @@ from torch import Tensor
 
 from semspec.engine import speculative
 from semspec.engine.logits import draw_token, renormalised
-from semspec.engine.speculative import dense, draw_with_distribution, num_embedded, sparse, verify_tokens
+from semspec.engine.speculative import dense, draw_with_distribution, num_embedded, rejection_sample, sparse
 from semspec.types import Distribution, SamplingParams, uniform
 from tests.engine.speculation import always_accepting, own_stream
 
@@ -46,7 +46,7 @@ def two_tokens(
             distributions.append(distribution)
         fed = drafted[: num_embedded(drafted, len(TARGET_LOGITS))]
         rows = TARGET_LOGITS[[kept[-1], *fed]]
-        kept += verify_tokens(rows, drafted, distributions, replace(sampling, seed=seed), len(kept))
+        kept += rejection_sample(rows, drafted, distributions, replace(sampling, seed=seed), len(kept))
     return kept[1], kept[2]
 
 
@@ -113,7 +113,7 @@ def test_certain_tokens_leave_what_the_target_draws_alone(sampling: SamplingPara
         rows = TARGET_LOGITS[[0, *drafted]]
         alone = [draw_token(row, own, 7 + index) for index, row in enumerate(rows)]
         num_equal = next((i for i in range(3) if alone[i] != drafted[i]), 3)
-        assert verify_tokens(rows, drafted, certainly(drafted), own, 7) == alone[: num_equal + 1]
+        assert rejection_sample(rows, drafted, certainly(drafted), own, 7) == alone[: num_equal + 1]
 
 
 def rewrites(stream: Stream) -> float:
@@ -127,7 +127,7 @@ def rewrites(stream: Stream) -> float:
         if uniform(seed, "accept", 0) * (1 + rejected) < 1:
             continue
         rows = TARGET_LOGITS[[0, rejected]]
-        chosen = verify_tokens(rows, [rejected], certainly([rejected]), replace(sampling, seed=seed), 1)
+        chosen = rejection_sample(rows, [rejected], certainly([rejected]), replace(sampling, seed=seed), 1)
         counts[chosen[0]] += 1
     expected = renormalised(TARGET_LOGITS[:1], sampling)[0].double()
     return float(chisquare(counts.numpy(), (counts.sum() * expected / expected.sum()).numpy()).pvalue)
@@ -148,7 +148,7 @@ def test_equal_models_accept_everything() -> None:
     distribution = sparse(renormalised(TARGET_LOGITS[:1], sampling)[0])
     drafted = [int(np.frombuffer(distribution.token_ids, "<u4")[0])]
     for position in range(50):
-        chosen = verify_tokens(TARGET_LOGITS[[0, drafted[0]]], drafted, [distribution], sampling, position)
+        chosen = rejection_sample(TARGET_LOGITS[[0, drafted[0]]], drafted, [distribution], sampling, position)
         assert chosen[0] == drafted[0] and len(chosen) == 2
 
 
@@ -156,7 +156,7 @@ def test_refusal_by_a_rounding_error_falls_back_on_the_target(monkeypatch: pytes
     monkeypatch.setattr(speculative, "uniform", lambda seed, name, at: 1 - 2**-50 if name == "token-accept" else 0.0)
     target = renormalised(TARGET_LOGITS[:1], SamplingParams(1.0, 1.0))[0]
     a_little_more = sparse(target * (1 + 2**-20))
-    chosen = verify_tokens(TARGET_LOGITS[[0, 1]], [1], [a_little_more], SamplingParams(1.0, 1.0), 0)
+    chosen = rejection_sample(TARGET_LOGITS[[0, 1]], [1], [a_little_more], SamplingParams(1.0, 1.0), 0)
     assert chosen == [0], "the first of the vocabulary"
 
 

@@ -176,7 +176,7 @@ async def test_end_of_sequence_inside_a_proposal_ends_all(engine: TransformersEn
     eos = min(engine.tokenizer.eos_ids)
     what = params(max_segments=0)
     with always_accepting():
-        verified = await engine.verify(context, (5,), nearly_certainly(engine, (6, eos, 7)), what)
+        verified = await engine.verify_tokens(context, (5,), nearly_certainly(engine, (6, eos, 7)), what)
     [segment] = verified.segments
     assert (segment.token_ids, segment.end) == ((5, 6, eos), SegmentEnd.EOS)
     assert (verified.open_ids, verified.num_accepted) == ((), 2)
@@ -200,7 +200,7 @@ async def test_certain_proposals_leave_what_write_writes(
         drafted = [*tokens[position : position + 5]]
         drafted[2:3] = [5] * len(drafted[2:3])
         rest = replace(what, max_tokens=60 - position + len(open_ids), session="s")
-        verified = await engine.verify(context, open_ids, certainly(engine, tuple(drafted)), rest)
+        verified = await engine.verify_tokens(context, open_ids, certainly(engine, tuple(drafted)), rest)
         segments += verified.segments
         context, open_ids = context.extended(*verified.segments), verified.open_ids
         position = sum(len(segment.token_ids) for segment in segments) + len(open_ids)
@@ -260,9 +260,9 @@ async def test_cached_verification_equals_recomputed(
             session="s" * (step % 3),
         )
         proposal = await drafter.propose(context, open_ids, what, 1 + step % 4)
-        fresh = replace(await uncached.verify(context, open_ids, proposal, what), duration_ms=0)
+        fresh = replace(await uncached.verify_tokens(context, open_ids, proposal, what), duration_ms=0)
         for _ in range(2):
-            assert replace(await engine.verify(context, open_ids, proposal, what), duration_ms=0) == fresh
+            assert replace(await engine.verify_tokens(context, open_ids, proposal, what), duration_ms=0) == fresh
         context, open_ids = context.extended(*fresh.segments), fresh.open_ids
         if fresh.segments and fresh.segments[-1].end is SegmentEnd.EOS:
             return
@@ -276,11 +276,11 @@ async def test_rounds_feed_only_new_tokens(
     context = await prompt(engine)
     what = params(max_segments=0, max_segment_tokens=100, session="s")
     proposal = await drafter.propose(context, (), what, 4)
-    first = await engine.verify(context, (), proposal, what)
+    first = await engine.verify_tokens(context, (), proposal, what)
     open_ids = (*(token for segment in first.segments for token in segment.token_ids), *first.open_ids)
     drafted, verified = spied(drafter, monkeypatch), spied(engine, monkeypatch)
     second = await drafter.propose(context, open_ids, what, 4)
-    await engine.verify(context, open_ids, second, what)
+    await engine.verify_tokens(context, open_ids, second, what)
     assert drafted == [len(open_ids) - min(first.num_accepted, 3), 1, 1, 1]
     assert verified == [1 + 4]
 
@@ -288,16 +288,16 @@ async def test_rounds_feed_only_new_tokens(
 async def test_another_tokenizer_does_not_match(engine: TransformersEngine) -> None:
     proposal = replace(certainly(engine, (5,)), tokenizer="another")
     with pytest.raises(Mismatch, match="choose a strategy"):
-        await engine.verify(await prompt(engine), (), proposal, params())
+        await engine.verify_tokens(await prompt(engine), (), proposal, params())
 
 
 async def test_id_in_the_drafts_padding_is_rejected(engine: TransformersEngine) -> None:
     """The draft's vocabulary may be padded beyond the target's."""
     context, beyond = await prompt(engine), engine.tokenizer.num_embeddings + 3
     nothing = replace(certainly(engine, ()), distributions=())
-    alone = await engine.verify(context, (), nothing, params())
+    alone = await engine.verify_tokens(context, (), nothing, params())
     for proposal in (certainly(engine, (beyond,)), certainly(engine, (beyond, 5))):
-        verified = await engine.verify(context, (), proposal, params())
+        verified = await engine.verify_tokens(context, (), proposal, params())
         assert verified.num_accepted == 0
         assert (verified.segments, verified.open_ids) == (alone.segments, alone.open_ids)
 
@@ -323,7 +323,7 @@ async def test_malformed_proposal_is_refused_by_field(
 ) -> None:
     proposal = replace(certainly(engine, token_ids), distributions=(distribution,))
     with pytest.raises(InvalidRequest) as refusal:
-        await engine.verify(await prompt(engine), (), proposal, params())
+        await engine.verify_tokens(await prompt(engine), (), proposal, params())
     assert refusal.value.parameter == field
     assert field in refusal.value.message
 
@@ -331,8 +331,8 @@ async def test_malformed_proposal_is_refused_by_field(
 async def test_open_tokens_that_leave_no_room_are_refused(engine: TransformersEngine) -> None:
     context, nothing = await prompt(engine), Proposal((), (), "", 0.0)
     for call in (
-        engine.verify(context, (10**6,), nothing, params()),
-        engine.verify(context, (5,) * 3, nothing, params(max_tokens=3)),
+        engine.verify_tokens(context, (10**6,), nothing, params()),
+        engine.verify_tokens(context, (5,) * 3, nothing, params(max_tokens=3)),
         engine.propose(context, (10**6,), params(), 1),
     ):
         with pytest.raises(InvalidRequest) as refusal:

@@ -155,7 +155,7 @@ async def test_greedy_tree_keeps_the_targets_own_path_and_changes_nothing(
         done = len(segment_tokens(context)) + len(open_ids)
         proposal, num_right = a_tree(engine, answer[done:55], rng)
         rest = replace(what, max_tokens=60 - len(segment_tokens(context)))
-        verified = await engine.verify(context, open_ids, replace(proposal, state_layer=1), rest)
+        verified = await engine.verify_tokens(context, open_ids, replace(proposal, state_layer=1), rest)
         context, open_ids = context.extended(*verified.segments), verified.open_ids
         assert verified.num_accepted == num_right
         assert [*segment_tokens(context), *open_ids] == answer[: done + num_right + 1]
@@ -179,7 +179,7 @@ async def test_engine_without_trees_verifies_the_first_alternatives(checkpoint: 
     alone = await segments_of(engine, context, what)
     answer = [token for one in alone for token in one.token_ids]
     tree = certainly(engine, (answer[0], 1, answer[1], 2, answer[2]))
-    verified = await engine.verify(context, (), replace(tree, parents=(-1, -1, 0, 0, 2)), what)
+    verified = await engine.verify_tokens(context, (), replace(tree, parents=(-1, -1, 0, 0, 2)), what)
     written = [*(token for one in verified.segments for token in one.token_ids), *verified.open_ids]
     assert verified.num_accepted == 3 and written == answer[:4]
     await engine.aclose()
@@ -193,7 +193,7 @@ async def test_tree_that_leaves_no_room_or_is_too_large_is_verified_as_a_chain(
     for max_tokens, limit, num_kept, num_written in ((2, 9, 0, 1), (3, 9, 3, 3), (9, 9, 3, 4), (9, 3, 0, 1)):
         monkeypatch.setattr("semspec.engine.calls.MAX_TREE_TOKENS", limit)
         what = params(sampling=SamplingParams(0), max_segments=0, max_tokens=max_tokens)
-        verified = await engine.verify(context, (), tree, what)
+        verified = await engine.verify_tokens(context, (), tree, what)
         written = [*(token for one in verified.segments for token in one.token_ids), *verified.open_ids]
         assert verified.num_accepted == num_kept and written == answer[:num_written]
 
@@ -210,7 +210,7 @@ async def test_tree_of_drawn_tokens_is_refused(engine: TransformersEngine) -> No
     halves = Distribution(b"\x05\0\0\0\x06\0\0\0", b"\0\0\0?" * 2)
     tree = replace(certainly(engine, (5, 6)), parents=(-1, -1))
     with pytest.raises(InvalidRequest, match="tokens of a tree are not drawn") as refusal:
-        await engine.verify(await prompt(engine), (), replace(tree, distributions=(halves, halves)), params())
+        await engine.verify_tokens(await prompt(engine), (), replace(tree, distributions=(halves, halves)), params())
     assert refusal.value.parameter == "proposal.distributions[0]"
 
 
@@ -222,7 +222,7 @@ async def test_call_cancelled_within_a_tree_leaves_no_trace(engine: Transformers
     for num_tokens in range(1, 12):
         engine._cache.clear()
         await engine.score(context, [(await segments_of(engine, context, what))[0]], "s")
-        call = engine._calls.verify(context, (), tree, what)
+        call = engine._calls.verify_tokens(context, (), tree, what)
         feed = next(call)
         assert isinstance(feed, Feed)
         run_step(engine.lm, [(feed, min(num_tokens, feed.num_left))])
@@ -238,7 +238,7 @@ async def test_trees_and_other_calls_share_steps_of_few_tokens(engine: Transform
     what = params(sampling=SamplingParams(0), max_segments=0, max_tokens=60)
     engine._worker._scheduler = Scheduler(engine._cache, 4 << 30, 5)
     tree = replace(certainly(engine, (answer[0], 1, answer[1], 2, answer[2])), parents=(-1, -1, 0, 0, 2))
-    calls = (engine.verify(context, (), tree, replace(what, session=f"{number}")) for number in range(4))
+    calls = (engine.verify_tokens(context, (), tree, replace(what, session=f"{number}")) for number in range(4))
     both = asyncio.gather(*calls), greedy(engine)
     verified, again = await asyncio.gather(*both)
     assert [one.num_accepted for one in verified] == [3] * 4 and again == answer

@@ -167,7 +167,7 @@ class FakeModel:
         certain = [Distribution(struct.pack("<I", token), struct.pack("<f", 1)) for token in token_ids]
         return Proposal(token_ids, tuple(certain), TOKENIZER, 0.0)
 
-    async def verify(
+    async def verify_tokens(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
     ) -> VerifiedTokens:
         """Accepts the tokens that it would have written itself, and adds one."""

@@ -121,7 +121,7 @@ class FakeEngine:
         one = Distribution(struct.pack("<I", token), struct.pack("<f", 1.0))
         return Proposal((token,) * num_tokens, (one,) * num_tokens, "tokens-1", 0.5)
 
-    async def verify(
+    async def verify_tokens(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
     ) -> VerifiedTokens:
         """Keeps every proposed token but the last, and ends a segment after the first."""

@@ -39,7 +39,9 @@ async def test_pool_of_one_answers_as_the_engine_does() -> None:
         assert await target.encode("plain") == await engine.encode("plain")
         assert await target.tokenize("abc") == await engine.tokenize("abc")
         assert await target.score(CONTEXT, [SEGMENT], "s") == await engine.score(CONTEXT, [SEGMENT], "s")
-        assert await target.verify(CONTEXT, [5], PROPOSAL, ORDER) == await engine.verify(CONTEXT, [5], PROPOSAL, ORDER)
+        assert await target.verify_tokens(CONTEXT, [5], PROPOSAL, ORDER) == await engine.verify_tokens(
+            CONTEXT, [5], PROPOSAL, ORDER
+        )
         assert await target.score_choices(CONTEXT, "?", "", ["1", "2"]) == await engine.score_choices(
             CONTEXT, "?", "", ["1", "2"]
         )

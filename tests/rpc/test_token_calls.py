@@ -198,8 +198,8 @@ async def test_remote_calls_answer_as_the_engine_does() -> None:
     async with served(engine, engine) as (drafter, target):
         assert await drafter.propose(CONTEXT, OPEN_IDS, ORDER, 3) == await engine.propose(CONTEXT, OPEN_IDS, ORDER, 3)
         for proposal in (PROPOSAL, Proposal((), (), "", 0.0)):
-            verified = await target.verify(CONTEXT, OPEN_IDS, proposal, ORDER)
-            assert verified == await engine.verify(CONTEXT, OPEN_IDS, proposal, ORDER)
+            verified = await target.verify_tokens(CONTEXT, OPEN_IDS, proposal, ORDER)
+            assert verified == await engine.verify_tokens(CONTEXT, OPEN_IDS, proposal, ORDER)
         asked = (CONTEXT, "Is it so?", "<think>It is ", ["so", "not", "maybe"], "s")
         assert await target.score_choices(*asked) == await engine.score_choices(*asked)
 
@@ -219,7 +219,7 @@ async def test_calls_are_retried_while_the_service_is_away(call: str) -> None:
         if call == "propose":
             await drafter.propose(CONTEXT, (), ORDER, 1)
         elif call == "verify":
-            await target.verify(CONTEXT, (), PROPOSAL, ORDER)
+            await target.verify_tokens(CONTEXT, (), PROPOSAL, ORDER)
         elif call == "tokenize":
             await target.tokenize("Is it so?")
         else:
@@ -232,7 +232,7 @@ async def test_malformed_answers_are_the_services_defect() -> None:
         async def propose(self, *_: object) -> Proposal:
             return Proposal((1, 2), (HALVES,), "tokens-1", 0.0)
 
-        async def verify(self, *_: object) -> VerifiedTokens:
+        async def verify_tokens(self, *_: object) -> VerifiedTokens:
             return VerifiedTokens((SEGMENT,), (), 3, 0.0)
 
         async def score_choices(self, *_: object) -> ChoiceScores:
@@ -241,7 +241,7 @@ async def test_malformed_answers_are_the_services_defect() -> None:
     async with served(Confused(), Confused()) as (drafter, target):
         for answer in (
             drafter.propose(CONTEXT, (), ORDER, 2),
-            target.verify(CONTEXT, (), PROPOSAL, ORDER),
+            target.verify_tokens(CONTEXT, (), PROPOSAL, ORDER),
             target.score_choices(CONTEXT, "Is it so?", "", ["so"]),
         ):
             with pytest.raises(InternalError, match="malformed answer"):
@@ -253,7 +253,7 @@ async def test_token_ids_that_protobuf_cannot_hold_are_the_callers_mistake(open_
     async with served(FakeEngine(), FakeEngine()) as (drafter, target):
         for call in (
             drafter.propose(CONTEXT, open_ids, ORDER, 1),
-            target.verify(CONTEXT, open_ids, PROPOSAL, ORDER),
+            target.verify_tokens(CONTEXT, open_ids, PROPOSAL, ORDER),
         ):
             with pytest.raises(InvalidRequest):
                 await call
@@ -280,8 +280,8 @@ async def test_rounds_over_the_wire_equal_rounds_in_process(checkpoints: dict[st
             proposal = await drafter.propose(context, open_ids, params, 4)
             local = await draft.propose(context, open_ids, params, 4)
             assert replace(proposal, duration_ms=0) == replace(local, duration_ms=0)
-            verified = await remote.verify(context, open_ids, proposal, params)
-            same = await target.verify(context, open_ids, local, params)
+            verified = await remote.verify_tokens(context, open_ids, proposal, params)
+            same = await target.verify_tokens(context, open_ids, local, params)
             assert replace(verified, duration_ms=0) == replace(same, duration_ms=0)
             assert verified.duration_ms > 0
             if verified.segments and verified.segments[-1].end is SegmentEnd.EOS:
@@ -309,10 +309,10 @@ async def test_refusals_of_the_engine_arrive_as_raised(checkpoints: dict[str, Pa
         context = Context((await remote.encode(PROMPT),))
         params = GenerationParams(SamplingParams())
         with pytest.raises(Mismatch, match="different ordinary tokens"):
-            await remote.verify(context, (), Proposal((5,), (one,), "another", 0.0), params)
+            await remote.verify_tokens(context, (), Proposal((5,), (one,), "another", 0.0), params)
         tokenizer = (await remote.info()).tokenizer
         with pytest.raises(InvalidRequest) as refusal:
-            await remote.verify(context, (), Proposal((6,), (one,), tokenizer, 0.0), params)
+            await remote.verify_tokens(context, (), Proposal((6,), (one,), tokenizer, 0.0), params)
         assert refusal.value.parameter == "proposal.distributions[0]"
         with pytest.raises(ContextTooLong):
             await drafter.propose(context, (5,) * 600, params, 1)

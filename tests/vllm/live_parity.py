@@ -136,7 +136,7 @@ async def test_proposals_and_their_verification_are_ours(
     for seed, (context, proposal) in enumerate(zip(started, proposals, strict=True)):
         what = params(seed, temperature)
         verified, expected_tokens = await asyncio.gather(
-            theirs.verify(context, (), proposal, what), ours.verify(context, (), proposal, what)
+            theirs.verify_tokens(context, (), proposal, what), ours.verify_tokens(context, (), proposal, what)
         )
         assert replace(verified, duration_ms=0) == replace(expected_tokens, duration_ms=0)
         num_accepted += verified.num_accepted

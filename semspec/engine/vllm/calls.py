@@ -13,7 +13,7 @@ from semspec.engine.logits import (
     token_logprob,
 )
 from semspec.engine.segmentation import TokenSegmenter
-from semspec.engine.speculative import draw_with_distribution, verify_tokens
+from semspec.engine.speculative import draw_with_distribution, rejection_sample
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.vllm.requests import Choose, Generate, Propose, Request, Score, Verify
 from semspec.types import (
@@ -223,7 +223,7 @@ class VerifyCall(Call):
     def finish(self, means: Sequence[Tensor]) -> None:
         request, ended = self._request, self._tokenizer if self._request.is_after_end else None
         rows = torch.cat(self.rows)
-        chosen = verify_tokens(rows, request.drafted, request.distributions, request.sampling, self._position, ended)
+        chosen = rejection_sample(rows, request.drafted, request.distributions, request.sampling, self._position, ended)
         self.results = [chosen]
 
 

@@ -172,7 +172,7 @@ class VllmEngine:
         proposal: Proposal = (await self._result(tokens, Propose(params.sampling, num_tokens), num_tokens))[0]
         return replace(proposal, duration_ms=(perf_counter() - start) * 1e3)
 
-    async def verify(
+    async def verify_tokens(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
     ) -> VerifiedTokens:
         check_token_ids(self.tokenizer, open_ids, "open_token_ids")

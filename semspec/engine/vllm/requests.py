@@ -53,7 +53,7 @@ class Score:
 @dataclass(frozen=True, slots=True)
 class Verify:
     """Speculative sampling of `drafted`, of which the first `num_fed` are the last of the request's tokens: the tokens
-    that `semspec.engine.speculative.verify_tokens` returns."""
+    that `semspec.engine.speculative.rejection_sample` returns."""
 
     drafted: tuple[int, ...]
     num_fed: int

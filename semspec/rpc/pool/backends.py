@@ -188,12 +188,12 @@ class PooledTarget(_PooledWriter[RemoteTarget]):
             self._note(projection, score.states)
         return scores
 
-    async def verify(
+    async def verify_tokens(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
     ) -> VerifiedTokens:
-        """See `Target.verify`."""
+        """See `Target.verify_tokens`."""
         return await self._pool.call(
-            lambda target: target.verify(context, open_ids, proposal, params), params.session, self._model
+            lambda target: target.verify_tokens(context, open_ids, proposal, params), params.session, self._model
         )
 
     async def score_choices(
