@@ -8,6 +8,8 @@ import pytest
 
 from semspec import cli
 
+pytestmark = pytest.mark.slow
+
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

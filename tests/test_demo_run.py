@@ -13,6 +13,7 @@ from semspec.demo.client import Answer, ChatClient, Client, Strategy, boxed, in_
 from semspec.demo.problems import make_problem
 from semspec.demo.run import STRATEGIES
 
+pytestmark = pytest.mark.slow
 PROBLEM = make_problem(3)
 
 

@@ -24,6 +24,7 @@ from semspec.commands.serve import serve
 from semspec.keys import entry
 from semspec.stack import BUNDLED_PAIR, Stack, StackConfig, StackError, restarts
 
+pytestmark = pytest.mark.slow
 SERVICE = """
 import os, sys, time
 role = sys.argv[1]

@@ -15,6 +15,7 @@ import pytest
 
 from tests.commands.support import ANSWER, CERTAIN, QUESTION, Live
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("semspec", "gateway", "services", "training", "bench", "demo")
 NO_SOURCES = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist")

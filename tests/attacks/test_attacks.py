@@ -14,7 +14,7 @@ from tests.attacks.ground import Ground
 from tests.attacks.report import line, page, read, write
 from tests.served import OTHER_KEY
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 SEED = 19
 SAMPLE = (

@@ -19,6 +19,7 @@ from semspec.bench.gpu.shapes import PAPER, TINY, fitted
 from semspec.bench.gpu.timing import LEAST_REPETITIONS, Light, Timer, summarised
 from semspec.engine.cuda_graph import MAX_TOKENS
 
+pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
 ALLOWED = ("torch", "transformers", "numpy", "safetensors", "scipy", "matplotlib", "pydantic")
 """What a bare machine has, with what these need themselves."""

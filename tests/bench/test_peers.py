@@ -22,6 +22,7 @@ from semspec.engine.checkpoint import load_tokenizer
 from semspec.stack.config import BUNDLED_PAIR
 from semspec.types import Message
 
+pytestmark = pytest.mark.slow
 SHORT = 10_015_004
 """Problem with a short answer."""
 

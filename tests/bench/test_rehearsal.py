@@ -13,6 +13,8 @@ from semspec.training.config import read_config, read_yaml
 from semspec.training.progress import Reporter
 from tests.bench.tiny_pair import METHODS, save_models, save_pair_file, use_hub
 
+pytestmark = pytest.mark.slow
+
 
 def test_one_command_makes_every_published_row_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -19,6 +19,7 @@ from semspec.training.report.document import Bullets, Code, Section, Table, Text
 from tests.bench.made_up import COST, FEW, HOSTILE, RATES, made_up_run
 from tests.pages import num_pictures
 
+pytestmark = pytest.mark.slow
 PICTURES = ("quality", "pareto", "speedup", "round", "depth")
 ROOT = Path(__file__).resolve().parents[2]
 PROBES = ROOT / "bench/results/probes/report.json"

@@ -21,6 +21,7 @@ from semspec.errors import InvalidRequest
 from semspec.stack import BUNDLED_PAIR
 from semspec.training.progress import Reporter
 
+pytestmark = pytest.mark.slow
 LABELS = ("in-process/draft", "in-process/semantic:threshold=0.1")
 
 

@@ -20,6 +20,7 @@ from semspec.stack.config import BUNDLED_PAIR
 from semspec.types import Message
 from tests.test_stack import is_running, left_alive
 
+pytestmark = pytest.mark.slow
 STAND_IN = """#!{python}
 import json, subprocess, sys, time
 from http.server import BaseHTTPRequestHandler, HTTPServer

@@ -10,7 +10,7 @@ from tests.chaos.faults import TABLE, Fault
 from tests.chaos.site import built
 from tests.chaos.trial import Bench
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -11,6 +11,7 @@ import pytest
 from tests.chaos.proxy import PASSING, Link, Proxy, listening
 from tests.stack.support import GENEROUS_S
 
+pytestmark = pytest.mark.slow
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 

@@ -12,6 +12,7 @@ from tests.chaos.faults import TABLE, Fault, Promise
 from tests.chaos.report import Report
 from tests.chaos.trial import Outcome, Trial, misfit
 
+pytestmark = pytest.mark.slow
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 RECORDS = [{"index": index, "text": f"segment {index}"} for index in range(3)]
 ANSWER = Answer("id", "text", [*RECORDS], None, False)

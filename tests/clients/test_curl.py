@@ -9,7 +9,7 @@ import pytest
 
 from tests.clients.conftest import GENEROUS_S, Server
 
-pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")]
 
 
 def curl(server: Server, path: str, body: dict[str, Any], *options: str) -> tuple[int, str]:

@@ -8,6 +8,8 @@ from huggingface_hub.errors import ValidationError
 
 from tests.clients.conftest import GENEROUS_S, Server
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def client(server: Server) -> InferenceClient:

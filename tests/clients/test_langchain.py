@@ -7,6 +7,8 @@ from pydantic import SecretStr
 
 from tests.clients.conftest import GENEROUS_S, Server
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def chat(server: Server) -> ChatOpenAI:

@@ -25,6 +25,7 @@ from tests.gateway.conftest import redis_url
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import API_KEY, Gateway, make_settings, running_gateway
 
+pytestmark = pytest.mark.slow
 __all__ = ["redis_url"]
 
 ROOT = Path(__file__).resolve().parents[2]

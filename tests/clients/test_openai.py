@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 
 from tests.clients.conftest import GENEROUS_S, Server
 
-pytestmark = pytest.mark.asyncio(loop_scope="package")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
 MODEL = "semspec-demo"
 

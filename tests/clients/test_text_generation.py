@@ -10,6 +10,7 @@ import pytest
 
 from tests.clients.conftest import GENEROUS_S, Server
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -18,6 +18,7 @@ from rich.console import Console
 from semspec.commands.screen import ColourScreen
 from tests.commands.support import ANSWER, CERTAIN, QUESTION, Json, Live, command, record, semspec
 
+pytestmark = pytest.mark.slow
 LONG_QUESTION = " ".join(
     ["Tom has pens: 90.", *(f"Day {day}: Tom loses 3 pens." for day in range(1, 16)), "How many pens does Tom have?"]
 )

@@ -15,6 +15,7 @@ from semspec.commands.checks.models import count_weights, look_at
 from semspec.stack import BUNDLED_PAIR
 from tests.commands.support import Live
 
+pytestmark = pytest.mark.slow
 Checks = dict[str, Check]
 
 

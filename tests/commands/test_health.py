@@ -11,6 +11,8 @@ from semspec.rpc.servicers import DRAFT, TARGET, draft_service
 from tests.commands.support import Live, semspec
 from tests.rpc.fakes import FakeEngine, settings
 
+pytestmark = pytest.mark.slow
+
 
 async def health(*words: str) -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(semspec, "health", *words)

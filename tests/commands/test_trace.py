@@ -10,6 +10,7 @@ from semspec import cli
 from semspec.commands.waterfall import page
 from tests.commands.support import Json, Live, record, semspec
 
+pytestmark = pytest.mark.slow
 STAGES = {"draft", "read", "judge", "write", "wire"}
 
 

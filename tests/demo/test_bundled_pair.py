@@ -14,6 +14,7 @@ from semspec.bench.tasks import Question, load_task
 from semspec.engine.checkpoint import load_tokenizer, model_fingerprint, tokenizer_fingerprint
 from semspec.stack import BUNDLED_PAIR
 
+pytestmark = pytest.mark.slow
 MEBIBYTE = 1 << 20
 
 

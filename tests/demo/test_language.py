@@ -15,6 +15,7 @@ from semspec.demo.train_models import RECIPES
 from semspec.demo.wording import DRAFT_AUTHOR, TARGET_AUTHOR, Author, read
 from semspec.engine.tokenization import option_ids, turn_after
 
+pytestmark = pytest.mark.slow
 SEEDS = range(0, 60)
 
 

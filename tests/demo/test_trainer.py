@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from semspec.demo.trainer import Course, Trainer
 
+pytestmark = pytest.mark.slow
 COURSE = Course(num_steps=130, matrix_learning_rate=0.02, learning_rate=0.01)
 
 

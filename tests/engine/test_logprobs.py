@@ -25,6 +25,7 @@ from tests.engine.models import lm_of, random_model
 from tests.engine.test_equivalence import params, prompt, written
 from tests.rpc.fakes import serving
 
+pytestmark = pytest.mark.slow
 MULTILINGUAL = "Já 你好, 𝛑 ≈ 3.14 — naïve\n\n\u200d👩\u200d👧 <think>é</think>"
 
 

@@ -15,6 +15,7 @@ from semspec.engine.speculative import dense, draw_with_distribution, num_embedd
 from semspec.types import Distribution, SamplingParams, uniform
 from tests.engine.speculation import always_accepting, own_stream
 
+pytestmark = pytest.mark.slow
 NUM_SEEDS = 1000
 TARGET_LOGITS = torch.tensor(
     [[1.0, 0.0, 2.0, -1.0], [0.0, 2.0, 0.5, 0.0], [2.0, 2.0, -2.0, 1.0], [0.0, -1.0, 1.0, 3.0]]

@@ -42,6 +42,8 @@ from tests.engine.speculation import (
 )
 from tests.engine.test_equivalence import HOT, params, prompt, written
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def checkpoint(checkpoints: dict[str, Path]) -> Path:

@@ -23,6 +23,7 @@ from tests.gateway.test_resume import (
     text,
 )
 
+pytestmark = pytest.mark.slow
 TARGET: dict[str, Any] = {"model": "semspec-demo:target"}
 
 

@@ -15,6 +15,7 @@ from tests.gateway.fakes import FakeModel, Fakes, FakeVerifier
 from tests.gateway.support import GENEROUS_S, Gateway, GatewayFactory, eventually
 from tests.gateway.test_resume import only_running
 
+pytestmark = pytest.mark.slow
 BY_TARGET = [s for s in STRATEGIES if s not in ("token-level", "retrieval", "spec-thinking", "draft")]
 """The others go on with other words (ADR 3), or hardly need the target."""
 OUTAGE = 5

@@ -13,6 +13,8 @@ from semspec.gateway.settings import GatewaySettings
 from semspec.settings import load_settings
 from tests.gateway.support import free_port, wait_for_port
 
+pytestmark = pytest.mark.slow
+
 
 def run(code: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *code], env=environment, capture_output=True, text=True, timeout=60)

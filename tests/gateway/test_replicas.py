@@ -8,6 +8,8 @@ from pydantic import ValidationError
 from semspec.gateway.metrics import POOLED, Metrics
 from semspec.gateway.settings import GatewaySettings
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass
 class Counts:

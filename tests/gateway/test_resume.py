@@ -16,6 +16,7 @@ from semspec.gateway.store.journal import Journal
 from tests.gateway.fakes import NUM_SEGMENTS, Fakes
 from tests.gateway.support import Gateway, GatewayFactory, RedisServer, eventually
 
+pytestmark = pytest.mark.slow
 MESSAGES = [{"role": "user", "content": "How many?"}]
 REPEATABLE = [strategy for strategy in STRATEGIES if strategy not in ("token-level", "retrieval")]
 """The others go on with other words (ADR 3)."""

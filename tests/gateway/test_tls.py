@@ -16,6 +16,7 @@ from semspec.settings import load_settings
 from tests.certificates import Authority, Pair
 from tests.gateway.support import free_port, wait_for_port
 
+pytestmark = pytest.mark.slow
 GENEROUS_S = 30.0
 
 

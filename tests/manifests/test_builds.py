@@ -8,7 +8,7 @@ from tests.manifests.checks import problems
 from tests.manifests.custom import OWN_KINDS
 from tests.manifests.kustomize import Build, builds, has_tool
 
-pytestmark = pytest.mark.skipif(not has_tool(), reason="neither kubectl nor kustomize is installed")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not has_tool(), reason="neither kubectl nor kustomize is installed")]
 
 BUILDS = list(builds())
 VERSIONS = ("1.30", "1.34", "1.37")

@@ -9,7 +9,7 @@ from tests.manifests.checks import CHECKS, Check, problems
 from tests.manifests.kustomize import ENGINES, Build, Objects, has_tool
 from tests.manifests.objects import name_of
 
-pytestmark = pytest.mark.skipif(not has_tool(), reason="neither kubectl nor kustomize is installed")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not has_tool(), reason="neither kubectl nor kustomize is installed")]
 
 CPU, ALL = Build("cpu", ("monitoring",)), Build("scaled", ("tls",))
 REMOVE = object()

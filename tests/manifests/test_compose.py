@@ -8,7 +8,7 @@ from tests.compose.support import SECRETS, TENSOR_PARALLEL, TWO_GPU, VLLM, compo
 from tests.manifests.kustomize import ENGINES, Build, has_tool
 from tests.manifests.objects import pods
 
-pytestmark = pytest.mark.skipif(not has_tool(), reason="neither kubectl nor kustomize is installed")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not has_tool(), reason="neither kubectl nor kustomize is installed")]
 
 
 def compose_images(*overlays: Path) -> dict[str, str]:

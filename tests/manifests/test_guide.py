@@ -15,6 +15,7 @@ from tests.manifests.environment import SECRETS
 from tests.manifests.kustomize import ENGINES, INCLUDED, OPTIONAL, ROOT, Build, build_folder, has_tool
 from tests.manifests.objects import of_kind, pods
 
+pytestmark = pytest.mark.slow
 GUIDE = (ROOT / "docs" / "kubernetes.md").read_text()
 wants_tool = pytest.mark.skipif(not has_tool(), reason="neither kubectl nor kustomize is installed")
 

@@ -15,6 +15,7 @@ from tests.compose.support import SECRETS, TWO_GPU, composed
 from tests.manifests.custom import ALERTS
 from tests.manifests.kustomize import ENGINES, INCLUDED, KUBERNETES, OPTIONAL, ROOT
 
+pytestmark = pytest.mark.slow
 FOLDERS = sorted(path.parent for path in KUBERNETES.rglob("kustomization.yaml") if path.parent.name != "probe-training")
 GPU = KUBERNETES / "components" / "gpu"
 

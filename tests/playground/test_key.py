@@ -5,7 +5,7 @@ from playwright.async_api import Browser, Page, Request, expect
 
 from tests.playground.browser import Site, opened
 
-pytestmark = pytest.mark.asyncio(loop_scope="package")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
 REFUSED = "401 (Unauthorized)"
 STORED = "sessionStorage.getItem('semspec.key')"

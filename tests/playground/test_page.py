@@ -12,7 +12,7 @@ from playwright.async_api import Browser, Page, expect
 
 from tests.playground.browser import PHONE, Scheme, Site, opened
 
-pytestmark = pytest.mark.asyncio(loop_scope="package")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
 SEED = 6
 """With it some of the draft's segments of the example are refused, under the default and the strictest rule alike."""

@@ -8,7 +8,7 @@ from playwright.async_api import Browser, Page, expect
 from tests.playground.browser import Site, opened
 from tests.playground.fakes import ID, ScriptedGateway, drafted, record
 
-pytestmark = pytest.mark.asyncio(loop_scope="package")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
 BROKEN = "ERR_INCOMPLETE_CHUNKED_ENCODING"
 

@@ -29,7 +29,7 @@ from tests.gateway.support import make_settings, redis_server, running_gateway
 from tests.remote.servers import NAME, Script, serving
 from tests.remote.support import PARAGRAPH, TO_THE_END, Local, collected, segments
 
-pytestmark = pytest.mark.asyncio(loop_scope="package")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
 MODEL = str(BUNDLED_PAIR / "target")
 

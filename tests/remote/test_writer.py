@@ -15,7 +15,7 @@ from semspec.types import Context, GeneratedSegment, GenerationParams, SamplingP
 from tests.remote.servers import NAME, Json, Script, serving
 from tests.remote.support import PARAGRAPH, PROMPT, TO_THE_END, Local, collected, segments
 
-pytestmark = pytest.mark.asyncio(loop_scope="package")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
 every_api = pytest.mark.parametrize("api", get_args(Api))
 STEP = "On day 1, Sara gets 9 extra books, hence the number comes to 38 + 9 = 47 at the moment."

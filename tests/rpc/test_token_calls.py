@@ -37,6 +37,7 @@ from tests.engine.test_equivalence import PROMPT
 from tests.rpc.fakes import CONTEXT, HALVES, ORDER, PROPOSAL, SEGMENT, FakeEngine, serving
 from tests.rpc.test_convert import contexts, durations, orders, probabilities, segments, text, token_ids, uint32
 
+pytestmark = pytest.mark.slow
 OPEN_IDS = (8, 9)
 
 distributions = st.integers(1, 5).flatmap(

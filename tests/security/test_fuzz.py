@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from tests.security.test_services import METHODS, addresses, path_of, sound_messages, status
 
+pytestmark = pytest.mark.slow
 __all__ = ["addresses"]
 
 FUZZ_S = float(os.environ.get("SEMSPEC_FUZZ_S", "60"))

@@ -19,7 +19,7 @@ from semspec.stack.redis import find_server
 from tests.certificates import Authority
 from tests.gateway.support import free_port, wait_for_port
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 GENEROUS_S = 120.0
 SERVICES = ("DRAFT", "TARGET", "VERIFIER")

@@ -27,6 +27,7 @@ from semspec.v1 import draft_pb2, target_pb2, types_pb2, verifier_pb2
 from tests.checkpoints import random_probes
 from tests.rpc.fakes import ORDER, PROPOSAL, SEGMENT, FakeEngine, FakeVerifier, serving, settings
 
+pytestmark = pytest.mark.slow
 TOKEN = secrets.token_urlsafe(32)
 SERVICES: dict[str, Service[Any]] = {
     "Draft": draft_service(FakeEngine),

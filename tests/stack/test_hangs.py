@@ -13,7 +13,7 @@ import pytest
 from semspec.stack import Stack, StackConfig
 from tests.stack.support import GENEROUS_S, Json, Running, answer_of, until_first_segment
 
-pytestmark = pytest.mark.asyncio(loop_scope="package")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
 STALL_S = 2.0
 SERVICE = """

@@ -5,7 +5,7 @@ import pytest
 
 from tests.stack.support import Json, Running, Victim, answer_of, text_of, until_first_segment
 
-pytestmark = pytest.mark.asyncio(loop_scope="package")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
 LONG: Json = {"seed": 4, "max_tokens": 600}
 """Seconds of work, of which a test sees the first segment."""

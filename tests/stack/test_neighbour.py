@@ -23,6 +23,7 @@ from tests.checkpoints import random_probes, save_spelling_checkpoint
 from tests.grammars.schemas import COSTLY, COUNTED
 from tests.stack.support import GENEROUS_S, Running, chat_body
 
+pytestmark = pytest.mark.slow
 COSTS = "too much time or memory|no time to check"  # the second on a busy machine
 ATTACKER, NEIGHBOUR = "sk-attacker", "sk-neighbour"
 LONGEST_S = 15.0

@@ -11,7 +11,7 @@ from semspec.training.data.writers import CachedModel, EngineWriter, ServerWrite
 from semspec.types import Context, SamplingParams, Segmentation, SegmentEnd, Writer, derive_seed
 from tests.stack.support import QUESTION, Pair, Running
 
-pytestmark = pytest.mark.asyncio(loop_scope="package")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
 API_KEY = "SEMSPEC_API_KEY"
 SEEDS = [3, 14, 159, 2653]

@@ -35,7 +35,7 @@ from tests.stack.support import (
     text_of,
 )
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 TURNS = "semspec:session:{{{}}}:turns"
 """Key in Redis of a session's turns."""

@@ -19,7 +19,7 @@ from tests.attacks.forked import ordinary_user
 from tests.stack.support import GENEROUS_S, Pair, Running
 from tests.test_stack import SERVICE, left_alive
 
-pytestmark = pytest.mark.asyncio(loop_scope="package")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
 
 async def refusal(config: StackConfig, is_seen_by_doctor: bool = True) -> StackError:

@@ -24,7 +24,7 @@ from tests.stack.support import (
     until_first_segment,
 )
 
-pytestmark = pytest.mark.asyncio(loop_scope="package")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
 NUM_TOKENS = 400
 LONG: Json = {"seed": 4, "max_tokens": NUM_TOKENS, "temperature": 0}

@@ -8,7 +8,7 @@ import pytest
 from semspec.stack import Stack, StackConfig
 from tests.stack.support import GENEROUS_S, Running
 
-pytestmark = pytest.mark.asyncio(loop_scope="package")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
 DEAD = "http://127.0.0.1:9"
 """Address of a proxy that does not run."""

@@ -11,7 +11,7 @@ from semspec.types import Context, Message, SamplingParams
 from tests.stack.support import GENEROUS_S, QUESTION, Pair, Running
 from tests.stack.test_whole_way import MAX_TOKENS, assert_same, in_process
 
-pytestmark = pytest.mark.asyncio(loop_scope="package")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
 
 async def test_pair_without_probes_answers_as_the_loop_in_process(stack_config: StackConfig, pair: Pair) -> None:

@@ -10,6 +10,7 @@ from semspec.demo.wording import read
 from studies.nli.data import CONTRADICTION, ENTAILMENT, NEUTRAL, pairs, relation
 from studies.nli.train import COURSE, WINDOW, Examples, build_nli_model, build_nli_tokenizer
 
+pytestmark = pytest.mark.slow
 CHANGE = Proposition("change", (2, "Tom", "pens", "+", 4, 25, 29))
 SWAP = Proposition("swap", (2, "a", "c", "a1 b2 c3 d4"))
 

@@ -10,7 +10,7 @@ import pytest
 from tests.test_observability.collector import Received, collecting, named
 from tests.test_observability.conftest import Observed
 
-pytestmark = pytest.mark.asyncio(loop_scope="package")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
 QUESTION = "Tom has marbles: 47. Day 1: Tom sells 16 marbles. Day 2: Tom finds 25 marbles. How many marbles?"
 TRACE_ID, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

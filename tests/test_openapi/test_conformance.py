@@ -8,7 +8,7 @@ import pytest
 from tests.gateway.support import Gateway
 from tests.test_openapi.support import sent
 
-pytestmark = pytest.mark.asyncio(loop_scope="package")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
 NUM_CASES = 250
 

@@ -14,6 +14,7 @@ from semspec.gateway.app import create_app
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import make_settings, make_store
 
+pytestmark = pytest.mark.slow
 Json = dict[str, Any]
 
 MANUAL = Path(__file__).parents[2] / "docs" / "api.md"

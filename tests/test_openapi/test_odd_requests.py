@@ -8,7 +8,7 @@ import pytest
 
 from tests.gateway.support import API_KEY, Gateway
 
-pytestmark = pytest.mark.asyncio(loop_scope="package")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
 BODY = {"model": "semspec-demo", "messages": [{"role": "user", "content": "How many?"}]}
 DEEP = "[" * 900 + "]" * 900

@@ -28,6 +28,7 @@ from semspec.types import Context, SamplingParams, Segment, Writer, derive_seed
 from tests.gateway.support import RedisServer, bearer, make_settings, redis_server, running_gateway
 from tests.training import support
 
+pytestmark = pytest.mark.slow
 ALICE, COLLECTOR = new_key(), new_key()
 NUM_ANSWERS = 24
 SEED = 11

@@ -20,6 +20,8 @@ from semspec.training.files import (
     write_tensors,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def test_broken_off_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"

@@ -30,6 +30,7 @@ from semspec.training.trainer.states import BATCHES_AHEAD, FeatureSource, StateS
 from semspec.types import Segmentation, SegmentScore, States
 from tests.training.samples import DRAFT_SHAPE, HIDDEN_SIZE, NUM_LAYERS, Watched, write_samples
 
+pytestmark = pytest.mark.slow
 QUICK = FitRecipe(num_epochs=3, batch_size=32, hidden_sizes=(16, 8), device="cpu")
 PCA = Projection(kind="pca", width=6)
 RANDOM = Projection(kind="random", width=6)

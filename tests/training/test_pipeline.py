@@ -27,6 +27,7 @@ from semspec.training.progress import Reporter
 from semspec.types import Context, GenerationParams, Message, SamplingParams, Writer
 from tests.training import support
 
+pytestmark = pytest.mark.slow
 UNSOLVED = {"python": "semspec.demo.probe_data:questions", "arguments": {"split": "tune"}, "id": "id", "limit": 20}
 
 

@@ -15,6 +15,7 @@ from semspec.training.report.document import as_html
 from tests.pages import num_pictures
 from tests.training.judged import guessed, made_up
 
+pytestmark = pytest.mark.slow
 PNG = b"\x89PNG\r\n\x1a\n"
 HOSTILE = "<script>alert('x')</script> & \"quotes\"\n\n"
 EXAMPLES = [Example(HOSTILE, f"before {kind} <i>", 0.9, 0.1, 0.25, None, kind) for kind in KINDS]

@@ -24,6 +24,8 @@ from semspec.training.pipeline import SHARDED, Pipeline
 from semspec.types import Segment, Segmentation, SegmentEnd, Writer
 from tests.training import support
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def made(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Pipeline:

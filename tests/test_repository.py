@@ -8,10 +8,6 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from tests.conftest import SLOW, TESTS
-
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 PACKAGES = ("semspec", "services", "gateway", "training", "bench", "demo")
@@ -81,8 +77,3 @@ def test_gateway_extra_has_no_torch() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = " ".join([*project["dependencies"], *project["optional-dependencies"]["gateway"]])
     assert not any(heavy in names for heavy in ("torch", "transformers", "numpy", "engine"))
-
-
-@pytest.mark.parametrize("name", SLOW)
-def test_slow_names_what_there_is(name: str) -> None:
-    assert (TESTS / name).exists()
