@@ -153,7 +153,6 @@ class ReportConfig(Part):
     learning_curve: tuple[float, ...] = Field((0.125, 0.25, 0.5), description="shares of the training questions")
     max_wrong_accepted: float = Field(0.03, ge=0, le=1, description="limit for the recommended acceptance rule")
     gamma: int = Field(1, ge=1, le=8, description="segments drafted at a time when served; compare with semspec bench")
-    picture_rows: int = Field(2000, ge=0, description="segments in the picture of the states")
 
 
 class LikelihoodConfig(Part):

@@ -22,11 +22,13 @@ from semspec.training.data.contexts import ProbeContext
 from semspec.training.data.labels import Labels
 from semspec.training.data.pair import Pair, info_of
 from semspec.training.data.stages import ClustersStage, ContextsStage, SamplesStage
-from semspec.training.evaluation.evaluate import Cost, Evidence, Predicted, Report, card_curve, evaluate
+from semspec.training.evaluation.acceptance import Cost, card_curve
+from semspec.training.evaluation.evaluate import Evidence, Report, evaluate
 from semspec.training.evaluation.likelihood import LikelihoodReport, Pilot, calibrated, predicted
 from semspec.training.evaluation.likelihood_page import headline, write_likelihood
 from semspec.training.evaluation.plots import StatesPicture
 from semspec.training.evaluation.report import Example, example_rows, write_report
+from semspec.training.evaluation.verification import Predicted
 from semspec.training.files import AGAIN, StageFolder, digest_of, read_json, write_json
 from semspec.training.progress import Reporter
 from semspec.training.trainer.probes import ALTERNATIVES, SERVED, Fitter, Variant, compared, curve, of_domains
@@ -36,6 +38,7 @@ from semspec.types import ModelInfo, SamplingParams, Segmentation, Writer
 T = TypeVar("T")
 NUM_TIMED_CONTEXTS = 24
 TAIL_CHARACTERS = 400
+NUM_PICTURE_ROWS = 2000
 
 
 def measure(pair: Pair, contexts: Sequence[ProbeContext], segmentation: Segmentation, max_tokens: int) -> Cost:
@@ -277,9 +280,9 @@ class Export:
 
     def _picture(self) -> StatesPicture | None:
         """States of the target's last layer for some test segments."""
-        labels, num_rows = self._labels, self._config.report.picture_rows
+        labels = self._labels
         test = labels.where(labels.split == "test")
-        some = np.sort(np.random.default_rng(0).permutation(test)[:num_rows])
+        some = np.sort(np.random.default_rng(0).permutation(test)[:NUM_PICTURE_ROWS])
         if not len(some):
             return None
         source = FeatureSource(self._store, "target", "states", "last", memory_bytes=0)

@@ -5,19 +5,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from semspec.errors import InvalidRequest
-from semspec.training.evaluation import plots
 from semspec.training.evaluation.comparison import DomainCell, LearningPoint
+from semspec.training.evaluation.report import MEASURES, domain_table, learning_table
 from semspec.training.report.document import Block, Code, Table, Text
-from semspec.training.report.drawing import Picture
-from semspec.training.report.numbers import NONE, Measured, measured_decimal
+from semspec.training.report.numbers import Measured, measured_decimal
 
 TRAIN_COMMAND = "semspec train run --config CONFIG"
-MEASURES = ("AUROC of p/q", "wrong accepted at 95% of right")
 
 Json = Mapping[str, Any]
+T = TypeVar("T", LearningPoint, DomainCell)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +31,6 @@ class ProbesReport:
 
     def variants_table(self) -> Table:
         return Table(("probes", *MEASURES), [_row(*one) for one in self.variants])
-
-    def learning_table(self) -> Table:
-        rows = [_row(f"{one.num_contexts:,}", one.auroc, one.wrong_accepted) for one in self.learning_curve]
-        return Table(("contexts learned from", *MEASURES), rows)
-
-    def domains_table(self) -> Table:
-        """AUROC of p/q; the diagonal is within a domain."""
-        columns = list(dict.fromkeys(cell.tested_on for cell in self.domains))
-        found = {(cell.trained_on, cell.tested_on): measured_decimal(cell.auroc) for cell in self.domains}
-        rows = dict.fromkeys(cell.trained_on for cell in self.domains)
-        return Table(
-            ("learned from \\ tested on", *columns),
-            [(row, *(found.get((row, column), NONE) for column in columns)) for row in rows],
-        )
 
 
 def read_probes(path: Path) -> ProbesReport:
@@ -65,33 +50,16 @@ def read_probes(path: Path) -> ProbesReport:
 def offline(probes: ProbesReport | None) -> Iterator[Block]:
     """The learning curve and the domain matrix, or the command that measures them."""
     if probes and probes.learning_curve:
-        points = [
-            f"{one.num_contexts:,} contexts: AUROC {measured_decimal(one.auroc)}" for one in probes.learning_curve
-        ]
-        yield Picture.drawn(
-            "learning_curve",
-            "What more contexts bring",
-            f"Probes for {probes.name}, fitted on shares of the training questions. Bars: one standard error.",
-            "; ".join(points),
-            plots.learning,
-            probes.learning_curve,
-        )
-        yield probes.learning_table()
+        yield Text(f"Probes for {probes.name}, fitted on shares of the training questions:")
+        yield learning_table(probes.learning_curve)
     else:
         yield Text(
             "Not measured: the learning curve. It is in the probes' report; give it with `--probes report.json`."
         )
         yield Code((TRAIN_COMMAND,))
     if probes and probes.domains:
-        yield Picture.drawn(
-            "domains",
-            "Within and across domains",
-            f"Probes for {probes.name} that learned from one domain, on the test questions of another.",
-            "; ".join(f"{one.trained_on} on {one.tested_on}: {measured_decimal(one.auroc)}" for one in probes.domains),
-            plots.domains,
-            probes.domains,
-        )
-        yield probes.domains_table()
+        yield Text(f"AUROC of p/q of probes for {probes.name} that learned from one domain, on questions of another:")
+        yield domain_table(probes.domains)
     else:
         yield Text("Not measured: within and across domains. It takes questions of two domains or more.")
         yield Code((TRAIN_COMMAND,))
@@ -102,9 +70,14 @@ def _report(found: Json) -> ProbesReport:
     return ProbesReport(
         name=found["name"],
         variants=[(name, one["auroc"], one["wrong_accepted"]) for name, one in variants],
-        learning_curve=[LearningPoint(**_measures(one)) for one in found["learning_curve"]],
-        domains=[DomainCell(**_measures(one)) for one in found["domains"]],
+        learning_curve=[_fields(LearningPoint, one) for one in found["learning_curve"]],
+        domains=[_fields(DomainCell, one) for one in found["domains"]],
     )
+
+
+def _fields(kind: type[T], found: Json) -> T:
+    """An object of `kind` with its fields of `found`, which may have more."""
+    return kind(**_measures({name: found[name] for name in kind.__dataclass_fields__}))
 
 
 def _measures(found: Json) -> dict[str, Any]:

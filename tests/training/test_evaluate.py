@@ -6,22 +6,22 @@ from math import isnan, nan
 
 import numpy as np
 import pytest
-from scipy.stats import spearmanr
 from sklearn.metrics import r2_score, roc_auc_score
 
 from semspec.errors import InvalidRequest
 from semspec.training.data.labels import Labels
-from semspec.training.evaluation.acceptance import Drafts, card_curve, outcome, recommend
-from semspec.training.evaluation.evaluate import Cost, Evidence, Predicted, Report, evaluate, expected_calibration_error
+from semspec.training.evaluation.acceptance import Cost, Drafts, card_curve, outcome, recommend
+from semspec.training.evaluation.evaluate import Evidence, Report, evaluate
 from semspec.training.evaluation.metrics import (
     Resampling,
     auroc,
     dense_ranks,
+    expected_calibration_error,
     r2,
     reliability,
-    spearman,
     wrong_accepted,
 )
+from semspec.training.evaluation.verification import Predicted
 from semspec.types import Acceptance
 from tests.training.judged import guessed, made_up
 
@@ -66,11 +66,11 @@ def test_measures_are_those_of_other_libraries_with_weights_as_repetitions() -> 
     label, predicted, weight = rng.integers(0, 5, 50) / 4, rng.random(50).round(1), rng.integers(0, 4, 50)
     right = rng.random(50) < predicted
     repeated = np.repeat(np.arange(50), weight)
-    ranks, weights = (dense_ranks(label), dense_ranks(predicted)), weight.astype(float)
+    weights = weight.astype(float)
     assert r2(label, predicted, weights) == pytest.approx(r2_score(label[repeated], predicted[repeated]))
-    expected = spearmanr(label[repeated], predicted[repeated]).statistic
-    assert spearman(*ranks, weights) == pytest.approx(expected)
-    assert auroc(ranks[1], right, weights) == pytest.approx(roc_auc_score(right[repeated], predicted[repeated]))
+    assert auroc(dense_ranks(predicted), right, weights) == pytest.approx(
+        roc_auc_score(right[repeated], predicted[repeated])
+    )
     error = expected_calibration_error(label[repeated], predicted[repeated])
     assert expected_calibration_error(label, predicted, weights) == pytest.approx(error)
 
@@ -86,7 +86,6 @@ def test_what_cannot_be_had_is_nan() -> None:
         auroc(ranks, np.array([True, True])),
         wrong_accepted(ranks, np.array([False, False])),
         r2(same, same),
-        spearman(ranks, dense_ranks(same)),
         Resampling.of(np.array([7, 7])).measured(lambda weight: 1.0, np.array([7, 7])).error,
         Resampling.of(np.array([7])).measured(lambda weight: 1.0, np.array([], dtype=np.int64)).value,
     ):
@@ -161,11 +160,7 @@ def report() -> Report:
 def test_good_probes_pass(report: Report) -> None:
     assert report.criterion == "truth" and report.verdict.good_enough
     assert report.verdict.headline == "Good enough to serve."
-    assert [one.name for one in report.variants] == ["served", "paper recipe", "surprisal alone", "random"]
-    random = report.variants[-1].verifications["truth"]
-    assert random.auroc.value == pytest.approx(0.5, abs=0.06) and random.sample.acceptance == pytest.approx(
-        0.75, abs=0.03
-    )
+    assert [one.name for one in report.variants] == ["served", "paper recipe", "surprisal alone"]
     by_name = {one.name: one for one in report.comparisons}
     assert by_name["surprisal alone"].as_good and not by_name["paper recipe"].as_good
     text = " ".join(report.verdict.remarks)
@@ -189,12 +184,9 @@ def test_counts_and_curves(report: Report) -> None:
     assert verification.num_right + verification.num_wrong + verification.num_unknown == 2400
     assert verification.num_unknown == report.counts.unknown > 0
     assert report.served.verifications["target says it"].num_unknown == 0
-    assert sum(report.ratios.right) == verification.num_right and sum(report.ratios.wrong) == verification.num_wrong
     assert [point.num_contexts for point in report.learning_curve] == [20, 80]
-    cells = {(cell.trained_on, cell.tested_on): cell for cell in report.domains}
-    assert len(cells) == 4 and sum(cells["algebra", name].num_segments for name in ("algebra", "geometry")) == 2400 - (
-        verification.num_unknown
-    )
+    cells = {(cell.trained_on, cell.tested_on) for cell in report.domains}
+    assert cells == {(one, other) for one in ("algebra", "geometry") for other in ("algebra", "geometry")}
     accepted = [one.acceptance for one in verification.thresholds]
     assert accepted == sorted(accepted, reverse=True) and accepted[0] == 1
     curve = card_curve(report.recommendation.curve)

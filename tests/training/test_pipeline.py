@@ -87,7 +87,7 @@ def test_report_is_whole_and_repeatable(run: Path, tmp_path: Path) -> None:
     folder = run / "work" / "report"
     report = json.loads((folder / "report.json").read_text())
     assert [one["name"] for one in report["variants"]] == [
-        "served", "paper recipe", "states alone", "last layer", "surprisal alone", "random",
+        "served", "paper recipe", "states alone", "last layer", "surprisal alone",
     ]  # fmt: skip
     assert report["counts"]["contexts"].keys() == {"train", "validation", "calibration", "test"}
     page = (folder / "report.html").read_text()

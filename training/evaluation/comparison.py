@@ -1,14 +1,13 @@
 """Compares the served probes with others: other recipes, fewer contexts, other domains."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from semspec.training.data.labels import Labels
-from semspec.training.evaluation.metrics import Floats, Mask, Resampling, auroc, dense_ranks, r2, wrong_accepted
-from semspec.training.evaluation.verification import Criterion, Predicted, drafts
+from semspec.training.evaluation.metrics import Floats, Resampling, auroc, dense_ranks, wrong_accepted
+from semspec.training.evaluation.verification import Criterion, Predicted, drafts, separation
 from semspec.training.report.numbers import Measured
 
 TOLERANCE = 2.0
@@ -64,16 +63,15 @@ class LearningPoint:
     auroc: Measured
     wrong_accepted: Measured
     """At 95% of the right ones accepted."""
-    r2: Measured
-    """R2 of the target's probe on draft-written segments."""
 
 
 def learning_curve(
     labels: Labels, fitted: Sequence[tuple[int, Predicted]], criterion: Criterion, resampling: Resampling
 ) -> tuple[LearningPoint, ...]:
     """Results on the test questions, by ascending number of contexts."""
+    test = labels.split == "test"
     return tuple(
-        LearningPoint(num_contexts, *_measures(labels, predicted, criterion, resampling, labels.split == "test"))
+        LearningPoint(num_contexts, *separation(drafts(labels, predicted, test, criterion), resampling))
         for num_contexts, predicted in sorted(fitted, key=lambda pair: pair[0])
     )
 
@@ -86,41 +84,19 @@ class DomainCell:
     tested_on: str
     auroc: Measured
     wrong_accepted: Measured
-    r2: Measured
-    num_segments: int
-    """Number of draft-written segments known to be right or wrong."""
-    num_wrong: int
 
 
 def domain_matrix(
     labels: Labels, fitted: Mapping[str, Predicted], criterion: Criterion, resampling: Resampling
 ) -> tuple[DomainCell, ...]:
     """The cells, row by row."""
-    return tuple(_cells(labels, fitted, criterion, resampling))
-
-
-def _cells(
-    labels: Labels, fitted: Mapping[str, Predicted], criterion: Criterion, resampling: Resampling
-) -> Iterator[DomainCell]:
     test = labels.split == "test"
-    for trained_on, predicted in fitted.items():
-        for domain in np.unique(labels.domain[test]).tolist():
-            mask = test & (labels.domain == domain)
-            judged = drafts(labels, predicted, mask, criterion)
-            measures = _measures(labels, predicted, criterion, resampling, mask)
-            yield DomainCell(trained_on, domain, *measures, int(judged.known.sum()), judged.num_wrong)
-
-
-def _measures(
-    labels: Labels, predicted: Predicted, criterion: Criterion, resampling: Resampling, mask: Mask
-) -> tuple[Measured, Measured, Measured]:
-    """AUROC, wrong accepted, and R2 of the target's probe, over the draft-written segments within `mask`."""
-    judged = drafts(labels, predicted, mask, criterion)
-    known, drafted = judged.known, labels.where(labels.by_draft & mask)
-    ranks, right = dense_ranks(judged.ratio[known]), judged.right[known] == 1
-    label, prediction = labels.target_probability[drafted], predicted.target_probability[drafted]
-    return (
-        resampling.measured(partial(auroc, ranks, right), judged.question[known]),
-        resampling.measured(partial(wrong_accepted, ranks, right), judged.question[known]),
-        resampling.measured(partial(r2, label, prediction), judged.question),
+    return tuple(
+        DomainCell(
+            trained_on,
+            domain,
+            *separation(drafts(labels, predicted, test & (labels.domain == domain), criterion), resampling),
+        )
+        for trained_on, predicted in fitted.items()
+        for domain in np.unique(labels.domain[test]).tolist()
     )

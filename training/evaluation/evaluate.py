@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from semspec.training.data.labels import Labels
-from semspec.training.evaluation.acceptance import Cost, Drafts, Recommendation, card_curve, recommend
+from semspec.training.evaluation.acceptance import Cost, Drafts, Recommendation, recommend
 from semspec.training.evaluation.comparison import (
     Comparison,
     DomainCell,
@@ -16,17 +16,11 @@ from semspec.training.evaluation.comparison import (
     domain_matrix,
     learning_curve,
 )
-from semspec.training.evaluation.metrics import Resampling, expected_calibration_error
+from semspec.training.evaluation.metrics import Resampling
 from semspec.training.evaluation.verdict import Verdict, judge
-from semspec.training.evaluation.verification import Criterion, Predicted, Variant, at_random, drafts, evaluate_variant
+from semspec.training.evaluation.verification import Criterion, Predicted, Variant, drafts, evaluate_variant
 from semspec.training.files import plain
 
-__all__ = [
-    "Cost", "Evidence", "Predicted", "Report", "card_curve", "evaluate", "expected_calibration_error",
-]  # fmt: skip
-
-RATIO_EDGES = (0.0, *np.geomspace(1e-3, 10, 33).round(5).tolist())
-"""Edges of the histogram; larger values count in the last bin."""
 _NAMES = {"error": "standard_error"}
 """Fields with other names in the report's file."""
 
@@ -41,7 +35,7 @@ class Evidence:
     served: Predicted
     cost: Cost
     variants: Sequence[Predicted] = ()
-    """Variants to compare with. A random one is added."""
+    """Variants to compare with."""
     learning_curve: Sequence[tuple[int, Predicted]] = ()
     """(number of training contexts, predictions of the probes trained on them)."""
     domains: Mapping[str, Predicted] = field(default_factory=dict)
@@ -66,15 +60,6 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
-    """Histogram of p/q over the test questions."""
-
-    edges: tuple[float, ...]
-    right: tuple[int, ...]
-    wrong: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """All numbers of a report; nan where a number cannot be computed."""
 
@@ -85,11 +70,10 @@ class Report:
     recommendation: Recommendation
     cost: Cost
     variants: tuple[Variant, ...]
-    """The served one first, the random one last."""
+    """The served one first."""
     comparisons: tuple[Comparison, ...]
     learning_curve: tuple[LearningPoint, ...]
     domains: tuple[DomainCell, ...]
-    ratios: Histogram
     counts: Counts
     facts: dict[str, str | int | float]
 
@@ -113,9 +97,8 @@ def evaluate(evidence: Evidence, max_wrong_accepted: float = 0.03, num_resamples
     criterion = choose_criterion(labels)
     test, chosen_on = labels.split == "test", np.isin(labels.split, ["validation", "calibration"])
     resampling = Resampling.of(labels.question[test], num_resamples)
-    others = (*evidence.variants, at_random(len(labels)))
-    variants = tuple(evaluate_variant(labels, one, evidence.cost, resampling) for one in (served, *others))
-    comparisons = tuple(compare(labels, served, one, criterion, resampling) for one in others)
+    variants = tuple(evaluate_variant(labels, one, evidence.cost, resampling) for one in (served, *evidence.variants))
+    comparisons = tuple(compare(labels, served, one, criterion, resampling) for one in evidence.variants)
     curve = learning_curve(labels, evidence.learning_curve, criterion, resampling)
     judged = drafts(labels, served, test, criterion)
     recommendation = recommend(drafts(labels, served, chosen_on, criterion), judged, evidence.cost, max_wrong_accepted)
@@ -129,7 +112,6 @@ def evaluate(evidence: Evidence, max_wrong_accepted: float = 0.03, num_resamples
         comparisons=comparisons,
         learning_curve=curve,
         domains=domain_matrix(labels, evidence.domains, criterion, resampling),
-        ratios=_histogram(judged),
         counts=_counts(labels, judged, criterion),
         facts=dict(evidence.facts),
     )
@@ -154,9 +136,3 @@ def _counts(labels: Labels, judged: Drafts, criterion: Criterion) -> Counts:
         unknown=len(judged) - int(judged.known.sum()),
         target_wrong=float((written == 0).mean()) if len(written) else float("nan"),
     )
-
-
-def _histogram(judged: Drafts) -> Histogram:
-    ratio = judged.ratio.clip(0, RATIO_EDGES[-1])
-    right, wrong = (np.histogram(ratio[judged.right == value], RATIO_EDGES)[0] for value in (1, 0))
-    return Histogram(RATIO_EDGES, tuple(right.tolist()), tuple(wrong.tolist()))

@@ -32,14 +32,6 @@ def r2(label: Floats, predicted: Floats, weight: Floats | None = None) -> float:
     return float(1 - error / spread) if spread > 0 else nan
 
 
-def spearman(label: Ranks, predicted: Ranks, weight: Floats | None = None) -> float:
-    """Correlation of the ranks; nan where one of the two is constant."""
-    weight = _weights(weight, label)
-    x, y = (midranks - _mean(midranks, weight) for midranks in (_midranks(label, weight), _midranks(predicted, weight)))
-    spread = float(np.sqrt((weight @ x**2) * (weight @ y**2)))
-    return float(weight @ (x * y)) / spread if spread > 0 else nan
-
-
 def auroc(score: Ranks, right: Mask, weight: Floats | None = None) -> float:
     """The probability that a right segment scores above a wrong one, ties counting half; nan without both."""
     rights, wrongs = _masses(score, right, weight)
@@ -118,11 +110,6 @@ def _weights(weight: Floats | None, like: NDArray[Any]) -> Floats:
 
 def _mean(values: Floats, weight: Floats) -> float:
     return float(weight @ values / weight.sum()) if weight.sum() else nan
-
-
-def _midranks(ranks: Ranks, weight: Floats) -> Floats:
-    masses = np.bincount(ranks, weight).astype(np.float64)
-    return (masses.cumsum() - masses / 2)[ranks]
 
 
 def _masses(score: Ranks, right: Mask, weight: Floats | None) -> tuple[Floats, Floats]:

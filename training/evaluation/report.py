@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation import plots
 from semspec.training.evaluation.acceptance import Outcome, acceptance_of
+from semspec.training.evaluation.comparison import DomainCell, LearningPoint
 from semspec.training.evaluation.evaluate import Report
 from semspec.training.evaluation.plots import PROBES, StatesPicture
 from semspec.training.evaluation.verification import Criterion, Predicted, rightness
@@ -26,8 +27,9 @@ from semspec.training.report.document import (
     write_text,
 )
 from semspec.training.report.drawing import Picture
-from semspec.training.report.numbers import decimal, measured_decimal, measured_share, share
+from semspec.training.report.numbers import NONE, Measured, decimal, measured_decimal, measured_share, share
 
+MEASURES = ("AUROC of p/q", "wrong accepted at 95% of right")
 KINDS = ("accepted, right", "accepted, wrong", "rejected, right", "rejected, wrong")
 RIGHT_MEANS: dict[Criterion, str] = {
     "truth": "right by the data's own truth",
@@ -89,6 +91,7 @@ def sections(report: Report, drawn: Sequence[Picture], examples: Sequence[Exampl
         Section("", tuple(_verdict(report))),
         Section("Variants", tuple(_variants(report))),
         Section("Acceptance rule", tuple(_rule(report))),
+        Section("More contexts, other domains", tuple(_partial(report))),
         Section("Pictures", drawn),
         Section("Examples", tuple(_examples(examples))),
         Section("What to keep in mind", (Bullets(tuple(_cautions(report))),)),
@@ -128,18 +131,15 @@ def _variants(report: Report) -> Iterator[Block]:
             for found in [variant.verifications[report.criterion]]
         ],
     )  # fmt: skip
-    yield Text(
-        "“The target says it”: at least one of its samples at that context means the same. “random”: probabilities "
-        "that know nothing."
-    )
-    yield Text("Probabilities against the labels, R² / Spearman / ECE:")
+    yield Text("“The target says it”: at least one of its samples at that context means the same.")
+    yield Text("Probabilities against the labels, R² / ECE:")
     yield Table(
         ("probes", *PROBES.values()),
         [
             (
                 variant.name,
                 *(
-                    f"{decimal(one.r2.value)} / {decimal(one.spearman.value)} / {decimal(one.ece.value)}"
+                    f"{decimal(one.r2.value)} / {decimal(one.ece.value)}"
                     for one in (variant.regressions[use] for use in PROBES)
                 ),
             )
@@ -171,6 +171,16 @@ def _rule_row(one: Outcome, is_chosen: bool) -> tuple[str, ...]:
     name = "min(1, p/q)" if one.threshold is None else f"p/q ≥ {one.threshold:.2f}"
     shares = (one.acceptance, one.right_accepted, one.wrong_accepted, one.wrong_kept)
     return (f"{name}, recommended" if is_chosen else name, *map(share, shares), f"{decimal(one.speed_up, 2)}x")
+
+
+def _partial(report: Report) -> Iterator[Block]:
+    """The learning curve and the domain matrix."""
+    if len(report.learning_curve) > 1:
+        yield Text("Probes fitted on shares of the training questions:")
+        yield learning_table(report.learning_curve)
+    if report.domains:
+        yield Text("AUROC of p/q of probes that learned from one domain, on the test questions of another:")
+        yield domain_table(report.domains)
 
 
 def _examples(examples: Sequence[Example]) -> Iterator[Block]:
@@ -215,37 +225,40 @@ def _origin(report: Report) -> Iterator[Block]:
         yield Table(("setting", "value"), [(name, str(value)) for name, value in report.facts.items()])
 
 
+def learning_table(curve: Sequence[LearningPoint]) -> Table:
+    """What more contexts bring."""
+    rows = [(f"{one.num_contexts:,}", *_measures(one.auroc, one.wrong_accepted)) for one in curve]
+    return Table(("contexts learned from", *MEASURES), rows)
+
+
+def domain_table(cells: Sequence[DomainCell]) -> Table:
+    """AUROC of p/q; the diagonal is within a domain."""
+    columns = list(dict.fromkeys(cell.tested_on for cell in cells))
+    found = {(cell.trained_on, cell.tested_on): measured_decimal(cell.auroc) for cell in cells}
+    rows = dict.fromkeys(cell.trained_on for cell in cells)
+    return Table(
+        ("learned from \\ tested on", *columns),
+        [(row, *(found.get((row, one), NONE) for one in columns)) for row in rows],
+    )
+
+
+def _measures(auroc: Measured, wrong_accepted: Measured) -> tuple[str, str]:
+    return measured_decimal(auroc), measured_share(wrong_accepted)
+
+
 def pictures(report: Report, states: StatesPicture | None = None) -> Iterator[Picture]:
     """The pictures for which the report has numbers."""
-    served, expected = report.served.verifications[report.criterion], report.recommendation.expected
+    served = report.served.verifications[report.criterion]
     of = f"{report.counts.questions.get('test', 0):,} test questions"
-    segments = f"{served.num_right:,} right and {served.num_wrong:,} wrong draft-written segments of {of}"
     yield Picture.drawn(
         "acceptance",
         "Right and wrong segments accepted",
-        f"Along the threshold on p/q: {segments}. Squares: the rule min(1, p/q). Lower and further right is better.",
+        f"Along the threshold on p/q: {served.num_right:,} right and {served.num_wrong:,} wrong draft-written segments "
+        f"of {of}. Squares: the rule min(1, p/q). Lower and further right is better.",
         f"Curves of wrong against right segments accepted, a variant each. Served probes: AUROC "
         f"{measured_decimal(served.auroc)}, wrong accepted at 95% of the right ones "
         f"{measured_share(served.wrong_accepted)}.",
         plots.acceptance,
-        report,
-    )
-    yield Picture.drawn(
-        "ratios",
-        "p/q of right and of wrong segments",
-        f"Served probes, {segments}. What overlaps cannot be told apart by any threshold.",
-        "Two histograms of the ratio p/q on a logarithmic axis, one of right and one of wrong segments.",
-        plots.ratios,
-        report,
-    )
-    yield Picture.drawn(
-        "strictness",
-        "What the threshold does",
-        f"Served probes, {report.counts.draft_segments:,} draft-written segments of {of}. "
-        "Dotted: the rule min(1, p/q). The speed-up is an estimate without draft-ahead and network.",
-        f"Shares of segments accepted and estimated speed-up along the threshold. With the recommended rule "
-        f"{share(expected.acceptance)} are accepted, speed-up {decimal(expected.speed_up, 2)}.",
-        plots.strictness,
         report,
     )
     calibration = (
@@ -260,26 +273,6 @@ def pictures(report: Report, states: StatesPicture | None = None) -> Iterator[Pi
         plots.reliability,
         report,
     )
-    if len(report.learning_curve) > 1:
-        first, last = report.learning_curve[0], report.learning_curve[-1]
-        yield Picture.drawn(
-            "learning_curve",
-            "What more contexts bring",
-            f"Probes fitted on shares of the training questions: {segments}. Bars: one standard error, by question.",
-            f"AUROC from {decimal(first.auroc.value)} at {first.num_contexts} contexts "
-            f"to {decimal(last.auroc.value)} at {last.num_contexts}.",
-            plots.learning,
-            report.learning_curve,
-        )
-    if report.domains:
-        yield Picture.drawn(
-            "domains",
-            "From domain to domain",
-            "Probes that learned from one domain, on the test questions of another; n draft-written segments.",
-            "; ".join(f"{cell.trained_on} on {cell.tested_on}: {decimal(cell.auroc.value)}" for cell in report.domains),
-            plots.domains,
-            report.domains,
-        )
     if states is not None and len(states.vectors) > 2:
         yield Picture.drawn(
             "states",

@@ -62,7 +62,7 @@ def judge(
         *([] if good_enough else [_gain(curve)]),
         _rule(recommendation),
         *_about_calibration(claims, recommendation),
-        *(_compared(one) for one in comparisons if one.name != "random"),
+        *map(_compared, comparisons),
     ]
     return Verdict(good_enough, _headline(claims, doubtful=bool(cautions)), claims, tuple(remarks))
 

@@ -21,7 +21,6 @@ from semspec.training.evaluation.metrics import (
     expected_calibration_error,
     r2,
     reliability,
-    spearman,
     wrong_accepted,
 )
 from semspec.training.report.numbers import Measured
@@ -49,12 +48,6 @@ class Predicted:
         return ratio
 
 
-def at_random(num_segments: int, seed: int = 0) -> Predicted:
-    """Random probabilities, as of the strategy `random`."""
-    p, q = np.random.default_rng(seed).random((2, num_segments), dtype=np.float32)
-    return Predicted("random", p, q)
-
-
 def rightness(labels: Labels, criterion: Criterion) -> NDArray[np.float32]:
     """1 right, 0 wrong, nan unknown; one entry per segment."""
     return labels.valid if criterion == "truth" else (labels.target_probability > 0).astype(np.float32)
@@ -73,7 +66,6 @@ class Regression:
     """How well a probe's probabilities match the labels."""
 
     r2: Measured
-    spearman: Measured
     ece: Measured
     bins: tuple[Bin, ...]
     num_segments: int
@@ -130,10 +122,8 @@ def evaluate_variant(labels: Labels, predicted: Predicted, cost: Cost, resamplin
 
 def regression(label: Floats, predicted: Floats, question: NDArray[np.int64], resampling: Resampling) -> Regression:
     """Compare a probe's probabilities with the labels."""
-    correlation = partial(spearman, dense_ranks(label), dense_ranks(predicted))
     return Regression(
         r2=resampling.measured(partial(r2, label, predicted), question),
-        spearman=resampling.measured(correlation, question),
         ece=resampling.measured(partial(expected_calibration_error, label, predicted), question),
         bins=reliability(label, predicted),
         num_segments=len(label),
@@ -142,17 +132,23 @@ def regression(label: Floats, predicted: Floats, question: NDArray[np.int64], re
 
 def verification(judged: Drafts, cost: Cost, resampling: Resampling) -> Verification:
     """Compare p/q with the truth; segments of unknown truth count only for acceptance and speed-up."""
-    known = judged.known
-    ranks, right = dense_ranks(judged.ratio[known]), judged.right[known] == 1
     return Verification(
-        auroc=resampling.measured(partial(auroc, ranks, right), judged.question[known]),
-        wrong_accepted=resampling.measured(partial(wrong_accepted, ranks, right), judged.question[known]),
+        *separation(judged, resampling),
         num_right=judged.num_right,
         num_wrong=judged.num_wrong,
-        num_unknown=len(judged) - int(known.sum()),
+        num_unknown=len(judged) - int(judged.known.sum()),
         sample=outcome(judged, None, cost),
         thresholds=tuple(outcome(judged, threshold, cost) for threshold in DENSE_THRESHOLDS),
     )
+
+
+def separation(judged: Drafts, resampling: Resampling) -> tuple[Measured, Measured]:
+    """AUROC of p/q, and the share of wrong segments accepted at 95% of the right ones, where the truth is known."""
+    known = judged.known
+    ranks, right = dense_ranks(judged.ratio[known]), judged.right[known] == 1
+    measures = (partial(auroc, ranks, right), partial(wrong_accepted, ranks, right))
+    found, wrong = (resampling.measured(measure, judged.question[known]) for measure in measures)
+    return found, wrong
 
 
 def _check(predicted: Predicted, values: Floats) -> None:

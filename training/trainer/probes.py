@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from semspec.probes.probe import FeatureSet, LayerSet, Probe, ProbeCard, load_probe, save_probe
 from semspec.training.config import PipelineConfig, ProbesConfig
 from semspec.training.data.labels import Labels
-from semspec.training.evaluation.evaluate import Predicted
+from semspec.training.evaluation.verification import Predicted
 from semspec.training.files import digest_of
 from semspec.training.progress import Reporter
 from semspec.training.trainer.calibrate import calibrate
