@@ -30,15 +30,15 @@ serve: setup
 
 ## make test         the quick tests, in two processes (ARGS="-k decoding")
 test: setup
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p tests.must_run --must-run tests -m "not slow" -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -m "not slow" -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 ## make test-slow    all other tests, one after another: faults, clients, the playground, pipelines (ARGS="tests/chaos")
 test-slow: setup
-	@$(BIN)/python -m pytest -p tests.must_run --must-run tests -m slow $(ARGS)
+	@$(BIN)/python -m pytest tests -m slow $(ARGS)
 
 ## make fuzz         changed bytes of sound requests to the gRPC services, ten minutes; SEMSPEC_FUZZ_SEED=N begins at another seed
 fuzz: setup
-	@SEMSPEC_FUZZ_S=600 $(BIN)/python -m pytest -s -p tests.must_run --must-run tests/security/test_fuzz.py tests/security/test_fuzz.py $(ARGS)
+	@SEMSPEC_FUZZ_S=600 $(BIN)/python -m pytest -s tests/security/test_fuzz.py $(ARGS)
 
 ## make test-chaos   processes killed and frozen, networks cut, rolling restarts under load; bench/results/chaos
 test-chaos: setup
@@ -50,21 +50,21 @@ attack: setup
 
 ## make test-compose the images built, docker-compose.yml brought up, containers killed (wants a Docker engine)
 test-compose: setup
-	@$(BIN)/python -m pytest tests/compose -p tests.must_run --must-run tests/compose/live.py -o "python_files=test_*.py live.py" $(ARGS)
+	@$(BIN)/python -m pytest tests/compose/live.py $(ARGS)
 
 ## make test-clients every client of docs/clients.md, in environments of their own; writes its table anew
 test-clients: setup
-	@SEMSPEC_CLIENTS_REPORT=bench/results/clients.json $(BIN)/python -m pytest -p tests.must_run --must-run tests/clients/test_matrix.py tests/clients/test_matrix.py -k can_do $(ARGS)
+	@SEMSPEC_CLIENTS_REPORT=bench/results/clients.json $(BIN)/python -m pytest tests/clients/test_matrix.py -k can_do $(ARGS)
 	@scripts/clients-table
 
 ## make test-vllm    the engine over vLLM's CPU build, in an environment of its own, .work/vllm (ARGS="-k parity")
 test-vllm:
 	@scripts/vllm-venv
-	@.work/vllm/bin/python -m pytest tests/vllm -p tests.must_run --must-run tests/vllm -W default -o "python_files=live_*.py" $(ARGS)
+	@.work/vllm/bin/python -m pytest tests/vllm -W default -o "python_files=live_*.py" $(ARGS)
 
 ## make test-manifests  every Kubernetes overlay: schemas, cross-references, policies (wants kubectl)
 test-manifests: setup
-	@$(BIN)/python -m pytest tests/manifests -p tests.must_run --must-run tests/manifests/test_builds.py $(ARGS)
+	@$(BIN)/python -m pytest tests/manifests/test_builds.py tests/manifests/test_compose.py $(ARGS)
 
 ## make lint         ruff, mypy --strict, import rules, freshness of the generated stubs, limits of size
 lint: setup
