@@ -37,9 +37,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """A run whose every test was skipped has failed, as one that found none: `make test-compose` without Docker."""
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if exitstatus == pytest.ExitCode.OK and session.testscollected and not session.config.option.collectonly:
-        if reporter is not None and not reporter.stats.keys() & {"passed", "xfailed"}:
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        if not getattr(reporter, "stats", {"passed": []}).keys() & {"passed", "xfailed"}:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
 

@@ -16,10 +16,10 @@ from tests.attacks.case import Broken, Case, Draw, Family, Verdict
 from tests.attacks.ground import Ground
 from tests.chaos.asking import streamed
 from tests.chaos.faults import TABLE, Fault
-from tests.chaos.processes import Process
 from tests.chaos.site import ALONE, Site
 from tests.chaos.trial import SEEDS, Bench, Trial
-from tests.stack.support import GENEROUS_S, LONG_QUESTION, Json, answer_of, chat_body, text_of
+from tests.processes import GENEROUS_S, Process
+from tests.stack.support import LONG_QUESTION, Json, answer_of, chat_body, text_of
 
 FEW, CROWD = (1, 2, 3, 4), (64,)
 """Numbers of requests that are under way."""

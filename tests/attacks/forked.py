@@ -18,24 +18,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import import_module
 from pathlib import Path
-from shutil import which
 from typing import Any
+
+from tests.processes import ordinary_user
 
 MEMORY_BYTES = 6 << 30
 """Address space of a job."""
 JOB_S = 900
 TRAINING_S = 3000
 Json = dict[str, Any]
-
-
-def ordinary_user() -> tuple[str, ...]:
-    """What a command is begun with so that files which its user may not read cannot be read, though that user be root.
-
-    Empty where it is not root, or cannot be kept from it.
-    """
-    if os.geteuid() != 0 or which("setpriv") is None:
-        return ()
-    return "setpriv", "--bounding-set=-dac_override,-dac_read_search"
 
 
 class Forks:

@@ -16,7 +16,8 @@ from semspec.stack.config import API_KEYS
 from tests.attacks.case import Broken, Verdict
 from tests.chaos.site import ENVIRONMENT, built
 from tests.chaos.trial import Bench
-from tests.stack.support import GENEROUS_S, QUESTION, answer_of, chat_body
+from tests.processes import GENEROUS_S
+from tests.stack.support import QUESTION, answer_of, chat_body
 
 DEFECTS = (b"Traceback", b"level=ERROR", b"level=CRITICAL")
 """What an attacker from outside must not be able to have logged."""

@@ -18,10 +18,10 @@ from grpc import aio
 
 from tests.attacks.case import Broken, Case, Draw, Family, Verdict, edited, shown
 from tests.attacks.ground import Ground, Logs, Victim
-from tests.chaos.processes import Process
 from tests.gateway.support import free_port
+from tests.processes import GENEROUS_S, Process
 from tests.security.test_services import METHODS, path_of, spoil
-from tests.stack.support import GENEROUS_S, LONG_QUESTION, answer_of, chat_body
+from tests.stack.support import LONG_QUESTION, answer_of, chat_body
 
 RECOVERY_S = 300.0
 LIES = ("field", "field", "field", "bytes", "status", "empty", "again", "cut")

@@ -18,7 +18,7 @@ from semspec.demo.problems import make_problem
 from semspec.engine.checkpoint import load_tokenizer
 from semspec.stack.config import BUNDLED_PAIR
 from semspec.types import Message
-from tests.test_stack import is_running, left_alive
+from tests.processes import is_running, left_alive
 
 pytestmark = pytest.mark.slow
 STAND_IN = """#!{python}

@@ -13,8 +13,8 @@ import httpx
 from semspec.client import Gateway, read_events, refusal
 from semspec.errors import InternalError, Overloaded, Unavailable
 from tests.chaos.site import Site
+from tests.processes import GENEROUS_S
 from tests.stack.support import (
-    GENEROUS_S,
     LONG_QUESTION,
     NUM_SEGMENTS_BEFORE,
     SEGMENTS,

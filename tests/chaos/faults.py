@@ -11,7 +11,7 @@ from tests.chaos.injections import Holding
 from tests.chaos.lossy import behind_lossy_link, has_namespaces
 from tests.chaos.proxy import Link
 from tests.chaos.site import ALONE, CLIENTS, FAR, FIRST, SECOND
-from tests.stack.support import GENEROUS_S
+from tests.processes import GENEROUS_S
 
 
 class Promise(enum.StrEnum):
@@ -72,13 +72,7 @@ ONE_OF_EACH = (
 
 TWO_OF_EACH = tuple(
     Fault(
-        f"one of two {role}s {done}",
-        how,
-        Promise.SAME,
-        holding(role),
-        FIRST,
-        is_spared=True,
-        is_short=role == "target",
+        f"one of two {role}s {done}", how, Promise.SAME, holding(role), FIRST, is_spared=True, is_short=role == "target"
     )
     for role in ROLES
     for done, how, holding in (
@@ -116,12 +110,7 @@ GATEWAYS = (
         read_s=IMPATIENT_S,
     ),
     Fault(
-        "the only gateway killed",
-        "SIGKILL; started again at once",
-        Promise.SAME,
-        made.killed(FIRST),
-        FIRST,
-        hold_s=0,
+        "the only gateway killed", "SIGKILL; started again at once", Promise.SAME, made.killed(FIRST), FIRST, hold_s=0
     ),
 )
 
@@ -133,13 +122,7 @@ NETWORK = (
     Fault("target on a narrow line", "200 kB a second each way", Promise.SAME, made.linked("target", NARROW)),
     Fault("draft cut off", f"its packets vanish {UNTIL_ANSWERED}", Promise.ALONE, made.linked("draft", SILENT)),
     Fault("verifier cut off", f"its packets vanish {UNTIL_ANSWERED}", Promise.ALONE, made.linked("verifier", SILENT)),
-    Fault(
-        "target cut off",
-        "its packets vanish for 4 s",
-        Promise.SAME,
-        made.linked("target", SILENT),
-        hold_s=SILENT_S,
-    ),
+    Fault("target cut off", "its packets vanish for 4 s", Promise.SAME, made.linked("target", SILENT), hold_s=SILENT_S),
     Fault("Redis cut off", f"its packets vanish {UNTIL_ANSWERED}", Promise.DEGRADED, made.linked("redis", SILENT)),
     *(
         Fault(
@@ -187,7 +170,11 @@ RESOURCES = (
         why_not=made.can_mount,
     ),
     Fault(
-        "memory full", f"Redis at its `maxmemory` {UNTIL_ANSWERED}", Promise.DEGRADED, made.memory_full, is_short=True
+        "memory full",
+        f"Redis at its `maxmemory` {UNTIL_ANSWERED}",
+        Promise.DEGRADED,
+        made.commanded("CONFIG SET maxmemory 1", undo=("CONFIG", "SET", "maxmemory", "0")),
+        is_short=True,
     ),
     Fault(
         "client hardly reads",
@@ -209,15 +196,24 @@ RESOURCES = (
 )
 
 REDIS = (
-    Fault("Redis' scripts forgotten", "`SCRIPT FLUSH`", Promise.SAME, made.scripts_forgotten, hold_s=0),
-    Fault("Redis emptied", "`FLUSHALL`", Promise.DEGRADED, made.emptied, hold_s=0),
+    Fault("Redis' scripts forgotten", "`SCRIPT FLUSH`", Promise.SAME, made.commanded("SCRIPT FLUSH"), hold_s=0),
+    Fault("Redis emptied", "`FLUSHALL`", Promise.DEGRADED, made.commanded("FLUSHALL"), hold_s=0),
     Fault(
         "Redis asks for a password",
         f"another one than the gateways have {UNTIL_ANSWERED}",
         Promise.DEGRADED,
-        made.password_asked,
+        made.commanded(
+            "CONFIG SET requirepass another",
+            "CLIENT KILL TYPE normal SKIPME yes",
+            undo=("CONFIG", "SET", "requirepass", ""),
+        ),
     ),
-    Fault("Redis read-only", f"a replica of a server that is gone {UNTIL_ANSWERED}", Promise.DEGRADED, made.read_only),
+    Fault(
+        "Redis read-only",
+        f"a replica of a server that is gone {UNTIL_ANSWERED}",
+        Promise.DEGRADED,
+        made.commanded("REPLICAOF 127.0.0.1 1", undo=("REPLICAOF", "NO", "ONE")),
+    ),
     Fault(
         "Redis loses the end of its log",
         "SIGKILL; the last 3,001 bytes of its append-only log are gone; started again at once",

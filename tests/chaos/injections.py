@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from shutil import which
+from typing import Any
 
 from tests.chaos.proxy import PASSING, Link
 from tests.chaos.site import ALONE, FIRST, SECOND, Site
@@ -88,54 +89,22 @@ def restarted(*names: str) -> Holding:
     return held
 
 
-@asynccontextmanager
-async def memory_full(site: Site) -> AsyncIterator[None]:
-    """Redis refuses whatever would need more memory."""
-    async with site.redis as redis:
-        await redis.config_set("maxmemory", 1)
-        try:
-            yield
-        finally:
-            await redis.config_set("maxmemory", 0)
+def commanded(*commands: str, undo: tuple[str, ...] = ()) -> Holding:
+    """Redis does these commands, and `undo` at the end."""
 
+    @asynccontextmanager
+    async def held(site: Site) -> AsyncIterator[None]:
+        async with site.redis as client:
+            redis: Any = client
+            for command in commands:
+                await redis.execute_command(*command.split())
+            try:
+                yield
+            finally:
+                if undo:
+                    await redis.execute_command(*undo)
 
-@asynccontextmanager
-async def scripts_forgotten(site: Site) -> AsyncIterator[None]:
-    """Redis has none of the scripts that the gateways run by their digest."""
-    async with site.redis as redis:
-        await redis.script_flush()
-    yield
-
-
-@asynccontextmanager
-async def emptied(site: Site) -> AsyncIterator[None]:
-    """All keys are gone."""
-    async with site.redis as redis:
-        await redis.flushall()
-    yield
-
-
-@asynccontextmanager
-async def password_asked(site: Site) -> AsyncIterator[None]:
-    """Redis asks for a password that the gateway does not have."""
-    async with site.redis as redis:
-        await redis.config_set("requirepass", "another")
-        await redis.client_kill_filter(_type="normal", skipme=True)
-        try:
-            yield
-        finally:
-            await redis.config_set("requirepass", "")
-
-
-@asynccontextmanager
-async def read_only(site: Site) -> AsyncIterator[None]:
-    """Redis is the replica of a server that does not answer."""
-    async with site.redis as redis:
-        await redis.replicaof("127.0.0.1", 1)
-        try:
-            yield
-        finally:
-            await redis.replicaof("NO", "ONE")
+    return held
 
 
 @asynccontextmanager

@@ -20,10 +20,10 @@ from redis.asyncio import Redis
 from semspec import client
 from semspec.stack import Stack, StackConfig
 from semspec.stack.config import ROLES
-from tests.chaos.processes import POLL_S, Process, second
 from tests.chaos.proxy import Proxy, listening
 from tests.gateway.support import free_port
-from tests.stack.support import GENEROUS_S, SEGMENTS, Json, redis_of
+from tests.processes import GENEROUS_S, POLL_S, Process, second
+from tests.stack.support import SEGMENTS, Json, redis_of
 
 START_S = 900.0
 FIRST, SECOND, ALONE, FAR = "gateway", "gateway 2", "gateway alone", "gateway far"

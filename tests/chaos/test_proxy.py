@@ -9,7 +9,7 @@ from time import monotonic
 import pytest
 
 from tests.chaos.proxy import PASSING, Link, Proxy, listening
-from tests.stack.support import GENEROUS_S
+from tests.processes import GENEROUS_S
 
 pytestmark = pytest.mark.slow
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -12,8 +12,9 @@ from semspec.errors import SemspecError
 from tests.chaos.asking import Answer, Request, streamed
 from tests.chaos.faults import Fault, Promise
 from tests.chaos.site import ALONE, Site
+from tests.processes import GENEROUS_S
 from tests.stack import support
-from tests.stack.support import GENEROUS_S, Json
+from tests.stack.support import Json
 
 SEEDS = range(1, 9)
 BOUND_S = 2 * GENEROUS_S

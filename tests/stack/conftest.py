@@ -17,7 +17,8 @@ from semspec.stack import Stack, StackConfig
 from semspec.types import Writer
 from tests.calibrations import calibration
 from tests.checkpoints import random_probes
-from tests.stack.support import GENEROUS_S, Pair, Running, Victim
+from tests.processes import GENEROUS_S, Process
+from tests.stack.support import Pair, Running
 from tests.words import build_tokenizer
 
 WINDOW_TOKENS = 20_000
@@ -93,11 +94,11 @@ async def running(stack_config: StackConfig) -> AsyncIterator[Running]:
 
 
 @pytest_asyncio.fixture(loop_scope="package")
-async def victim(running: Running, request: pytest.FixtureRequest) -> AsyncIterator[Victim]:
+async def victim(running: Running, request: pytest.FixtureRequest) -> AsyncIterator[Process]:
     """The process whose role is the parameter; whole again after the test, and so is the stack."""
-    victim = Victim.of(running.stack, request.param)
+    victim = Process.of(running.stack, request.param)
     yield victim
     if not running.stack.processes[victim.role].is_alive:
-        await victim.revive(running.stack)
+        await victim.start()
     await running.until_ready()
     await running.until_stored()

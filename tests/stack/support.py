@@ -16,12 +16,7 @@ from redis.asyncio import Redis
 from semspec.client import Event, read_events
 from semspec.decoding import Backends
 from semspec.stack import Stack
-from semspec.stack.child import Child
-from semspec.stack.config import Command
-from semspec.stack.redis import private_redis
-
-GENEROUS_S = 300.0
-"""Bound on anything that takes seconds on a quiet machine."""
+from tests.processes import GENEROUS_S
 
 SEGMENTS = "semspec:{{{}}}:segments"
 """Key in Redis of a generation's segments."""
@@ -174,16 +169,6 @@ async def until_first_segment(chunks: AsyncIterator[Json]) -> list[Json]:
     raise AssertionError("the stream ended without a segment")
 
 
-def origin_of(stack: Stack, role: str) -> tuple[Command, dict[str, str]]:
-    """The command and the environment by which a process of the stack is started anew in the same place."""
-    address = stack.addresses[role]
-    if role == "redis":  # which rewrites its own command line
-        return private_redis(Path(address.removeprefix("unix://")).parent)[1], {}
-    environment = psutil.Process(stack.processes[role].pid).environ()
-    environment[f"SEMSPEC_{role.upper()}_PORT"] = address.rpartition(":")[2]
-    return stack.config.commands[role], environment
-
-
 def redis_of(stack: Stack) -> Redis:
     return Redis.from_url(stack.addresses["redis"], decode_responses=True)
 
@@ -195,29 +180,6 @@ async def begun_since(before: Collection[bytes | str], redis: Redis) -> str:
             if await redis.llen(key) >= NUM_SEGMENTS_BEFORE:
                 return str(key).partition("{")[2].partition("}")[0]
         await asyncio.sleep(0.01)
-
-
-@dataclass(frozen=True, slots=True)
-class Victim:
-    """A process of the stack that can be killed and started anew in the same place."""
-
-    role: str
-    command: tuple[str, ...]
-    environment: dict[str, str]
-
-    @classmethod
-    def of(cls, stack: Stack, role: str) -> "Victim":
-        return cls(role, *origin_of(stack, role))
-
-    async def kill(self, stack: Stack) -> None:
-        """As the kernel does when memory runs out."""
-        child = stack.processes[self.role]
-        child.kill()
-        await child.process.wait()
-
-    async def revive(self, stack: Stack) -> None:
-        log = stack.processes[self.role].log
-        stack.processes[self.role] = await Child.start(self.role, self.command, self.environment, log)
 
 
 def cpu_seconds(pids: list[int]) -> float:

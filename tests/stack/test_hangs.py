@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from semspec.stack import Stack, StackConfig
-from tests.stack.support import GENEROUS_S, Json, Running, answer_of, until_first_segment
+from tests.processes import GENEROUS_S
+from tests.stack.support import Json, Running, answer_of, until_first_segment
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 

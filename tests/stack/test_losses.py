@@ -3,7 +3,8 @@
 import httpx
 import pytest
 
-from tests.stack.support import Json, Running, Victim, answer_of, text_of, until_first_segment
+from tests.processes import Process
+from tests.stack.support import Json, Running, answer_of, text_of, until_first_segment
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
@@ -21,10 +22,10 @@ def assert_unavailable(response: httpx.Response) -> None:
 
 
 @pytest.mark.parametrize("victim", ["draft", "verifier"], indirect=True)
-async def test_target_goes_on_alone_without(running: Running, victim: Victim) -> None:
+async def test_target_goes_on_alone_without(running: Running, victim: Process) -> None:
     async with running.streaming(**LONG, stream_options={"include_usage": True}) as stream:
         chunks = await until_first_segment(stream)
-        await victim.kill(running.stack)
+        await victim.kill()
         chunks += [chunk async for chunk in stream]
     assert chunks[-1]["usage"]["completion_tokens"] == LONG["max_tokens"]
     assert chunks[-1]["semspec"]["fallback"].startswith(f"the {victim.role} ")
@@ -39,21 +40,21 @@ async def test_target_goes_on_alone_without(running: Running, victim: Victim) ->
     assert following["semspec"]["target_ratio"] == 1
     await running.until_ready(200, f"ready, with the target alone: .* the {victim.role} service.*")
 
-    await victim.revive(running.stack)
+    await victim.start()
     await running.until_ready()
     assert (await running.answer(**SHORT))["semspec"]["fallback"] is None
 
 
 @pytest.mark.parametrize("victim", ["redis"], indirect=True)
-async def test_answer_is_whole_and_said_to_be_degraded_without(running: Running, victim: Victim) -> None:
+async def test_answer_is_whole_and_said_to_be_degraded_without(running: Running, victim: Process) -> None:
     async with running.streaming(**LONG) as stream:
         chunks = await until_first_segment(stream)
-        await victim.kill(running.stack)
+        await victim.kill()
         chunks += [chunk async for chunk in stream]
     assert chunks[-1]["semspec"]["degraded"] is True and chunks[-1]["semspec"]["fallback"] is None
     assert_unavailable(await running.http.get(f"/v1/generations/{chunks[0]['id']}/trace"))
 
-    await victim.revive(running.stack)
+    await victim.start()
     await running.until_stored()
     again = await running.answer(**LONG)
     assert again["semspec"]["degraded"] is False
@@ -61,10 +62,10 @@ async def test_answer_is_whole_and_said_to_be_degraded_without(running: Running,
 
 
 @pytest.mark.parametrize("victim", ["target"], indirect=True)
-async def test_stream_ends_with_an_error_and_requests_are_refused_without(running: Running, victim: Victim) -> None:
+async def test_stream_ends_with_an_error_and_requests_are_refused_without(running: Running, victim: Process) -> None:
     async with running.streaming(**LONG) as stream:
         await until_first_segment(stream)
-        await victim.kill(running.stack)
+        await victim.kill()
         chunks = [chunk async for chunk in stream]
     assert chunks[-1]["error"]["code"] == "service_unavailable"
     assert_unavailable(await running.chat(**SHORT))
@@ -73,6 +74,6 @@ async def test_stream_ends_with_an_error_and_requests_are_refused_without(runnin
     assert address not in line and "SEMSPEC" not in line
     assert f"SEMSPEC_GATEWAY_TARGET_ADDRESS={address}" in running.stack.processes["gateway"].log.read_text()
 
-    await victim.revive(running.stack)
+    await victim.start()
     await running.until_ready()
     assert (await running.answer(**SHORT))["semspec"]["fallback"] is None

@@ -21,7 +21,8 @@ from semspec.stack import Stack, StackConfig
 from semspec.types import Context, GenerationParams, SamplingParams, Segmentation, Writer
 from tests.checkpoints import random_probes, save_spelling_checkpoint
 from tests.grammars.schemas import COSTLY, COUNTED
-from tests.stack.support import GENEROUS_S, Running, chat_body
+from tests.processes import GENEROUS_S
+from tests.stack.support import Running, chat_body
 
 pytestmark = pytest.mark.slow
 COSTS = "too much time or memory|no time to check"  # the second on a busy machine

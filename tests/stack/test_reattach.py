@@ -17,16 +17,14 @@ from semspec import client
 from semspec.client import Event, Gateway
 from semspec.gateway.store.session_lease import stored_name
 from semspec.stack import Stack, StackConfig
-from semspec.stack.child import Child
 from semspec.stack.config import OWNER
 from tests.gateway.support import free_port
+from tests.processes import GENEROUS_S, Process
 from tests.stack.support import (
-    GENEROUS_S,
     LONG_QUESTION,
     SEGMENTS,
     Json,
     Running,
-    Victim,
     answer_of,
     begun_since,
     chat_body,
@@ -52,17 +50,17 @@ class Twins:
 
     first: Running
     second: Running
-    victims: dict[str, Victim]
+    victims: dict[str, Process]
 
     @property
     def stack(self) -> Stack:
         return self.first.stack
 
     async def kill(self, role: str) -> None:
-        await self.victims[role].kill(self.stack)
+        await self.victims[role].kill()
 
     async def revive(self, role: str) -> None:
-        await self.victims[role].revive(self.stack)
+        await self.victims[role].start()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -70,7 +68,7 @@ async def running_twins() -> AsyncIterator[Twins]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("REDIS_URL", raising=False)
         async with Stack(StackConfig(environment=ENVIRONMENT, start_timeout_s=GENEROUS_S)) as stack:
-            victims = {role: Victim.of(stack, role) for role in ("gateway", "target")}
+            victims = {role: Process.of(stack, role) for role in ("gateway", "target")}
             url = await start_second_gateway(stack, victims["gateway"])
             async with (
                 httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=GENEROUS_S) as first,
@@ -79,12 +77,11 @@ async def running_twins() -> AsyncIterator[Twins]:
                 yield Twins(Running(stack, first), Running(stack, second), victims)
 
 
-async def start_second_gateway(stack: Stack, first: Victim) -> str:
+async def start_second_gateway(stack: Stack, first: Process) -> str:
     """Its URL; the stack stops it with the others."""
     port = free_port()
     environment = {**first.environment, "SEMSPEC_GATEWAY_PORT": str(port)}
-    log = stack.processes["gateway"].log.with_name("second-gateway.log")
-    stack.processes["second gateway"] = await Child.start("gateway", first.command, environment, log)
+    await Process(stack, "gateway 2", first.command, environment, f"127.0.0.1:{port}").start()
     return f"http://127.0.0.1:{port}"
 
 

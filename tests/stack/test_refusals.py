@@ -15,9 +15,9 @@ import pytest
 from semspec.commands.checks import Check
 from semspec.commands.doctor import checks_of
 from semspec.stack import Stack, StackConfig, StackError
-from tests.attacks.forked import ordinary_user
-from tests.stack.support import GENEROUS_S, Pair, Running
-from tests.test_stack import SERVICE, left_alive
+from tests.processes import GENEROUS_S, left_alive, ordinary_user
+from tests.stack.programs import SERVICE
+from tests.stack.support import Pair, Running
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 

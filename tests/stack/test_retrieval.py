@@ -10,19 +10,9 @@ import pytest_asyncio
 
 from semspec.stack import Stack, StackConfig
 from semspec.types import Context, GenerationParams, Message, SamplingParams
+from tests.processes import GENEROUS_S, Process
 from tests.retrieval.support import write
-from tests.stack.support import (
-    GENEROUS_S,
-    QUESTION,
-    Json,
-    Pair,
-    Running,
-    Victim,
-    answer_of,
-    has_mapped,
-    text_of,
-    until_first_segment,
-)
+from tests.stack.support import QUESTION, Json, Pair, Running, answer_of, has_mapped, text_of, until_first_segment
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
@@ -72,16 +62,16 @@ async def test_datastore_alone_serves_retrieval_and_its_death_changes_no_answer(
 
     longer = LONG | {"max_tokens": 5 * NUM_TOKENS}  # goes on for seconds after what the datastore knows
     expected = await alone.answer(**longer, semspec={"strategy": "target"})
-    victim = Victim.of(alone.stack, "draft")
+    victim = Process.of(alone.stack, "draft")
     async with alone.streaming(**longer) as stream:
         chunks = await until_first_segment(stream)
-        await victim.kill(alone.stack)
+        await victim.kill()
         chunks += [chunk async for chunk in stream]
     assert chunks[-1]["semspec"]["fallback"].startswith("the draft ")
     assert text_of(chunks) == answer_of(expected)
     await alone.until_ready(200, "ready, with the target alone: .* the draft service.*")
 
-    await victim.revive(alone.stack)
+    await victim.start()
     await alone.until_ready()
     again = await alone.answer(**LONG)
     assert again["semspec"]["fallback"] is None and again["semspec"]["num_accepted_tokens"] > NUM_TOKENS / 2

@@ -6,7 +6,8 @@ import httpx
 import pytest
 
 from semspec.stack import Stack, StackConfig
-from tests.stack.support import GENEROUS_S, Running
+from tests.processes import GENEROUS_S
+from tests.stack.support import Running
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 

@@ -13,8 +13,8 @@ from semspec.records import record_json
 from semspec.rpc.channel import ClientOptions
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget
 from semspec.types import Acceptance, Context, Message, SamplingParams, Segmentation, SegmentRecord
+from tests.processes import GENEROUS_S
 from tests.stack.support import (
-    GENEROUS_S,
     QUESTION,
     Json,
     Pair,

@@ -8,7 +8,8 @@ import pytest
 from semspec.decoding import Generation
 from semspec.stack import Stack, StackConfig
 from semspec.types import Context, Message, SamplingParams
-from tests.stack.support import GENEROUS_S, QUESTION, Pair, Running
+from tests.processes import GENEROUS_S
+from tests.stack.support import QUESTION, Pair, Running
 from tests.stack.test_whole_way import MAX_TOKENS, assert_same, in_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]

@@ -20,7 +20,7 @@ import pytest_asyncio
 from semspec.demo.problems import SPLITS, make_problem
 from semspec.engine.vllm.engine import EXIT_ENGINE_ENDED
 from semspec.stack import Stack, StackConfig
-from tests.test_stack import left_alive
+from tests.processes import left_alive
 from tests.vllm.support import KV_BYTES, START_TIMEOUT_S, TARGET
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -23,42 +23,14 @@ import pytest
 from semspec.commands.serve import serve
 from semspec.keys import entry
 from semspec.stack import BUNDLED_PAIR, Stack, StackConfig, StackError, restarts
+from tests.processes import is_running, left_alive
+from tests.stack.programs import BROKEN, DEAF, GATEWAY, config
 
 pytestmark = pytest.mark.slow
-SERVICE = """
-import os, sys, time
-role = sys.argv[1]
-with open(os.environ[f"SEMSPEC_{role}_PORT_FILE"] + ".new", "w") as file:
-    file.write("4711")
-os.rename(file.name, file.name.removesuffix(".new"))
-time.sleep(600)
-"""
-
-GATEWAY = """
-import os, socket
-from http.server import BaseHTTPRequestHandler, HTTPServer
-
-BODY = b""
-HOST = os.environ["SEMSPEC_GATEWAY_HOST"]
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(503 if BODY else 200)
-        self.end_headers()
-        self.wfile.write(BODY)
-
-HTTPServer.address_family = socket.AF_INET6 if ":" in HOST else socket.AF_INET
-HTTPServer((HOST, int(os.environ["SEMSPEC_GATEWAY_PORT"])), Handler).serve_forever()
-"""
-
-DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
-DEAF_GATEWAY = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + GATEWAY
-BROKEN = "import sys; sys.exit('no model at /nowhere: name one with SEMSPEC_TARGET_MODEL')"
-
 SUPERVISOR = """
 import asyncio, signal, sys
 from semspec.stack import Stack, run
-from tests.test_stack import config
+from tests.stack.programs import config
 
 async def main():
     async with Stack(config()) as stack:
@@ -71,13 +43,6 @@ sys.exit(run(main()))
 """
 
 
-def config(start_timeout_s: float = 30.0, stop_grace_s: float = 5.0, **programs: str) -> StackConfig:
-    """A stack of small programs; `programs` replaces some of them."""
-    usual = dict.fromkeys(("draft", "target", "verifier"), SERVICE) | {"gateway": GATEWAY}
-    commands = {role: (sys.executable, "-c", text, role.upper()) for role, text in (usual | programs).items()}
-    return StackConfig(commands=commands, start_timeout_s=start_timeout_s, stop_grace_s=stop_grace_s, serving={})
-
-
 @pytest.fixture(autouse=True)
 def temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where the stack puts its files, in supervisors of their own as well; `tmp_path` is too long for a socket."""
@@ -87,21 +52,6 @@ def temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.T
         monkeypatch.setenv("TMPDIR", folder)
         monkeypatch.delenv("REDIS_URL", raising=False)
         yield Path(folder)
-
-
-def left_alive(pids: list[int], timeout_s: float = 10.0) -> list[int]:
-    """Which of `pids` still run after a while."""
-    deadline = time.monotonic() + timeout_s
-    while (alive := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return alive
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 async def test_stack_is_ready_inside_and_gone_outside() -> None:

@@ -1,19 +1,25 @@
-"""Processes of a stack that can be killed, frozen and replaced at the same address."""
+"""Processes: those of a stack, which can be killed, frozen and replaced at the same address, and their remains."""
 
 import asyncio
+import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import which
 
 import httpx
+import psutil
 
 from semspec.stack import Stack
 from semspec.stack.child import Child, StackError
 from semspec.stack.config import Command
-from tests.stack.support import GENEROUS_S, origin_of
+from semspec.stack.redis import private_redis
 
+GENEROUS_S = 300.0
+"""Bound on anything that takes seconds on a quiet machine."""
 POLL_S = 0.05
 
 
@@ -31,7 +37,7 @@ class Process:
     @classmethod
     def of(cls, stack: Stack, name: str) -> "Process":
         """The one that the stack itself has started."""
-        return cls(stack, name, *origin_of(stack, name), stack.addresses[name])
+        return cls(stack, name, *_origin(stack, name), stack.addresses[name])
 
     @property
     def role(self) -> str:
@@ -142,3 +148,38 @@ async def _is_ready(address: str) -> bool:
         async with httpx.AsyncClient(trust_env=False, timeout=5) as http:
             return (await http.get(f"http://{address}/ready")).status_code == 200
     return False
+
+
+def _origin(stack: Stack, role: str) -> tuple[Command, dict[str, str]]:
+    """The command and the environment by which a process of the stack is started anew in the same place."""
+    address = stack.addresses[role]
+    if role == "redis":  # which rewrites its own command line
+        return private_redis(Path(address.removeprefix("unix://")).parent)[1], {}
+    environment = psutil.Process(stack.processes[role].pid).environ()
+    environment[f"SEMSPEC_{role.upper()}_PORT"] = address.rpartition(":")[2]
+    return stack.config.commands[role], environment
+
+
+def left_alive(pids: list[int], timeout_s: float = GENEROUS_S) -> list[int]:
+    """Which of `pids` still run after a while."""
+    deadline = time.monotonic() + timeout_s
+    while (alive := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return alive
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def ordinary_user() -> tuple[str, ...]:
+    """What a command is begun with so that files which its user may not read cannot be read, though that user be root.
+
+    Empty where it is not root, or cannot be kept from it.
+    """
+    if os.geteuid() != 0 or which("setpriv") is None:
+        return ()
+    return "setpriv", "--bounding-set=-dac_override,-dac_read_search"
