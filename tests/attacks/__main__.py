@@ -11,13 +11,13 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.attacks import faults, files, keys, liars, markup, odd_http, stored, training, wire
+from tests.attacks import faults, files, keys, malformed_services, markup, odd_http, stored, training, wire
 from tests.attacks.case import Family, Result, Verdict, tried
-from tests.attacks.ground import Ground
+from tests.attacks.fixtures import Fixtures
 from tests.attacks.report import line, read, write
 
 FAMILIES: tuple[Family, ...] = (
-    odd_http.FAMILY, keys.FAMILY, markup.FAMILY, wire.FAMILY, liars.FAMILY, files.FAMILY, stored.FAMILY,
+    odd_http.FAMILY, keys.FAMILY, markup.FAMILY, wire.FAMILY, malformed_services.FAMILY, files.FAMILY, stored.FAMILY,
     training.FAMILY, faults.KILLS, faults.REDIS, faults.STREAMS, faults.SHUTDOWN,
 )  # fmt: skip
 RESULTS = Path("bench/results/attacks")
@@ -63,12 +63,12 @@ class Record:
 
 async def _run(families: list[Family], seed: int, share: float, case: int | None, record: Record) -> None:
     with tempfile.TemporaryDirectory(prefix="attacks-") as folder:
-        async with Ground(Path(folder)) as ground:
+        async with Fixtures(Path(folder)) as fixtures:
             for family in families:
                 numbers = range(max(1, round(family.num_cases * share))) if case is None else [case]
                 if not (left := [number for number in numbers if not record.has(family.name, number)]):
                     continue
-                async with family.opened(ground) as draw:
+                async with family.opened(fixtures) as draw:
                     for number in left:
                         record.add(await tried(family.name, seed, number, draw))
                 _say(f"{family.name}: {len(left)} cases\n")

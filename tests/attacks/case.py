@@ -11,7 +11,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tests.attacks.ground import Ground
+    from tests.attacks.fixtures import Fixtures
 
 BOUND_S = 3600.0
 """Timeout of a case, after which its answer counts as lost."""
@@ -56,7 +56,7 @@ class Family:
 
     name: str
     num_cases: int
-    opened: Callable[["Ground"], AbstractAsyncContextManager[Draw]]
+    opened: Callable[["Fixtures"], AbstractAsyncContextManager[Draw]]
 
 
 @dataclass(frozen=True, slots=True)

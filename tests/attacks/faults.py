@@ -13,7 +13,7 @@ import httpx
 
 from semspec.client import read_events
 from tests.attacks.case import Broken, Case, Draw, Family, Verdict
-from tests.attacks.ground import Ground
+from tests.attacks.fixtures import Fixtures
 from tests.chaos.asking import streamed
 from tests.chaos.faults import TABLE, Fault
 from tests.chaos.site import ALONE, Site
@@ -21,7 +21,7 @@ from tests.chaos.trial import SEEDS, Bench, Trial
 from tests.processes import GENEROUS_S, Process
 from tests.stack.support import LONG_QUESTION, Json, answer_of, chat_body, text_of
 
-FEW, CROWD = (1, 2, 3, 4), (64,)
+FEW, LOAD = (1, 2, 3, 4), (64,)
 """Numbers of requests that are under way."""
 READ_S_A_REQUEST = 0.75
 """For each request, what a client at least waits for its next event."""
@@ -63,10 +63,10 @@ def _drawing(bench: Bench, faults: list[Fault], numbers: Sequence[int]) -> Draw:
 
 def _opened(
     choose: Callable[[Fault], bool], numbers: Sequence[int] = FEW
-) -> Callable[[Ground], AbstractAsyncContextManager[Draw]]:
+) -> Callable[[Fixtures], AbstractAsyncContextManager[Draw]]:
     @asynccontextmanager
-    async def opened(ground: Ground) -> AsyncIterator[Draw]:
-        bench = await ground.bench()
+    async def opened(fixtures: Fixtures) -> AsyncIterator[Draw]:
+        bench = await fixtures.bench()
         yield _drawing(bench, [fault for fault in TABLE if choose(fault) and fault.why_not() is None], numbers)
 
     return opened
@@ -81,8 +81,8 @@ def _is_under_load(fault: Fault) -> bool:
 
 
 @asynccontextmanager
-async def _shutdown_opened(ground: Ground) -> AsyncIterator[Draw]:
-    bench = await ground.bench()
+async def _shutdown_opened(fixtures: Fixtures) -> AsyncIterator[Draw]:
+    bench = await fixtures.bench()
 
     def draw(chance: Random) -> Case:
         drain_s, settle_s = chance.choice((0, 0, 1, 3)), chance.choice((0, 0, 1))
@@ -198,5 +198,5 @@ def _events(response: httpx.Response) -> list[Json]:
 
 KILLS = Family("kills and freezes", 36, _opened(lambda fault: not _is_of_redis(fault)))
 REDIS = Family("Redis faults", 24, _opened(_is_of_redis))
-STREAMS = Family("64 streams", 6, _opened(_is_under_load, CROWD))
+STREAMS = Family("64 streams", 6, _opened(_is_under_load, LOAD))
 SHUTDOWN = Family("shutdown", 20, _shutdown_opened)

@@ -12,8 +12,8 @@ from random import Random
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import ModelInfo
 from tests.attacks.case import Broken, Case, Draw, Family, Verdict, edited, flipped, odd_json, shown
+from tests.attacks.fixtures import Fixtures
 from tests.attacks.forked import Forks, Json, forks
-from tests.attacks.ground import Ground
 from tests.checkpoints import save_checkpoints
 from tests.retrieval.support import write
 
@@ -87,9 +87,9 @@ def check(kind: Kind, result: Json) -> None:
                 raise Broken(Verdict.DIFFERING, f"served under the same name: {result['said']}"[:400])
 
 
-async def kinds(ground: Ground, forks: Forks) -> list[Kind]:
+async def kinds(fixtures: Fixtures, forks: Forks) -> list[Kind]:
     """The sound folders."""
-    folder = ground.folder / "files"
+    folder = fixtures.folder / "files"
     save_checkpoints(folder)
     shutil.copytree(BUNDLED_PAIR / "probes", folder / "probes")
     write(folder / "datastore", TARGET, [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8]])
@@ -113,14 +113,14 @@ async def kinds(ground: Ground, forks: Forks) -> list[Kind]:
 
 
 @asynccontextmanager
-async def opened(ground: Ground) -> AsyncIterator[Draw]:
+async def opened(fixtures: Fixtures) -> AsyncIterator[Draw]:
     numbers = count()
-    async with forks(ground.folder / "files.log") as forked:
-        choices = await kinds(ground, forked)
+    async with forks(fixtures.folder / "files.log") as forked:
+        choices = await kinds(fixtures, forked)
 
         def draw(chance: Random) -> Case:
             kind = chance.choices(choices, (5, 4, 2, 1, 2))[0]
-            copy = Path(shutil.copytree(kind.folder, ground.folder / f"spoilt-{next(numbers)}"))
+            copy = Path(shutil.copytree(kind.folder, fixtures.folder / f"spoilt-{next(numbers)}"))
             name = chance.choice(kind.names)
             how = spoilt(copy / name, chance)
 

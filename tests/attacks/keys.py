@@ -9,7 +9,7 @@ import httpx
 
 from semspec.keys import new_key
 from tests.attacks.case import Broken, Case, Draw, Family, Verdict, shown
-from tests.attacks.ground import CONTROL, Ground, Victim
+from tests.attacks.fixtures import CONTROL, Fixtures, Victim
 from tests.gateway.support import bearer
 
 OPEN = ("/", "/health", "/ping", "/ready")
@@ -131,8 +131,8 @@ def _other_owner(victim: Victim, chance: Random) -> Case:
 
 
 @asynccontextmanager
-async def opened(ground: Ground) -> AsyncIterator[Draw]:
-    victim = await ground.victim()
+async def opened(fixtures: Fixtures) -> AsyncIterator[Draw]:
+    victim = await fixtures.victim()
     described = (await victim.http.get("/openapi.json")).json()["paths"]
     routes = sorted((method.upper(), path) for path, methods in described.items() for method in methods)
     routes = [(method, path) for method, path in routes if path not in OPEN and not path.startswith("/static")]

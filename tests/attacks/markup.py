@@ -9,7 +9,7 @@ import httpx
 from playwright.async_api import Browser, expect
 
 from tests.attacks.case import Broken, Case, Draw, Family, Verdict, shown
-from tests.attacks.ground import CONTROL, Ground, Victim
+from tests.attacks.fixtures import CONTROL, Fixtures, Victim
 from tests.playground import browser as browsing
 from tests.playground.fakes import ScriptedGateway, drafted, record
 
@@ -117,11 +117,11 @@ def _rendered(browser: Browser, chance: Random) -> Case:
 
 
 @asynccontextmanager
-async def opened(ground: Ground) -> AsyncIterator[Draw]:
-    victim = await ground.victim()
+async def opened(fixtures: Fixtures) -> AsyncIterator[Draw]:
+    victim = await fixtures.victim()
     async with AsyncExitStack() as held:
         try:
-            browser = await held.enter_async_context(browsing.launched()) if ground.has_browser else None
+            browser = await held.enter_async_context(browsing.launched()) if fixtures.has_browser else None
         except browsing.NoBrowser:
             browser = None
 

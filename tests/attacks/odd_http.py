@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from tests.attacks.case import Broken, Case, Draw, Family, Verdict, edited, odd_json, shown
-from tests.attacks.ground import Ground, Victim
+from tests.attacks.fixtures import Fixtures, Victim
 from tests.stack.support import QUESTION
 
 SILENT_S = 1.5
@@ -199,8 +199,8 @@ def _check_stream(body: bytes) -> None:
 
 
 @asynccontextmanager
-async def opened(ground: Ground) -> AsyncIterator[Draw]:
-    victim = await ground.victim()
+async def opened(fixtures: Fixtures) -> AsyncIterator[Draw]:
+    victim = await fixtures.victim()
 
     def draw(chance: Random) -> Case:
         kind = chance.choice((*KINDS, "JSON"))

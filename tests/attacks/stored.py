@@ -10,7 +10,7 @@ import httpx
 from redis.asyncio import Redis
 
 from tests.attacks.case import Broken, Case, Draw, Family, Verdict, edited, flipped, odd_json, shown
-from tests.attacks.ground import CONTROL, Ground, Victim
+from tests.attacks.fixtures import CONTROL, Fixtures, Victim
 
 KEYS = ("meta", "meta", "segments", "segments", "events", "writer", "turns", "claim", "listed", "idempotency")
 HOWS = ("flip", "flip", "edit", "edit", "JSON", "JSON", "cut", "type", "gone")
@@ -101,8 +101,8 @@ async def ask(victim: Victim, id: str, headers: dict[str, str]) -> None:
 
 
 @asynccontextmanager
-async def opened(ground: Ground) -> AsyncIterator[Draw]:
-    victim = await ground.victim()
+async def opened(fixtures: Fixtures) -> AsyncIterator[Draw]:
+    victim = await fixtures.victim()
     async with Redis.from_url(victim.stack.addresses["redis"]) as redis:
 
         def draw(chance: Random) -> Case:

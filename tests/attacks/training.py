@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from semspec.engine.checkpoint import load_tokenizer
 from tests.attacks.case import Broken, Case, Draw, Family, Verdict, flipped, shown
+from tests.attacks.fixtures import Fixtures
 from tests.attacks.forked import Forks, Json, forks
-from tests.attacks.ground import Ground
 from tests.checkpoints import save_checkpoints
 from tests.training import support
 
@@ -140,10 +140,10 @@ def _spoilt(site: Site, chance: Random) -> Case:
 
 
 @asynccontextmanager
-async def opened(ground: Ground) -> AsyncIterator[Draw]:
-    folder = ground.folder / "training"
+async def opened(fixtures: Fixtures) -> AsyncIterator[Draw]:
+    folder = fixtures.folder / "training"
     folder.mkdir()
-    async with forks(ground.folder / "training.log") as forked:
+    async with forks(fixtures.folder / "training.log") as forked:
         site = Site(folder, forked)
         await site.prepare()
         yield lambda chance: chance.choice((_killed, _spoilt, _spoilt))(site, chance)

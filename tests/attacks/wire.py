@@ -11,7 +11,7 @@ import grpc
 from grpc import aio
 
 from tests.attacks.case import Broken, Case, Draw, Family, Verdict, edited, shown
-from tests.attacks.ground import Ground
+from tests.attacks.fixtures import Fixtures
 from tests.checkpoints import save_checkpoints
 from tests.security.test_services import METHODS, engines_served, path_of, sound_messages, spoil, status
 
@@ -60,8 +60,8 @@ async def _garbage(address: str, data: bytes) -> None:
 
 
 @asynccontextmanager
-async def opened(ground: Ground) -> AsyncIterator[Draw]:
-    folder = ground.folder / "wire"
+async def opened(fixtures: Fixtures) -> AsyncIterator[Draw]:
+    folder = fixtures.folder / "wire"
     checkpoints = save_checkpoints(folder / "checkpoints")
     defects = Defects()
     logging.getLogger().addHandler(defects)

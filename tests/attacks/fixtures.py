@@ -108,8 +108,8 @@ class Victim:
             raise Broken(Verdict.DIFFERING, f"the control question was answered {answer!r}, before {self.answer!r}")
 
 
-class Ground:
-    """`async with Ground(folder) as ground:` - what several families share is made once, when it is first used."""
+class Fixtures:
+    """`async with Fixtures(folder) as fixtures:` - what several families share is made once, when it is first used."""
 
     def __init__(self, folder: Path, has_browser: bool = True, running: tuple[Stack, str] | None = None) -> None:
         """`running`: a stack to attack instead of one of its own, and the API key of another owner."""

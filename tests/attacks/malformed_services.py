@@ -1,7 +1,7 @@
-"""Services that lie: between gateway and services stand servers that change what the services answer.
+"""Malformed answers of services: between gateway and services stand servers that change what the services answer.
 
-A draft or verifier that lies within the bounds of its messages is another draft or verifier, and is believed: the
-answer may be another then, but it is whole, its segments are its text, and the client is not blamed for the lie.
+What is within the bounds of its messages is another draft or verifier, and is believed: the answer may be another
+then, but it is whole, its segments are its text, and the client is not blamed.
 """
 
 import asyncio
@@ -17,24 +17,24 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 
 from tests.attacks.case import Broken, Case, Draw, Family, Verdict, edited, shown
-from tests.attacks.ground import Ground, Logs, Victim
+from tests.attacks.fixtures import Fixtures, Logs, Victim
 from tests.gateway.support import free_port
 from tests.processes import GENEROUS_S, Process
 from tests.security.test_services import METHODS, path_of, spoil
 from tests.stack.support import LONG_QUESTION, answer_of, chat_body
 
 RECOVERY_S = 300.0
-LIES = ("field", "field", "field", "bytes", "status", "empty", "again", "cut")
+KINDS = ("field", "field", "field", "bytes", "status", "empty", "again", "cut")
 STATUSES = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
-TOLD = ("Draft.Info", "Draft.Write", "Draft.WriteAll", "Draft.Propose", "Target.Info", "Target.Read", "Target.Write",
+ALTERED = ("Draft.Info", "Draft.Write", "Draft.WriteAll", "Draft.Propose", "Target.Info", "Target.Read", "Target.Write",
         "Target.WriteAll", "Target.Verify", "Target.Encode", "Verifier.Info", "Verifier.Judge")  # fmt: skip
-"""Methods whose answers are lied about."""
+"""Methods whose answers are altered."""
 STRATEGIES = ("semantic", "semantic", "semantic", "token-level", "surprisal", "likelihood", "target")
 Json = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Lie:
+class Alteration:
     """What becomes of the answers to one method."""
 
     method: Any
@@ -42,17 +42,15 @@ class Lie:
     chance: Random
     after: int
     """Answers that are left as they are before."""
-    num_told: int = 0
     before: bytes = b""
     """The answer before, to repeat."""
 
-    async def told(self, truth: bytes, context: Any) -> bytes:
+    async def altered(self, truth: bytes, context: Any) -> bytes:
         """What is answered instead."""
         self.after -= 1
         earlier, self.before = self.before, truth
         if self.after >= 0:
             return truth
-        self.num_told += 1
         match self.kind:
             case "field":
                 message = GetMessageClass(self.method.output_type)()
@@ -63,7 +61,7 @@ class Lie:
             case "bytes":
                 return edited(truth, self.chance)
             case "status":
-                await context.abort(self.chance.choice(STATUSES), "a lie")
+                await context.abort(self.chance.choice(STATUSES), "altered")
             case "again":
                 return earlier or truth
             case "cut":
@@ -71,27 +69,22 @@ class Lie:
         return b""
 
 
-class Liar(grpc.GenericRpcHandler):
-    """Passes every call of a service on, health checks as well, and changes the answers that the lie is about."""
+class AlteringProxy(grpc.GenericRpcHandler):
+    """Passes every call of a service on, health checks as well, and changes the answers of one method."""
 
     def __init__(self, upstream: aio.Channel) -> None:
         self._upstream: Any = upstream
         self._methods = {path_of(method): method for method in METHODS}
-        self.lie: Lie | None = None
+        self.alteration: Alteration | None = None
 
     def service(self, handler_call_details: Any) -> Any:
         path = handler_call_details.method
-        method = self._methods.get(path)
-        if method is None:
-            streams = path.endswith("/Watch")
-            return (
-                grpc.unary_stream_rpc_method_handler(self._stream(path, None)) if streams else _unary(self, path, None)
-            )
-        if method.server_streaming:
+        method = self._methods.get(path)  # None: a health check
+        if path.endswith("/Watch") or (method and method.server_streaming):
             return grpc.unary_stream_rpc_method_handler(self._stream(path, method))
-        return _unary(self, path, method)
+        return grpc.unary_unary_rpc_method_handler(self._unary(path, method))
 
-    def one(self, path: str, method: Any) -> Callable[[bytes, Any], Awaitable[bytes]]:
+    def _unary(self, path: str, method: Any) -> Callable[[bytes, Any], Awaitable[bytes]]:
         async def answer(request: bytes, context: Any) -> bytes:
             call = self._upstream.unary_unary(path)(request, metadata=_metadata(context))
             return await self._changed(method, await _passed_on(call, context), context)
@@ -112,12 +105,8 @@ class Liar(grpc.GenericRpcHandler):
         return answer
 
     async def _changed(self, method: Any, truth: bytes, context: Any) -> bytes:
-        lie = self.lie
-        return await lie.told(truth, context) if lie and lie.method is method else truth
-
-
-def _unary(liar: Liar, path: str, method: Any) -> Any:
-    return grpc.unary_unary_rpc_method_handler(liar.one(path, method))
+        alteration = self.alteration
+        return await alteration.altered(truth, context) if alteration and alteration.method is method else truth
 
 
 def _metadata(context: Any) -> tuple[tuple[str, str], ...]:
@@ -134,12 +123,12 @@ async def _passed_on(call: Any, context: Any) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class LiedTo:
-    """A gateway over liars."""
+class AlteredSite:
+    """A gateway over altering proxies."""
 
     http: httpx.AsyncClient
     logs: Logs
-    liars: dict[str, Liar]
+    proxies: dict[str, AlteringProxy]
     """By service, as `Draft`."""
     gateway: Process
 
@@ -160,23 +149,23 @@ class LiedTo:
                 await asyncio.sleep(0.2)
                 answer = await self.asked(body)
         if answer_of(answer) != text:
-            raise Broken(Verdict.DIFFERING, f"after the lie {answer_of(answer)!r}, before {text!r}")
+            raise Broken(Verdict.DIFFERING, f"after the alteration {answer_of(answer)!r}, before {text!r}")
 
 
-def _draw(site: LiedTo, texts: dict[str, str], chance: Random) -> Case:
-    name, kind, after = chance.choice(TOLD), chance.choice(LIES), chance.choice((0, 0, 1, 3))
+def _draw(site: AlteredSite, texts: dict[str, str], chance: Random) -> Case:
+    name, kind, after = chance.choice(ALTERED), chance.choice(KINDS), chance.choice((0, 0, 1, 3))
     service, _, rpc = name.partition(".")
     method = next(one for one in METHODS if (one.containing_service.name, one.name) == (service, rpc))
-    lie, strategy = Lie(method, kind, chance, after), chance.choice(STRATEGIES)
+    alteration, strategy = Alteration(method, kind, chance, after), chance.choice(STRATEGIES)
     body = _body(strategy)
 
     async def run() -> None:
         site.logs.restart()
-        site.liars[service].lie = lie
+        site.proxies[service].alteration = alteration
         try:
             answer = await site.asked(body)
         finally:
-            site.liars[service].lie = None
+            site.proxies[service].alteration = None
         await site.until_normal(_body("semantic"), texts["semantic"])
         if not site.gateway.child.is_alive:
             raise Broken(Verdict.LOST, "the gateway ended")
@@ -206,14 +195,15 @@ def _body(strategy: str) -> Json:
 
 
 @asynccontextmanager
-async def opened(ground: Ground) -> AsyncIterator[Draw]:
-    victim = await ground.victim()
+async def opened(fixtures: Fixtures) -> AsyncIterator[Draw]:
+    victim = await fixtures.victim()
     async with AsyncExitStack() as held:
-        liars, places = dict[str, Liar](), dict[str, str]()
+        proxies, places = dict[str, AlteringProxy](), dict[str, str]()
         for role in ("Draft", "Target", "Verifier"):
-            channel = await held.enter_async_context(_channel(victim.stack.addresses[role.lower()]))
-            liars[role] = Liar(channel)
-            places[role.lower()] = await held.enter_async_context(_served(liars[role]))
+            channel = aio.insecure_channel(victim.stack.addresses[role.lower()], options=_OPTIONS)
+            await held.enter_async_context(channel)
+            proxies[role] = AlteringProxy(channel)
+            places[role.lower()] = await held.enter_async_context(_served(proxies[role]))
         gateway = _gateway(victim, places)
         await gateway.start()
         http = await held.enter_async_context(
@@ -221,7 +211,7 @@ async def opened(ground: Ground) -> AsyncIterator[Draw]:
                 base_url=f"http://{gateway.address}", headers=victim.stack.headers, timeout=GENEROUS_S, trust_env=False
             )
         )
-        site = LiedTo(http, Logs({"gateway": gateway.child.log}), liars, gateway)
+        site = AlteredSite(http, Logs({"gateway": gateway.child.log}), proxies, gateway)
         texts = {strategy: answer_of(await site.asked(_body(strategy))) for strategy in dict.fromkeys(STRATEGIES)}
         try:
             yield lambda chance: _draw(site, texts, chance)
@@ -231,15 +221,9 @@ async def opened(ground: Ground) -> AsyncIterator[Draw]:
 
 
 @asynccontextmanager
-async def _channel(address: str) -> AsyncIterator[aio.Channel]:
-    async with aio.insecure_channel(address, options=_OPTIONS) as channel:
-        yield channel
-
-
-@asynccontextmanager
-async def _served(liar: Liar) -> AsyncIterator[str]:
+async def _served(proxy: AlteringProxy) -> AsyncIterator[str]:
     server = aio.server(options=_OPTIONS)
-    server.add_generic_rpc_handlers((liar,))
+    server.add_generic_rpc_handlers((proxy,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -256,8 +240,8 @@ def _gateway(victim: Victim, places: dict[str, str]) -> Process:
     port = str(free_port())
     own = {f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS": place for role, place in places.items()}
     own |= {"SEMSPEC_GATEWAY_PORT": port, "SEMSPEC_GATEWAY_TARGET_PATIENCE_S": "1"}
-    own["SEMSPEC_GATEWAY_HANDSHAKE_INTERVAL_S"] = "1"  # so that handshakes are lied about as well
-    return Process(victim.stack, "gateway lied to", first.command, {**first.environment, **own}, f"127.0.0.1:{port}")
+    own["SEMSPEC_GATEWAY_HANDSHAKE_INTERVAL_S"] = "1"  # so that handshakes are altered as well
+    return Process(victim.stack, "gateway altered", first.command, {**first.environment, **own}, f"127.0.0.1:{port}")
 
 
 FAMILY = Family("lying services", 70, opened)
