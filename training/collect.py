@@ -45,7 +45,7 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
     """Raises: Unavailable, Mismatch when the folder is of other models, Conflict when another process writes to it."""
     if options.forget is not None:
         opened(options.output)
-    with _alone(options.output) as folder:
+    with alone(options.output) as folder:
         if options.forget is not None:
             num = forget(folder, options.forget)
             reporter.say(f"{num} answers of {options.forget} are deleted from {folder.path}")
@@ -136,7 +136,7 @@ def _facts(folder: StageFolder, number: int) -> Row:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[StageFolder]:
+def alone(path: Path) -> Iterator[StageFolder]:
     """The folder, which no other process writes to; what one left unfinished is deleted. Raises: Conflict."""
     path.mkdir(parents=True, exist_ok=True)
     with (path / "lock").open("w") as file:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.gateway.engines import spelling
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import (
     Gateway,
@@ -18,6 +19,8 @@ from tests.gateway.support import (
     redis_server,
     running_gateway,
 )
+
+__all__ = ["spelling"]
 
 
 @pytest.fixture(scope="session")

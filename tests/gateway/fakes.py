@@ -68,12 +68,9 @@ class FakeModel:
         """Raised by every call from now on."""
         self.lost_at: int | None = None
         """Raised instead of writing this segment."""
-        self.stuck_at: int | None = None
-        """Never finishes this segment."""
         self.pause_at: int | None = None
         """Waits for `resume` before this segment."""
         self.num_writing = 0
-        self.stuck = asyncio.Event()
         self.paused = asyncio.Event()
         self.resume = asyncio.Event()
         self.prompts: list[str] = []
@@ -113,13 +110,9 @@ class FakeModel:
             text = prompt
         else:
             given = prompt if isinstance(prompt, Conversation) else Conversation(tuple(prompt))
-            turns = given.messages
-            text = (
-                given.tools
-                + given.variables
-                + "".join(f"{own}<{turn.role}>{turn.content}{turn.tool_calls}" for turn in turns)
-            )
-            prompt = turns
+            prompt = given.messages
+            turns = "".join(f"{own}<{turn.role}>{turn.content}{turn.tool_calls}" for turn in prompt)
+            text = f"{given.tools}{given.variables}{turns}"
         if not text.strip() or (not isinstance(prompt, str) and not prompt[-1].content.strip()):
             raise InvalidRequest("the prompt is empty")
         if len(text) >= WINDOW:
@@ -227,13 +220,18 @@ class FakeModel:
         if index == self.pause_at:
             self.paused.set()
             await self.resume.wait()
-        if index == self.stuck_at:
-            self.stuck.set()
-            await asyncio.Event().wait()
 
     def _answer(self) -> None:
-        if self.lost is not None:
-            raise type(self.lost)(self.lost.message, self.lost.parameter)
+        raise_anew(self.lost)
+
+
+class Thinker(FakeModel):
+    """Ends its reasoning in the fourth segment."""
+
+    def _segment(self, index: int, params: GenerationParams, room: int) -> Segment:
+        segment = super()._segment(index, params, room)
+        text = segment.text.replace(" says", "</think> says") if index == 3 else segment.text
+        return replace(segment, text=text, token_ids=tuple(map(ord, text)))
 
 
 class FakeVerifier:
@@ -248,23 +246,28 @@ class FakeVerifier:
             alternatives=("last-hidden", "surprisal"),
         )
         self.lost: SemspecError | None = None
+        """Raised by every call from now on."""
         self.num_judged = 0
         self.asked_for: list[str] = []
         """Names of probes."""
 
     async def info(self) -> VerifierInfo:
-        if self.lost is not None:
-            raise type(self.lost)(self.lost.message, self.lost.parameter)
+        raise_anew(self.lost)
         return self.verifier_info
 
     async def judge(
         self, draft_states: Sequence[States], scores: Sequence[SegmentScore], probes: str = ""
     ) -> list[Judgement]:
         self.asked_for.append(probes)
-        if self.lost is not None:
-            raise type(self.lost)(self.lost.message, self.lost.parameter)
+        raise_anew(self.lost)
         self.num_judged += len(scores)
         return [Judgement(0.5, 0.0 if score.surprisal[0] % 3 == 2 else 0.9) for score in scores]
+
+
+def raise_anew(error: SemspecError | None) -> None:
+    """An error that is raised twice would keep the first traceback."""
+    if error is not None:
+        raise type(error)(error.message, error.parameter)
 
 
 @dataclass(frozen=True)
@@ -277,8 +280,15 @@ class Fakes:
     is_calibrated: bool = True
 
     @classmethod
-    def make(cls) -> "Fakes":
-        return cls(FakeModel(Writer.DRAFT), FakeModel(Writer.TARGET), FakeVerifier())
+    def make(cls, target: FakeModel | None = None, verifier: "FakeVerifier | None" = None) -> "Fakes":
+        return cls(FakeModel(Writer.DRAFT), target or FakeModel(Writer.TARGET), verifier or FakeVerifier())
+
+    def with_other_target(self, fingerprint: str) -> "Fakes":
+        """The same models with a target of this fingerprint, and all that belongs to it."""
+        self.target.model_info = replace(self.target.model_info, fingerprint=fingerprint)
+        self.drafter.model_info = replace(self.drafter.model_info, datastore_model=fingerprint)
+        self.verifier.verifier_info = replace(self.verifier.verifier_info, target_model=fingerprint)
+        return self
 
     @property
     def backends(self) -> Backends:

@@ -1,22 +1,28 @@
-"""A gateway on a real socket, over fake models and a real Redis."""
+"""A gateway on a real socket, over fake models and a real Redis; its clients, and what they read of its answers."""
 
 import asyncio
+import contextlib
+import json
 import signal
 import socket
 import ssl
 import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import uvicorn
 from fastapi import FastAPI
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from openai.types.chat import ChatCompletionChunk
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
+from semspec.decoding import Backends
 from semspec.gateway.app import create_app
 from semspec.gateway.metrics import Metrics
 from semspec.gateway.readiness import Readiness
@@ -24,17 +30,25 @@ from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.store import Store
 from semspec.keys import entry, new_key
 from semspec.stack.redis import find_server
-from tests.gateway.fakes import Fakes
+from tests.gateway.fakes import FakeModel, Fakes
 
 API_KEY = new_key()
 """Default headers of a gateway's clients."""
 OWNER = "tests"
+OURS, RENEWED, THEIRS = new_key(), new_key(), new_key()
+TWO_OWNERS = f"{entry('us', OURS)} {entry('us', RENEWED)}, {entry('them', THEIRS)}"
+"""Keys of two owners, the first of which has two."""
 
 TLS = ssl.create_default_context()
 """Shared by all clients: loading the system's certificates takes longer than most tests."""
 
-GENEROUS_S = 10.0
+GENEROUS_S = 60.0
 """Bound on anything that takes milliseconds on a quiet machine."""
+
+NO_REDIS = "redis://127.0.0.1:1/0"
+"""Nobody listens there."""
+
+MESSAGES: Any = [{"role": "user", "content": "How many?"}]
 
 
 @dataclass
@@ -52,18 +66,9 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def restart(self) -> None:
-        options = [
-            "--port",
-            str(self.port),
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
-            "--dir",
-            str(self.folder),
-            *self.options,
-        ]
-        self.process = subprocess.Popen([self.program or find_server(), *options], stdout=subprocess.DEVNULL)
+        place = f"--port {self.port} --bind 127.0.0.1 --dir {self.folder}".split()
+        command = [self.program or find_server(), *place, "--save", "", *self.options]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         wait_for_port(self.port)
 
     def hang(self) -> None:
@@ -138,14 +143,169 @@ class Gateway:
     http: httpx.AsyncClient
     openai: AsyncOpenAI
 
-    async def chat(self, **fields: Any) -> httpx.Response:
-        body = {"model": "semspec-demo", "messages": [{"role": "user", "content": "How many?"}], "seed": 7, **fields}
-        return await self.http.post("/v1/chat/completions", json=body)
+    async def chat(self, headers: Any = None, **fields: Any) -> httpx.Response:
+        body = {"model": "semspec-demo", "messages": MESSAGES, "seed": 7, **fields}
+        return await self.http.post("/v1/chat/completions", json=body, headers=headers)
+
+    async def stored(self, id: str, part: str = "", status: int = 200) -> Any:
+        """What is stored of a generation, or a part of it: "/trace"."""
+        response = await self.http.get(f"/v1/generations/{id}{part}")
+        assert response.status_code == status, response.text
+        return response.json()
+
+    async def events(self, id: str, after: str | None = None, trace: bool = False) -> httpx.Response:
+        """What a client that attaches to a generation is told."""
+        headers = {} if after is None else {"last-event-id": after}
+        return await self.http.get(f"/v1/generations/{id}/events", headers=headers, params={"trace": trace})
+
+    async def status_becomes(self, id: str, status: str) -> None:
+        async with asyncio.timeout(GENEROUS_S):
+            while (await self.stored(id))["status"] != status:
+                await asyncio.sleep(0.01)
 
     async def metric(self, line: str) -> float:
         """The value of one metric sample, by its exposed name with labels; 0 if it does not exist."""
         lines = (await self.http.get("/metrics")).text.splitlines()
         return next((float(entry.removeprefix(line)) for entry in lines if entry.startswith(f"{line} ")), 0.0)
+
+    async def metric_becomes(self, line: str, value: float) -> None:
+        async with asyncio.timeout(GENEROUS_S):
+            while await self.metric(line) < value:
+                await asyncio.sleep(0.01)
+        assert await self.metric(line) == value
+
+    async def running_ids(self) -> set[str]:
+        """The ids of all generations with a writer, at any gateway of this Redis; none without Redis."""
+        with contextlib.suppress(RedisError):
+            async with Redis.from_url(self.settings.redis_url.get_secret_value(), decode_responses=True) as redis:
+                keys = [key async for key in redis.scan_iter("semspec:{*}:writer", count=1000)]
+                return {key.partition("{")[2].partition("}")[0] for key in keys}
+        return set()
+
+    async def hang_up_after(self, num_segments: int, **fields: Any) -> list[Any]:
+        """Chunks of a stream that the client leaves after so many segments."""
+        seen = list[Any]()
+        self.fakes.drafter.pause_at = self.fakes.target.pause_at = num_segments
+        body = {"model": "semspec-demo", "messages": MESSAGES, "seed": 7, "stream": True, **fields}
+        async with (
+            self.http.stream("POST", "/v1/chat/completions", json=body) as response,
+            contextlib.aclosing(response.aiter_lines()) as lines,  # type: ignore[type-var]
+        ):
+            async for line in lines:
+                if line.startswith("data: {"):
+                    seen.append(json.loads(line.removeprefix("data: ")))
+                if sum(any(delta(one, index) for index in range(8)) for one in seen) == num_segments:
+                    break
+        return seen
+
+    @asynccontextmanager
+    async def held(self, at: int, **fields: Any) -> AsyncIterator["Held"]:
+        """A chat whose writer waits before segment `at` until the block ends."""
+        model = self.fakes.drafter if fields.get("model") == "semspec-demo:draft" else self.fakes.target
+        fields = {"model": "semspec-demo:target", **fields}
+        before = await self.running_ids()
+        async with holding(model, at, self.chat(**fields)) as task:
+            yield Held(task, min(await self.running_ids() - before, key=len, default=""))
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A request whose answer waits for a model."""
+
+    task: "asyncio.Task[httpx.Response]"
+    id: str
+    """Of its generation, or of the first of its choices; empty without Redis."""
+
+    @property
+    def response(self) -> httpx.Response:
+        """To be read after the block."""
+        return self.task.result()
+
+    async def hang_up(self) -> None:
+        self.task.cancel()
+        await asyncio.wait([self.task])
+
+
+@asynccontextmanager
+async def holding(
+    model: FakeModel, at: int, request: Coroutine[Any, Any, httpx.Response]
+) -> AsyncIterator["asyncio.Task[httpx.Response]"]:
+    """Send a request, and let the model wait before segment `at`: from the block's beginning to its end."""
+    model.pause_at = at
+    model.paused.clear()
+    model.resume.clear()
+    task = asyncio.create_task(request)
+    try:
+        await asyncio.wait_for(model.paused.wait(), GENEROUS_S)
+        yield task
+        model.pause_at = None
+        model.resume.set()
+        await asyncio.wait([task], timeout=GENEROUS_S)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def connection(base_url: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection for requests that no client library sends."""
+    url = httpx.URL(base_url)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):  # the server may have closed it first
+            await writer.wait_closed()
+
+
+async def exchange(base_url: str, sent: bytes) -> bytes:
+    """All that is answered to these bytes until the server closes the connection."""
+    async with connection(base_url) as (reader, writer):
+        writer.write(sent)
+        return await asyncio.wait_for(reader.read(), GENEROUS_S)
+
+
+def chunks(response: httpx.Response) -> list[Any]:
+    """The events of a stream, or the whole answer as one."""
+    if not response.headers["content-type"].startswith("text/event-stream"):
+        return [response.json()]
+    return [json.loads(line.removeprefix("data: ")) for line in response.text.splitlines() if line[:7] == "data: {"]
+
+
+def delta(chunk: Any, index: int = 0) -> str:
+    """What a chunk adds to the text of a choice."""
+    choices = [choice for choice in chunk.get("choices", ()) if choice["index"] == index]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+def text(response: httpx.Response, index: int = 0) -> str:
+    """A choice of a streamed chat."""
+    return "".join(delta(chunk, index) for chunk in chunks(response))
+
+
+def content(response: httpx.Response) -> str:
+    """The text of a whole chat."""
+    return str(response.json()["choices"][0]["message"]["content"])
+
+
+async def stream_chat(gateway: Gateway, **fields: Any) -> list[ChatCompletionChunk]:
+    """The chunks that OpenAI's client reads."""
+    stream: Any = await gateway.openai.chat.completions.create(
+        **{"model": "semspec-demo", "messages": MESSAGES, "stream": True, "seed": 7, **fields}
+    )
+    return [chunk async for chunk in stream]
+
+
+def text_of(chunks: list[ChatCompletionChunk], index: int = 0) -> str:
+    choices = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
+    return "".join(choice.delta.content or "" for choice in choices)
+
+
+def extra(answer: Any) -> dict[str, Any]:
+    """The `semspec` object of an answer as OpenAI's client reads it."""
+    found: dict[str, Any] = answer.model_extra["semspec"]
+    return found
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -160,7 +320,7 @@ def make_settings(**fields: Any) -> GatewaySettings:
 
 
 def make_readiness(fakes: Fakes) -> Readiness:
-    settings = make_settings(redis_url="redis://127.0.0.1:1/0")  # nobody listens there
+    settings = make_settings(redis_url=NO_REDIS)
     return Readiness(fakes.backends, settings, make_store(settings), Metrics())
 
 
@@ -169,8 +329,10 @@ def make_store(settings: GatewaySettings) -> Store:
 
 
 @asynccontextmanager
-async def running_gateway(settings: GatewaySettings, fakes: Fakes, ready: bool = True) -> AsyncIterator[Gateway]:
-    app = create_app(settings, fakes.backends, make_store(settings))
+async def running_gateway(
+    settings: GatewaySettings, behind: Fakes | Backends, ready: bool = True
+) -> AsyncIterator[Gateway]:
+    app = create_app(settings, behind.backends if isinstance(behind, Fakes) else behind, make_store(settings))
     config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5)
     server = _Server(config)
     listener = socket.socket(proto=socket.IPPROTO_TCP)  # else asyncio leaves Nagle's algorithm on
@@ -188,7 +350,7 @@ async def running_gateway(settings: GatewaySettings, fakes: Fakes, ready: bool =
             await eventually(lambda: server.started)
             if ready:
                 await eventually(lambda: app.state.readiness.status.served is not None)
-            yield Gateway(app, fakes, settings, base_url, http, openai)
+            yield Gateway(app, cast(Fakes, behind), settings, base_url, http, openai)
     finally:
         server.told.set()
         await task

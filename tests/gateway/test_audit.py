@@ -10,15 +10,14 @@ import pytest
 
 from semspec.clustering.equivalence import Alternatives
 from semspec.errors import Unavailable
-from semspec.types import OperatingPoint, SegmentEnd, Writer
-from tests.gateway.fakes import NUM_SEGMENTS, FakeModel, Fakes, FakeVerifier
-from tests.gateway.support import Gateway, GatewayFactory, eventually
+from semspec.types import OperatingPoint, SegmentEnd
+from tests.gateway.fakes import NUM_SEGMENTS, Fakes, FakeVerifier
+from tests.gateway.support import Gateway, GatewayFactory, eventually, holding
 
 NUM_ACCEPTED = NUM_SEGMENTS - 2
 """Of each request: every third segment is rejected."""
 SUPPORTED = 'semspec_gateway_audit_segments_total{result="supported"}'
 UNSUPPORTED = 'semspec_gateway_audit_segments_total{result="unsupported"}'
-PATIENCE_S = 60.0
 
 
 class Clustering(FakeVerifier):
@@ -47,22 +46,16 @@ class Audited:
     def __init__(self, gateway: Gateway, verifier: Clustering) -> None:
         self.gateway, self.fakes, self.verifier = gateway, gateway.fakes, verifier
 
-    async def until(self, name: str, value: float) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while await self.gateway.metric(name) < value:
-                await asyncio.sleep(0.01)
-        assert await self.gateway.metric(name) == value
-
     async def strictness_of(self, **semspec: Any) -> float | None:
         response = await self.gateway.chat(semspec=semspec)
-        stored = await self.gateway.http.get(f"/v1/generations/{response.json()['id']}")
-        strictness: float | None = stored.json()["parameters"]["strictness"]
+        stored = await self.gateway.stored(response.json()["id"])
+        strictness: float | None = stored["parameters"]["strictness"]
         return strictness
 
 
 async def audited(start_gateway: GatewayFactory, **settings: Any) -> Audited:
     verifier = Clustering()
-    fakes = Fakes(FakeModel(Writer.DRAFT), FakeModel(Writer.TARGET), verifier)
+    fakes = Fakes.make(verifier=verifier)
     return Audited(await start_gateway(fakes, **{"audit_share": 1.0, "audit_samples": 3, **settings}), verifier)
 
 
@@ -75,7 +68,7 @@ async def test_audit_without_equivalence_is_refused_with_the_remedy(start_gatewa
 async def test_tightening_without_a_curve_is_refused_with_the_remedy(start_gateway: GatewayFactory) -> None:
     verifier = Clustering()
     verifier.verifier_info = replace(verifier.verifier_info, operating_points=())
-    fakes = Fakes(FakeModel(Writer.DRAFT), FakeModel(Writer.TARGET), verifier)
+    fakes = Fakes.make(verifier=verifier)
     gateway = await start_gateway(fakes, audit_share=0.1, audit_strictness=0.5)
     assert "the audit's strictness needs a curve" in (await gateway.http.get("/ready")).json()["error"]["message"]
 
@@ -83,8 +76,8 @@ async def test_tightening_without_a_curve_is_refused_with_the_remedy(start_gatew
 async def test_accepted_segments_are_judged_from_samples_in_their_context(start_gateway: GatewayFactory) -> None:
     audit = await audited(start_gateway)
     body = (await audit.gateway.chat()).json()
-    await audit.until(SUPPORTED, NUM_ACCEPTED)
-    trace = (await audit.gateway.http.get(f"/v1/generations/{body['id']}/trace")).json()["segments"]
+    await audit.gateway.metric_becomes(SUPPORTED, NUM_ACCEPTED)
+    trace = (await audit.gateway.stored(body["id"], "/trace"))["segments"]
     before = ["".join(one["text"] for one in trace[: segment["index"]]) for segment in trace]
     accepted = [segment for segment in trace if segment["verdict"] == "accepted"]
     assert [group.segments[0] for group in audit.verifier.groups] == [segment["text"] for segment in accepted]
@@ -104,24 +97,21 @@ async def test_acceptance_that_a_client_chose_is_not_audited(start_gateway: Gate
     await audit.gateway.chat(semspec={"strictness": 0.0})
     await audit.gateway.chat(semspec={"strategy": "random"})
     await audit.gateway.chat()
-    await audit.until(SUPPORTED, NUM_ACCEPTED)
+    await audit.gateway.metric_becomes(SUPPORTED, NUM_ACCEPTED)
     assert len(audit.verifier.groups) == NUM_ACCEPTED
 
 
 async def test_request_interrupts_the_audit_and_nothing_is_lost(start_gateway: GatewayFactory) -> None:
     audit = await audited(start_gateway)
     target = audit.fakes.target
-    target.stuck_at = 1  # the request has this segment from the draft; the audit's samples stop there
+    target.pause_at = 1  # the request has this segment from the draft; the audit's samples stop there
     await audit.gateway.chat()
-    await asyncio.wait_for(target.stuck.wait(), PATIENCE_S)
-    await eventually(lambda: target.num_writing == 3, PATIENCE_S)
-    target.stuck_at, audit.fakes.drafter.pause_at = None, 1
-    second = asyncio.create_task(audit.gateway.chat(seed=8))
-    await asyncio.wait_for(audit.fakes.drafter.paused.wait(), PATIENCE_S)
-    await eventually(lambda: target.num_writing == 0, PATIENCE_S)  # while the request runs, no sample is written
-    audit.fakes.drafter.resume.set()
-    assert (await second).status_code == 200
-    await audit.until(SUPPORTED, 2 * NUM_ACCEPTED)
+    await eventually(lambda: target.num_writing == 3)
+    target.pause_at = None
+    async with holding(audit.fakes.drafter, 1, audit.gateway.chat(seed=8)) as second:
+        await eventually(lambda: target.num_writing == 0)  # while the request runs, no sample is written
+    assert second.result().status_code == 200
+    await audit.gateway.metric_becomes(SUPPORTED, 2 * NUM_ACCEPTED)
     assert await audit.gateway.metric('semspec_gateway_audit_skipped_segments_total{reason="no spare capacity"}') == 0
 
 
@@ -133,7 +123,7 @@ async def test_audit_without_spare_capacity_says_so_and_skips(
     with caplog.at_level(logging.WARNING):
         requests = [asyncio.create_task(audit.gateway.chat(seed=seed)) for seed in range(2)]
         skipped = 'semspec_gateway_audit_skipped_segments_total{reason="no spare capacity"}'
-        await audit.until(skipped, 2 * NUM_ACCEPTED - 2)
+        await audit.gateway.metric_becomes(skipped, 2 * NUM_ACCEPTED - 2)
         assert await audit.gateway.metric("semspec_gateway_audit_waiting_segments") == 2
         assert audit.verifier.groups == []
         audit.fakes.drafter.resume.set()
@@ -143,11 +133,9 @@ async def test_audit_without_spare_capacity_says_so_and_skips(
 
 async def test_audit_may_work_beside_as_many_generations_as_set(start_gateway: GatewayFactory) -> None:
     audit = await audited(start_gateway, audit_max_running=1)
-    audit.fakes.drafter.pause_at = NUM_SEGMENTS - 1
-    request = asyncio.create_task(audit.gateway.chat())
-    await audit.until(SUPPORTED, NUM_ACCEPTED)
-    audit.fakes.drafter.resume.set()
-    assert (await request).status_code == 200
+    async with holding(audit.fakes.drafter, NUM_SEGMENTS - 1, audit.gateway.chat()) as request:
+        await audit.gateway.metric_becomes(SUPPORTED, NUM_ACCEPTED)
+    assert request.result().status_code == 200
 
 
 async def test_alarm_is_logged_and_tightens_what_no_client_chose(
@@ -159,7 +147,7 @@ async def test_alarm_is_logged_and_tightens_what_no_client_chose(
     with caplog.at_level(logging.ERROR):
         for number in range(2, 9):
             await audit.gateway.chat(seed=number)
-            await audit.until(UNSUPPORTED, number * NUM_ACCEPTED)
+            await audit.gateway.metric_becomes(UNSUPPORTED, number * NUM_ACCEPTED)
     assert await audit.gateway.metric("semspec_gateway_audit_alarm") == 1
     assert await audit.gateway.metric("semspec_gateway_audit_evidence") >= 100
     assert await audit.gateway.metric("semspec_gateway_audit_support") == 0
@@ -178,6 +166,6 @@ async def test_failing_audit_is_counted_and_disturbs_no_request(start_gateway: G
     audit = await audited(start_gateway)
     audit.verifier.is_broken = True
     assert (await audit.gateway.chat()).status_code == 200
-    await audit.until('semspec_gateway_audit_skipped_segments_total{reason="failed"}', 1)
+    await audit.gateway.metric_becomes('semspec_gateway_audit_skipped_segments_total{reason="failed"}', 1)
     audit.verifier.is_broken = False
-    await audit.until(SUPPORTED, NUM_ACCEPTED - 1)
+    await audit.gateway.metric_becomes(SUPPORTED, NUM_ACCEPTED - 1)

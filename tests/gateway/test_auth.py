@@ -5,9 +5,7 @@ import base64
 import logging
 import secrets
 from collections.abc import Iterator
-from typing import Any
 
-import httpx
 import pytest
 from fastapi.routing import iter_route_contexts
 
@@ -19,16 +17,19 @@ from semspec.keys import entry, new_key
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import (
     API_KEY,
+    OURS,
     OWNER,
+    RENEWED,
+    THEIRS,
+    TWO_OWNERS,
     Gateway,
     GatewayFactory,
     bearer,
+    connection,
     eventually,
 )
 
 OPEN = {("GET", "/"), ("GET", "/health"), ("GET", "/ping"), ("GET", "/ready"), ("GET", "/static/playground.js")}
-OURS, RENEWED, THEIRS = new_key(), new_key(), new_key()
-TWO_OWNERS = f"{entry('us', OURS)} {entry('us', RENEWED)}, {entry('them', THEIRS)}"
 
 WRONG: dict[str, dict[str, str]] = {
     "nothing": {"authorization": ""},
@@ -114,25 +115,19 @@ async def test_body_that_comes_too_slowly_is_given_up(start_gateway: GatewayFact
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{key}content-length: 9\r\n\r\n"
         status, rest = await answer_to(gateway, head.encode() + b"{")
         assert status == 408 and code in rest and "connection: close" in rest
-    gateway.fakes.target.stuck_at = 1
-    running = asyncio.create_task(gateway.chat(model="semspec-demo:target"))
-    await asyncio.wait_for(gateway.fakes.target.stuck.wait(), 10)
-    await asyncio.sleep(0.3)
-    assert not running.done(), "only the body has to come in time"
-    running.cancel()
+    async with gateway.held(1) as running:
+        await asyncio.sleep(0.3)
+        assert not running.task.done(), "only the body has to come in time"
 
 
 async def answer_to(gateway: Gateway, sent: bytes) -> tuple[int, str]:
     """Status and the rest of the answer to bytes after which the client is silent."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.base_url.rpartition(":")[2]))
-    try:
+    async with connection(gateway.base_url) as (reader, writer):
         writer.write(sent)
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
         size = next(int(line[15:]) for line in head.splitlines() if line.startswith(b"content-length:"))
         rest = (head + await asyncio.wait_for(reader.readexactly(size), 10)).decode()
         return int(rest.split()[1]), rest
-    finally:
-        writer.close()
 
 
 async def test_gateway_that_asks_for_no_key_ignores_one(
@@ -145,12 +140,9 @@ async def test_gateway_that_asks_for_no_key_ignores_one(
 
 
 async def test_service_that_refuses_the_gateway_is_not_the_clients_fault(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def refuse(prompt: object) -> None:
-        raise Unauthenticated("the token is wrong")
-
-    monkeypatch.setattr(gateway.fakes.target, "encode", refuse)
+    gateway.fakes.target.refusal = Unauthenticated("the token is wrong")
     refused = await gateway.chat()
     assert refused.status_code == 503 and "www-authenticate" not in refused.headers
     message = refused.json()["error"]["message"]
@@ -159,7 +151,7 @@ async def test_service_that_refuses_the_gateway_is_not_the_clients_fault(
 
 async def test_other_owner_sees_no_generation(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(api_keys=TWO_OWNERS)
-    id = (await ask(gateway, OURS)).json()["id"]
+    id = (await gateway.chat(bearer(OURS))).json()["id"]
     unknown = "chatcmpl-" + secrets.token_hex(16)
     for method, part in (("GET", ""), ("GET", "/trace"), ("GET", "/events"), ("POST", "/cancel")):
         theirs = await gateway.http.request(method, f"/v1/generations/{id}{part}", headers=bearer(THEIRS))
@@ -170,14 +162,9 @@ async def test_other_owner_sees_no_generation(start_gateway: GatewayFactory) -> 
             assert own.status_code == 200
 
 
-async def writers(gateway: Gateway) -> set[bytes]:
-    """The keys of all writer leases."""
-    return {key async for key in gateway.app.state.store._client.scan_iter("semspec:{chatcmpl-*}:writer")}
-
-
 async def test_metrics_tell_operators_owners_apart(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(api_keys=f"{TWO_OWNERS} {entry('prometheus', 'sk-watch')}:operator")
-    answers = [await ask(gateway, key) for key in (OURS, RENEWED, THEIRS)]
+    answers = [await gateway.chat(bearer(key)) for key in (OURS, RENEWED, THEIRS)]
     text = (await gateway.http.get("/metrics", headers=bearer("sk-watch"))).text
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("semspec_gateway_owner_"))
     finished = 'semspec_gateway_owner_generations_total{{owner="{}",status="finished"}}'
@@ -199,40 +186,24 @@ async def test_bench_names_the_variable_of_its_key(gateway: Gateway, monkeypatch
 
 async def test_other_owner_cannot_cancel(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(api_keys=TWO_OWNERS)
-    gateway.fakes.target.pause_at = 1
-    body = {**BODY, "model": "semspec-demo:target"}
-    before = await writers(gateway)
-    running = asyncio.create_task(gateway.http.post("/v1/chat/completions", json=body, headers=bearer(OURS)))
-    await asyncio.wait_for(gateway.fakes.target.paused.wait(), 10)
-    [key] = await writers(gateway) - before
-    id = key.decode().removeprefix("semspec:{").removesuffix("}:writer")
-    refused = await gateway.http.post(f"/v1/generations/{id}/cancel", headers=bearer(THEIRS))
-    assert refused.status_code == 404
-    gateway.fakes.target.resume.set()
-    assert (await running).status_code == 200
+    async with gateway.held(1, headers=bearer(OURS)) as running:
+        path = f"/v1/generations/{running.id}/cancel"
+        assert (await gateway.http.post(path, headers=bearer(THEIRS))).status_code == 404
+    assert running.response.status_code == 200
 
 
 async def test_sessions_of_two_owners_are_two(start_gateway: GatewayFactory) -> None:
     gateway, name = await start_gateway(api_keys=TWO_OWNERS), f"session-{secrets.token_hex(8)}"
     path, session = f"/v1/sessions/{name}", {"session": name}
-    await ask(gateway, OURS, semspec=session)
+    await gateway.chat(bearer(OURS), semspec=session)
     assert (await gateway.http.get(path, headers=bearer(THEIRS))).status_code == 404
     absent = await gateway.http.delete(path, headers=bearer(THEIRS))
     assert absent.status_code == 404 and absent.json()["error"]["message"].startswith(f"session {name} does not exist")
-    await ask(gateway, THEIRS, semspec=session)
+    await gateway.chat(bearer(THEIRS), semspec=session)
     assert gateway.fakes.target.prompts[-1] == "<user>How many?", "nothing of the other conversation"
     assert (await gateway.http.get(path, headers=bearer(RENEWED))).json()["id"] == name
     assert (await gateway.http.delete(path, headers=bearer(THEIRS))).status_code == 200
     assert (await gateway.http.get(path, headers=bearer(OURS))).status_code == 200
-
-
-BODY: dict[str, Any] = {"model": "semspec-demo", "messages": [{"role": "user", "content": "How many?"}]}
-
-
-async def ask(gateway: Gateway, key: str, **fields: Any) -> httpx.Response:
-    response = await gateway.http.post("/v1/chat/completions", json={**BODY, **fields}, headers=bearer(key))
-    assert response.status_code == 200, response.text
-    return response
 
 
 async def test_readiness_tells_a_stranger_no_addresses(start_gateway: GatewayFactory) -> None:

@@ -5,6 +5,8 @@ import json
 import logging
 import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,17 +19,16 @@ from semspec.client import Gateway as Client
 from semspec.errors import Conflict, InvalidRequest, Mismatch, NotFound
 from semspec.gateway.settings import GatewaySettings
 from semspec.keys import Keys, entry, new_key
-from semspec.training.collect import _alone, fetch, forget, num_answers
+from semspec.training.collect import alone, fetch, forget, num_answers
 from semspec.training.data.collected import collected_rows
 from semspec.training.files import StageFolder, read_rows, write_json, write_rows
 from tests.gateway.fakes import NUM_SEGMENTS, Fakes
-from tests.gateway.support import Gateway, GatewayFactory, RedisServer, bearer, make_settings
+from tests.gateway.support import GENEROUS_S, Gateway, GatewayFactory, RedisServer, bearer, make_settings
 
 ALICE, BOB, COLLECTOR = new_key(), new_key(), new_key()
 KEYS = f"{entry('alice', ALICE)}:consents {entry('bob', BOB)} {entry('ops', COLLECTOR)}:collector"
 LISTED = 'semspec_gateway_collection_answers_total{result="listed"}'
 EXCEPTED = 'semspec_gateway_collection_answers_total{result="excepted"}'
-PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -45,37 +46,28 @@ async def collecting(start_gateway: GatewayFactory, mortal_redis: RedisServer) -
 
 async def ask(gateway: Gateway, content: str = "How many?", key: str = ALICE, **fields: Any) -> str:
     """Ask, and return the id of the answer."""
-    body = {"model": "semspec-demo", "messages": [{"role": "user", "content": content}], "seed": 7, **fields}
-    response = await gateway.http.post("/v1/chat/completions", json=body, headers=bearer(key))
+    response = await gateway.chat(bearer(key), **{"messages": [{"role": "user", "content": content}], **fields})
     assert response.status_code == 200, response.text
     return str(response.json()["id"])
 
 
-async def until(gateway: Gateway, name: str, value: float) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while await gateway.metric(name) < value:
-            await asyncio.sleep(0.01)
-    assert await gateway.metric(name) == value
-
-
-def client(gateway: Gateway, key: str = COLLECTOR) -> Client:
-    return Client(httpx.AsyncClient(base_url=gateway.base_url, headers=bearer(key)))
+@asynccontextmanager
+async def client(gateway: Gateway, key: str = COLLECTOR) -> AsyncIterator[Client]:
+    client = Client(httpx.AsyncClient(base_url=gateway.base_url, headers=bearer(key)))
+    try:
+        yield client
+    finally:
+        await client.aclose()
 
 
 async def page(gateway: Gateway, after: str = "0", limit: int = 100) -> dict[str, Any]:
-    collector = client(gateway)
-    try:
+    async with client(gateway) as collector:
         return await collector.collection(after, limit)
-    finally:
-        await collector.aclose()
 
 
 async def fetched(gateway: Gateway, folder: StageFolder, most: int = 1000) -> int:
-    collector = client(gateway)
-    try:
+    async with client(gateway) as collector:
         return await fetch(collector, folder, most)
-    finally:
-        await collector.aclose()
 
 
 def rows(folder: StageFolder) -> list[dict[str, Any]]:
@@ -88,17 +80,17 @@ async def test_only_answers_of_keys_that_consent_are_collected_as_they_were_serv
     id = await ask(gateway)
     await ask(gateway, "Say it in JSON.", response_format={"type": "json_object"})
     await ask(gateway, "By sentences.", semspec={"segmentation": "sentence"})
-    await until(gateway, LISTED, 1)
+    await gateway.metric_becomes(LISTED, 1)
     found = await page(gateway)
     [answer] = found["data"]
     assert (answer["id"], answer["owner"], answer["question"]) == (id, "alice", "How many?")
-    trace = (await gateway.http.get(f"/v1/generations/{id}/trace")).json()["segments"]
+    trace = (await gateway.stored(id, "/trace"))["segments"]
     names = ("text", "token_ids", "tokenizer", "writer", "end")
     assert [[one[name] for name in names] for one in answer["segments"]] == [
         [one[name] for name in names] for one in trace[:-1]
     ]
     assert len(trace) == NUM_SEGMENTS and {one["writer"] for one in answer["segments"]} == {"draft", "target"}
-    stored = (await gateway.http.get(f"/v1/generations/{id}")).json()
+    stored = await gateway.stored(id)
     assert (answer["prompt"], answer["draft_prompt"]) == (stored["prompt"], None)
     assert found["target"]["fingerprint"] == "fingerprint-of-target"
     assert (await page(gateway, found["next"]))["data"] == []
@@ -107,10 +99,9 @@ async def test_only_answers_of_keys_that_consent_are_collected_as_they_were_serv
 async def test_nothing_is_collected_or_handed_out_unless_asked_for(collecting: Any) -> None:
     gateway = await collecting()
     for key in (ALICE, BOB):
-        reader = client(gateway, key)
-        with pytest.raises(NotFound, match="option collector"):
-            await reader.collection("0", 1)
-        await reader.aclose()
+        async with client(gateway, key) as reader:
+            with pytest.raises(NotFound, match="option collector"):
+                await reader.collection("0", 1)
     off = await collecting(collect_share=0)
     await ask(off)
     with pytest.raises(NotFound, match="SEMSPEC_GATEWAY_COLLECT_SHARE"):
@@ -123,10 +114,10 @@ async def test_withdrawn_consent_holds_for_answers_listed_before(collecting: Any
     file.write_text(KEYS)
     gateway = await collecting(api_keys=None, api_keys_file=file)
     await ask(gateway)
-    await until(gateway, LISTED, 1)
+    await gateway.metric_becomes(LISTED, 1)
     assert len((await page(gateway))["data"]) == 1
     file.write_text(KEYS.replace(":consents", ""))
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(GENEROUS_S):
         while (await page(gateway))["data"]:
             await asyncio.sleep(0.05)
 
@@ -149,9 +140,9 @@ async def test_answers_that_match_the_expression_are_left_out_and_in_no_log(
     with caplog.at_level(logging.DEBUG):
         await ask(gateway, "This is secret-12.")
         await ask(gateway)  # the third segment is the target's
-        await until(gateway, EXCEPTED, 2)
+        await gateway.metric_becomes(EXCEPTED, 2)
         await ask(gateway, semspec={"strategy": "draft"})
-        await until(gateway, LISTED, 1)
+        await gateway.metric_becomes(LISTED, 1)
     assert "secret-12" not in caplog.text and "How many" not in caplog.text
     assert len((await page(gateway))["data"]) == 1
     stricter = await collecting(collect_except="How")
@@ -160,14 +151,14 @@ async def test_answers_that_match_the_expression_are_left_out_and_in_no_log(
 
 async def test_expression_is_searched_in_linear_time(collecting: Any) -> None:
     gateway = await collecting(collect_except="(a+)+b", max_body_bytes=1 << 20)
-    await asyncio.wait_for(ask(gateway, "a" * 1500), PATIENCE_S)  # backtracking would take 2^1500 steps
-    await until(gateway, LISTED, 1)
+    await asyncio.wait_for(ask(gateway, "a" * 1500), GENEROUS_S)  # backtracking would take 2^1500 steps
+    await gateway.metric_becomes(LISTED, 1)
 
 
 async def test_list_is_bounded_and_drops_the_oldest(collecting: Any) -> None:
     gateway = await collecting(collect_max_answers=3)
     ids = [await ask(gateway, f"How many, {number}?") for number in range(5)]
-    await until(gateway, LISTED, 5)
+    await gateway.metric_becomes(LISTED, 5)
     assert {answer["id"] for answer in (await page(gateway))["data"]} == set(ids[2:])
 
 
@@ -182,12 +173,8 @@ async def test_share_of_requests_is_drawn(collecting: Any) -> None:
 async def test_answers_of_other_models_are_not_handed_out(collecting: Any) -> None:
     gateway = await collecting()
     await ask(gateway)
-    await until(gateway, LISTED, 1)
-    fakes = Fakes.make()
-    fakes.target.model_info = replace(fakes.target.model_info, fingerprint="another")
-    fakes.verifier.verifier_info = replace(fakes.verifier.verifier_info, target_model="another")
-    fakes.drafter.model_info = replace(fakes.drafter.model_info, datastore="", datastore_model="")
-    other = await collecting(replace(fakes, is_calibrated=False), defaults={"strategy": "target"})
+    await gateway.metric_becomes(LISTED, 1)
+    other = await collecting(Fakes.make().with_other_target("another"))
     assert (await page(other))["data"] == []
 
 
@@ -197,7 +184,7 @@ async def test_answer_that_the_client_does_not_let_be_stored_is_not_collected(co
     assert (await gateway.http.post("/v1/completions", json=body)).status_code == 200
     await ask(gateway, store=False)
     others = [await ask(gateway, store=None), await ask(gateway)]
-    await until(gateway, LISTED, 2)
+    await gateway.metric_becomes(LISTED, 2)
     assert {answer["id"] for answer in (await page(gateway))["data"]} == set(others)
 
 
@@ -207,10 +194,10 @@ async def test_draft_prompt_is_collected_where_the_target_serves_alone(collectin
     fakes.target.model_info = replace(fakes.target.model_info, chat_template="T")
     gateway = await collecting(fakes)
     await ask(gateway, semspec={"strategy": "target"})
-    await until(gateway, LISTED, 1)
+    await gateway.metric_becomes(LISTED, 1)
     fakes.drafter.refusal = InvalidRequest("the template refuses it")
     await ask(gateway, semspec={"strategy": "target"})
-    await until(gateway, 'semspec_gateway_collection_answers_total{result="no draft prompt"}', 1)
+    await gateway.metric_becomes('semspec_gateway_collection_answers_total{result="no draft prompt"}', 1)
     [answer] = (await page(gateway))["data"]
     assert answer["prompt"]["text"] == "T<user>How many?" and answer["draft_prompt"]["text"] == "D<user>How many?"
     assert {segment["writer"] for segment in answer["segments"]} == {"target"}
@@ -224,7 +211,7 @@ async def test_turns_of_a_conversation_share_its_digest(collecting: Any) -> None
         await ask(gateway, messages=messages)
     for content in ("One.", "Two."):
         await ask(gateway, content, semspec={"session": "s"})
-    await until(gateway, LISTED, 5)
+    await gateway.metric_becomes(LISTED, 5)
     answers = {answer["question"]: answer["conversation"] for answer in (await page(gateway))["data"]}
     assert answers["How many?"] == answers["How many?\n\nWhy?"] != answers["Why?"]
     assert answers["One."] == answers["Two."] and len(set(answers.values())) == 3
@@ -248,7 +235,7 @@ def test_settings_that_cannot_collect_are_refused(fields: dict[str, Any], words:
 async def test_collector_keeps_each_answer_once_and_stops_when_full(collecting: Any, tmp_path: Path) -> None:
     gateway, folder = await collecting(), StageFolder(tmp_path)
     ids = [await ask(gateway, f"How many, {number}?") for number in range(5)]
-    await until(gateway, LISTED, 5)
+    await gateway.metric_becomes(LISTED, 5)
     assert [await fetched(gateway, folder, most) for most in (2, 4, 4, 9, 9)] == [2, 2, 0, 1, 0]
     assert sorted(row["id"] for row in rows(folder)) == sorted(ids) and num_answers(folder) == 5
     row = rows(folder)[0]
@@ -279,16 +266,16 @@ asyncio.run(collect.fetch(Gateway.at(*sys.argv[1:3]), Dying(Path(sys.argv[3])), 
 async def test_killed_collector_goes_on_and_loses_and_repeats_nothing(collecting: Any, tmp_path: Path) -> None:
     gateway = await collecting()
     ids = [await ask(gateway, f"How many, {number}?") for number in range(5)]
-    await until(gateway, LISTED, 5)
+    await gateway.metric_becomes(LISTED, 5)
     arguments = ["-c", KILLED, gateway.base_url, COLLECTOR, str(tmp_path)]
     process = await asyncio.create_subprocess_exec(sys.executable, *arguments)
     assert await process.wait() == -signal.SIGKILL
     assert [row["id"] for row in collected_rows(tmp_path)] == [row["id"] for row in rows(StageFolder(tmp_path))]
-    with _alone(tmp_path) as folder:
+    with alone(tmp_path) as folder:
         assert num_answers(folder) == 2 and folder.file(1, ".parquet").exists()
         assert await fetched(gateway, folder) == 3
         assert not list(tmp_path.glob("*.partial"))
-        with pytest.raises(Conflict, match="another `semspec train collect` writes"), _alone(tmp_path):
+        with pytest.raises(Conflict, match="another `semspec train collect` writes"), alone(tmp_path):
             pass
     assert sorted(row["id"] for row in collected_rows(tmp_path)) == sorted(ids)
 
@@ -296,7 +283,7 @@ async def test_killed_collector_goes_on_and_loses_and_repeats_nothing(collecting
 async def test_folder_of_other_models_is_refused_in_one_line(collecting: Any, tmp_path: Path) -> None:
     gateway, folder = await collecting(), StageFolder(tmp_path)
     await ask(gateway)
-    await until(gateway, LISTED, 1)
+    await gateway.metric_becomes(LISTED, 1)
     assert await fetched(gateway, folder) == 1
     recipe = json.loads((tmp_path / "recipe.json").read_text())
     recipe["target"]["fingerprint"] = "another"
@@ -311,7 +298,7 @@ async def test_answers_of_an_owner_can_be_deleted(collecting: Any, tmp_path: Pat
     gateway, folder = await collecting(api_keys=keys), StageFolder(tmp_path)
     for number, key in enumerate((ALICE, new, ALICE)):
         await ask(gateway, f"How many, {number}?", key)
-    await until(gateway, LISTED, 3)
+    await gateway.metric_becomes(LISTED, 3)
     assert await fetched(gateway, folder) == 3
     assert [forget(folder, "alice"), forget(folder, "alice")] == [2, 0]
     assert [row["owner"] for row in collected_rows(tmp_path)] == ["carol"]

@@ -6,32 +6,12 @@ from typing import Any
 
 import openai
 import pytest
-from openai.types.chat import ChatCompletionChunk
 
 from semspec.decoding import STRATEGIES
 from semspec.errors import Unavailable
 from semspec.types import derive_seed
 from tests.gateway.fakes import NUM_SEGMENTS, WINDOW, Fakes
-from tests.gateway.support import Gateway, GatewayFactory
-
-MESSAGES: Any = [{"role": "user", "content": "How many?"}]
-
-
-async def stream_chat(gateway: Gateway, **fields: Any) -> list[ChatCompletionChunk]:
-    stream: Any = await gateway.openai.chat.completions.create(
-        **{"model": "semspec-demo", "messages": MESSAGES, "stream": True, "seed": 7, **fields}
-    )
-    return [chunk async for chunk in stream]
-
-
-def text_of(chunks: list[ChatCompletionChunk], index: int = 0) -> str:
-    choices = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
-    return "".join(choice.delta.content or "" for choice in choices)
-
-
-def extra(answer: Any) -> dict[str, Any]:
-    found: dict[str, Any] = answer.model_extra["semspec"]
-    return found
+from tests.gateway.support import MESSAGES, Gateway, GatewayFactory, extra, stream_chat, text_of
 
 
 async def test_chat_answers_whole(gateway: Gateway) -> None:
@@ -93,7 +73,7 @@ async def test_stream_has_no_named_events(gateway: Gateway) -> None:
 async def test_trace_is_the_same_everywhere(gateway: Gateway) -> None:
     chunks = await stream_chat(gateway, extra_body={"semspec": {"trace": True}})
     streamed = [extra(chunk)["segment"] for chunk in chunks[1:-1] if "segment" in extra(chunk)]
-    stored = (await gateway.http.get(f"/v1/generations/{chunks[0].id}/trace")).json()
+    stored = await gateway.stored(chunks[0].id, "/trace")
     assert streamed == stored["segments"] == extra(chunks[-1])["trace"]
     assert stored["status"] == "finished" and stored["degraded"] is False
     assert [record["verdict"] for record in streamed] == ["accepted", "accepted", "rewritten"] * 2
@@ -105,7 +85,7 @@ async def test_trace_is_the_same_everywhere(gateway: Gateway) -> None:
 
 async def test_stored_generation_can_be_read(gateway: Gateway) -> None:
     answer = (await gateway.chat(max_tokens=40, temperature=0)).json()
-    stored = (await gateway.http.get(f"/v1/generations/{answer['id']}")).json()
+    stored = await gateway.stored(answer["id"])
     assert stored["status"] == "finished" and stored["finish_reason"] == "length"
     assert stored["usage"] == answer["usage"] and stored["usage"]["completion_tokens"] == 40
     assert stored["parameters"]["temperature"] == 0 and stored["parameters"]["max_tokens"] == 40
@@ -137,7 +117,7 @@ async def test_choices_run_side_by_side_with_seeds_of_their_own(gateway: Gateway
     ]  # fmt: skip
     assert last.usage is not None and last.usage.completion_tokens == sum(map(len, texts))
     for choice in statistics["choices"]:
-        stored = (await gateway.http.get(f"/v1/generations/{choice['id']}/trace")).json()
+        stored = await gateway.stored(choice["id"], "/trace")
         assert "".join(record["text"] for record in stored["segments"]) in texts
 
 
@@ -205,7 +185,7 @@ async def test_knobs_are_told_and_stored(start_gateway: GatewayFactory) -> None:
     assert parameters["token_gamma"] == 5 and parameters["scoring"] == {"method": "average", "threshold": 3.5}
     assert parameters["acceptance"] == {"rule": "threshold", "threshold": 0.7}
     for choice in answer["semspec"]["choices"]:
-        assert (await gateway.http.get(f"/v1/generations/{choice['id']}")).json()["parameters"] == parameters
+        assert (await gateway.stored(choice["id"]))["parameters"] == parameters
 
 
 async def test_neutral_openai_fields_are_accepted(gateway: Gateway) -> None:
@@ -268,7 +248,7 @@ async def test_target_lost_mid_stream_ends_in_an_error_event(start_gateway: Gate
     error = {"message": "the target went away", "type": "server_error", "param": None, "code": "service_unavailable"}
     assert last == {"error": error}
     first = json.loads(response.text.partition("\n\n")[0].removeprefix("data: "))
-    stored = (await gateway.http.get(f"/v1/generations/{first['id']}/trace")).json()
+    stored = await gateway.stored(first["id"], "/trace")
     assert stored["status"] == "failed" and len(stored["segments"]) == 2
 
 

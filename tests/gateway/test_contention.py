@@ -7,21 +7,11 @@ import secrets
 import socket
 from typing import Any
 
-import httpx
 import pytest
 
 from semspec.errors import Unavailable
 from semspec.gateway.__main__ import downgrade_aborted_response
-from tests.gateway.support import API_KEY, Gateway, GatewayFactory, eventually
-from tests.gateway.test_resume import (
-    MESSAGES,
-    chunks,
-    events,
-    hang_up_after,
-    only_running,
-    status_becomes,
-    text,
-)
+from tests.gateway.support import API_KEY, MESSAGES, Gateway, GatewayFactory, chunks, eventually, text
 
 pytestmark = pytest.mark.slow
 TARGET: dict[str, Any] = {"model": "semspec-demo:target"}
@@ -56,23 +46,23 @@ async def test_client_that_does_not_read_gives_up_its_room(
 
 async def test_slow_reader_of_what_is_stored_stays_its_writer(start_gateway: GatewayFactory) -> None:
     first, second = await start_gateway(writer_lease_s=1), await start_gateway(writer_lease_s=1)
-    seen = await hang_up_after(first, 4, **TARGET)
-    await status_becomes(second, seen[0]["id"], "interrupted")
-    store = second.app.state.store
-    async with second.app.state.generations.attach(seen[0]["id"]) as run:
+    seen = await first.hang_up_after(4, **TARGET)
+    id, store = seen[0]["id"], second.app.state.store
+    await second.status_becomes(id, "interrupted")
+    async with second.app.state.generations.attach(id) as run:
         await run.next()
         await asyncio.sleep(1.3)
-        assert await store.take(seen[0]["id"]) in ("held", "ended")
-    assert (await store.generation(seen[0]["id"]))["status"] != "running"
+        assert await store.take(id) in ("held", "ended")
+    assert (await store.generation(id))["status"] != "running"
 
 
 async def test_client_ahead_of_the_store_is_told_so(start_gateway: GatewayFactory) -> None:
     first, second = await start_gateway(max_generation_bytes=1500), await start_gateway()
-    seen = await hang_up_after(first, 4, **TARGET)
-    await status_becomes(second, seen[0]["id"], "interrupted")
-    refused = await events(second, seen[0]["id"], after="4")
+    seen = await first.hang_up_after(4, **TARGET)
+    await second.status_becomes(seen[0]["id"], "interrupted")
+    refused = await second.events(seen[0]["id"], after="4")
     assert refused.status_code == 409 and refused.json()["error"]["param"] == "last-event-id"
-    assert (await events(second, seen[0]["id"], after="2")).status_code == 200
+    assert (await second.events(seen[0]["id"], after="2")).status_code == 200
 
 
 async def test_what_fell_back_goes_on_alone(start_gateway: GatewayFactory) -> None:
@@ -80,30 +70,24 @@ async def test_what_fell_back_goes_on_alone(start_gateway: GatewayFactory) -> No
     for gateway in (alone, first):
         gateway.fakes.drafter.lost_at = 1
     undisturbed = await alone.chat(stream=True)
-    first.fakes.target.stuck_at = 4
-    body = {"model": "semspec-demo", "messages": MESSAGES, "seed": 7, "stream": True}
-    async with first.http.stream("POST", "/v1/chat/completions", json=body) as response:
-        id = response.headers["x-generation-id"]
-        await asyncio.wait_for(first.fakes.target.stuck.wait(), 10)
-    await status_becomes(second, id, "interrupted")
-    assert text(await events(second, id)) == text(undisturbed)
+    async with first.held(4, model="semspec-demo", stream=True) as running:
+        await running.hang_up()
+    await second.status_becomes(running.id, "interrupted")
+    assert text(await second.events(running.id)) == text(undisturbed)
 
 
 async def test_word_to_cancel_that_comes_with_the_last_segment_leaves_no_turn(
     gateway: Gateway, session: dict[str, str]
 ) -> None:
-    gateway.fakes.target.pause_at = 5
-    running = asyncio.create_task(gateway.chat(**TARGET, semspec=session))
-    await asyncio.wait_for(gateway.fakes.target.paused.wait(), 10)
-    await gateway.app.state.store.cancel(await only_running(gateway))
-    gateway.fakes.target.resume.set()
-    assert (await running).status_code == 409
+    async with gateway.held(5, semspec=session) as running:
+        await gateway.app.state.store.cancel(running.id)
+    assert running.response.status_code == 409
     await gateway.chat(**TARGET, semspec=session)
     assert gateway.fakes.target.prompts[-1] == "<user>How many?"
 
 
 async def test_choice_that_was_never_begun_is_begun_by_whoever_asks_again(start_gateway: GatewayFactory) -> None:
-    gateway, key = await start_gateway(writer_lease_s=1), secrets.token_hex(8)
+    gateway, key = await start_gateway(writer_lease_s=1), {"idempotency-key": secrets.token_hex(8)}
     store = gateway.app.state.store
     begin = store.begin
 
@@ -113,11 +97,11 @@ async def test_choice_that_was_never_begun_is_begun_by_whoever_asks_again(start_
         await begin(id, meta)
 
     store.begin = begin_all_but_one
-    first = await ask(gateway, key, n=2)
+    first = (await gateway.chat(key, n=2)).json()
     store.begin = begin
-    again = await ask(gateway, key, n=2)
-    assert first.json()["choices"] == again.json()["choices"] and first.json()["id"] == again.json()["id"]
-    cancelled = await gateway.http.post(f"/v1/generations/{again.json()['id']}/cancel")
+    again = (await gateway.chat(key, n=2)).json()
+    assert first["choices"] == again["choices"] and first["id"] == again["id"]
+    cancelled = await gateway.http.post(f"/v1/generations/{again['id']}/cancel")
     assert cancelled.json()["status"] == "finished"
 
 
@@ -143,18 +127,12 @@ async def test_hanging_up_during_a_claim_gives_the_session_back(gateway: Gateway
 
 
 async def test_twins_on_a_session_do_not_free_it(gateway: Gateway, session: dict[str, str]) -> None:
-    target, key, go = gateway.fakes.target, secrets.token_hex(8), asyncio.Event()
-    encode = target.encode
-
-    async def slow(prompt: Any) -> Any:
-        await go.wait()
-        return await encode(prompt)
-
-    target.encode = slow  # type: ignore[method-assign]
+    target, key, go = gateway.fakes.target, {"idempotency-key": secrets.token_hex(8)}, asyncio.Event()
+    target.before_encode = go.wait
     target.pause_at = 2
-    first = asyncio.create_task(ask(gateway, key, **TARGET, semspec=session))
+    first = asyncio.create_task(gateway.chat(key, **TARGET, semspec=session))
     await asyncio.sleep(0.1)
-    twin = asyncio.create_task(ask(gateway, key, **TARGET, semspec=session))
+    twin = asyncio.create_task(gateway.chat(key, **TARGET, semspec=session))
     await asyncio.sleep(0.1)
     assert not twin.done(), "it waits for the first to begin"
     go.set()
@@ -176,12 +154,8 @@ async def test_stream_of_tokens_cut_anywhere_loses_nothing(gateway: Gateway, num
             seen.append(json.loads(line.removeprefix("data:"))["token"]["text"])
         if len(seen) == num_tokens:
             break
-    id = whole.headers["x-generation-id"]
-    rest = [one["token"]["text"] for one in chunks(await events(gateway, id, after=last)) if "token" in one]
-    complete = "".join(one["token"]["text"] for one in chunks(whole) if "token" in one)
-    assert complete.endswith("".join(rest)) and len("".join(seen)) + len("".join(rest)) >= len(complete)
-
-
-async def ask(gateway: Gateway, key: str, **fields: Any) -> httpx.Response:
-    body = {"model": "semspec-demo", "messages": MESSAGES, "seed": 7, **fields}
-    return await gateway.http.post("/v1/chat/completions", json=body, headers={"idempotency-key": key})
+    attached = await gateway.events(whole.headers["x-generation-id"], after=last)
+    rest, complete = (
+        "".join(one["token"]["text"] for one in chunks(answer) if "token" in one) for answer in (attached, whole)
+    )
+    assert complete.endswith(rest) and len("".join(seen)) + len(rest) >= len(complete)

@@ -1,11 +1,9 @@
 """Redis goes away; generations do not."""
 
-import asyncio
-
 from redis.asyncio import Redis
 
 from tests.gateway.fakes import NUM_SEGMENTS
-from tests.gateway.support import GatewayFactory, RedisServer
+from tests.gateway.support import NO_REDIS, GatewayFactory, RedisServer
 
 
 async def test_redis_killed_mid_generation_leaves_the_answer_whole(
@@ -13,12 +11,9 @@ async def test_redis_killed_mid_generation_leaves_the_answer_whole(
 ) -> None:
     gateway = await start_gateway(redis_url=mortal_redis.url)
     whole = (await gateway.chat(model="semspec-demo:target")).json()
-    gateway.fakes.target.pause_at = 3
-    running = asyncio.create_task(gateway.chat(model="semspec-demo:target"))
-    await asyncio.wait_for(gateway.fakes.target.paused.wait(), 10)
-    mortal_redis.kill()
-    gateway.fakes.target.resume.set()
-    answer = (await running).json()
+    async with gateway.held(3) as running:
+        mortal_redis.kill()
+    answer = running.response.json()
     assert answer["choices"] == whole["choices"]
     assert whole["semspec"]["degraded"] is False and answer["semspec"]["degraded"] is True
     assert answer["semspec"]["num_segments"] == NUM_SEGMENTS
@@ -28,7 +23,7 @@ async def test_redis_killed_mid_generation_leaves_the_answer_whole(
 
 
 async def test_without_redis_generation_goes_on_and_the_rest_says_503(start_gateway: GatewayFactory) -> None:
-    gateway = await start_gateway(redis_url="redis://127.0.0.1:1/0")
+    gateway = await start_gateway(redis_url=NO_REDIS)
     answer = await gateway.chat()
     assert answer.status_code == 200 and answer.json()["semspec"]["degraded"] is True
     streamed = await gateway.chat(stream=True)
@@ -43,13 +38,9 @@ async def test_without_redis_generation_goes_on_and_the_rest_says_503(start_gate
 
 async def test_session_lost_mid_generation_is_said(start_gateway: GatewayFactory, mortal_redis: RedisServer) -> None:
     gateway = await start_gateway(redis_url=mortal_redis.url)
-    gateway.fakes.target.pause_at = 1
-    running = asyncio.create_task(gateway.chat(model="semspec-demo:target", semspec={"session": "any"}))
-    await asyncio.wait_for(gateway.fakes.target.paused.wait(), 10)
-    mortal_redis.kill()
-    gateway.fakes.target.resume.set()
-    answer = await running
-    assert answer.status_code == 200 and answer.json()["semspec"]["degraded"] is True
+    async with gateway.held(1, semspec={"session": "any"}) as running:
+        mortal_redis.kill()
+    assert running.response.status_code == 200 and running.response.json()["semspec"]["degraded"] is True
 
 
 async def test_redis_that_comes_back_is_used_again(start_gateway: GatewayFactory, mortal_redis: RedisServer) -> None:
@@ -67,18 +58,12 @@ async def test_generation_whose_end_redis_refused_is_not_running(
     start_gateway: GatewayFactory, mortal_redis: RedisServer
 ) -> None:
     gateway = await start_gateway(redis_url=mortal_redis.url, writer_lease_s=1)
-    gateway.fakes.target.pause_at = 3
-    running = asyncio.create_task(gateway.chat(model="semspec-demo:target"))
-    await asyncio.wait_for(gateway.fakes.target.paused.wait(), 10)
     async with Redis.from_url(mortal_redis.url) as redis:
-        await redis.config_set("maxmemory", 1)
-        gateway.fakes.target.resume.set()
-        answer = (await running).json()
+        async with gateway.held(3) as running:
+            await redis.config_set("maxmemory", 1)
         await redis.config_set("maxmemory", 0)
-    assert answer["semspec"]["degraded"] is True
-    async with asyncio.timeout(10):
-        while (await gateway.http.get(f"/v1/generations/{answer['id']}/trace")).json()["status"] != "interrupted":
-            await asyncio.sleep(0.01)
+    assert running.response.json()["semspec"]["degraded"] is True
+    await gateway.status_becomes(running.id, "interrupted")
 
 
 async def test_hung_redis_is_waited_for_once(start_gateway: GatewayFactory, mortal_redis: RedisServer) -> None:

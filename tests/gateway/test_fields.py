@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from semspec.types import OperatingPoint, Penalties
-from tests.gateway.fakes import NUM_SEGMENTS, NUM_TOKEN_IDS, FakeModel, Fakes
-from tests.gateway.support import Gateway, GatewayFactory
-from tests.gateway.test_completions import MESSAGES, extra, stream_chat, text_of
+from semspec.types import OperatingPoint, Penalties, Writer
+from tests.gateway.fakes import NUM_SEGMENTS, NUM_TOKEN_IDS, Fakes, Thinker
+from tests.gateway.support import MESSAGES, Gateway, GatewayFactory, extra, stream_chat, text_of
 
 
 @pytest.mark.parametrize("stop", ["3 says", ["nowhere", "3 says"], "\n\ntarget 3 s"])
@@ -66,19 +65,8 @@ async def test_logprobs_of_a_plain_completion(gateway: Gateway) -> None:
     assert offsets == whole.logprobs.text_offset
 
 
-class Thinker(FakeModel):
-    """Ends its reasoning in the fourth segment."""
-
-    def _segment(self, index: int, *arguments: Any) -> Any:
-        segment = super()._segment(index, *arguments)
-        text = segment.text.replace(" says", "</think> says") if index == 3 else segment.text
-        return replace(segment, text=text, token_ids=tuple(map(ord, text)))
-
-
 async def test_reasoning_is_apart(start_gateway: GatewayFactory) -> None:
-    fakes = Fakes.make()
-    fakes = Fakes(fakes.drafter, Thinker(fakes.target.writer), fakes.verifier)
-    gateway = await start_gateway(fakes)
+    gateway = await start_gateway(Fakes.make(Thinker(Writer.TARGET)))
     messages: Any = [{"role": "user", "content": "How many?<think>\n"}]
     fields: dict[str, Any] = {"model": "semspec-demo:target", "messages": messages, "seed": 7}
     message = (await gateway.openai.chat.completions.create(**fields)).choices[0].message

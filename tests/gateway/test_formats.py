@@ -3,23 +3,17 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import reduce
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest
 from semspec.gateway.generation.parsers import CallParser, Delta
-from semspec.types import GeneratedSegment, Writer
-from tests.checkpoints import random_probes, save_spelling_checkpoint
-from tests.decoding.test_three_ways import behind_sockets
+from semspec.types import GeneratedSegment
 from tests.gateway.fakes import Fakes
-from tests.gateway.support import Gateway, GatewayFactory, make_settings, running_gateway
+from tests.gateway.support import Gateway, GatewayFactory
 from tests.grammars.schemas import COSTLY, COUNTED
 
 SCHEMA = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
@@ -38,16 +32,6 @@ NESTED: dict[str, Any] = reduce(lambda inner, _: {"items": inner}, range(400), {
 
 def schema(**keywords: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": keywords, "strict": True}}
-
-
-@pytest.fixture
-def fakes() -> Fakes:
-    return Fakes.make()
-
-
-@pytest.fixture
-async def gateway(start_gateway: GatewayFactory, fakes: Fakes) -> Gateway:
-    return await start_gateway(fakes)
 
 
 async def refused(gateway: Gateway, param: str, match: str, **fields: Any) -> None:
@@ -124,9 +108,8 @@ async def test_schema_that_is_too_large_is_refused_by_name(gateway: Gateway, nam
     }
     for param, fields in bodies.items():
         body = '{"messages": [{"role": "user", "content": "x"}], ' + fields.removeprefix("{")
-        response = await gateway.http.post(
-            "/v1/chat/completions", content=body, headers={"content-type": "application/json"}
-        )
+        headers = {"content-type": "application/json"}
+        response = await gateway.http.post("/v1/chat/completions", content=body, headers=headers)
         error = response.json()["error"]
         assert (response.status_code, error["param"]) == (400, param), error
         assert match in error["message"] and "\n" not in error["message"]
@@ -167,9 +150,8 @@ async def test_strategy_that_judges_meaning_is_refused_with_a_format(gateway: Ga
     assert answer["choices"][0]["message"]["content"] == '{"number": 3}' and gateway.fakes.drafter.grammars[0]
 
 
-async def test_format_is_refused_where_the_target_takes_no_grammars(
-    start_gateway: GatewayFactory, fakes: Fakes
-) -> None:
+async def test_format_is_refused_where_the_target_takes_no_grammars(start_gateway: GatewayFactory) -> None:
+    fakes = Fakes.make()
     fakes.target.model_info = replace(fakes.target.model_info, supports_grammars=False)
     gateway = await start_gateway(fakes)
     await refused(gateway, "response_format", "cannot be held to a format", response_format=JSON_SCHEMA)
@@ -298,29 +280,17 @@ async def test_text_of_a_response_has_its_format(gateway: Gateway) -> None:
         assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
 
 
-async def test_formats_are_held_over_grpc_and_rest(tmp_path: Path, redis_url: str) -> None:
-    """By a model of random weights, which by itself writes anything; half of its answers open a reasoning first."""
-    folder = str(save_spelling_checkpoint(tmp_path / "model"))
-    draft, target = (
-        TransformersEngine.load(folder, writer=writer, device="cpu") for writer in (Writer.DRAFT, Writer.TARGET)
-    )
+async def test_formats_are_held_over_grpc_and_rest(spelling: Gateway) -> None:
+    """Half of the answers open a reasoning first."""
     closed = {**SCHEMA, "properties": {"number": {"enum": [1, 22, 333]}}, "additionalProperties": False}
     format = {"type": "json_schema", "json_schema": {"name": "count", "schema": closed, "strict": True}}
     tool = {"type": "function", "function": {"name": "count", "parameters": closed, "strict": True}}
     fields = {"temperature": 1, "top_p": 1, "max_tokens": 90, "n": 8}
-    async with AsyncExitStack() as stack:
-        backends = await stack.enter_async_context(
-            behind_sockets(draft, target, await random_probes(draft, target, tmp_path))
-        )
-        behind: Any = SimpleNamespace(backends=backends)
-        gateway = await stack.enter_async_context(running_gateway(make_settings(redis_url=redis_url), behind))
-        for strategy in ("target", "draft"):
-            answer = (await gateway.chat(response_format=format, semspec={"strategy": strategy}, **fields)).json()
-            whole = [choice["message"] for choice in answer["choices"] if choice["finish_reason"] == "stop"]
-            assert whole and all(json.loads(one["content"])["number"] in (1, 22, 333) for one in whole)
-        answer = (await gateway.chat(tools=[tool], tool_choice="required", **fields)).json()
-        whole = [choice["message"] for choice in answer["choices"] if choice["finish_reason"] == "tool_calls"]
-        calls = [call["function"] for one in whole for call in one["tool_calls"]]
-        assert calls and all(json.loads(call["arguments"])["number"] in (1, 22, 333) for call in calls)
-    for engine in (draft, target):
-        await engine.aclose()
+    for strategy in ("target", "draft"):
+        answer = (await spelling.chat(response_format=format, semspec={"strategy": strategy}, **fields)).json()
+        whole = [choice["message"] for choice in answer["choices"] if choice["finish_reason"] == "stop"]
+        assert whole and all(json.loads(one["content"])["number"] in (1, 22, 333) for one in whole)
+    answer = (await spelling.chat(tools=[tool], tool_choice="required", **fields)).json()
+    whole = [choice["message"] for choice in answer["choices"] if choice["finish_reason"] == "tool_calls"]
+    calls = [call["function"] for one in whole for call in one["tool_calls"]]
+    assert calls and all(json.loads(call["arguments"])["number"] in (1, 22, 333) for call in calls)

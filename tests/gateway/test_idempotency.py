@@ -6,12 +6,11 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import AsyncOpenAI
 
 from semspec.keys import entry, new_key
-from tests.gateway.support import API_KEY, Gateway, GatewayFactory, bearer, eventually
+from tests.gateway.support import API_KEY, NO_REDIS, Gateway, GatewayFactory, bearer, content, eventually
 
-MESSAGES: Any = [{"role": "user", "content": "How many?"}]
+TARGET: dict[str, Any] = {"model": "semspec-demo:target", "seed": 7}
 
 
 @pytest.fixture
@@ -20,9 +19,8 @@ def key() -> str:
 
 
 async def ask(gateway: Gateway, key: str, api_key: str = API_KEY, **fields: Any) -> httpx.Response:
-    body = {"model": "semspec-demo", "messages": MESSAGES, **fields}
-    headers = {"idempotency-key": key, **bearer(api_key)}
-    return await gateway.http.post("/v1/chat/completions", json=body, headers=headers)
+    """With a seed that is drawn, unless given."""
+    return await gateway.chat({"idempotency-key": key, **bearer(api_key)}, **{"seed": None, **fields})
 
 
 @pytest.mark.parametrize("fields", [{}, {"n": 3}, {"stream": True}, {"semspec": {"trace": True}}], ids=str)
@@ -43,22 +41,6 @@ async def test_repeated_request_is_answered_by_the_first(
 
 
 async def test_requests_at_the_same_time_are_one(start_gateway: GatewayFactory, key: str) -> None:
-    gateways = [await start_gateway() for _ in range(3)]
-    clients = [
-        AsyncOpenAI(
-            base_url=f"{one.base_url}/v1", api_key=API_KEY, max_retries=5, default_headers={"idempotency-key": key}
-        )
-        for one in gateways
-    ]
-    asked = [client.chat.completions.create(model="semspec-demo", messages=MESSAGES) for client in clients]
-    answers = await asyncio.gather(*asked)
-    assert len({answer.id for answer in answers}) == 1
-    assert len({answer.choices[0].message.content for answer in answers}) == 1
-    for client in clients:
-        await client.close()
-
-
-async def test_requests_at_the_same_time_are_one_without_asking_again(start_gateway: GatewayFactory, key: str) -> None:
     first, second = await start_gateway(), await start_gateway()
     answers = await asyncio.gather(*(ask(gateway, key) for gateway in (first, second, first)))
     assert [answer.status_code for answer in answers] == [200] * 3
@@ -67,18 +49,14 @@ async def test_requests_at_the_same_time_are_one_without_asking_again(start_gate
 
 
 async def test_retry_goes_on_with_what_was_left(gateway: Gateway, key: str) -> None:
-    whole = (await gateway.chat(model="semspec-demo:target")).json()
-    fields: dict[str, Any] = {"model": "semspec-demo:target", "seed": 7}
-    gateway.fakes.target.stuck_at = 3
-    running = asyncio.create_task(ask(gateway, key, **fields))
-    await asyncio.wait_for(gateway.fakes.target.stuck.wait(), 10)
-    running.cancel()
-    await asyncio.wait([running])
-    await eventually(lambda: gateway.fakes.num_writing == 0)
-    gateway.fakes.target.stuck_at = None
-    again = await ask(gateway, key, **fields)
-    assert again.json()["choices"] == whole["choices"]
+    whole = (await gateway.chat(**TARGET)).json()
+    async with gateway.held(3, headers={"idempotency-key": key}) as running:
+        await running.hang_up()
+        await eventually(lambda: gateway.fakes.num_writing == 0)
+    again = await ask(gateway, key, **TARGET)
+    assert content(again) == whole["choices"][0]["message"]["content"]
     assert again.json()["semspec"]["num_segments"] == whole["semspec"]["num_segments"]
+    assert again.json()["id"] == running.id
 
 
 async def test_key_of_another_request_is_refused(gateway: Gateway, key: str) -> None:
@@ -98,46 +76,27 @@ async def test_owners_have_keys_of_their_own(start_gateway: GatewayFactory, key:
     assert first == again != other
 
 
-async def test_refused_request_may_be_sent_again(start_gateway: GatewayFactory, key: str) -> None:
+async def test_key_of_a_refused_request_is_free_again(start_gateway: GatewayFactory, key: str) -> None:
     gateway = await start_gateway(max_concurrent=1, max_n=1, max_queued=0)
-    gateway.fakes.target.pause_at = 0
-    running = asyncio.create_task(gateway.chat(model="semspec-demo:target"))
-    await asyncio.wait_for(gateway.fakes.target.paused.wait(), 10)
-    assert (await ask(gateway, key)).status_code == 429
-    gateway.fakes.target.resume.set()
-    await running
+    async with gateway.held(1):
+        for _ in range(2):
+            assert (await ask(gateway, key)).status_code == 429
     assert (await ask(gateway, key)).status_code == 200
 
 
 async def test_without_redis_a_key_cannot_be_honoured(start_gateway: GatewayFactory, key: str) -> None:
-    gateway = await start_gateway(redis_url="redis://127.0.0.1:1/0")
+    gateway = await start_gateway(redis_url=NO_REDIS)
     assert (await ask(gateway, key)).status_code == 503
 
 
 async def test_repeat_of_a_request_in_the_queue_is_answered_by_it(start_gateway: GatewayFactory, key: str) -> None:
     gateway = await start_gateway(max_n=1, max_concurrent=1, queue_timeout_s=60)
-    gateway.fakes.target.pause_at = 1
-    running = asyncio.create_task(gateway.chat(model="semspec-demo:target"))
-    await gateway.fakes.target.paused.wait()
-    gateway.fakes.target.pause_at = None
-    first, second = (asyncio.create_task(ask(gateway, key)) for _ in range(2))
-    await eventually(lambda: gateway.app.state.admission.num_waiting == 1)
-    await asyncio.sleep(0.3)
-    assert gateway.app.state.admission.num_waiting == 1, "the repeat takes no place of its own"
-    gateway.fakes.target.resume.set()
-    answers = [await first, await second, await running]
+    admission = gateway.app.state.admission
+    async with gateway.held(1) as running:
+        first, second = (asyncio.create_task(ask(gateway, key)) for _ in range(2))
+        await eventually(lambda: admission.num_waiting == 1)
+        await asyncio.sleep(0.3)
+        assert admission.num_waiting == 1, "the repeat takes no place of its own"
+    answers = [await first, await second, running.response]
     assert [answer.status_code for answer in answers] == [200] * 3
     assert answers[0].json()["id"] == answers[1].json()["id"] != answers[2].json()["id"]
-
-
-async def test_key_of_a_refused_request_is_free_again(start_gateway: GatewayFactory, key: str) -> None:
-    gateway = await start_gateway(max_n=1, max_concurrent=1, max_queued=0)
-    gateway.fakes.target.pause_at = 1
-    running = asyncio.create_task(gateway.chat(model="semspec-demo:target"))
-    await gateway.fakes.target.paused.wait()
-    assert (await ask(gateway, key)).status_code == 429
-    assert (await ask(gateway, key)).status_code == 429
-    gateway.fakes.target.pause_at = None
-    gateway.fakes.target.resume.set()
-    await running
-    assert (await ask(gateway, key)).status_code == 200

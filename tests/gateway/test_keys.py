@@ -12,7 +12,10 @@ from semspec.settings import load_settings
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import (
     API_KEY,
+    OURS,
     OWNER,
+    RENEWED,
+    THEIRS,
     Gateway,
     GatewayFactory,
     bearer,
@@ -20,8 +23,6 @@ from tests.gateway.support import (
     make_settings,
     make_store,
 )
-
-OURS, RENEWED, THEIRS = new_key(), new_key(), new_key()
 
 
 async def test_file_of_keys_is_read_again_when_it_changes(

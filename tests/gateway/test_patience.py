@@ -1,19 +1,15 @@
 """A target that is lost while a generation runs: the gateway waits for it, and goes on from the last segment."""
 
 import asyncio
-import json
 from dataclasses import replace
-from typing import Any
 
-import httpx
 import pytest
 
 from semspec.decoding import STRATEGIES
 from semspec.errors import InternalError, Overloaded, SemspecError, Unavailable
 from semspec.types import Writer
-from tests.gateway.fakes import FakeModel, Fakes, FakeVerifier
-from tests.gateway.support import GENEROUS_S, Gateway, GatewayFactory, eventually
-from tests.gateway.test_resume import only_running
+from tests.gateway.fakes import FakeModel, Fakes
+from tests.gateway.support import GENEROUS_S, GatewayFactory, chunks, text
 
 pytestmark = pytest.mark.slow
 BY_TARGET = [s for s in STRATEGIES if s not in ("token-level", "retrieval", "spec-thinking", "draft")]
@@ -39,16 +35,6 @@ class Forgetful(FakeModel):
                 raise self._error("not now")
 
 
-def chunks(response: httpx.Response) -> list[Any]:
-    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
-    return [json.loads(line) for line in lines]
-
-
-def text(response: httpx.Response) -> str:
-    told = [chunk["choices"][0]["delta"] for chunk in chunks(response) if chunk["choices"]]
-    return "".join((delta.get("content") or "") + (delta.get("reasoning") or "") for delta in told)
-
-
 @pytest.mark.parametrize("strategy", BY_TARGET)
 @pytest.mark.parametrize("num_answers", [1, 2, 3])
 async def test_generation_goes_on_as_if_nothing_had_happened(
@@ -56,52 +42,49 @@ async def test_generation_goes_on_as_if_nothing_had_happened(
 ) -> None:
     fields = {"model": f"semspec-demo:{strategy}", "max_tokens": 120, "stream": True}
     undisturbed = await (await start_gateway()).chat(**fields)
-    fakes = Fakes(FakeModel(Writer.DRAFT), Forgetful(num_answers), FakeVerifier())
+    fakes = Fakes.make(Forgetful(num_answers))
     gateway = await start_gateway(fakes, target_patience_s=60)
     disturbed = await gateway.chat(**fields)
     assert text(disturbed) == text(undisturbed)
     assert disturbed.text.endswith("data: [DONE]\n\n")
-    stored = await trace(gateway, chunks(disturbed)[0]["id"])
+    stored = await gateway.stored(chunks(disturbed)[0]["id"], "/trace")
     assert stored["status"] == "finished" and not stored["degraded"]
     assert [record["index"] for record in stored["segments"]] == list(range(len(stored["segments"])))
     assert "".join(record["text"] for record in stored["segments"]) == text(undisturbed)
     assert await gateway.metric("semspec_gateway_resumptions_total") >= 1
 
 
-async def test_overloaded_target_is_waited_for_as_well(start_gateway: GatewayFactory) -> None:
-    fakes = Fakes(FakeModel(Writer.DRAFT), Forgetful(2, Overloaded), FakeVerifier())
-    disturbed = await (await start_gateway(fakes, target_patience_s=60)).chat(stream=True)
+class Confused(Forgetful):
+    """The call that fails, and every handshake before it is back, are told by unlike errors."""
+
+    def _answer(self) -> None:
+        try:
+            super()._answer()
+        except Unavailable:
+            first = self._num_calls == self._num_answers
+            raise Unavailable("not now") if first else InternalError("malformed answer") from None
+
+
+@pytest.mark.parametrize(
+    "target", [Forgetful(2, Overloaded), Confused(2)], ids=["overloaded", "a handshake that makes no sense"]
+)
+async def test_target_lost_in_another_way_is_waited_for_as_well(
+    start_gateway: GatewayFactory, target: FakeModel
+) -> None:
+    disturbed = await (await start_gateway(Fakes.make(target), target_patience_s=60)).chat(stream=True)
     undisturbed = await (await start_gateway()).chat(stream=True)  # a handshake of the first may have failed
     assert text(disturbed) == text(undisturbed) != ""
 
 
-async def test_target_whose_handshake_makes_no_sense_is_waited_for_as_well(start_gateway: GatewayFactory) -> None:
-    class Confused(Forgetful):
-        def _answer(self) -> None:
-            try:
-                super()._answer()
-            except Unavailable:  # the call that fails, and every handshake before the target is back
-                first = self._num_calls == self._num_answers
-                raise Unavailable("not now") if first else InternalError("malformed answer") from None
-
-    fakes = Fakes(FakeModel(Writer.DRAFT), Confused(2), FakeVerifier())
-    disturbed = await (await start_gateway(fakes, target_patience_s=60)).chat(stream=True)
-    undisturbed = await (await start_gateway()).chat(stream=True)
-    assert text(disturbed) == text(undisturbed) != ""
-
-
 async def test_whole_answer_does_not_wait_for_the_next_handshake(start_gateway: GatewayFactory) -> None:
-    fakes = Fakes(FakeModel(Writer.DRAFT), Forgetful(2), FakeVerifier())
-    gateway = await start_gateway(fakes, target_patience_s=60, recheck_s=1000)
+    gateway = await start_gateway(Fakes.make(Forgetful(2)), target_patience_s=60, recheck_s=1000)
     readiness = gateway.app.state.readiness
-    asked = asyncio.create_task(gateway.chat())
-    await eventually(lambda: asked.done())
-    assert (await asked).status_code == 200
+    answer = await asyncio.wait_for(gateway.chat(), GENEROUS_S)
+    assert answer.status_code == 200
     gateway.fakes.target.lost = Unavailable("gone")
     await readiness.check()
     assert readiness.status.error is not None
-    finished = await gateway.http.get(f"/v1/generations/{(await asked).json()['id']}/events")
-    assert finished.status_code == 200, "all of it is stored"
+    assert (await gateway.events(answer.json()["id"])).status_code == 200, "all of it is stored"
 
 
 async def test_patience_ends(start_gateway: GatewayFactory) -> None:
@@ -109,34 +92,29 @@ async def test_patience_ends(start_gateway: GatewayFactory) -> None:
     gateway.fakes.target.lost_at = 3
     broken = await gateway.chat(stream=True, model="semspec-demo:target")
     assert chunks(broken)[-1]["error"]["message"] == "the target went away"
-    assert (await trace(gateway, chunks(broken)[0]["id"]))["status"] == "failed"
+    assert (await gateway.stored(chunks(broken)[0]["id"]))["status"] == "failed"
     assert gateway.fakes.num_writing == 0
 
 
 async def test_another_model_does_not_go_on(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(target_patience_s=60)
     target = gateway.fakes.target
-    target.pause_at = 2
-    running = asyncio.create_task(gateway.chat(stream=True, model="semspec-demo:target"))
-    await target.paused.wait()
-    target.lost_at, target.pause_at = 3, None
-    target.model_info = replace(target.model_info, fingerprint="another")
-    target.resume.set()
-    error = chunks(await running)[-1]["error"]
+    async with gateway.held(2, stream=True) as running:
+        target.lost_at = 3
+        target.model_info = replace(target.model_info, fingerprint="another")
+    error = chunks(running.response)[-1]["error"]
     assert error["code"] == "configuration_mismatch" and "another model" in error["message"]
 
 
 async def test_waiting_generation_can_be_cancelled(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(target_patience_s=60, writer_lease_s=1)
-    gateway.fakes.target.lost_at = 3
-    running = asyncio.create_task(gateway.chat(stream=True, model="semspec-demo:target"))
-    id = await only_running(gateway)
-    async with asyncio.timeout(GENEROUS_S):
-        while len((await trace(gateway, id))["segments"]) < 3:
-            await asyncio.sleep(0.01)
-    assert (await gateway.http.post(f"/v1/generations/{id}/cancel")).status_code == 200
-    assert chunks(await running)[-1]["error"]["code"] == "cancelled"
-
-
-async def trace(gateway: Gateway, id: str) -> Any:
-    return (await gateway.http.get(f"/v1/generations/{id}/trace")).json()
+    target = gateway.fakes.target
+    target.lost_at = 3
+    async with gateway.held(2, stream=True) as running:
+        target.pause_at = None
+        target.resume.set()
+        async with asyncio.timeout(GENEROUS_S):
+            while len((await gateway.stored(running.id, "/trace"))["segments"]) < 3:
+                await asyncio.sleep(0.01)
+        assert (await gateway.http.post(f"/v1/generations/{running.id}/cancel")).status_code == 200
+        assert chunks(await running.task)[-1]["error"]["code"] == "cancelled"

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
 
 from tests.gateway.support import Gateway, GatewayFactory, eventually
 
@@ -37,16 +38,16 @@ async def test_choices_of_several_prompts_stream_and_are_attached_to(gateway: Ga
         for choice in chunk.choices:
             texts[choice.index] += choice.text
     assert texts == [choice["text"] for choice in whole["choices"]]
-    events = (await gateway.http.get(f"/v1/generations/{whole['id']}/events")).text
+    events = (await gateway.events(whole["id"])).text
     assert events.endswith("data: [DONE]\n\n") and '"prompt_tokens":9' in events
 
 
-async def test_choice_that_had_not_begun_gets_its_own_prompt(gateway: Gateway) -> None:
+async def test_choice_that_had_not_begun_gets_its_own_prompt(gateway: Gateway, redis_url: str) -> None:
     whole = await completed(gateway, ["Once", "Twice"])
-    store = gateway.app.state.store
-    await store._client.delete(*(await store._client.keys(f"*{whole['id']}-1*")))
+    async with Redis.from_url(redis_url) as redis:
+        await redis.delete(*(await redis.keys(f"*{whole['id']}-1*")))
     gateway.fakes.target.read.clear()
-    await gateway.http.get(f"/v1/generations/{whole['id']}/events")
+    await gateway.events(whole["id"])
     assert gateway.fakes.target.read == ["Twice"]
 
 
@@ -59,7 +60,7 @@ async def test_token_ids_are_a_prompt(gateway: Gateway, strategy: str) -> None:
         assert answer["choices"] == text["choices"] and answer["usage"] == text["usage"]
     mixed = await completed(gateway, [[*b"Once"], [*b"Twice"]], model=model)
     assert mixed["choices"][0] == text["choices"][0] and mixed["choices"][1]["text"]
-    stored = (await gateway.http.get(f"/v1/generations/{answer['id']}")).json()
+    stored = await gateway.stored(answer["id"])
     assert stored["prompt"]["text"] == "Once"
 
 

@@ -1,85 +1,61 @@
 """Waiting for room over HTTP."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
 
 from semspec.keys import entry
 from semspec.types import Token
 from tests.gateway.support import GENEROUS_S, GatewayFactory, bearer, eventually
 
+TARGET: dict[str, Any] = {"model": "semspec-demo:target"}
+
 
 async def test_request_over_http_waits_for_room(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(max_concurrent=1, max_n=1)
-    gateway.fakes.target.pause_at = 2
-    admission = gateway.app.state.admission
-    async with AsyncExitStack() as held:
-        await held.enter_async_context(asyncio.timeout(GENEROUS_S))
-        running = asyncio.create_task(gateway.chat(model="semspec-demo:target"))
-        await gateway.fakes.target.paused.wait()
+    async with gateway.held(2) as running:
         waiting = asyncio.create_task(gateway.chat(model="semspec-demo:draft"))
-        await eventually(lambda: admission.num_waiting == 1)
-        assert len(gateway.fakes.drafter.prompts + gateway.fakes.target.prompts) == 1, (
-            "not tokenized before it has room"
-        )
-        gateway.fakes.target.resume.set()
-        assert [(await task).status_code for task in (running, waiting)] == [200, 200]
+        await eventually(lambda: gateway.app.state.admission.num_waiting == 1)
+        prompts = gateway.fakes.drafter.prompts + gateway.fakes.target.prompts
+        assert len(prompts) == 1, "not tokenized before it has room"
+    assert [response.status_code for response in (running.response, await waiting)] == [200, 200]
 
 
 async def test_client_that_hangs_up_in_the_queue_leaves_no_trace(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(max_concurrent=1, max_n=1)
-    gateway.fakes.target.pause_at = 2
     admission = gateway.app.state.admission
-    running = asyncio.create_task(gateway.chat(model="semspec-demo:target"))
-    await asyncio.wait_for(gateway.fakes.target.paused.wait(), GENEROUS_S)
-    for stream in (False, True):
-        waiting = asyncio.create_task(gateway.chat(stream=stream))
-        await eventually(lambda: admission.num_waiting == 1)
-        waiting.cancel()
-        await eventually(lambda: admission.num_waiting == 0)
-    gateway.fakes.target.resume.set()
-    assert (await running).status_code == 200
+    async with gateway.held(2) as running:
+        for stream in (False, True):
+            waiting = asyncio.create_task(gateway.chat(stream=stream))
+            await eventually(lambda: admission.num_waiting == 1)
+            waiting.cancel()
+            await eventually(lambda: admission.num_waiting == 0)
+    assert running.response.status_code == 200
     await eventually(lambda: admission.num_running == 0)
 
 
 async def test_reattached_generation_asks_for_room_as_any_other(start_gateway: GatewayFactory) -> None:
     first = await start_gateway()
     second = await start_gateway(max_concurrent=1, max_n=1, queue_timeout_s=0.05)
-    first.fakes.target.stuck_at = 2
-    body = {"model": "semspec-demo:target", "messages": [{"role": "user", "content": "How many?"}], "stream": True}
-    async with first.http.stream("POST", "/v1/chat/completions", json=body) as response:
-        id = response.headers["x-generation-id"]
-        await asyncio.wait_for(first.fakes.target.stuck.wait(), GENEROUS_S)
-    second.fakes.drafter.pause_at = 2
-    running = asyncio.create_task(second.chat(model="semspec-demo:draft"))
-    await asyncio.wait_for(second.fakes.drafter.paused.wait(), GENEROUS_S)
-    store = second.app.state.store
-    async with asyncio.timeout(GENEROUS_S):
-        while (await store.generation(id))["status"] != "interrupted":
-            await asyncio.sleep(0.01)
-    refused = await second.http.get(f"/v1/generations/{id}/events")
-    assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
-    second.fakes.drafter.resume.set()
-    await running
-    assert (await second.http.get(f"/v1/generations/{id}/events")).status_code == 200
+    id = (await first.hang_up_after(2, **TARGET))[0]["id"]
+    async with second.held(2, model="semspec-demo:draft"):
+        await second.status_becomes(id, "interrupted")
+        refused = await second.events(id)
+        assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+    assert (await second.events(id)).status_code == 200
 
 
 async def test_choices_attached_again_have_their_room_together(start_gateway: GatewayFactory) -> None:
     """Else two requests of two choices each would take a part of it each, and wait for the other's."""
     first = await start_gateway()
-    body = {"model": "semspec-demo:target", "messages": [{"role": "user", "content": "?"}], "stream": True, "n": 2}
-    first.fakes.target.stuck_at, ids = 1, list[str]()
-    for _ in range(2):
-        async with first.http.stream("POST", "/v1/chat/completions", json=body) as response:
-            ids.append(response.headers["x-generation-id"])
-        await eventually(lambda: first.fakes.num_writing == 0)
     second = await start_gateway(max_concurrent=2, max_n=2, queue_timeout_s=GENEROUS_S)
-    store, target = second.app.state.store, second.fakes.target
+    ids = [(await first.hang_up_after(1, n=2, **TARGET))[0]["id"] for _ in range(2)]
     for id in ids:
-        async with asyncio.timeout(GENEROUS_S):
-            while (await store.generation(id))["status"] != "interrupted":
-                await asyncio.sleep(0.01)
+        await second.status_becomes(id, "interrupted")
+    target = second.fakes.target
     target.pause_at = 2
-    attached = [asyncio.create_task(second.http.get(f"/v1/generations/{id}/events")) for id in ids]
+    attached = [asyncio.create_task(second.events(id)) for id in ids]
     await asyncio.wait_for(target.paused.wait(), GENEROUS_S)
     await eventually(lambda: second.app.state.admission.num_waiting == 1)
     await eventually(lambda: target.num_writing == 2)
@@ -89,7 +65,9 @@ async def test_choices_attached_again_have_their_room_together(start_gateway: Ga
         assert response.status_code == 200 and response.text.endswith("data: [DONE]\n\n")
 
 
-async def test_owner_who_tokenizes_long_texts_leaves_room_for_others(start_gateway: GatewayFactory) -> None:
+async def test_owner_who_tokenizes_long_texts_leaves_room_for_others(
+    start_gateway: GatewayFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys = {owner: f"sk-{owner}" for owner in ("greedy", "modest")}
     gateway = await start_gateway(api_keys=" ".join(entry(owner, key) for owner, key in keys.items()))
     held, begun = asyncio.Event(), list[str]()
@@ -101,7 +79,7 @@ async def test_owner_who_tokenizes_long_texts_leaves_room_for_others(start_gatew
             await held.wait()
         return await tokenize(text)
 
-    gateway.fakes.target.tokenize = slow  # type: ignore[method-assign]
+    monkeypatch.setattr(gateway.fakes.target, "tokenize", slow)
 
     async def ask(owner: str, text: str) -> int:
         headers = bearer(keys[owner])

@@ -106,10 +106,7 @@ async def test_loss_of_a_helper_is_said_and_survived(role: str) -> None:
 async def test_new_gateway_serves_without_a_helper_that_an_older_one_has_met(
     start_gateway: GatewayFactory, role: str
 ) -> None:
-    fakes, fingerprint = Fakes.make(), f"target-{role}"
-    fakes.target.model_info = replace(fakes.target.model_info, fingerprint=fingerprint)
-    fakes.drafter.model_info = replace(fakes.drafter.model_info, datastore_model=fingerprint)
-    fakes.verifier.verifier_info = replace(fakes.verifier.verifier_info, target_model=fingerprint)
+    fakes = Fakes.make().with_other_target(f"target-{role}")
     await start_gateway(fakes)
     getattr(fakes, role).lost = Unavailable("gone")
     young = await start_gateway(fakes)

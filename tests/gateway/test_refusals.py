@@ -11,11 +11,10 @@ import pytest
 from semspec.errors import Unavailable
 from semspec.gateway.api.shared.errors import TGI_PATHS
 from tests.gateway.fakes import WINDOW, Fakes
-from tests.gateway.support import Gateway, GatewayFactory, eventually
+from tests.gateway.support import MESSAGES, NO_REDIS, Gateway, GatewayFactory, eventually
 
 JSON = {"content-type": "application/json"}
-BODY = {"model": "semspec-demo", "messages": [{"role": "user", "content": "How many?"}]}
-
+BODY = {"model": "semspec-demo", "messages": MESSAGES}
 
 CALL = {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
@@ -193,17 +192,12 @@ async def test_body_over_the_limit_is_refused(start_gateway: GatewayFactory, ann
 
 async def test_room_runs_out_and_comes_back(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(max_concurrent=2, max_n=2, max_queued=0)
-    gateway.fakes.target.stuck_at = 1
-    async with gateway.http.stream(
-        "POST", "/v1/chat/completions", json={**BODY, "model": "semspec-demo:target", "stream": True}
-    ) as response:
-        lines = response.aiter_lines()  # held on to: the connection is closed with it
-        await anext(lines)
+    async with gateway.held(1, stream=True) as running:
         error = await gateway.chat(n=2)
         assert_openai_error(error, 429, "overloaded")
         assert error.headers["retry-after"] == "1"
         assert (await gateway.chat(model="semspec-demo:draft")).status_code == 200
-    gateway.fakes.target.stuck_at = None
+        await running.hang_up()
     await eventually(lambda: gateway.app.state.admission.num_running == 0)
     assert (await gateway.chat(n=2)).status_code == 200
 
@@ -221,7 +215,7 @@ async def test_openai_client_raises_its_own_errors(gateway: Gateway) -> None:
 async def test_unready_gateway_says_what_to_do(start_gateway: GatewayFactory) -> None:
     fakes = Fakes.make()
     fakes.drafter.lost = Unavailable("connection refused")
-    gateway = await start_gateway(fakes, ready=False, redis_url="redis://127.0.0.1:1/0")  # which knows of no other
+    gateway = await start_gateway(fakes, ready=False, redis_url=NO_REDIS)  # which knows of no other
     for response in (await gateway.http.get("/ready"), await gateway.chat(), await gateway.chat(stream=True)):
         assert_openai_error(response, 503, "service_unavailable")
         assert int(response.headers["retry-after"]) >= 1

@@ -5,10 +5,9 @@ from typing import Any
 import openai
 import pytest
 
-from tests.gateway.fakes import Fakes
-from tests.gateway.support import Gateway, GatewayFactory, bearer
-from tests.gateway.test_auth import OURS, THEIRS, TWO_OWNERS
-from tests.gateway.test_fields import Thinker
+from semspec.types import Writer
+from tests.gateway.fakes import Fakes, Thinker
+from tests.gateway.support import OURS, THEIRS, TWO_OWNERS, Gateway, GatewayFactory, bearer
 
 MODEL = "semspec-demo:target"
 THINKING = "How many?<think>\n"
@@ -16,8 +15,7 @@ THINKING = "How many?<think>\n"
 
 @pytest.fixture
 async def thinker(start_gateway: GatewayFactory) -> Gateway:
-    fakes = Fakes.make()
-    return await start_gateway(Fakes(fakes.drafter, Thinker(fakes.target.writer), fakes.verifier))
+    return await start_gateway(Fakes.make(Thinker(Writer.TARGET)))
 
 
 async def answer(gateway: Gateway, **fields: Any) -> Any:

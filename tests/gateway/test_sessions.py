@@ -7,8 +7,18 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.gateway.support import Gateway, GatewayFactory, bearer, eventually
-from tests.gateway.test_auth import OURS, THEIRS, TWO_OWNERS
+from tests.gateway.support import (
+    GENEROUS_S,
+    NO_REDIS,
+    OURS,
+    THEIRS,
+    TWO_OWNERS,
+    Gateway,
+    GatewayFactory,
+    bearer,
+    content,
+    eventually,
+)
 
 
 @pytest.fixture
@@ -17,23 +27,20 @@ def session() -> str:
 
 
 async def ask(gateway: Gateway, session: str, text: str, **fields: Any) -> httpx.Response:
-    return await gateway.chat(
-        messages=[{"role": "user", "content": text}],
-        semspec={"session": session},
-        model="semspec-demo:target",
-        **fields,
-    )
+    return await gateway.chat(**asking(session, text), **fields)
+
+
+def asking(session: str, text: str) -> dict[str, Any]:
+    """The fields of a request that asks in a session."""
+    turn = {"role": "user", "content": text}
+    return {"messages": [turn], "semspec": {"session": session}, "model": "semspec-demo:target"}
 
 
 async def test_last_sessions_are_listed_for_their_owner(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(api_keys=TWO_OWNERS)
     names = [f"listed-{secrets.token_hex(4)}" for _ in range(3)]
     for name in (*names, names[0]):
-        body = {"model": "semspec-demo:target", "messages": [{"role": "user", "content": f"{name}?" + "!" * 300}]}
-        answer = await gateway.http.post(
-            "/v1/chat/completions", json={**body, "semspec": {"session": name}}, headers=bearer(OURS)
-        )
-        assert answer.status_code == 200
+        assert (await ask(gateway, name, f"{name}?" + "!" * 300, headers=bearer(OURS))).status_code == 200
     listed = (await gateway.http.get("/v1/sessions", headers=bearer(OURS))).json()["data"]
     own = [one for one in listed if one["id"] in names]
     assert [one["id"] for one in own] == [names[0], names[2], names[1]]
@@ -49,7 +56,7 @@ async def test_last_sessions_are_listed_for_their_owner(start_gateway: GatewayFa
 
 async def test_turns_are_remembered(gateway: Gateway, session: str) -> None:
     first = await ask(gateway, session, "One?")
-    answer = first.json()["choices"][0]["message"]["content"]
+    answer = content(first)
     assert (await ask(gateway, session, "Two?", stream=True)).status_code == 200
     assert (await ask(gateway, session, "Three?")).json()["semspec"]["degraded"] is False
     second_prompt, third_prompt = gateway.fakes.target.prompts[1:]
@@ -66,17 +73,12 @@ async def test_another_gateway_knows_the_session(start_gateway: GatewayFactory, 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_second_request_on_a_busy_session_is_a_conflict(gateway: Gateway, session: str, stream: bool) -> None:
-    gateway.fakes.target.stuck_at = 1
-    running = asyncio.create_task(ask(gateway, session, "One?"))
-    await asyncio.wait_for(gateway.fakes.target.stuck.wait(), 10)
-    refused = await ask(gateway, session, "Two?", stream=stream)
-    assert refused.status_code == 409 and refused.json()["error"]["code"] == "conflict"
-    message = f"session {session} is answering another request; wait for it or use another session"
-    assert refused.json()["error"]["message"] == message
-    assert refused.json()["error"]["param"] == "semspec.session"
-    running.cancel()
-    await asyncio.wait([running])
-    gateway.fakes.target.stuck_at = None
+    async with gateway.held(1, **asking(session, "One?")) as running:
+        refused = await ask(gateway, session, "Two?", stream=stream)
+        error = refused.json()["error"]
+        assert refused.status_code == 409 and (error["code"], error["param"]) == ("conflict", "semspec.session")
+        assert error["message"].startswith(f"session {session} is answering another request; wait for it")
+        await running.hang_up()
     await _eventually_free(gateway, session)
     assert gateway.fakes.target.prompts[-1] == "<user>Again?", "a cancelled turn leaves nothing behind"
 
@@ -97,13 +99,9 @@ async def test_refused_prompt_gives_the_session_back(gateway: Gateway, session: 
 
 async def test_session_is_held_while_a_long_generation_runs(start_gateway: GatewayFactory, session: str) -> None:
     gateway = await start_gateway(session_lease_s=2)
-    gateway.fakes.target.stuck_at = 1
-    running = asyncio.create_task(ask(gateway, session, "One?"))
-    await asyncio.wait_for(gateway.fakes.target.stuck.wait(), 10)
-    await asyncio.sleep(2.5)
-    assert (await ask(gateway, session, "Two?")).status_code == 409
-    running.cancel()
-    await asyncio.wait([running])
+    async with gateway.held(1, **asking(session, "One?")):
+        await asyncio.sleep(2.5)
+        assert (await ask(gateway, session, "Two?")).status_code == 409
 
 
 async def test_session_has_a_size_limit(start_gateway: GatewayFactory, session: str) -> None:
@@ -115,7 +113,7 @@ async def test_session_has_a_size_limit(start_gateway: GatewayFactory, session: 
 
 async def _eventually_free(gateway: Gateway, session: str) -> None:
     """A hung-up or failed request gives its session back in the background."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GENEROUS_S):
         while (await ask(gateway, session, "Again?")).status_code == 409:
             await asyncio.sleep(0.01)
 
@@ -123,7 +121,7 @@ async def _eventually_free(gateway: Gateway, session: str) -> None:
 async def test_session_can_be_read_and_forgotten(gateway: Gateway, session: str) -> None:
     path = f"/v1/sessions/{session}"
     assert (await gateway.http.get(path)).status_code == 404 and (await gateway.http.delete(path)).status_code == 404
-    answer = (await ask(gateway, session, "One?")).json()["choices"][0]["message"]["content"]
+    answer = content(await ask(gateway, session, "One?"))
     turns = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": answer}]
     assert (await gateway.http.get(path)).json() == {"id": session, "object": "session", "turns": turns}
     assert (await gateway.http.delete(path)).json() == {"id": session, "object": "session", "deleted": True}
@@ -132,16 +130,13 @@ async def test_session_can_be_read_and_forgotten(gateway: Gateway, session: str)
 
 
 async def test_session_in_use_is_not_forgotten(gateway: Gateway, session: str) -> None:
-    gateway.fakes.target.pause_at = 1
-    running = asyncio.create_task(ask(gateway, session, "One?"))
-    await asyncio.wait_for(gateway.fakes.target.paused.wait(), 10)
-    refused = await gateway.http.delete(f"/v1/sessions/{session}")
-    assert refused.status_code == 409 and refused.json()["error"]["param"] == "id"
-    gateway.fakes.target.resume.set()
-    assert (await running).json()["semspec"]["degraded"] is False
+    async with gateway.held(1, **asking(session, "One?")) as running:
+        refused = await gateway.http.delete(f"/v1/sessions/{session}")
+        assert refused.status_code == 409 and refused.json()["error"]["param"] == "id"
+    assert running.response.json()["semspec"]["degraded"] is False
 
 
 async def test_sessions_need_redis(start_gateway: GatewayFactory, session: str) -> None:
-    gateway = await start_gateway(redis_url="redis://127.0.0.1:1/0")
+    gateway = await start_gateway(redis_url=NO_REDIS)
     assert (await gateway.http.get(f"/v1/sessions/{session}")).status_code == 503
     assert (await gateway.http.delete(f"/v1/sessions/{session}")).status_code == 503

@@ -6,9 +6,9 @@ import openai
 import pytest
 
 from semspec import __version__
-from tests.gateway.fakes import WINDOW, Fakes
+from semspec.types import Writer
+from tests.gateway.fakes import WINDOW, Fakes, Thinker
 from tests.gateway.support import Gateway, GatewayFactory
-from tests.gateway.test_fields import Thinker
 
 
 async def test_ping_needs_no_key_and_version_does(gateway: Gateway) -> None:
@@ -63,8 +63,7 @@ async def test_embeddings_are_refused_in_openais_shape(gateway: Gateway) -> None
 
 
 async def test_usage_counts_the_reasoning_of_all_choices(start_gateway: GatewayFactory) -> None:
-    fakes = Fakes.make()
-    gateway = await start_gateway(Fakes(fakes.drafter, Thinker(fakes.target.writer), fakes.verifier))
+    gateway = await start_gateway(Fakes.make(Thinker(Writer.TARGET)))
     thinking: Any = [{"role": "user", "content": "How many?<think>\n"}]
     answer = (await gateway.chat(model="semspec-demo:target", messages=thinking, semspec={"trace": True})).json()
     usage, trace = answer["usage"], answer["semspec"]["trace"]
@@ -75,8 +74,7 @@ async def test_usage_counts_the_reasoning_of_all_choices(start_gateway: GatewayF
     assert two["completion_tokens_details"]["reasoning_tokens"] > counted
     cut = (await gateway.chat(model="semspec-demo:target", messages=thinking, max_tokens=10)).json()["usage"]
     assert cut["completion_tokens_details"]["reasoning_tokens"] == cut["completion_tokens"] == 10
-    stored = (await gateway.http.get(f"/v1/generations/{answer['id']}")).json()
-    assert stored["usage"] == usage
+    assert (await gateway.stored(answer["id"]))["usage"] == usage
 
 
 async def test_usage_of_an_answer_without_reasoning(gateway: Gateway) -> None:

@@ -1,7 +1,6 @@
 """What Redis refuses and what it holds by mistake is named: to clients, in the log, and by `/ready`."""
 
 import asyncio
-import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from semspec.gateway.readiness import describe
-from tests.gateway.support import GENEROUS_S, Gateway, GatewayFactory, RedisServer, eventually
+from tests.gateway.support import GENEROUS_S, Gateway, GatewayFactory, RedisServer, eventually, text
 
 KEYS = ("meta", "segments", "events", "writer")
 ROUTES = ("", "/trace", "/events")
@@ -135,24 +134,22 @@ async def test_turn_that_cannot_be_read_is_named(gateway: Gateway, redis: Redis,
 
 @pytest.mark.parametrize("value", [b"\xff\xfe", b"", b"{", b"7", b"{}", b'{"id": 1}'])
 async def test_idempotency_key_that_cannot_be_read_is_named(gateway: Gateway, redis: Redis, value: bytes) -> None:
-    body = {"model": "semspec-demo", "messages": [{"role": "user", "content": "How many?"}]}
     headers = {"idempotency-key": repr(value)}
     before = set(await redis.keys("semspec:idempotency:*"))
-    assert (await gateway.http.post("/v1/chat/completions", json=body, headers=headers)).status_code == 200
+    assert (await gateway.chat(headers)).status_code == 200
     [key] = set(await redis.keys("semspec:idempotency:*")) - before
     await redis.set(key, value)
-    refused = await gateway.http.post("/v1/chat/completions", json=body, headers=headers)
+    refused = await gateway.chat(headers)
     assert refused.status_code == 503 and "idempotency key cannot be read" in refused.json()["error"]["message"]
 
 
 async def test_handshake_that_cannot_be_read_is_repeated(start_gateway: GatewayFactory, redis: Redis) -> None:
     gateway = await start_gateway()
     fingerprint = gateway.fakes.target.model_info.fingerprint
-    for value in (b"\xff", b"{", json.dumps({"draft": 1}).encode()):
+    for value in (b"\xff", b"{", b'{"draft": 1}'):
         await redis.set(f"semspec:handshake:{fingerprint}", value)
-        other = await start_gateway()
-        async with asyncio.timeout(10):
-            await eventually(lambda: describe(other.app.state.readiness.status) == "ready")  # noqa: B023
+        readiness = (await start_gateway()).app.state.readiness
+        await eventually(lambda: describe(readiness.status) == "ready")  # noqa: B023
 
 
 def copied(log: Path, num_lost_bytes: int) -> None:
@@ -170,7 +167,7 @@ async def test_log_that_lost_its_end_leaves_a_prefix_that_goes_on(
     mortal_redis.restart()
     gateway = await start_gateway(redis_url=mortal_redis.url, writer_lease_s=1, session_lease_s=1)
     answer = (await gateway.chat(model="semspec-demo:target", semspec={"session": "s", "trace": True})).json()
-    id, text, trace = answer["id"], answer["choices"][0]["message"]["content"], answer["semspec"]["trace"]
+    id, whole, trace = answer["id"], answer["choices"][0]["message"]["content"], answer["semspec"]["trace"]
     mortal_redis.kill()
     [log] = [path for path in mortal_redis.folder.rglob("*.aof") if path.stat().st_size]
     log.with_suffix(".whole").write_bytes(log.read_bytes())
@@ -182,23 +179,17 @@ async def test_log_that_lost_its_end_leaves_a_prefix_that_goes_on(
             while (meta := await gateway.http.get(f"/v1/generations/{id}")).status_code == 503:
                 await asyncio.sleep(0.05)
         if meta.status_code == 404:  # not even its beginning is left
-            assert (await gateway.http.get(f"/v1/generations/{id}/events")).status_code == 404
+            assert (await gateway.events(id)).status_code == 404
         else:
             assert meta.json()["status"] in ("finished", "running", "interrupted"), meta.text
-            kept = (await gateway.http.get(f"/v1/generations/{id}/trace")).json()["segments"]
+            kept = (await gateway.stored(id, "/trace"))["segments"]
             assert kept == trace[: len(kept)]
             found.add(len(kept))
-            events = await gateway.http.get(f"/v1/generations/{id}/events", headers={"last-event-id": "0"})
-            assert events.status_code == 200 and content_of(events.text) == text
+            events = await gateway.events(id, after="0")
+            assert events.status_code == 200 and text(events) == whole
         async with asyncio.timeout(GENEROUS_S):  # until the session's lease is over
             while (again := await gateway.chat(semspec={"session": "s"})).status_code == 409:
                 await asyncio.sleep(0.2)
         assert again.status_code == 200 and again.json()["semspec"]["degraded"] is False
         mortal_redis.kill()
     assert len(found) >= 3, "the cuts are to leave different numbers of segments"
-
-
-def content_of(stream: str) -> str:
-    lines = [line.removeprefix("data: ") for line in stream.splitlines() if line.startswith("data: {")]
-    choices = [choice for line in lines for choice in json.loads(line)["choices"]]
-    return "".join(choice["delta"].get("content") or "" for choice in choices)

@@ -4,11 +4,9 @@ import asyncio
 import secrets
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -20,9 +18,9 @@ from semspec.records import record_json
 from semspec.types import Context, Message, SamplingParams, SegmentRecord, Writer
 from tests.checkpoints import random_probes
 from tests.decoding.test_three_ways import behind_sockets
+from tests.gateway.engines import Engines, served
 from tests.gateway.fakes import WINDOW, Fakes
-from tests.gateway.support import Gateway, GatewayFactory, make_settings, running_gateway
-from tests.gateway.test_resume import events, hang_up_after, status_becomes
+from tests.gateway.support import Gateway, GatewayFactory, content, make_settings, running_gateway
 
 TARGETS = (
     "{% for message in messages %}{{ message['content'] + '\n\n' }}{% endfor %}"
@@ -31,8 +29,6 @@ TARGETS = (
 DRAFTS = "{{ 'Day 1: ' }}{% for message in messages %}{{ message['content'] + ' ' }}{% endfor %}{{ '<think>\n\n' }}"
 QUESTION = "Tom has pens: 25. Day 1: Tom sells 6 pens. How many pens does Tom have now?"
 DRAFTING = [name for name, strategy in STRATEGIES.items() if Writer.DRAFT in strategy.writers]
-
-Engines = tuple[TransformersEngine, TransformersEngine]
 
 
 @pytest.fixture
@@ -94,10 +90,10 @@ async def test_each_engine_reads_its_own_template_in_process_over_grpc_and_rest(
 ) -> None:
     draft, target = engines
     backends = Backends(draft, target, await random_probes(draft, target, tmp_path))
-    async with AsyncExitStack() as stack:
-        remote = await stack.enter_async_context(behind_sockets(*engines, backends.verifier))
-        behind = cast(Fakes, SimpleNamespace(backends=remote))
-        gateway = await stack.enter_async_context(running_gateway(make_settings(redis_url=redis_url), behind))
+    async with (
+        behind_sockets(*engines, backends.verifier) as remote,
+        running_gateway(make_settings(redis_url=redis_url), remote) as gateway,
+    ):
         for strategy in ("semantic", "token-level", "spec-reason"):
             local = await trace(backends, strategy)
             assert await trace(remote, strategy) == local
@@ -105,7 +101,7 @@ async def test_each_engine_reads_its_own_template_in_process_over_grpc_and_rest(
             answer = await ask(gateway, temperature=1.0, top_p=0.97, max_tokens=50, semspec=options)
             assert comparable(answer["semspec"]["trace"]) == local
             assert answer["semspec"]["fallback"] is None
-            stored = (await gateway.http.get(f"/v1/generations/{answer['id']}")).json()
+            stored = await gateway.stored(answer["id"])
             assert stored["prompt"]["token_ids"] == rendered(target)
             assert stored["draft_prompt"]["token_ids"] == rendered(draft) != rendered(target)
     for engine in engines:
@@ -114,14 +110,10 @@ async def test_each_engine_reads_its_own_template_in_process_over_grpc_and_rest(
 
 
 async def test_cached_tokens_of_a_prompt_are_told_by_choice(engines: Engines, tmp_path: Path, redis_url: str) -> None:
-    probes = await random_probes(*engines, tmp_path)
-    async with AsyncExitStack() as stack:
-        remote = await stack.enter_async_context(behind_sockets(*engines, probes))
-        behind = cast(Fakes, SimpleNamespace(backends=remote))
-        told, silent = [
-            await stack.enter_async_context(running_gateway(make_settings(redis_url=redis_url, **fields), behind))
-            for fields in ({"prompt_tokens_details": True}, {})
-        ]
+    async with (
+        served(engines, tmp_path, redis_url=redis_url, prompt_tokens_details=True) as told,
+        served(engines, tmp_path, redis_url=redis_url) as silent,
+    ):
         for day, strategy in enumerate(("semantic", "token-level", "target"), start=2):
             options = {"strategy": strategy, "trace": True}
             fields = {"messages": [{"role": "user", "content": f"Day {day}: {QUESTION}"}], "max_tokens": 20}
@@ -131,8 +123,7 @@ async def test_cached_tokens_of_a_prompt_are_told_by_choice(engines: Engines, tm
             assert first["cached_tokens"] < num_prompt - 1 <= second["cached_tokens"] <= num_prompt
             later = again["semspec"]["trace"][-1]["num_cached_tokens"]
             assert len(again["semspec"]["trace"]) == 1 or later > num_prompt
-            stored = (await told.http.get(f"/v1/generations/{again['id']}")).json()
-            assert stored["usage"] == again["usage"]
+            assert (await told.stored(again["id"]))["usage"] == again["usage"]
             unsaid = await silent.chat(**fields, semspec=options)
             assert "cached_tokens" not in unsaid.text
         asked: Any = {"model": "semspec-demo:target", "input": fields["messages"], "max_output_tokens": 9}
@@ -159,17 +150,11 @@ async def test_reasoning_that_a_request_leaves_out_is_left_out_of_the_drafts_pro
     """The draft's template has no such variable."""
     draft, target = engines
     draft.tokenizer.raw.chat_template = DRAFTS if opens else DRAFTS.replace("<think>\n\n", "")
-    backends = Backends(draft, target, await random_probes(draft, target, tmp_path))
-    async with AsyncExitStack() as stack:
-        behind = cast(
-            Fakes,
-            SimpleNamespace(backends=await stack.enter_async_context(behind_sockets(*engines, backends.verifier))),
-        )
-        gateway = await stack.enter_async_context(running_gateway(make_settings(redis_url=redis_url), behind))
+    async with served((draft, target), tmp_path, redis_url=redis_url) as gateway:
         for thinking in (False, True):
             answer = await ask(gateway, chat_template_kwargs={"thinking": thinking}, max_tokens=20)
             assert answer["semspec"]["fallback"] is None
-            stored = (await gateway.http.get(f"/v1/generations/{answer['id']}")).json()
+            stored = await gateway.stored(answer["id"])
             end = "<think>\n\n" if thinking else "<think>\n\n</think>\n\n"
             assert stored["prompt"]["text"] == f"{QUESTION}\n\n{end}"
             assert stored["draft_prompt"]["text"] == f"Day 1: {QUESTION} {end}"
@@ -220,7 +205,7 @@ async def test_target_alone_asks_no_draft_and_a_plain_text_goes_to_both(
 
 async def test_draft_reads_a_sessions_turns_in_its_own_template(start_gateway: GatewayFactory, fakes: Fakes) -> None:
     gateway, session = await start_gateway(fakes), {"session": f"session-{secrets.token_hex(8)}"}
-    first = (await gateway.chat(semspec=session)).json()["choices"][0]["message"]["content"]
+    first = content(await gateway.chat(semspec=session))
     await gateway.chat(semspec=session)
     assert fakes.drafter.prompts[1] == f"[own]<user>How many?[own]<assistant>{first}[own]<user>How many?"
 
@@ -231,11 +216,11 @@ async def test_resumed_generation_keeps_the_drafts_prompt(start_gateway: Gateway
     heirs = Fakes.make()
     heirs.drafter.model_info = replace(heirs.drafter.model_info, chat_template="[changed]")
     first, second = await start_gateway(fakes), await start_gateway(heirs)
-    seen = await hang_up_after(first, 1, max_tokens=120)
-    await status_becomes(second, seen[0]["id"], "interrupted")
-    await events(second, seen[0]["id"], after="1")
+    id = (await first.hang_up_after(1, max_tokens=120))[0]["id"]
+    await second.status_becomes(id, "interrupted")
+    await second.events(id, after="1")
     assert set(heirs.drafter.read) == {"[own]<user>How many?"} and heirs.drafter.prompts == []
-    stored = (await second.http.get(f"/v1/generations/{seen[0]['id']}")).json()
+    stored = await second.stored(id)
     assert stored["draft_prompt"]["text"] == "[own]<user>How many?" and stored["usage"] == undisturbed["usage"]
 
 
@@ -256,9 +241,9 @@ async def test_draft_that_cannot_render_leaves_the_answer_to_the_target(
     assert answer["semspec"]["fallback"] == reason and fakes.drafter.read == []
     assert {record["writer"] for record in answer["semspec"]["trace"]} == {"target"}
     assert await gateway.metric("semspec_gateway_fallbacks_total") == 1
-    seen = await hang_up_after(gateway, 2)
-    await status_becomes(heir, seen[0]["id"], "interrupted")
-    await events(heir, seen[0]["id"], after="2")
+    id = (await gateway.hang_up_after(2))[0]["id"]
+    await heir.status_becomes(id, "interrupted")
+    await heir.events(id, after="2")
     assert heir.fakes.drafter.read == [], "nor does a gateway that resumes it ask the draft"
 
 

@@ -58,7 +58,7 @@ async def test_generate_answers_whole(gateway: Gateway) -> None:
     assert details["generated_tokens"] == len(details["tokens"]) == len(text)
     assert all(token["logprob"] == -0.5 and token["id"] == ord(token["text"]) for token in details["tokens"])
     assert answer["semspec"]["num_segments"] == NUM_SEGMENTS and "top_tokens" not in details
-    stored = (await gateway.http.get(f"/v1/generations/{answer['semspec']['id']}")).json()
+    stored = await gateway.stored(answer["semspec"]["id"])
     assert stored["status"] == "finished" and stored["prompt"]["text"] == "Once"
 
 
@@ -202,13 +202,11 @@ async def test_every_route_fails_in_the_shape_of_its_api(gateway: Gateway) -> No
 
 async def test_overload_is_told_as_such(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(max_concurrent=1, max_n=1, max_queued=0)
-    gateway.fakes.drafter.stuck_at = 1
-    async with gateway.http.stream("POST", "/generate_stream", json={"inputs": "Once"}) as response:
-        lines = response.aiter_lines()  # held on to: the connection is closed with it
-        await anext(lines)
+    async with gateway.held(1) as running:
         refused = await post(gateway, "/generate")
         assert_tgi_error(refused, 429, "overloaded")
         assert refused.headers["retry-after"]
+        await running.hang_up()
     await eventually(lambda: gateway.app.state.admission.num_running == 0)
     assert (await post(gateway, "/generate", max_new_tokens=1)).status_code == 200
 
@@ -237,7 +235,7 @@ async def test_stream_can_be_gone_on_with(start_gateway: GatewayFactory) -> None
 
 async def _hang_up_after(gateway: Gateway, num_segments: int) -> list[Json]:
     """The events of so many segments; then the client goes."""
-    gateway.fakes.drafter.stuck_at = num_segments
+    gateway.fakes.drafter.pause_at = num_segments
     body, text = {"inputs": "Once", "parameters": {"seed": 7, "do_sample": True}}, ""
     async with gateway.http.stream("POST", "/generate_stream", json=body) as response:
         async for part in response.aiter_text():

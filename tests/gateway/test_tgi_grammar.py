@@ -1,20 +1,13 @@
 """TGI's `grammar`: what the target is held to, and what is refused."""
 
 import json
-from contextlib import AsyncExitStack
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from semspec.engine.transformers_engine import TransformersEngine
-from semspec.types import Writer
-from tests.checkpoints import random_probes, save_spelling_checkpoint
-from tests.decoding.test_three_ways import behind_sockets
 from tests.gateway.fakes import Fakes
-from tests.gateway.support import Gateway, GatewayFactory, make_settings, running_gateway
+from tests.gateway.support import Gateway, GatewayFactory
 
 SCHEMA = {"type": "object", "properties": {"number": {"enum": [1, 22]}}, "required": ["number"]}
 CLOSED = {**SCHEMA, "additionalProperties": False}
@@ -118,24 +111,11 @@ async def test_repetition_with_another_grammar_is_another_request(gateway: Gatew
     assert other.status_code == 422 and len(gateway.fakes.target.grammars) == 1
 
 
-async def test_text_is_held_over_grpc_and_rest(tmp_path: Path, redis_url: str) -> None:
-    """By a model of random weights, which by itself writes anything."""
-    folder = str(save_spelling_checkpoint(tmp_path / "model"))
-    draft, target = (
-        TransformersEngine.load(folder, writer=writer, device="cpu") for writer in (Writer.DRAFT, Writer.TARGET)
-    )
-    async with AsyncExitStack() as stack:
-        backends = await stack.enter_async_context(
-            behind_sockets(draft, target, await random_probes(draft, target, tmp_path))
-        )
-        behind: Any = SimpleNamespace(backends=backends)
-        gateway = await stack.enter_async_context(running_gateway(make_settings(redis_url=redis_url), behind))
-        for seed in range(4):
-            sampling: dict[str, Any] = {"seed": seed, "do_sample": True, "max_new_tokens": 90}
-            held = await ask(gateway, grammar={"type": "json", "value": CLOSED}, **sampling)
-            assert json.loads(held["generated_text"])["number"] in (1, 22)
-            held = await ask(gateway, grammar={"type": "regex", "value": "(left|right)/[ab]{2,5}\\."}, **sampling)
-            side, _, rest = held["generated_text"].partition("/")
-            assert side in ("left", "right") and set(rest[:-1]) <= {"a", "b"} and rest[-1] == "."
-    for engine in (draft, target):
-        await engine.aclose()
+async def test_text_is_held_over_grpc_and_rest(spelling: Gateway) -> None:
+    for seed in range(4):
+        sampling: dict[str, Any] = {"seed": seed, "do_sample": True, "max_new_tokens": 90}
+        held = await ask(spelling, grammar={"type": "json", "value": CLOSED}, **sampling)
+        assert json.loads(held["generated_text"])["number"] in (1, 22)
+        held = await ask(spelling, grammar={"type": "regex", "value": "(left|right)/[ab]{2,5}\\."}, **sampling)
+        side, _, rest = held["generated_text"].partition("/")
+        assert side in ("left", "right") and set(rest[:-1]) <= {"a", "b"} and rest[-1] == "."

@@ -9,8 +9,7 @@ import pytest
 
 from semspec.types import Writer
 from tests.gateway.fakes import Fakes
-from tests.gateway.support import Gateway, GatewayFactory
-from tests.gateway.test_resume import events, hang_up_after, status_becomes
+from tests.gateway.support import Gateway, GatewayFactory, content
 
 NO_THINKING = {"enable_thinking": False}
 RENDERED = '{"enable_thinking": false}<user>How many?'
@@ -129,7 +128,7 @@ async def test_draft_gets_the_variables_that_its_own_template_reads(
 async def test_turns_of_a_session_are_rendered_with_each_requests_own_variables(gateway: Gateway) -> None:
     session = {"session": f"session-{secrets.token_hex(8)}"}
     for fields in ({"chat_template_kwargs": NO_THINKING}, {}):
-        first = (await gateway.chat(semspec=session, **fields)).json()["choices"][0]["message"]["content"]
+        first = content(await gateway.chat(semspec=session, **fields))
     begun, following = gateway.fakes.target.prompts
     assert begun == RENDERED
     assert following.startswith("<user>How many?<assistant>") and first
@@ -137,11 +136,8 @@ async def test_turns_of_a_session_are_rendered_with_each_requests_own_variables(
 
 async def test_key_of_a_request_with_other_variables_is_refused(gateway: Gateway) -> None:
     key = {"idempotency-key": secrets.token_hex(8)}
-    body = {"model": "semspec-demo", "messages": [{"role": "user", "content": "How many?"}], "seed": 7}
     for fields, status in (({}, 200), (NO_THINKING, 400), ({}, 200)):
-        answer = await gateway.http.post(
-            "/v1/chat/completions", json={**body, "chat_template_kwargs": fields}, headers=key
-        )
+        answer = await gateway.chat(key, chat_template_kwargs=fields)
         assert answer.status_code == status
     assert answer.headers["x-generation-id"] and len(gateway.fakes.target.prompts) == 1
 
@@ -150,9 +146,9 @@ async def test_choices_that_had_not_begun_are_resumed_with_the_variables(
     start_gateway: GatewayFactory, fakes: Fakes
 ) -> None:
     first, heir = await start_gateway(fakes), await start_gateway(Fakes.make())
-    seen = await hang_up_after(first, 1, max_tokens=120, chat_template_kwargs=NO_THINKING)
-    await status_becomes(heir, seen[0]["id"], "interrupted")
-    await events(heir, seen[0]["id"], after="1")
+    seen = await first.hang_up_after(1, max_tokens=120, chat_template_kwargs=NO_THINKING)
+    await heir.status_becomes(seen[0]["id"], "interrupted")
+    await heir.events(seen[0]["id"], after="1")
     assert set(heir.fakes.target.read) == {RENDERED} and heir.fakes.target.prompts == []
 
 

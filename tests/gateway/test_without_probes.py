@@ -4,8 +4,6 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 from pydantic import ValidationError
@@ -27,9 +25,8 @@ WITHOUT_PROBES = {
 async def bare(redis_url: str) -> AsyncIterator[Gateway]:
     """A gateway of a pair without probes."""
     fakes = Fakes.make()
-    behind = SimpleNamespace(backends=replace(fakes.backends, verifier=WithoutProbes()))
     settings = make_settings(redis_url=redis_url, verifier_address="none", defaults={"strategy": "likelihood"})
-    async with running_gateway(settings, cast(Fakes, behind)) as gateway:
+    async with running_gateway(settings, replace(fakes.backends, verifier=WithoutProbes())) as gateway:
         yield gateway
 
 
@@ -57,7 +54,7 @@ async def test_only_strategies_without_probes_are_offered(bare: Gateway) -> None
 
 async def test_generation_names_its_calibration(bare: Gateway) -> None:
     answer = (await bare.chat()).json()
-    stored = (await bare.http.get(f"/v1/generations/{answer['id']}")).json()
+    stored = await bare.stored(answer["id"])
     fakes = Fakes.make()
     own = calibration(fakes.drafter.model_info, fakes.target.model_info, middle=2.5)
     assert stored["models"]["likelihood"] == own.digest and stored["models"]["draft_probe"] == ""

@@ -1,0 +1,39 @@
+"""A gateway over real engines behind sockets."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semspec.engine.transformers_engine import TransformersEngine
+from semspec.types import Writer
+from tests.checkpoints import random_probes, save_spelling_checkpoint
+from tests.decoding.test_three_ways import behind_sockets
+from tests.gateway.support import Gateway, make_settings, running_gateway
+
+Engines = tuple[TransformersEngine, TransformersEngine]
+
+
+@asynccontextmanager
+async def served(engines: Engines, folder: Path, **settings: Any) -> AsyncIterator[Gateway]:
+    """Over a draft and a target, with random probes in `folder`."""
+    async with (
+        behind_sockets(*engines, await random_probes(*engines, folder)) as backends,
+        running_gateway(make_settings(**settings), backends) as gateway,
+    ):
+        yield gateway
+
+
+@pytest.fixture
+async def spelling(tmp_path: Path, redis_url: str) -> AsyncIterator[Gateway]:
+    """Over models of random weights, which by themselves write anything."""
+    name = str(save_spelling_checkpoint(tmp_path / "model"))
+    draft, target = (
+        TransformersEngine.load(name, writer=writer, device="cpu") for writer in (Writer.DRAFT, Writer.TARGET)
+    )
+    async with served((draft, target), tmp_path, redis_url=redis_url) as gateway:
+        yield gateway
+    for engine in (draft, target):
+        await engine.aclose()
