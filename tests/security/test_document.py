@@ -37,12 +37,6 @@ def test_every_threat_has_a_defence_and_a_test_that_there_is() -> None:
             assert re.search(rf"^(async )?def {test}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), test
 
 
-def test_every_file_of_this_folder_is_named() -> None:
-    named = {file for _, _, tests in threats() for file, _ in NAMED.findall(tests)}
-    files = {f"security/{path.name}" for path in Path(__file__).parent.glob("test_*.py")}
-    assert files - named == {f"security/{Path(__file__).name}"}
-
-
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl on the PATH")
 async def test_certificates_made_as_described_are_good_for_mutual_tls(tmp_path: Path) -> None:
     commands = next(block for block in re.findall(r"```sh\n(.*?)```", DOCUMENT, re.DOTALL) if "openssl req" in block)

@@ -1,6 +1,5 @@
 """Requests that want more than an answer: other people's files, hosts, keys in Redis, lines in the log."""
 
-import asyncio
 import hmac
 import logging
 import re
@@ -18,9 +17,9 @@ from redis.asyncio import Redis
 from semspec.gateway.api.openai import requests as schemas
 from semspec.keys import Keys, entry, new_key
 from semspec.observability import JsonFormatter, KeyValueFormatter
-from tests.gateway.support import API_KEY, Gateway, GatewayFactory
+from tests.gateway.support import API_KEY, MESSAGES, NO_REDIS, Gateway, GatewayFactory, exchange
 
-BODY = {"model": "semspec-demo", "messages": [{"role": "user", "content": "How many?"}]}
+BODY = {"model": "semspec-demo", "messages": MESSAGES}
 TRAVERSALS = [
     "../settings.py",
     "..%2fsettings.py",
@@ -97,7 +96,7 @@ async def test_name_of_a_session_is_no_way_into_redis(gateway: Gateway, redis_ur
 
 @pytest.mark.parametrize("route", ["/v1/generations/{}", "/v1/generations/{}/trace", "/v1/sessions/{}"])
 async def test_odd_id_is_refused_before_redis_is_asked(route: str, start_gateway: GatewayFactory) -> None:
-    gateway = await start_gateway(redis_url="redis://127.0.0.1:1/0")  # asked, it would be a 503
+    gateway = await start_gateway(redis_url=NO_REDIS)  # asked, it would be a 503
     assert (await raw(gateway, route.format("a"))).status_code == 503
     for name in ODD_NAMES:
         escaped = "".join(f"%{byte:02x}" for byte in name.encode())
@@ -146,9 +145,8 @@ def test_keys_are_compared_in_constant_time_and_every_one(monkeypatch: pytest.Mo
 
 async def test_patterns_of_the_api_are_matched_in_linear_time() -> None:
     """By an automaton: no model selects Python's backtracking engine, which would not end here."""
-    for module in (schemas,):
-        for model in vars(module).values():
-            assert "regex_engine" not in getattr(model, "model_config", {})
+    for model in vars(schemas).values():
+        assert "regex_engine" not in getattr(model, "model_config", {})
     finishes(
         "from typing import Annotated\n"
         "from pydantic import Field, TypeAdapter, ValidationError\n"
@@ -188,30 +186,20 @@ async def test_body_of_two_lengths_is_bounded(start_gateway: GatewayFactory) -> 
 
     headers = ["host: x", f"authorization: Bearer {API_KEY}", "content-length: 2", "transfer-encoding: chunked"]
     chunks = "".join(f"3e8\r\n{'[' * 1000}\r\n" for _ in range(8)) + "0\r\n\r\n"
-    answer = await spoken(gateway, "\r\n".join(["POST /v1/chat/completions HTTP/1.1", *headers, "", chunks]))
+    request = "\r\n".join(["POST /v1/chat/completions HTTP/1.1", *headers, "", chunks])
+    answer = await exchange(gateway.base_url, request.encode())
     assert answer.startswith(b"HTTP/1.1 413")
-
-
-async def spoken(gateway: Gateway, *requests: str) -> bytes:
-    """All that a connection answers to these requests, until the server closes it."""
-    url = httpx.URL(gateway.base_url)
-    reader, writer = await asyncio.open_connection(url.host, url.port)
-    writer.write("".join(requests).encode())
-    try:
-        return await asyncio.wait_for(reader.read(), 30)
-    finally:
-        writer.close()
 
 
 async def test_connection_is_closed_after_a_request_of_two_lengths(gateway: Gateway) -> None:
     """What follows may be the body to one reader and the next request to another (RFC 9112, 11.2)."""
     lengths = "content-length: 5\r\ntransfer-encoding: chunked"
     first = f"GET /health HTTP/1.1\r\nhost: x\r\n{lengths}\r\n\r\n0\r\n\r\n"
-    answer = await spoken(gateway, first, "GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    answer = await exchange(gateway.base_url, f"{first}GET /health HTTP/1.1\r\nhost: x\r\n\r\n".encode())
     assert answer.count(b"HTTP/1.1 200") == 1 and b"connection: close" in answer.lower()
 
 
 @pytest.mark.parametrize("version", ["0.9", "2.0", "3.0"])
 async def test_other_versions_of_http_are_refused(gateway: Gateway, version: str) -> None:
-    answer = await spoken(gateway, f"GET /health HTTP/{version}\r\nhost: x\r\n\r\n")
+    answer = await exchange(gateway.base_url, f"GET /health HTTP/{version}\r\nhost: x\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.1 505") and b'"error"' in answer

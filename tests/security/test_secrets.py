@@ -17,7 +17,7 @@ import pytest_asyncio
 from semspec.stack import Stack, StackConfig
 from semspec.stack.redis import find_server
 from tests.certificates import Authority
-from tests.gateway.support import free_port, wait_for_port
+from tests.gateway.support import connection, free_port, wait_for_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -102,15 +102,13 @@ async def test_stack_answers_over_mutual_tls(watched: Watched) -> None:
 
 async def test_head_over_the_limit_is_refused(watched: Watched) -> None:
     for length, is_served in ((8_000, True), (400_000, False)):
-        reader, writer = await asyncio.open_connection("127.0.0.1", watched.http.base_url.port)
-        try:
-            writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nx-long: " + b"x" * length + b"\r\n\r\n")
-            await writer.drain()
-            answer = await asyncio.wait_for(reader.read(12), GENEROUS_S)
-        except ConnectionError:  # it hung up before it had read all
-            answer = b""
-        finally:
-            writer.close()
+        async with connection(watched.stack.base_url) as (reader, writer):
+            try:
+                writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nx-long: " + b"x" * length + b"\r\n\r\n")
+                await writer.drain()
+                answer = await asyncio.wait_for(reader.read(12), GENEROUS_S)
+            except ConnectionError:  # it hung up before it had read all
+                answer = b""
         assert (answer == b"HTTP/1.1 200") is is_served, answer
 
 

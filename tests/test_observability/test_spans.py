@@ -175,5 +175,5 @@ def test_collector_that_never_answers_holds_up_the_end_for_a_bounded_time(
     start = time.perf_counter()
     with exported_traces("semspec-test"), span("work"):
         pass
-    assert time.perf_counter() - start < 2
+    assert time.perf_counter() - start < 20
     assert "the last spans are lost" in caplog.messages[-1]

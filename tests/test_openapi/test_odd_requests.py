@@ -1,16 +1,15 @@
 """Requests that no client library sends: each is answered in the API's own shape, never by a server error."""
 
-import asyncio
 import json
 from dataclasses import dataclass
 
 import pytest
 
-from tests.gateway.support import API_KEY, Gateway
+from tests.gateway.support import API_KEY, MESSAGES, Gateway, exchange
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
-BODY = {"model": "semspec-demo", "messages": [{"role": "user", "content": "How many?"}]}
+BODY = {"model": "semspec-demo", "messages": MESSAGES}
 DEEP = "[" * 900 + "]" * 900
 NESTED = '{"type": ' * 900 + "1" + "}" * 900
 JSON = b"content-type: application/json\r\n"
@@ -27,13 +26,10 @@ class Answer:
 
 async def sent(gateway: Gateway, line: str, headers: bytes = b"", body: bytes = b"") -> Answer:
     """The answer to exactly these bytes."""
-    host, port = gateway.base_url.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    framing = f"{line} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\ncontent-length: {len(body)}\r\n"
+    framing = f"{line} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n"
     framing += f"authorization: Bearer {API_KEY}\r\n"
-    writer.write(framing.encode() + headers + b"\r\n" + body)
-    head, _, received = (await reader.read()).partition(b"\r\n\r\n")
-    writer.close()
+    answer = await exchange(gateway.base_url, framing.encode() + headers + b"\r\n" + body)
+    head, _, received = answer.partition(b"\r\n\r\n")
     first, *rest = head.decode("latin-1").split("\r\n")
     named = dict(line.lower().split(": ", 1) for line in rest)
     return Answer(int(first.split()[1]), named, received)

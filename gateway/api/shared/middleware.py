@@ -60,7 +60,7 @@ OwnerOf = Annotated[str, Depends(owner_of)]
 
 
 _log = logging.getLogger(__name__)
-_POLLED = ("/health", "/ping", "/ready", "/metrics", "/v1/services")
+POLLED = ("/health", "/ping", "/ready", "/metrics", "/v1/services")
 _REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
 
@@ -109,14 +109,14 @@ class Observed:
         fields = {"method": scope["method"], "route": route, "status": status, "duration_ms": duration_s * 1e3}
         if owner := scope.get("state", {}).get("owner"):
             fields["owner"] = owner
-        level = logging.DEBUG if route in _POLLED else logging.INFO
+        level = logging.DEBUG if route in POLLED else logging.INFO
         _log.log(level, "%s %s -> %d", scope["method"], route, status, extra=fields)
 
 
 @contextmanager
 def _request_span(scope: Scope, id: str) -> Iterator[Span]:
     """A span from the request's head to the response's last byte; its parent is the client's span if one was sent."""
-    if scope["path"] in _POLLED:
+    if scope["path"] in POLLED:
         yield INVALID_SPAN
         return
     context = TraceContextTextMapPropagator().extract(Headers(scope=scope))
