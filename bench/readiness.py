@@ -15,7 +15,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_ba
 from transformers.utils import cached_file
 
 from semspec.bench.tasks import Task, load_task
-from semspec.clustering.loading import EntailmentEquivalenceConfig
+from semspec.clustering.nli import EntailmentConfig
 from semspec.commands.checks import Check, fail, ok
 from semspec.commands.doctor import line
 from semspec.errors import InvalidRequest
@@ -68,7 +68,7 @@ def check(wanted: Wanted, reporter: Reporter) -> tuple[list[Check], list[Task]]:
 def _models(config: PipelineConfig, found: dict[str, Model]) -> Iterator[Check]:
     named = {"draft": config.draft, "target": config.target}
     models = {f"{role} model": (model.model, model.revision) for role, model in named.items()}
-    if isinstance(config.equivalence, EntailmentEquivalenceConfig):
+    if isinstance(config.equivalence, EntailmentConfig):
         models["NLI model"] = (config.equivalence.model, config.equivalence.revision)
     for name, (model, revision) in models.items():
         try:

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from semspec.clustering.entailment import EntailmentConfig, EntailmentEquivalence
+from semspec.clustering.entailment import EntailmentEquivalence
 from semspec.clustering.equivalence import Equivalence, resolve
+from semspec.clustering.nli import EntailmentConfig
 from semspec.errors import InvalidRequest, Mismatch
 
 PythonObject = Annotated[str, Field(pattern=r"^[\w.]+:\w+$", description="module:attribute")]
@@ -23,25 +24,17 @@ class PythonEquivalence(BaseModel):
     object: PythonObject
 
 
-class EntailmentEquivalenceConfig(EntailmentConfig):
-    """Equivalence by bidirectional entailment."""
-
-    kind: Literal["entailment"]
-
-
-EquivalenceConfig = Annotated[EntailmentEquivalenceConfig | PythonEquivalence, Field(discriminator="kind")]
+EquivalenceConfig = Annotated[EntailmentConfig | PythonEquivalence, Field(discriminator="kind")]
 
 OF_THE_CARD = "card"
 """Selects the equivalence that the target probe's card names: the one its labels come from."""
 _REMEDY = "name a JSON file with the `equivalence` of a training configuration in SEMSPEC_VERIFIER_EQUIVALENCE"
-_CONFIG: TypeAdapter[EntailmentEquivalenceConfig | PythonEquivalence] = TypeAdapter(EquivalenceConfig)
+_CONFIG: TypeAdapter[EntailmentConfig | PythonEquivalence] = TypeAdapter(EquivalenceConfig)
 
 
-def load_equivalence(
-    config: EntailmentEquivalenceConfig | PythonEquivalence, max_segment_tokens: int = 0
-) -> Equivalence:
+def load_equivalence(config: EntailmentConfig | PythonEquivalence, max_segment_tokens: int = 0) -> Equivalence:
     """Raises: Mismatch when the NLI model cannot be used; InvalidRequest when there is no such class."""
-    if isinstance(config, EntailmentEquivalenceConfig):
+    if isinstance(config, EntailmentConfig):
         return EntailmentEquivalence.load(config, max_segment_tokens)
     equivalence: Equivalence = resolve(config.object)()
     return equivalence
@@ -63,7 +56,7 @@ def served_equivalence(source: str, training: Mapping[str, Any]) -> tuple[str, E
             raise Mismatch(f"cannot read the equivalence of meaning {source}: {error}; {_REMEDY}") from error
     try:
         config = _CONFIG.validate_python(fields)
-        name = config.model if isinstance(config, EntailmentEquivalenceConfig) else config.object
+        name = config.model if isinstance(config, EntailmentConfig) else config.object
         return name, load_equivalence(config)
     except ValidationError as error:
         complaint = error.errors()[0]

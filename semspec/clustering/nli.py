@@ -1,9 +1,7 @@
 """A natural-language-inference (NLI) model, which decides whether one text entails another."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Literal
 
 import torch
@@ -11,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
-from semspec.engine.checkpoint import load_tokenizer
+from semspec.engine.checkpoint import check_folder, load_tokenizer
 from semspec.engine.device import device_of
 from semspec.errors import Mismatch
 
@@ -25,19 +23,12 @@ TextPair = tuple[TokenIds, TokenIds]
 """Premise and hypothesis, without special tokens."""
 
 
-class Verdict(Enum):
-    """The relation of a premise to a hypothesis."""
-
-    CONTRADICTION = "contradiction"
-    NEUTRAL = "neutral"
-    ENTAILMENT = "entailment"
-
-
-class NliConfig(BaseModel):
-    """The model and how it runs."""
+class EntailmentConfig(BaseModel):
+    """Equivalence by bidirectional entailment: the model and how it runs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    kind: Literal["entailment"] = "entailment"
     model: str = Field(min_length=1, description="NLI model with safetensors weights: folder or hub id")
     revision: str | None = None
     max_tokens: int | None = Field(
@@ -52,7 +43,7 @@ class NliConfig(BaseModel):
         "auto", description="auto: float32 on a CPU, else bfloat16"
     )
     entailment_label: int | str | None = Field(None, description="if the model's labels do not say which one it is")
-    contradiction_label: int | str | None = Field(None, description="likewise; not needed when strict")
+    with_context: bool = Field(True, description="read each segment after the question and the reasoning so far")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +82,7 @@ class PairFormat:
 class NliModel:
     """An NLI model with its tokenizer. Not thread-safe."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: NliConfig) -> None:
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: EntailmentConfig) -> None:
         self._model, self._tokenizer = model.eval().requires_grad_(False), tokenizer
         self._batch_size = config.batch_size
         self._format = PairFormat.of(tokenizer)
@@ -101,23 +92,13 @@ class NliModel:
         """Tokens of a text and the context before it: half of what the window leaves to a pair."""
         self._takes_types = int(getattr(model.config, "type_vocab_size", None) or 0) > 0
         labels = {int(index): str(name) for index, name in model.config.id2label.items()}
-        entailment = find_label(labels, "entailment", config.entailment_label)
-        if entailment is None:
-            raise Mismatch(
-                f"{config.model} has no entailment label among {labels}; set entailment_label, or take an NLI model"
-            )
-        self._verdicts = dict.fromkeys(labels, Verdict.NEUTRAL) | {entailment: Verdict.ENTAILMENT}
-        contradiction = find_label(labels, "contradiction", config.contradiction_label)
-        if contradiction is not None:
-            self._verdicts[contradiction] = Verdict.CONTRADICTION
-        self.labels = labels
+        self._entailment = find_label(labels, config.entailment_label)
 
     @classmethod
-    def load(cls, config: NliConfig) -> "NliModel":
+    def load(cls, config: EntailmentConfig) -> "NliModel":
         """Load a checkpoint: safetensors only, no remote code. Raises: Mismatch with the remedy."""
         name = config.model
-        if os.path.isabs(name) and not os.path.isdir(name):
-            raise Mismatch(f"there is no folder {name}; give an NLI model's folder or hub id")
+        check_folder(name)
         device = device_of(config.device, f"the NLI model {name!r}")
         dtype = config.dtype
         if dtype == "auto":
@@ -143,10 +124,6 @@ class NliModel:
             ) from error
         return cls(model, tokenizer, config)
 
-    @property
-    def knows_contradiction(self) -> bool:
-        return Verdict.CONTRADICTION in self._verdicts.values()
-
     def encode(self, context: str, texts: Sequence[str]) -> list[TokenIds | None]:
         """One side of a pair for each text: the text after the last `context_tokens` tokens of `context`; None for a
         text that is longer than the rest of a side.
@@ -170,15 +147,15 @@ class NliModel:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
-    def judge(self, pairs: Sequence[TextPair]) -> list[Verdict]:
-        """The likeliest verdict on each pair, in batches of about equal length."""
+    def judge(self, pairs: Sequence[TextPair]) -> list[bool]:
+        """Whether entailment is the likeliest label of each pair, in batches of about equal length."""
         order = sorted(range(len(pairs)), key=lambda index: sum(map(len, pairs[index])))
-        verdicts = [Verdict.NEUTRAL] * len(pairs)
+        entails = [False] * len(pairs)
         for start in range(0, len(order), self._batch_size):
             part = order[start : start + self._batch_size]
             for index, label in zip(part, self._forward([pairs[index] for index in part]), strict=True):
-                verdicts[index] = self._verdicts[label]
-        return verdicts
+                entails[index] = label == self._entailment
+        return entails
 
     @torch.inference_mode()
     def _forward(self, pairs: Sequence[TextPair]) -> list[int]:
@@ -204,19 +181,21 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def find_label(labels: Mapping[int, str], stem: str, wanted: int | str | None) -> int | None:
-    """The index of the label `wanted`, or else of the only one whose name begins like `stem` ("not_entailment" does
-    not match).
+def find_label(labels: Mapping[int, str], wanted: int | str | None) -> int:
+    """The index of the label `wanted`, or else of the only one whose name begins like "entailment" ("not_entailment"
+    does not match).
 
-    Raises: Mismatch when `wanted` is not among `labels`.
+    Raises: Mismatch when there is none.
     """
     if wanted is None:
-        found = [index for index, name in labels.items() if name.lower().startswith(stem[:6])]
-        return found[0] if len(found) == 1 else None
+        found = [index for index, name in labels.items() if name.lower().startswith("entail")]
+        if len(found) == 1:
+            return found[0]
+        raise Mismatch(f"there is no entailment label among {dict(labels)}; set entailment_label, or take an NLI model")
     for index, name in labels.items():
         if wanted == index or str(wanted).lower() == name.lower():
             return index
-    raise Mismatch(f"there is no label {wanted!r} among {dict(labels)}; correct {stem}_label")
+    raise Mismatch(f"there is no label {wanted!r} among {dict(labels)}; correct entailment_label")
 
 
 def _window(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_tokens: int | None) -> int:

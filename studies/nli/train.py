@@ -18,7 +18,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 from transformers import DebertaV2Config, DebertaV2ForSequenceClassification, PreTrainedTokenizerFast
 
-from semspec.clustering.nli import NliConfig, NliModel, Verdict
+from semspec.clustering.nli import EntailmentConfig, NliModel
 from semspec.demo.problems import SPLITS
 from semspec.demo.tokenizer import END_OF_TEXT, build_tokenizer
 from semspec.demo.trainer import Course, Trainer
@@ -218,7 +218,7 @@ def train(course: Course, work: Path, output: Path) -> None:
 
 def pair_metrics(folder: Path, seeds: Sequence[int]) -> dict[str, float]:
     """Accuracy of a finished model at recognising entailment, on pairs about other problems."""
-    model = NliModel.load(NliConfig(model=str(folder), device="cpu"))
+    model = NliModel.load(EntailmentConfig(model=str(folder), device="cpu"))
     held_out, sides = [], []
     for pair in (pair for seed in seeds for pair in pairs(seed, CONTEXT_SHARE)):
         premise, hypothesis = model.encode(pair.context, [pair.premise.text, pair.hypothesis.text])
@@ -226,10 +226,10 @@ def pair_metrics(folder: Path, seeds: Sequence[int]) -> dict[str, float]:
             held_out.append(pair)
             sides.append((premise, hypothesis))
     is_right: dict[str, list[bool]] = {"readable": [], "unreadable": []}
-    for pair, verdict in zip(held_out, model.judge(sides), strict=True):
+    for pair, entails in zip(held_out, model.judge(sides), strict=True):
         kinds = {pair.premise.meaning.kind, pair.hypothesis.meaning.kind}
         part = "unreadable" if "unreadable" in kinds else "readable"
-        is_right[part].append((verdict is Verdict.ENTAILMENT) == (pair.label == ENTAILMENT))
+        is_right[part].append(entails == (pair.label == ENTAILMENT))
     return {f"accuracy_{name}": round(sum(part) / len(part), 4) for name, part in is_right.items()}
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from semspec.clustering.nli import NliConfig, NliModel, PairFormat
+from semspec.clustering.nli import EntailmentConfig, NliModel, PairFormat
 from semspec.demo.documents import DELIMITER
 from semspec.demo.meaning import Proposition
 from semspec.demo.problems import make_problem
@@ -50,7 +50,7 @@ def test_pairs_carry_the_meaning_the_parser_reads_and_no_held_out_question() -> 
 @pytest.mark.slow
 def test_training_sees_pairs_as_clustering_does() -> None:
     tokenizer = build_nli_tokenizer()
-    model = NliModel(build_nli_model(tokenizer), tokenizer, NliConfig(model="tiny", device="cpu"))
+    model = NliModel(build_nli_model(tokenizer), tokenizer, EntailmentConfig(model="tiny", device="cpu"))
     examples, joined = Examples(tokenizer, COURSE), PairFormat.of(tokenizer)
     lengths = set()
     for seed in range(20):

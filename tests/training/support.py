@@ -1,6 +1,6 @@
 """A tiny pair whose tokenizers differ, and a configuration of the whole pipeline over it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -14,11 +14,34 @@ from transformers import (
 )
 
 from semspec.clustering.equivalence import Alternatives
+from semspec.clustering.nli import TextPair, TokenIds
 from semspec.demo.documents import DELIMITER, write_document
 from semspec.demo.problems import SPLITS
 from semspec.demo.wording import TARGET_AUTHOR, vocabulary_texts
 from semspec.training.config import PipelineConfig
 from tests.words import END, build_tokenizer
+
+
+class FakeJudge:
+    """Says that one character entails another as a set of arrows has it; remembers what it was asked."""
+
+    def __init__(self, arrows: Collection[str]) -> None:
+        self._arrows = arrows
+        self.asked: list[str] = []
+        self.batches: list[int] = []
+
+    def encode(self, context: str, texts: Sequence[str]) -> list[TokenIds | None]:
+        return [tuple(map(ord, text)) for text in texts]
+
+    def judge(self, pairs: Sequence[TextPair]) -> list[bool]:
+        self.batches.append(len(pairs))
+        asked = ["".join(chr(token) for side in pair for token in side) for pair in pairs]
+        self.asked += asked
+        return [pair in self._arrows for pair in asked]
+
+
+def group(*segments: str, question: str = "?") -> Alternatives:
+    return Alternatives("1", question, "", segments)
 
 
 class ByLength:

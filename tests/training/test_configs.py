@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from semspec import cli as semspec_cli
-from semspec.clustering.loading import EntailmentEquivalenceConfig
+from semspec.clustering.nli import EntailmentConfig
 from semspec.commands.options import stack_config
 from semspec.demo.probe_data import solutions
 from semspec.errors import InvalidRequest
@@ -85,7 +85,7 @@ def test_datastore_of_a_million_entries_takes_given_answers() -> None:
 @pytest.mark.parametrize("path", REAL_PAIRS, ids=lambda path: path.stem)
 def test_real_pair_is_pinned_and_as_large_as_the_papers(path: Path) -> None:
     config = load_config(path)
-    assert isinstance(config.equivalence, EntailmentEquivalenceConfig)
+    assert isinstance(config.equivalence, EntailmentConfig)
     revisions = [config.draft.revision, config.target.revision, config.equivalence.revision]
     revisions += [source.revision for source in config.questions]
     assert all(re.fullmatch(r"[0-9a-f]{40}", revision or "") for revision in revisions)

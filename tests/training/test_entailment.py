@@ -1,6 +1,5 @@
 """Clusters by bidirectional entailment: the model's inputs, the definition of a cluster, and what it costs."""
 
-from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,11 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from semspec.clustering.entailment import EntailmentConfig, EntailmentEquivalence, context_of
+from semspec.clustering.entailment import EntailmentEquivalence, context_of
 from semspec.clustering.equivalence import Alternatives
-from semspec.clustering.nli import NliConfig, NliModel, PairFormat, TextPair, TokenIds, Verdict, find_label
+from semspec.clustering.nli import EntailmentConfig, NliModel, PairFormat, find_label
 from semspec.errors import Mismatch
+from tests.training.support import FakeJudge, group
 
 MNLI = {0: "CONTRADICTION", 1: "NEUTRAL", 2: "ENTAILMENT"}
 WORDS = "one two three four five six seven eight nine ten".split()
@@ -73,36 +73,10 @@ def save_tiny(folder: Path, kind: str = "v2", labels: dict[int, str] = MNLI) -> 
     return str(folder)
 
 
-class FakeJudge:
-    """Says that one character entails another as a set of arrows has it; remembers what it was asked."""
-
-    def __init__(self, arrows: Collection[str], contradictions: Collection[str] = ()) -> None:
-        self._arrows, self._contradictions = arrows, contradictions
-        self.asked: list[str] = []
-        self.batches: list[int] = []
-
-    def encode(self, context: str, texts: Sequence[str]) -> list[TokenIds | None]:
-        return [tuple(map(ord, text)) for text in texts]
-
-    def judge(self, pairs: Sequence[TextPair]) -> list[Verdict]:
-        self.batches.append(len(pairs))
-        return [self._verdict("".join(chr(token) for side in pair for token in side)) for pair in pairs]
-
-    def _verdict(self, pair: str) -> Verdict:
-        self.asked.append(pair)
-        if pair in self._contradictions:
-            return Verdict.CONTRADICTION
-        return Verdict.ENTAILMENT if pair in self._arrows else Verdict.NEUTRAL
-
-
-def group(*segments: str, question: str = "?") -> Alternatives:
-    return Alternatives("1", question, "", segments)
-
-
 @pytest.mark.parametrize("kind", ["v1", "v2"])
 def test_pair_is_joined_as_the_tokenizer_joins_it_when_nothing_is_cut(kind: str) -> None:
     tokenizer = tiny_tokenizer()
-    model = NliModel(tiny_model(kind), tokenizer, NliConfig(model="tiny"))
+    model = NliModel(tiny_model(kind), tokenizer, EntailmentConfig(model="tiny"))
     one, other = model.encode("one two ", ["three four", "five"])
     assert one and other
     ids, types = PairFormat.of(tokenizer).join((one, other))
@@ -118,13 +92,12 @@ def test_verdict_is_the_models_own_in_batches_of_any_size(kind: str, tmp_path: P
     wanted = []
     for premise, hypothesis in zip(texts, texts[::-1], strict=True):
         inputs = tokenizer(premise, hypothesis, return_tensors="pt", return_token_type_ids=True)
-        wanted.append(MNLI[int(reference(**inputs).logits.argmax())].lower())
+        wanted.append(MNLI[int(reference(**inputs).logits.argmax())] == "ENTAILMENT")
     assert len(set(wanted)) > 1
     for batch_size in (1, 5, 64):
-        model = NliModel.load(NliConfig(model=name, batch_size=batch_size, device="cpu"))
+        model = NliModel.load(EntailmentConfig(model=name, batch_size=batch_size, device="cpu"))
         sides = [side for side in model.encode("", texts) if side]
-        verdicts = model.judge(list(zip(sides, sides[::-1], strict=True)))
-        assert [verdict.value for verdict in verdicts] == wanted
+        assert model.judge(list(zip(sides, sides[::-1], strict=True))) == wanted
 
 
 HALF = (32 - 3) // 2
@@ -132,17 +105,17 @@ HALF = (32 - 3) // 2
 
 
 def test_all_texts_of_a_group_follow_the_same_end_of_the_context() -> None:
-    model = NliModel(tiny_model("v2"), tiny_tokenizer(), NliConfig(model="tiny", context_tokens=3))
+    model = NliModel(tiny_model("v2"), tiny_tokenizer(), EntailmentConfig(model="tiny", context_tokens=3))
     sides = model.encode("one " * 10_000 + "two three ", ["four", " ".join(["five"] * (HALF - 3))])
     assert sides == [(4, 5, 6, 7), (4, 5, 6, *[8] * (HALF - 3))]
     assert model.encode("two ", ["four"]) == [(5, 7)]
-    assert NliModel(tiny_model("v2"), tiny_tokenizer(), NliConfig(model="tiny")).encode("one " * 9, ["two"]) == [
+    assert NliModel(tiny_model("v2"), tiny_tokenizer(), EntailmentConfig(model="tiny")).encode("one " * 9, ["two"]) == [
         (4,) * (32 // 8) + (5,)
     ]
 
 
 def test_text_that_does_not_fit_is_not_truncated() -> None:
-    model = NliModel(tiny_model("v2"), tiny_tokenizer(), NliConfig(model="tiny", context_tokens=3))
+    model = NliModel(tiny_model("v2"), tiny_tokenizer(), EntailmentConfig(model="tiny", context_tokens=3))
     tail = " ".join(["three"] * HALF)
     assert model.encode("one ", [f"one {tail}", f"two {tail}", "two"]) == [None, None, (4, 5)]
     fitting = " ".join(["two"] * (HALF - 2))
@@ -159,7 +132,7 @@ def test_long_texts_with_equal_ends_are_not_merged_but_counted(tmp_path: Path) -
 
 
 def test_pair_gets_the_same_verdict_beside_texts_of_any_length(tmp_path: Path) -> None:
-    model = NliModel.load(NliConfig(model=save_tiny(tmp_path), device="cpu"))
+    model = NliModel.load(EntailmentConfig(model=save_tiny(tmp_path), device="cpu"))
     cases = [(f"{word} " * 8, pair) for word in WORDS for pair in zip(WORDS, WORDS[3:], strict=False)]
     verdicts = []
     for others in ([], ["one"], ["two three"], [" ".join(WORDS)], [" ".join(["ten"] * 100)]):
@@ -171,39 +144,27 @@ def test_pair_gets_the_same_verdict_beside_texts_of_any_length(tmp_path: Path) -
 def test_two_long_sides_fit_the_window() -> None:
     tokenizer = tiny_tokenizer()
     for max_tokens in (None, 16, 17):
-        model = NliModel(tiny_model("v2"), tokenizer, NliConfig(model="tiny", max_tokens=max_tokens, context_tokens=2))
+        model = NliModel(
+            tiny_model("v2"), tokenizer, EntailmentConfig(model="tiny", max_tokens=max_tokens, context_tokens=2)
+        )
         [side] = model.encode("one " * 100, [" ".join(["two"] * (model.side_tokens - 2))])
         assert side is not None
         assert (max_tokens or 32) - 1 <= len(PairFormat.of(tokenizer).join((side, side))[0]) <= (max_tokens or 32)
 
 
 @pytest.mark.parametrize(
-    ("arrows", "contradictions", "strict", "loose"),
-    [
-        ("ab ba", "", [0, 0], [0, 0]),
-        ("ab", "", [0, 1], [0, 0]),
-        ("", "", [0, 1], [0, 1]),
-        ("ab", "ba", [0, 1], [0, 1]),
-        ("ba", "ab", [0, 1], [0, 1]),
-    ],
-    ids=["both-entailed", "one-way", "both-neutral", "contradicted-backward", "contradicted-forward"],
+    ("arrows", "clusters"),
+    [("ab ba", [0, 0]), ("ab", [0, 1]), ("ba", [0, 1]), ("", [0, 1])],
+    ids=["both-ways", "forward", "backward", "neither"],
 )
-def test_strict_wants_both_ways_and_loose_no_contradiction(
-    arrows: str, contradictions: str, strict: list[int], loose: list[int]
-) -> None:
-    for wanted, is_strict in ((strict, True), (loose, False)):
-        judge = FakeJudge(arrows.split(), contradictions.split())
-        assert EntailmentEquivalence(judge, strict=is_strict).clusters([group("a", "b")]) == [wanted]
+def test_segments_mean_the_same_if_each_entails_the_other(arrows: str, clusters: list[int]) -> None:
+    assert EntailmentEquivalence(FakeJudge(arrows.split())).clusters([group("a", "b")]) == [clusters]
 
 
-def test_chain_ends_at_the_representative_and_merges_as_components() -> None:
+def test_chain_ends_at_the_representative() -> None:
     chain = "ab ba bc cb".split()  # a = b and b = c, but not a = c
-    segments = group("a", "b", "c")
-    assert EntailmentEquivalence(FakeJudge(chain)).clusters([segments]) == [[0, 0, 1]]
-    assert EntailmentEquivalence(FakeJudge(chain), linkage="components").clusters([segments]) == [[0, 0, 0]]
-    bridged = group("a", "c", "b")  # b belongs to either; as components it joins them
-    assert EntailmentEquivalence(FakeJudge(chain)).clusters([bridged]) == [[0, 1, 0]]
-    assert EntailmentEquivalence(FakeJudge(chain), linkage="components").clusters([bridged]) == [[0, 0, 0]]
+    for segments, clusters in (("abc", [0, 0, 1]), ("acb", [0, 1, 0])):
+        assert EntailmentEquivalence(FakeJudge(chain)).clusters([group(*segments)]) == [clusters]
 
 
 def test_most_frequent_text_is_the_representative() -> None:
@@ -232,11 +193,9 @@ def test_duplicates_cost_no_forward() -> None:
     assert equivalence.take_counts()["num_segments"] == 0
 
 
-@pytest.mark.parametrize("linkage", ["representative", "components"])
-def test_segments_without_a_word_are_one_cluster_and_cost_nothing(linkage: str) -> None:
+def test_segments_without_a_word_are_one_cluster_and_cost_nothing() -> None:
     judge = FakeJudge([])
-    equivalence = EntailmentEquivalence(judge, linkage="components" if linkage == "components" else "representative")
-    assert equivalence.clusters([group("", "\n\n", "a", "  ", "a")]) == [[0, 0, 1, 0, 1]]
+    assert EntailmentEquivalence(judge).clusters([group("", "\n\n", "a", "  ", "a")]) == [[0, 0, 1, 0, 1]]
     assert judge.asked == []
 
 
@@ -284,48 +243,40 @@ def test_context_ends_where_a_segment_may_begin() -> None:
         (["CONTRADICTION", "NEUTRAL", "ENTAILMENT"], 2),
         (["entailment", "not_entailment"], 0),
         (["non-entailment", "entails"], 1),
-        (["LABEL_0", "LABEL_1"], None),
     ],
 )
-def test_entailment_label_is_found_by_name(labels: list[str], found: int | None) -> None:
-    assert find_label(dict(enumerate(labels)), "entailment", None) == found
+def test_entailment_label_is_found_by_name(labels: list[str], found: int) -> None:
+    assert find_label(dict(enumerate(labels)), None) == found
 
 
 def test_model_without_entailment_label_is_refused_until_it_is_named(tmp_path: Path) -> None:
     name = save_tiny(tmp_path, labels={0: "LABEL_0", 1: "LABEL_1"})
     with pytest.raises(Mismatch, match=r"LABEL_0.*LABEL_1.*entailment_label"):
-        NliModel.load(NliConfig(model=name, device="cpu"))
+        NliModel.load(EntailmentConfig(model=name, device="cpu"))
     with pytest.raises(Mismatch, match=r"no label 'yes' among .*LABEL_1.*correct entailment_label"):
-        NliModel.load(NliConfig(model=name, device="cpu", entailment_label="yes"))
+        NliModel.load(EntailmentConfig(model=name, device="cpu", entailment_label="yes"))
     for label in (1, "label_1"):
-        assert NliModel.load(NliConfig(model=name, device="cpu", entailment_label=label))
-
-
-def test_two_label_model_is_refused_when_not_strict(tmp_path: Path) -> None:
-    name = save_tiny(tmp_path, labels={0: "entailment", 1: "not_entailment"})
-    assert EntailmentEquivalence.load(EntailmentConfig(model=name, device="cpu"))
-    with pytest.raises(Mismatch, match=r"no contradiction label among .*contradiction_label"):
-        EntailmentEquivalence.load(EntailmentConfig(model=name, device="cpu", strict=False))
+        assert NliModel.load(EntailmentConfig(model=name, device="cpu", entailment_label=label))
 
 
 def test_window_beyond_the_models_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Mismatch, match="max_tokens is 64, but the NLI model allows 32"):
-        NliModel.load(NliConfig(model=save_tiny(tmp_path), device="cpu", max_tokens=64))
+        NliModel.load(EntailmentConfig(model=save_tiny(tmp_path), device="cpu", max_tokens=64))
 
 
 def test_missing_folder_and_pickled_weights_are_refused_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(Mismatch, match="there is no folder"):
-        NliModel.load(NliConfig(model=str(tmp_path / "nowhere"), device="cpu"))
+        NliModel.load(EntailmentConfig(model=str(tmp_path / "nowhere"), device="cpu"))
     name = save_tiny(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     with pytest.raises(Mismatch, match=r"revision that has them .*pytorch_model\.bin"):
-        NliModel.load(NliConfig(model=name, device="cpu"))
+        NliModel.load(EntailmentConfig(model=name, device="cpu"))
 
 
 def test_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     tiny_model("v2").save_pretrained(tmp_path)
     with pytest.raises(Mismatch, match=r"cannot load the tokenizer of NLI model .*tokenizer\.json"):
-        NliModel.load(NliConfig(model=str(tmp_path), device="cpu"))
+        NliModel.load(EntailmentConfig(model=str(tmp_path), device="cpu"))
 
 
 def test_window_too_small_for_the_segments_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from semspec.clustering.entailment import EntailmentEquivalence
 from semspec.clustering.equivalence import Alternatives, Equivalence, clusters_of_whole
 from semspec.types import SegmentEnd
-from tests.training.test_entailment import FakeJudge, group
+from tests.training.support import FakeJudge, group
 
 ENDS = {"|": SegmentEnd.BOUNDARY, ".": SegmentEnd.EOS, "~": SegmentEnd.LENGTH}
 
