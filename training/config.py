@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from semspec.clustering.loading import EquivalenceConfig, PythonObject
 from semspec.errors import InvalidRequest
+from semspec.probes.probe import CalibrationKind
 from semspec.training.trainer.recipe import FitRecipe
 from semspec.types import SamplingParams, Segmentation
 
@@ -139,8 +140,7 @@ class ProbesConfig(FitRecipe):
         "cross",
         description="cross: the target's probe also learns from draft-written segments; own: the paper's recipe",
     )
-    calibration: Literal["none", "temperature", "isotonic"] = "temperature"
-    memory_gib: float = Field(8.0, gt=0, description="features beyond this stay on disk, memory-mapped")
+    calibration: CalibrationKind = "temperature"
 
 
 class ReportConfig(Part):

@@ -1,28 +1,24 @@
 """What a run will take: time from a pilot and a few timed steps, disk from the models' sizes."""
 
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-import torch
 
 from semspec.training.config import PipelineConfig, ProbesConfig, SamplesConfig
+from semspec.training.data.labels import Labels
 from semspec.training.data.pair import Pair, states_dtype
 from semspec.training.data.questions import Question
 from semspec.training.pilot import Piloted
-from semspec.training.progress import Reporter, duration
-from semspec.training.trainer.descent import Descent
-from semspec.training.trainer.fit import device_of
+from semspec.training.progress import Reporter, duration, timed
+from semspec.training.trainer.fit import fit
 from semspec.training.trainer.probes import SERVED, Variant, compared, curve, of_domains, training_of
 from semspec.training.trainer.recipe import Role
-from semspec.training.trainer.reduction import Examples, fit_reduction
 from semspec.training.trainer.states import FeatureSource, StateStore
 from semspec.types import Writer
 
-T = TypeVar("T")
 TIMED_ROWS = 1024
 """Segments that parts of a fit are timed on."""
 
@@ -65,19 +61,18 @@ def context_bytes(samples: SamplesConfig, target_size: int, draft_size: int, ite
 def fit_seconds(config: PipelineConfig, piloted: Piloted, every: Sequence[Question], reporter: Reporter) -> float:
     """Estimated seconds of fitting all probes: the served pair, and those that the report compares with it.
 
-    Each kind of probe is fitted for an epoch to rows of the pilot, in a store of the same shapes as the whole run's.
+    Each kind of probe is fitted to rows of the pilot, in a store of the same shapes as the whole run's.
     """
-    device = device_of(config.probes.device)
-    store, times, total = StateStore(piloted.work / "samples"), dict[Any, FitTimes](), 0.0
-    probes = planned_probes(config, every)
-    for role, variant in probes:
-        recipe = variant.recipe
+    store, times, total = StateStore(piloted.work / "samples"), dict[Any, tuple[float, float]](), 0.0
+    for role, variant in planned_probes(config, every):
+        recipe, num_train = variant.recipe, num_rows(config, role, variant, piloted, every)
         key = (role, *recipe.inputs(role), recipe.loss, recipe.seeds)
         if key not in times:
             reporter.say(f"pilot: {len(times) + 1}. kind of probe ({variant.name}, {role})")
-            times[key] = _fit_times(config, role, variant, piloted, store, device)
-        rows = {split: num_rows(config, role, variant, piloted, every, split) for split in ("train", "validation")}
-        total += times[key].seconds(recipe, rows["train"], rows["validation"])
+            times[key] = _fit_times(role, recipe, piloted.labels, store, num_train)
+        once_s, epoch_s = times[key]
+        num_epochs = len(recipe.seeds) * min(recipe.num_epochs, recipe.num_epochs / 2 + recipe.patience)
+        total += num_train * (once_s + num_epochs * epoch_s)
     return total
 
 
@@ -99,77 +94,33 @@ def planned_probes(config: PipelineConfig, every: Sequence[Question]) -> list[tu
 
 
 def num_rows(
-    config: PipelineConfig, role: Role, variant: Variant, piloted: Piloted, every: Sequence[Question], split: str
+    config: PipelineConfig, role: Role, variant: Variant, piloted: Piloted, every: Sequence[Question]
 ) -> float:
-    """Segments of a split that a probe learns from in the whole run."""
-    own = [one for one in every if one.split == split and variant.domain in (None, one.domain)]
+    """Segments that a probe is trained on in the whole run."""
+    own = [one for one in every if one.split == "train" and variant.domain in (None, one.domain)]
     writers = 1 if role == "draft" or variant.recipe.labels == "own" else 2
-    share = variant.share if split == "train" else 1.0
-    return share * len(own) * piloted.contexts.get(False, 0) * writers * config.samples.num_samples
-
-
-@dataclass(frozen=True, slots=True)
-class FitTimes:
-    """Seconds of the parts of a fit, each a segment; the reduction's with what it takes for any number of them."""
-
-    reduction_s: float
-    reduction_row_s: float
-    caching_row_s: float
-    """Of reducing each segment once, where the reduced ones are kept in memory."""
-    train_row_s: float
-    validate_row_s: float
-
-    def seconds(self, recipe: ProbesConfig, num_train: float, num_validation: float) -> float:
-        """Of a whole fit, its predictions of the held-out segments left out."""
-        seen = min(num_train, recipe.statistics_rows)
-        epochs = len(recipe.seeds) * min(recipe.num_epochs, recipe.num_epochs / 2 + recipe.patience)
-        once = self.reduction_s + seen * self.reduction_row_s + (num_train + num_validation) * self.caching_row_s
-        return once + epochs * (num_train * self.train_row_s + num_validation * self.validate_row_s)
+    return variant.share * len(own) * piloted.contexts.get(False, 0) * writers * config.samples.num_samples
 
 
 def _fit_times(
-    config: PipelineConfig, role: Role, variant: Variant, piloted: Piloted, store: StateStore, device: torch.device
-) -> FitTimes:
-    """Measure a fit on rows of the pilot, repeated where there are too few.
-
-    Features stay on disk, and reduced ones in memory, as in the whole run.
-    """
-    recipe, labels = variant.recipe, piloted.labels
-    memory = recipe.memory_gib * 2**30
+    role: Role, recipe: ProbesConfig, labels: Labels, store: StateStore, num_train: float
+) -> tuple[float, float]:
+    """Seconds a segment of what a fit does once, and of an epoch: of short fits to rows of the pilot, repeated where
+    there are too few. Reduced features are kept in memory only if those of `num_train` segments fit there."""
     source = FeatureSource(store, role, *recipe.inputs(role))
-    num_bytes = source.num_bytes * piloted.states_bytes / max(1, _size(store))
-    source.memory_bytes = source.num_bytes if num_bytes <= memory else 0
     mask = labels.by_draft if role == "draft" else np.ones(len(labels), dtype=np.bool_)
-    least = max(TIMED_ROWS, 4 * recipe.projection.width if recipe.projection else 0)
-    some = np.resize(labels.where(mask), 2 * least)
-    source.read(labels, some[:1])  # resident ones are loaded now
-    few_s, reduction = _timed(lambda: fit_reduction(source, labels, some[:least], recipe.projection, device))
-    many_s, _ = _timed(lambda: fit_reduction(source, labels, some, recipe.projection, device))
-    row_s = max(0.0, many_s - few_s) / least
-    targets = labels.target_probability if role == "target" else labels.draft_probability
-    free = memory - (num_bytes if num_bytes <= memory else 0)
-    cached_bytes = 2 * reduction.num_outputs * piloted.contexts.get(False, 0) * config.samples.num_samples
-    caching_s, examples = _timed(
-        lambda: Examples(source, labels, targets, some, reduction, 1 << 62 if cached_bytes <= free else 0)
-    )
-    descent = Descent(reduction.num_outputs, recipe, recipe.seeds[0], device)
-    train_s, _ = _timed(lambda: descent.epoch(examples, lambda share: None))
-    validate_s, _ = _timed(lambda: descent.validate(examples))
-    num = len(some)
-    return FitTimes(max(0.0, few_s - least * row_s), row_s, caching_s / num, train_s / num, validate_s / num)
+    some = np.resize(labels.where(mask), TIMED_ROWS)
+    wanted = np.linspace(0, 1, len(labels), dtype=np.float32)
+    memory_gib = recipe.memory_gib * min(1, TIMED_ROWS / max(1, num_train))
 
+    def fit_s(num_epochs: int) -> float:
+        short = {"num_epochs": num_epochs, "patience": num_epochs, "seeds": (0,), "memory_gib": memory_gib}
+        few = some[: TIMED_ROWS // 8]
+        return timed(lambda: fit(source, wanted, labels, some, few, recipe.model_copy(update=short)))[1]
 
-def _size(store: StateStore) -> int:
-    return sum(path.stat().st_size for path in store.folder.glob("*.safetensors"))
-
-
-def _timed(work: Callable[[], T]) -> tuple[float, T]:
-    """Duration of `work` in seconds, and its result."""
-    start = time.perf_counter()
-    result = work()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start, result
+    one_s, three_s = fit_s(1), fit_s(3)
+    epoch_s = max(0.0, three_s - one_s) / 2
+    return max(0.0, one_s - epoch_s) / TIMED_ROWS, epoch_s / TIMED_ROWS
 
 
 def gigabytes(num_bytes: float) -> str:

@@ -1,13 +1,12 @@
 """The last stages: fit the probes, evaluate them on held-out questions, and export them with their report."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
 from statistics import median
-from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,12 +29,11 @@ from semspec.training.evaluation.plots import StatesPicture
 from semspec.training.evaluation.report import Example, example_rows, write_report
 from semspec.training.evaluation.verification import Predicted
 from semspec.training.files import AGAIN, StageFolder, digest_of, read_json, write_json
-from semspec.training.progress import Reporter
+from semspec.training.progress import Reporter, timed
 from semspec.training.trainer.probes import ALTERNATIVES, SERVED, Fitter, Variant, compared, curve, of_domains
 from semspec.training.trainer.states import FeatureSource, StateStore
 from semspec.types import ModelInfo, SamplingParams, Segmentation, Writer
 
-T = TypeVar("T")
 NUM_TIMED_CONTEXTS = 24
 TAIL_CHARACTERS = 400
 NUM_PICTURE_ROWS = 2000
@@ -48,29 +46,16 @@ def measure(pair: Pair, contexts: Sequence[ProbeContext], segmentation: Segmenta
     for context in contexts:
         for writer, model in pair.models.items():
             batch = ContextBatch(model.lm, model.lm.tokenizer.context_ids(context.read_by(writer)))
-            [segment], seconds = _timed(partial(batch.sample, SamplingParams(), [0], segmentation, max_tokens))
+            [segment], seconds = timed(partial(batch.sample, SamplingParams(), [0], segmentation, max_tokens))
             written[writer].append(1e3 * seconds / len(segment.token_ids))
             if writer is Writer.TARGET:
-                reads.append(1e3 * _timed(partial(batch.read, [segment.token_ids]))[1])
+                reads.append(1e3 * timed(partial(batch.read, [segment.token_ids]))[1])
     return Cost(
         draft_ms_per_token=round(median(written[Writer.DRAFT]), 3),
         target_ms_per_token=round(median(written[Writer.TARGET]), 3),
         read_ms=round(median(reads), 3),
         judge_ms=0.0,
     )
-
-
-def _timed(work: Callable[[], T]) -> tuple[T, float]:
-    _synchronize()
-    start = perf_counter()
-    result = work()
-    _synchronize()
-    return result, perf_counter() - start
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 class Export:
@@ -285,7 +270,7 @@ class Export:
         some = np.sort(np.random.default_rng(0).permutation(test)[:NUM_PICTURE_ROWS])
         if not len(some):
             return None
-        source = FeatureSource(self._store, "target", "states", "last", memory_bytes=0)
+        source = FeatureSource(self._store, "target", "states", "last")
         return StatesPicture(
             vectors=source.gather(labels, some).numpy(),
             probability=labels.target_probability[some],

@@ -1,7 +1,7 @@
 """A pilot run on a few questions, from which a whole run is estimated."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 from semspec.training.data.labels import Labels, arranged
 from semspec.training.data.questions import Question
 from semspec.training.data.stages import Questions
-from semspec.training.progress import Reporter, duration
+from semspec.training.progress import Reporter, duration, timed
 
 if TYPE_CHECKING:
     from semspec.training.pipeline import Pipeline
@@ -69,7 +69,7 @@ def run_pilot(
         if set(done) == set(of_kind) and perf_counter() - started >= least_s:
             break
         for name in names:
-            seconds[kind][name] += _timed(partial(_shard, pilot, name, number, reporter))
+            seconds[kind][name] += timed(partial(_shard, pilot, name, number, reporter))[1]
         numbers.append(number)
         done[kind] += size
         contexts[kind] += pilot.contexts.num_contexts(number)
@@ -98,9 +98,3 @@ def _shard(pilot: "Pipeline", name: str, number: int, reporter: Reporter) -> Non
 
 def _words(kind: Kind) -> str:
     return "for the report" if kind else "to train on"
-
-
-def _timed(work: Callable[[], object]) -> float:
-    start = perf_counter()
-    work()
-    return perf_counter() - start

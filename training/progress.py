@@ -4,10 +4,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+T = TypeVar("T")
 LOG_EVERY_S = 30.0
 
 
@@ -60,6 +63,15 @@ class Reporter:
                 self.say(f"{title}: {task.completed:.0f}/{total} {unit}, {rate}, {left} left")
 
             yield advance
+
+
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    """The result of `work`, and how many seconds it took, on a GPU too."""
+    start = time.perf_counter()
+    result = work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return result, time.perf_counter() - start
 
 
 def duration(seconds: float) -> str:

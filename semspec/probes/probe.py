@@ -80,7 +80,7 @@ MAX_SHAPE = 10_000, 1_000_000
 LEAST_PROBABILITY = 1e-4
 """Lower limit of draft probabilities, which are divisors: a draft probability of 0 would accept every segment."""
 
-CalibrationKind = Literal["none", "temperature", "isotonic"]
+CalibrationKind = Literal["none", "temperature"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class ProbeCard:
     state_convention: str = STATE_CONVENTION
     surprisal_features: tuple[str, ...] = SURPRISAL_FEATURES
     calibration: CalibrationKind = "none"
-    """"temperature" is folded into the last layer; "isotonic" is a separate map in the weights file."""
+    """"temperature" is folded into the last layer."""
     training: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     format: int = PROBE_FORMAT
@@ -117,55 +117,29 @@ _CARD = TypeAdapter(ProbeCard)
 
 
 class Probe(nn.Module):
-    """SemanticSpec's regressor: standardisation, two hidden layers, sigmoid, and an optional calibration map."""
+    """SemanticSpec's regressor: standardisation, two hidden layers, sigmoid."""
 
     mean: Tensor
     scale: Tensor
-    calibration_inputs: Tensor | None
-    calibration_outputs: Tensor | None
 
     def __init__(self, num_inputs: int, hidden_sizes: tuple[int, int] = HIDDEN_SIZES) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(num_inputs))
         self.register_buffer("scale", torch.ones(num_inputs))
-        self.register_buffer("calibration_inputs", None)
-        self.register_buffer("calibration_outputs", None)
         first, second = hidden_sizes
         self.network = nn.Sequential(
             nn.Linear(num_inputs, first), nn.GELU(), nn.Linear(first, second), nn.GELU(), nn.Linear(second, 1)
         )
 
-    def logit(self, features: Tensor) -> Tensor:
-        return self.network((features - self.mean) / self.scale)[..., 0]  # type: ignore[no-any-return]
-
     def forward(self, features: Tensor) -> Tensor:
         """Semantic probability `[num_samples]` in [0, 1] of features `[num_samples, num_inputs]`."""
-        return self.calibrated(self.logit(features))
-
-    def calibrated(self, logit: Tensor) -> Tensor:
-        """Semantic probability in [0, 1] of the network's outputs."""
-        probability = torch.sigmoid(logit)
-        if self.calibration_inputs is None or self.calibration_outputs is None:
-            return probability
-        return interpolate(probability, self.calibration_inputs, self.calibration_outputs)
-
-
-def interpolate(values: Tensor, inputs: Tensor, outputs: Tensor) -> Tensor:
-    """Piecewise-linear interpolation through the points (`inputs`, `outputs`), constant beyond the ends.
-
-    There must be at least two points; `inputs` must ascend.
-    """
-    right = torch.searchsorted(inputs, values.contiguous(), right=True).clamp(1, len(inputs) - 1)
-    left = right - 1
-    gap = (inputs[right] - inputs[left]).clamp_min(torch.finfo(inputs.dtype).tiny)
-    share = ((values - inputs[left]) / gap).clamp(0, 1)
-    return outputs[left].lerp(outputs[right], share)
+        return torch.sigmoid(self.network((features - self.mean) / self.scale)[..., 0])
 
 
 def save_probe(probe: Probe, card: ProbeCard, path: Path, weights_dtype: torch.dtype = torch.float32) -> None:
     """Write `path` (safetensors) and its card (`.json` next to it), each atomically.
 
-    `weights_dtype` is the dtype of the network. Scaling and calibration stay fp32: fp16 cannot represent a feature of
+    `weights_dtype` is the dtype of the network. Scaling stays fp32: fp16 cannot represent a feature of
     mean 1000 and deviation 0.1, as large models have.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -268,11 +242,6 @@ def _built(card: ProbeCard, tensors: dict[str, Tensor]) -> Probe:
     """The probe with these weights. Raises: RuntimeError, KeyError or IndexError when they do not match the card."""
     hidden_sizes = len(tensors["network.0.weight"]), len(tensors["network.2.weight"])
     probe = Probe(num_features(card.features, card.layers, card.shape), hidden_sizes)
-    if card.calibration == "isotonic":
-        size = len(tensors["calibration_inputs"])
-        if size < 2:
-            raise IndexError("a map has two points or more")
-        probe.calibration_inputs, probe.calibration_outputs = torch.zeros(size), torch.zeros(size)
     probe.load_state_dict(tensors)
     return probe
 

@@ -4,7 +4,7 @@ it from the pair's folder, so that a segment's result is 256 numbers instead of 
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock, Thread
@@ -121,7 +121,6 @@ class ServedProbe:
         self._bias = first.bias.to(device)
         self._rest = nn.Sequential(*list(probe.network)[1:]).to(device)
         del probe.network[0], probe.mean, probe.scale
-        self._calibrated: Callable[[Tensor], Tensor] = probe.to(device).calibrated
 
     def check(self, role: str, states: Sequence[States]) -> None:
         """Raises: Mismatch when the states, or the projections of states, are not those of the probe."""
@@ -150,7 +149,7 @@ class ServedProbe:
         if self._weight.shape[1]:
             hidden = hidden + (surprisal.to(hidden.device) - self._mean) @ self._weight.T
         logit: Tensor = self._rest(hidden)[..., 0]
-        probabilities: list[float] = self._calibrated(logit).tolist()
+        probabilities: list[float] = torch.sigmoid(logit).tolist()
         return probabilities
 
 

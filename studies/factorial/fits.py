@@ -107,4 +107,3 @@ def _make_constant(probe: Probe, probability: float) -> None:
     assert isinstance(last, torch.nn.Linear)
     torch.nn.init.zeros_(last.weight)
     torch.nn.init.constant_(last.bias, float(np.log(probability / (1 - probability))))
-    probe.calibration_inputs = probe.calibration_outputs = None

@@ -17,7 +17,6 @@ from semspec.probes.probe import (
     Probe,
     ProbeCard,
     assemble,
-    interpolate,
     load_probe,
     num_features,
     save_probe,
@@ -188,22 +187,15 @@ def test_draft_probe_that_wants_surprisal_is_refused(tmp_path: Path) -> None:
         ProbeVerifier.load(draft, target)
 
 
-def test_layer_subset_and_calibration_survive_a_round_trip(tmp_path: Path) -> None:
+def test_layer_subset_survives_a_round_trip(tmp_path: Path) -> None:
     torch.manual_seed(1)
     probe = Probe(8, (5, 3)).eval()
-    probe.calibration_inputs, probe.calibration_outputs = torch.tensor([0.2, 0.4, 0.9]), torch.tensor([0.1, 0.1, 0.7])
-    wanted = card("m", layers=(0, 2), calibration="isotonic")
+    wanted = card("m", layers=(0, 2), calibration="temperature")
     save_probe(probe, wanted, tmp_path / "p.safetensors")
     artifact = load_probe(tmp_path / "p.safetensors")
     assert artifact.card == wanted
     inputs = torch.randn(20, 8)
     assert torch.equal(artifact.probe(inputs), probe(inputs))
-
-
-def test_calibration_map_is_linear_between_points_and_constant_beyond() -> None:
-    inputs, outputs = torch.tensor([0.2, 0.4, 0.4, 0.8]), torch.tensor([0.1, 0.3, 0.5, 0.9])
-    found = interpolate(torch.tensor([0.0, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0]), inputs, outputs)
-    assert found.tolist() == pytest.approx([0.1, 0.1, 0.2, 0.5, 0.7, 0.9, 0.9])
 
 
 def test_features_of_a_layer_subset_are_those_layers() -> None:
@@ -218,10 +210,9 @@ def test_features_of_a_layer_subset_are_those_layers() -> None:
         ("layers", [0, 3], "layers 0 to 2"),
         ("layers", [], "layers 0 to 2"),
         ("layers", "first", "layers"),
-        ("calibration", "beta", "calibration: Input should be 'none', 'temperature' or 'isotonic'"),
+        ("calibration", "beta", "calibration: Input should be 'none' or 'temperature'"),
         ("fingerprint", ["m"], "fingerprint: Input should be a valid string"),
         ("novel", 1, "novel: Unexpected keyword argument"),
-        ("calibration", "isotonic", "size"),
     ],
 )
 def test_card_that_asks_for_what_is_not_there_is_refused(

@@ -182,7 +182,7 @@ def test_planned_probes_and_rows_are_those_of_the_run(run: Path) -> None:
     piloted = Piloted({}, {False: num_contexts / others}, 0, labels, run)
     for role, variant in probes[:2]:
         expected = np.sum((labels.split == "train") & (labels.by_draft | (role == "target")))
-        assert num_rows(config, role, variant, piloted, every, "train") == pytest.approx(expected, rel=0.3)
+        assert num_rows(config, role, variant, piloted, every) == pytest.approx(expected, rel=0.3)
 
 
 def test_pilot_takes_both_kinds_of_questions_in_turn() -> None:

@@ -34,7 +34,6 @@ def by_hand(
     return assemble(features, layers, tensors[f"{role}_states"][row][None], surprisal)[0].tolist()
 
 
-@pytest.mark.parametrize("memory_bytes", [0, 1 << 30])
 @pytest.mark.parametrize(
     ("role", "features", "layers"),
     [
@@ -45,11 +44,9 @@ def by_hand(
     ],
 )
 def test_gathered_features_are_those_on_disk_in_the_order_asked(
-    tmp_path: Path, labels: Labels, store: StateStore, memory_bytes: int,
-    role: Role, features: FeatureSet, layers: LayerSet,
-) -> None:  # fmt: skip
-    source = FeatureSource(store, role, features, layers, memory_bytes)
-    assert source.is_resident == (memory_bytes > 0)
+    tmp_path: Path, labels: Labels, store: StateStore, role: Role, features: FeatureSet, layers: LayerSet
+) -> None:
+    source = FeatureSource(store, role, features, layers)
     indices = np.random.default_rng(0).permutation(labels.where(labels.by_draft))[:25]
     found = source.gather(labels, indices)
     assert found.shape == (25, source.num_features) and found.dtype == torch.float32
@@ -59,21 +56,21 @@ def test_gathered_features_are_those_on_disk_in_the_order_asked(
 
 
 def test_batches_read_ahead_come_in_order(labels: Labels, store: StateStore) -> None:
-    streamed, resident = (FeatureSource(store, "target", "states+surprisal", "all", limit) for limit in (0, 1 << 30))
+    source = FeatureSource(store, "target", "states+surprisal", "all")
     batches = [np.array(part) for part in np.array_split(np.random.default_rng(1).permutation(len(labels)), 9)]
-    for one, other in zip(streamed.batches(labels, batches), resident.batches(labels, batches), strict=True):
-        assert torch.equal(one.states, other.states) and torch.equal(one.surprisal, other.surprisal)
+    for batch, rows in zip(batches, source.batches(labels, batches), strict=True):
+        assert torch.equal(rows.assembled(), source.gather(labels, batch))
 
 
 def test_streaming_holds_a_few_batches_however_large_the_set(labels: Labels, store: StateStore) -> None:
-    source = Watched(store, "target", "states", "all", memory_bytes=0)
+    source = Watched(store, "target", "states", "all")
     for _ in source.batches(labels, np.array_split(np.arange(len(labels)), 40)):
         pass
     assert 0 < source.most <= (BATCHES_AHEAD + 1) * 12 and source.held <= 12
 
 
 def test_reading_stops_when_the_reader_leaves(labels: Labels, store: StateStore) -> None:
-    source = Watched(store, "target", "states", "all", memory_bytes=0)
+    source = Watched(store, "target", "states", "all")
     batches = source.batches(labels, np.array_split(np.arange(len(labels)), 40))
     next(batches)
     batches.close()  # type: ignore[attr-defined]
@@ -81,15 +78,14 @@ def test_reading_stops_when_the_reader_leaves(labels: Labels, store: StateStore)
 
 
 def test_error_while_reading_ahead_reaches_the_reader(labels: Labels, store: StateStore) -> None:
-    source = FeatureSource(store, "draft", "states", "all", memory_bytes=0)
+    source = FeatureSource(store, "draft", "states", "all")
     with pytest.raises(InvalidRequest, match="target-written"):
         list(source.batches(labels, [labels.where(~labels.by_draft)]))
 
 
-@pytest.mark.parametrize("memory_bytes", [0, 1 << 30])
-def test_missing_shard_is_named_with_the_remedy(tmp_path: Path, labels: Labels, memory_bytes: int) -> None:
+def test_missing_shard_is_named_with_the_remedy(tmp_path: Path, labels: Labels) -> None:
     (tmp_path / "samples" / "00002.safetensors").unlink()
-    source = FeatureSource(StateStore(tmp_path / "samples"), "target", "states", "all", memory_bytes)
+    source = FeatureSource(StateStore(tmp_path / "samples"), "target", "states", "all")
     with pytest.raises(Mismatch, match=r"shard 2 .* run the same command again"):
         source.gather(labels, np.arange(len(labels)))
 

@@ -8,11 +8,10 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit, logit
-from sklearn.isotonic import IsotonicRegression
 from torch import nn
 
 from semspec.errors import InvalidRequest
-from semspec.probes.probe import LEAST_PROBABILITY, CalibrationKind, Probe
+from semspec.probes.probe import CalibrationKind, Probe
 
 Probabilities = NDArray[np.float32]
 
@@ -24,8 +23,7 @@ def calibrate(probe: Probe, predicted: Probabilities, label: Probabilities, kind
     """A copy of `probe`, calibrated on what it `predicted` for the calibration split and the `label`s there.
 
     "temperature": scale and shift of the logit (Platt, 1999) with the least cross-entropy, folded into the last layer.
-    The scale is positive, so the order of segments is preserved. "isotonic": a monotonic piecewise-linear map after the
-    sigmoid, which corrects any bias but needs more segments and creates ties.
+    The scale is positive, so the order of segments is preserved.
 
     Raises: InvalidRequest, with the remedy, when there is nothing to calibrate on.
     """
@@ -37,13 +35,12 @@ def calibrate(probe: Probe, predicted: Probabilities, label: Probabilities, kind
             "shares.calibration, or set probes.calibration to none",
             "probes.calibration",
         )
-    if probe.calibration_inputs is not None:
-        raise InvalidRequest("the probe has a calibration map already; calibrate it as it was fitted")
     calibrated = copy.deepcopy(probe)
-    if kind == "temperature":
-        _fold(calibrated, *_platt(predicted, label))
-    else:
-        calibrated.calibration_inputs, calibrated.calibration_outputs = _isotonic(predicted, label)
+    scale, shift = _platt(predicted, label)
+    last = cast(nn.Linear, calibrated.network[-1])
+    with torch.no_grad():
+        last.weight.mul_(scale)
+        last.bias.mul_(scale).add_(shift)
     return calibrated
 
 
@@ -64,26 +61,3 @@ def _platt(predicted: Probabilities, label: Probabilities) -> tuple[float, float
         loss, np.zeros(2), jac=True, method="L-BFGS-B", bounds=[(-limit, limit), (-SCALE_LIMIT, SCALE_LIMIT)]
     )
     return float(np.exp(result.x[0])), float(result.x[1])
-
-
-@torch.no_grad()
-def _fold(probe: Probe, scale: float, shift: float) -> None:
-    last = cast(nn.Linear, probe.network[-1])
-    last.weight.mul_(scale)
-    last.bias.mul_(scale).add_(shift)
-
-
-def _isotonic(predicted: Probabilities, label: Probabilities) -> tuple[torch.Tensor, torch.Tensor]:
-    """The map's points.
-
-    A run of low labels would map to 0, and a draft probability of 0 accepts any segment. The floor is half the smallest
-    label: 1/(2N) for a draft's probe, whose segments are among its own N samples. A target's probe has true labels of
-    0; a floor of 1/(2N) would raise p/q of wrong segments above low thresholds, so its floor is `LEAST_PROBABILITY`.
-    """
-    floor = max(LEAST_PROBABILITY, float(label.min()) / 2)
-    model = IsotonicRegression(y_min=floor, y_max=1.0, out_of_bounds="clip")
-    model.fit(predicted, label)
-    inputs, outputs = np.asarray(model.X_thresholds_), np.asarray(model.y_thresholds_)
-    if len(inputs) == 1:  # all predictions are equal
-        inputs, outputs = np.repeat(inputs, 2), np.repeat(outputs, 2)
-    return torch.from_numpy(inputs).float(), torch.from_numpy(outputs).float()

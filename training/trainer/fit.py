@@ -170,7 +170,7 @@ def fit(
     )
     work = _FitState(source, recipe, Checkpoint(checkpoint, identity))
     work.begin(labels, train_idx)
-    free_bytes = source.memory_bytes - (source.num_bytes if source.is_resident else 0)
+    free_bytes = int(recipe.memory_gib * 2**30)
     train = Examples(source, labels, labels_array, train_idx, work.reduction, free_bytes)
     held_out = Examples(source, labels, labels_array, validation_idx, work.reduction, free_bytes - train.num_bytes)
     while not work.is_finished:
@@ -223,7 +223,7 @@ def _check(train: Probabilities, validation: Probabilities) -> None:
 
 def _identity(source: FeatureSource, recipe: FitRecipe, *arrays: NDArray[np.generic]) -> str:
     """Digest of a fit's settings and inputs, to recognise its checkpoint."""
-    settings = recipe.model_dump(mode="json", include=set(FitRecipe.model_fields) - {"device"})
+    settings = recipe.model_dump(mode="json", include=set(FitRecipe.model_fields) - {"device", "memory_gib"})
     inputs = (source.role, source.features, source.layers, source.shape)
     digest = hashlib.sha256(json.dumps([settings, inputs]).encode())
     for array in arrays:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from semspec.probes.probe import FeatureSet, LayerSet, Probe, ProbeCard, load_probe, save_probe
+from semspec.probes.probe import Probe, ProbeCard, load_probe, save_probe
 from semspec.training.config import PipelineConfig, ProbesConfig
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.verification import Predicted
@@ -96,7 +96,6 @@ class Fitter:
     folder: Path
     reporter: Reporter
     _predicted: dict[str, NDArray[np.float32]] = field(default_factory=dict)
-    _cached: tuple[tuple[Role, FeatureSet, LayerSet], FeatureSource] | None = None
 
     def predicted(self, variant: Variant) -> Predicted:
         """The variant's predictions for all segments outside the training split."""
@@ -142,13 +141,7 @@ class Fitter:
         return self._predicted[name]
 
     def _source(self, role: Role, variant: Variant) -> FeatureSource:
-        """Features, loaded once for a fit and its predictions; the previous ones are freed."""
-        key = (role, *variant.recipe.inputs(role))
-        if self._cached is None or self._cached[0] != key:
-            self._cached = None
-            memory_bytes = int(variant.recipe.memory_gib * 2**30)
-            self._cached = key, FeatureSource(self.store, *key, memory_bytes)
-        return self._cached[1]
+        return FeatureSource(self.store, role, *variant.recipe.inputs(role))
 
     def _targets(self, role: Role) -> NDArray[np.float32]:
         return self.labels.target_probability if role == "target" else self.labels.draft_probability

@@ -11,17 +11,6 @@ Device = Literal["auto", "cpu", "cuda"]
 Size = Annotated[int, Field(ge=1)]
 
 
-class Projection(BaseModel):
-    """A projection of each model layer's states to fewer dimensions, for training."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    kind: Literal["random", "pca"] = Field(
-        description="random: a seeded Gaussian; pca: the layer's principal components"
-    )
-    width: int = Field(default=256, ge=1, description="numbers a layer")
-
-
 class FitRecipe(BaseModel):
     """How a probe is fitted. Optimizer as in SemanticSpec: AdamW, learning rate 1e-3, betas (0.9, 0.95)."""
 
@@ -44,8 +33,8 @@ class FitRecipe(BaseModel):
     betas: tuple[float, float] = Field(default=(0.9, 0.95), description="of AdamW")
     weight_decay: float = Field(default=0.01, ge=0)
     hidden_sizes: tuple[Size, Size] = Field(default=HIDDEN_SIZES, description="of the probe's two hidden layers")
-    projection: Projection | None = Field(
-        default=None, description="train on fewer numbers a layer; folded into the probe in the end"
+    projection: Size | None = Field(
+        default=None, description="train on so many numbers a layer, a random projection; folded into the probe"
     )
     statistics_rows: int = Field(
         default=20_000, ge=2, description="segments the scaling and the projection are taken from"
@@ -53,6 +42,7 @@ class FitRecipe(BaseModel):
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         default=(0,), min_length=1, description="one fit each; the best on validation is kept"
     )
+    memory_gib: float = Field(default=8.0, gt=0, description="of projected features to keep in memory")
     device: Device = Field(default="auto", description="auto: cuda where there is one")
 
     @field_validator("layers", "draft_layers")

@@ -14,14 +14,10 @@ from torch import Tensor, nn
 
 from semspec.errors import InvalidRequest
 from semspec.training.data.labels import Labels
-from semspec.training.trainer.recipe import Projection
 from semspec.training.trainer.states import FeatureSource, Indices, Rows
 
 CHUNK_BYTES = 64 << 20
 """Size of a chunk's fp32 features in a pass over the data. Fixed, so that sums do not depend on the free memory."""
-
-OVERSAMPLING, SUBSPACE_PASSES = 32, 4
-"""Additional directions, and passes over the data, for sufficiently exact principal components."""
 
 SMALLEST_SCALE = 1e-3
 """Added to a standard deviation, so that a constant feature stays finite."""
@@ -37,9 +33,10 @@ class Reduction(nn.Module):
     offset: Tensor
     spread: Tensor
 
-    def __init__(self, source: FeatureSource, projection: Projection | None) -> None:
+    def __init__(self, source: FeatureSource, projection: int | None) -> None:
+        """`projection`: numbers a layer; None: no projection."""
         super().__init__()
-        self.width = projection.width if projection and source.num_layers else 0
+        self.width = projection if projection and source.num_layers else 0
         self.num_projected = source.num_layers * self.width
         self._num_states = source.num_layers * source.shape[1]
         num_passed = source.num_features - self._num_states if self.width else source.num_features
@@ -52,22 +49,12 @@ class Reduction(nn.Module):
 
     def forward(self, rows: Rows) -> Tensor:
         """`[num_segments, num_outputs]`: the projected layers one after the other, then surprisal."""
-        features = self._standardised(rows)
+        features = rows.assembled().sub_(self.mean).div_(self.scale)
         if not self.width:
             return features
-        projected = torch.bmm(self._layers(features), self.matrix).transpose(0, 1).flatten(1)
+        layers = features[:, : self._num_states].unflatten(1, self.matrix.shape[:2]).transpose(0, 1)
+        projected = torch.bmm(layers, self.matrix).transpose(0, 1).flatten(1)
         return torch.cat((projected.sub_(self.offset).div_(self.spread), features[:, self._num_states :]), 1)
-
-    def standardised_layers(self, rows: Rows) -> Tensor:
-        """`[num_layers, num_segments, hidden_size]`, before any projection."""
-        return self._layers(self._standardised(rows))
-
-    def _standardised(self, rows: Rows) -> Tensor:
-        return rows.assembled().sub_(self.mean).div_(self.scale)
-
-    def _layers(self, features: Tensor) -> Tensor:
-        layers: Tensor = features[:, : self._num_states].unflatten(1, self.matrix.shape[:2])
-        return layers.transpose(0, 1)
 
     def fold(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """Weight and bias for standardised raw features, equivalent to the given ones for this module's outputs."""
@@ -84,12 +71,12 @@ def fit_reduction(
     source: FeatureSource,
     labels: Labels,
     indices: Indices,
-    projection: Projection | None,
+    projection: int | None,
     device: torch.device,
 ) -> Reduction:
     """The reduction for the segments `indices`; passes over them in chunks, with sums in double precision.
 
-    Raises: InvalidRequest when the features are not finite or a projection has too few segments to learn from.
+    Raises: InvalidRequest when the features are not finite.
     """
     reduction = Reduction(source, projection).to(device)
     mean, deviation = _moments(lambda rows: rows.assembled(), source, labels, indices, device)
@@ -100,11 +87,8 @@ def fit_reduction(
         )
     reduction.mean.copy_(mean)
     reduction.scale.copy_(deviation + SMALLEST_SCALE)
-    if projection and reduction.width:
-        if projection.kind == "random":
-            reduction.matrix.copy_(_gaussian(source, reduction.width))
-        else:
-            reduction.matrix.copy_(_principal(reduction, source, labels, indices))
+    if reduction.width:
+        reduction.matrix.copy_(_gaussian(source, reduction.width))
         mean, deviation = _moments(lambda rows: reduction(rows), source, labels, indices, device)
         reduction.offset.copy_(mean[: reduction.num_projected])
         reduction.spread.copy_(deviation[: reduction.num_projected] + SMALLEST_SCALE)
@@ -136,36 +120,6 @@ def _gaussian(source: FeatureSource, width: int) -> Tensor:
     """`[num_layers, hidden_size, width]`, deterministic; it approximately preserves unit variance."""
     shape = source.num_layers, source.shape[1], width
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)) / sqrt(source.shape[1])
-
-
-def _principal(reduction: Reduction, source: FeatureSource, labels: Labels, indices: Indices) -> Tensor:
-    """The first principal components of each layer, by subspace iteration. It forms no covariance matrices, which for
-    65 layers of 5,120 numbers would take 14 GB."""
-    hidden_size, width = source.shape[1], reduction.width
-    if width > hidden_size or len(indices) < 4 * width:
-        raise InvalidRequest(
-            f"{width} principal components of {hidden_size} numbers in {len(indices)} segments: too many; lower "
-            f"probes.projection.width to {min(hidden_size, len(indices) // 4)} or less",
-            "probes.projection.width",
-        )
-    image = _gaussian(source, min(hidden_size, width + OVERSAMPLING)).to(reduction.mean.device)
-    for _ in range(SUBSPACE_PASSES):
-        basis: Tensor = torch.linalg.qr(image).Q
-        image = _covariance_times(basis, reduction, source, labels, indices)
-    within = basis.mT.double() @ image.double()
-    directions: Tensor = torch.linalg.eigh((within + within.mT) / 2).eigenvectors[..., -width:].flip(-1)
-    return basis @ directions.float()
-
-
-def _covariance_times(
-    basis: Tensor, reduction: Reduction, source: FeatureSource, labels: Labels, indices: Indices
-) -> Tensor:
-    """The covariance of each layer's standardised states times its `basis` `[num_layers, hidden_size, size]`."""
-    total = torch.zeros_like(basis)
-    for rows in source.batches(labels, chunks(indices, source.num_features)):
-        states = reduction.standardised_layers(rows.to(basis.device))
-        total.baddbmm_(states.mT, torch.bmm(states, basis))
-    return total / len(indices)
 
 
 class Examples:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -88,66 +88,50 @@ class Rows:
 
 
 class FeatureSource:
-    """A probe's input features of labelled segments.
+    """A probe's input features of labelled segments, read on demand; the system's cache of files keeps what fits."""
 
-    All rows of the store are loaded into memory, in the stored dtype, if they take at most `memory_bytes`. Otherwise
-    rows are read on demand, ahead of the computation. The numbers are the same either way.
-    """
-
-    def __init__(
-        self, store: StateStore, role: Role, features: FeatureSet, layers: LayerSet, memory_bytes: int = 8 << 30
-    ) -> None:
+    def __init__(self, store: StateStore, role: Role, features: FeatureSet, layers: LayerSet) -> None:
         """Raises: InvalidRequest when this role has no such features."""
         if role == "draft" and features != "states":
             raise InvalidRequest(f"features {features!r} of the draft, which has states only; use those", "features")
-        self.role, self.features, self.layers, self.memory_bytes = role, features, layers, memory_bytes
+        self.role, self.features, self.layers = role, features, layers
         self._store, self._name = store, f"{role}_states"
         states = store.tensor(store.shards[0], self._name)
         self.shape: tuple[int, int] = (states.shape[1], states.shape[2])
         self._dtype = states.dtype
-        self._layers = () if features == "surprisal" else layer_indices(layers, self.shape[0])
+        self._layers = torch.tensor(
+            () if features == "surprisal" else layer_indices(layers, self.shape[0]), dtype=torch.int64
+        )
         self._num_surprisal = 0 if features == "states" else len(SURPRISAL_FEATURES)
         self.num_features = num_features(features, layers, self.shape)
-        self._sizes = {shard: len(store.tensor(shard, self._name)) for shard in store.shards}
-        self._starts = dict(zip(self._sizes, accumulate(self._sizes.values(), initial=0), strict=False))
-        row_bytes = self.num_layers * self.shape[1] * states.element_size() + 4 * self._num_surprisal
-        self.num_bytes = sum(self._sizes.values()) * row_bytes
-        """Size of all rows' features in the stored dtype."""
-        self._resident: Rows | None = None
 
     @property
     def num_layers(self) -> int:
         """Number of selected layers."""
         return len(self._layers)
 
-    @property
-    def is_resident(self) -> bool:
-        """Whether all features are in memory."""
-        return self.num_bytes <= self.memory_bytes
-
     def gather(self, labels: Labels, indices: Indices) -> Tensor:
         """`[num_segments, num_features]` fp32 of the segments `indices` of `labels`, in that order."""
         return self.read(labels, indices).assembled()
 
     def read(self, labels: Labels, indices: Indices) -> Rows:
-        """The same features in the stored dtype."""
+        """The same features in the stored dtype. Only selected rows and layers of a shard are read."""
         shards, rows = labels.shard[indices], (labels.row if self.role == "target" else labels.draft_row)[indices]
         if (rows < 0).any():
             raise InvalidRequest("the draft has no states of target-written segments; leave those out")
-        if not self.is_resident:
-            return self._streamed(shards, rows)
-        self._resident = self._resident or self._loaded()
-        for shard in set(np.unique(shards).tolist()) - self._starts.keys():
-            self._store.tensor(shard, self._name)  # raises, with the remedy
-        starts = np.array([self._starts[shard] for shard in shards.tolist()], dtype=np.int64)
-        chosen = torch.from_numpy(starts + rows)
-        return Rows(self._resident.states[chosen], self._resident.surprisal[chosen])
+        states = torch.empty((len(rows), self.num_layers, self.shape[1]), dtype=self._dtype)
+        result = Rows(states, torch.empty((len(rows), self._num_surprisal)))
+        order = np.lexsort((rows, shards))  # files are read sequentially
+        for places in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1) if len(order) else ():
+            shard, own = int(shards[places[0]]), torch.from_numpy(rows[places])
+            if self.num_layers:
+                result.states[places] = self._store.tensor(shard, self._name)[own[:, None], self._layers]
+            if self._num_surprisal:
+                result.surprisal[places] = self._store.tensor(shard, "surprisal")[own]
+        return result
 
     def batches(self, labels: Labels, batches: Iterable[Indices]) -> Iterator[Rows]:
-        """`read` for each of `batches`; unless resident, other threads read them ahead."""
-        if self.is_resident:
-            yield from (self.read(labels, batch) for batch in batches)
-            return
+        """`read` for each of `batches`, ahead of the computation, in other threads."""
         pool = ThreadPoolExecutor(BATCHES_AHEAD, "states")
         try:
             todo = iter(batches)
@@ -161,36 +145,3 @@ class FeatureSource:
                 reading.extend(pool.submit(self.read, labels, batch) for batch in islice(todo, 1))
         finally:
             pool.shutdown(cancel_futures=True)
-
-    def _loaded(self) -> Rows:
-        """All rows, shard by shard."""
-        rows = self._empty(sum(self._sizes.values()))
-        for shard, start in self._starts.items():
-            size = self._sizes[shard]
-            self._copy(shard, range(size), rows, range(start, start + size))
-        return rows
-
-    def _streamed(self, shards: Indices, rows: Indices) -> Rows:
-        result = self._empty(len(rows))
-        for shard in np.unique(shards).tolist():
-            places = np.flatnonzero(shards == shard)
-            places = places[np.argsort(rows[places])]  # read the file sequentially
-            self._copy(shard, rows[places].tolist(), result, places.tolist())
-        return result
-
-    def _empty(self, num_rows: int) -> Rows:
-        states = torch.empty((num_rows, self.num_layers, self.shape[1]), dtype=self._dtype)
-        return Rows(states, torch.empty((num_rows, self._num_surprisal)))
-
-    def _copy(self, shard: int, rows: Iterable[int], result: Rows, places: Iterable[int]) -> None:
-        """Copy rows of a shard into `result`, one by one, so that no copy is made and only selected layers are read."""
-        states = self._store.tensor(shard, self._name)
-        surprisal = self._store.tensor(shard, "surprisal") if self._num_surprisal else None
-        selected = torch.tensor(self._layers, dtype=torch.int64)
-        for row, place in zip(rows, places, strict=True):
-            if self._layers == tuple(range(self.shape[0])):
-                result.states[place] = states[row]
-            elif self._layers:
-                torch.index_select(states[row], 0, selected, out=result.states[place])
-            if surprisal is not None:
-                result.surprisal[place] = surprisal[row]
