@@ -11,6 +11,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from semspec import __version__
 from semspec.decoding import Backends
 from semspec.gateway.api.openai import completions, responses, responses_format
+from semspec.gateway.api.openai.conversion import Api, Resolver
 from semspec.gateway.api.shared import operations, playground, resources
 from semspec.gateway.api.shared.document import TAGS, DocumentedApp, operation_id
 from semspec.gateway.api.shared.drain import Drain, UntilDrained
@@ -26,7 +27,6 @@ from semspec.gateway.generation.choice import ChoiceRunner
 from semspec.gateway.generation.collection import Collection
 from semspec.gateway.generation.generations import Generations
 from semspec.gateway.generation.preparation import Preparation
-from semspec.gateway.generation.request import Api
 from semspec.gateway.metrics import POOLED, Metrics
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import GatewaySettings
@@ -65,14 +65,14 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
     sessions = Sessions(store, background, settings.session_lease_s)
     attacher = Attacher(runner, store, sessions, background, settings)
     preparation = Preparation(backends, readiness, metrics, settings, collection)
-    generations = Generations(runner, admission, preparation, readiness, attacher, store, sessions, settings, audit)
+    generations = Generations(runner, admission, preparation, readiness, attacher, store, sessions, settings)
     formats: dict[Api, FormatFactory] = {
         "chat": completions.ChatFormat,
         "completions": completions.CompletionFormat,
         "responses": responses_format.ResponsesApiFormat,
         "tgi": tgi.TgiFormat,
     }
-    responder = Responder(generations, store, settings, formats)
+    responder = Responder(Resolver(readiness, settings, audit), generations, store, settings, formats)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -103,8 +103,8 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
     app.state.readiness, app.state.store, app.state.background = readiness, store, background
     app.state.admission, app.state.generations, app.state.drain = admission, generations, drain
     for router in (
-        completions.router(responder, settings),
-        responses.router(responder, readiness, store, settings),
+        completions.router(responder),
+        responses.router(responder, readiness, store),
         resources.models(readiness, settings),
         resources.generations(responder, store),
         operations.router(backends, readiness, store, metrics, keys, settings),

@@ -21,7 +21,7 @@ from semspec.decoding.steps import Progress, cancel_task, together, write_all
 from semspec.errors import SemspecError, Unavailable
 from semspec.gateway.generation.admission import Admission
 from semspec.gateway.generation.loss import Finding, LossTest, finding, ratio_drift
-from semspec.gateway.generation.request import ChoiceRequest, Request
+from semspec.gateway.generation.request import ChoiceRequest
 from semspec.gateway.generation.strictness import at_strictness
 from semspec.gateway.metrics import Metrics
 from semspec.gateway.readiness import Readiness
@@ -109,18 +109,17 @@ class Audit:
         self._drop_surplus()
         self._changed.set()
 
-    def tighten(self, request: Request) -> Request:
-        """The request with `audit_strictness` while the alarm stands, if that is stricter than the default and the
-        client chose nothing itself."""
+    def tightened_strictness(self, strategy: str, acceptance: Acceptance) -> float | None:
+        """`audit_strictness` while the alarm stands, for a request that chose neither a strictness nor, by its
+        `acceptance`, another rule than the default, if it is stricter than that."""
         strictness, served = self._settings.audit_strictness, self._readiness.status.served
-        is_plain = request.strictness is None and request.plan.acceptance == self._default
-        if strictness is None or served is None or not (self.has_alarm and is_plain):
-            return request
-        if STRATEGIES[request.plan.strategy].probes != "":
-            return request
+        if strictness is None or served is None or not self.has_alarm or acceptance != self._default:
+            return None
+        if STRATEGIES[strategy].probes != "":
+            return None
         threshold = at_strictness(strictness, served.verifier.operating_points).acceptance.threshold
         is_stricter = self._default.rule == "sample" or threshold > self._default.threshold
-        return replace(request, strictness=strictness) if is_stricter else request
+        return strictness if is_stricter else None
 
     async def watch(self) -> None:
         """Judge the kept segments again, one after another, until cancelled."""

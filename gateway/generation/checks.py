@@ -2,15 +2,14 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 
 from semspec.decoding import STRATEGIES, Prompts
 from semspec.errors import ContextTooLong, InvalidRequest
 from semspec.gateway.generation.request import ChoiceRequest, Request
-from semspec.gateway.generation.strictness import at_strictness
+from semspec.gateway.generation.strictness import Setting, at_strictness
 from semspec.gateway.served import Served
 from semspec.gateway.settings import GatewaySettings
-from semspec.types import Message, Writer
+from semspec.types import GRAMMAR, Message, Writer
 
 DEFAULT_SHARE = 4
 """The default budget is the window divided by this: 32,768 of 131,072 tokens, which R1's authors recommend."""
@@ -19,39 +18,41 @@ TOKEN_DEADLINE_S = 0.1
 """Seconds allowed for a token of the budget."""
 
 
-def checked(request: Request, served: Served) -> Request:
-    """The request completed with what depends on the services. Raises: InvalidRequest if they do not support it."""
-    strategy = request.plan.strategy
-    if (unsupported_reason := served.unsupported_reason(strategy)) is not None:
-        raise InvalidRequest(unsupported_reason, request.strategy_field)
+def check(request: Request, served: Served) -> None:
+    """Raises: InvalidRequest if the services do not support the request; it names parameters, which each API
+    has a field for (`naming`)."""
     _check_segmentation(request, served)
     _check_grammar(request, served)
-    if request.plan.sampling.min_p and not served.supports_min_p(strategy):
+    if request.plan.sampling.min_p and not served.supports_min_p(request.plan.strategy):
         raise InvalidRequest("min_p: a server writes for one of the models that may not know it; leave it out", "min_p")
     _check_penalties(request, served)
     _check_variables(request, served)
-    if request.plan.num_logprobs is not None and not served.supports_logprobs(strategy):
-        request = _without_logprobs(request)
-    if request.strictness is None:
-        return request
+
+
+def check_strategy(strategy: str, served: Served) -> None:
+    """Raises: InvalidRequest."""
+    if (unsupported_reason := served.unsupported_reason(strategy)) is not None:
+        raise InvalidRequest(unsupported_reason, "strategy")
+
+
+def supported_logprobs(num_logprobs: int | None, is_optional: bool, strategy: str, served: Served) -> int | None:
+    """`num_logprobs`, or none where they are optional and the strategy has none. Raises: InvalidRequest."""
+    if num_logprobs is None or served.supports_logprobs(strategy):
+        return num_logprobs
+    if is_optional:
+        return None
+    message = f"logprobs: the strategy {strategy!r} has no logprobs"
+    raise InvalidRequest(f"{message}; leave it out, or choose another strategy", "logprobs")
+
+
+def setting_at(strictness: float, strategy: str, served: Served) -> Setting:
+    """The acceptance rule that a strictness selects. Raises: InvalidRequest."""
     if STRATEGIES[strategy].needs_calibration and served.likelihood is not None:
-        chosen = at_strictness(request.strictness, served.likelihood.curve)
-        plan = replace(request.plan, likelihood_threshold=chosen.acceptance.threshold)
-        return replace(request, plan=plan, expected=chosen.expected)
+        return at_strictness(strictness, served.likelihood.curve)
     if STRATEGIES[strategy].probes != "":
         message = f"strictness needs the pair's own probes, which the strategy {strategy!r} does not use"
-        raise InvalidRequest(f"{message}; leave it out, or choose 'semantic'", "semspec.strictness")
-    chosen = at_strictness(request.strictness, served.verifier.operating_points)
-    return replace(request, plan=replace(request.plan, acceptance=chosen.acceptance), expected=chosen.expected)
-
-
-def _without_logprobs(request: Request) -> Request:
-    """Raises: InvalidRequest where the client requested them; TGI's responses otherwise omit them."""
-    if request.api != "tgi" or request.plan.num_logprobs:
-        field = "parameters.top_n_tokens" if request.api == "tgi" else "logprobs"
-        message = f"{field}: the strategy {request.plan.strategy!r} has no logprobs"
-        raise InvalidRequest(f"{message}; leave it out, or choose another strategy", field)
-    return replace(request, plan=replace(request.plan, num_logprobs=None))
+        raise InvalidRequest(f"{message}; leave it out, or choose 'semantic'", "strictness")
+    return at_strictness(strictness, served.verifier.operating_points)
 
 
 def _check_grammar(request: Request, served: Served) -> None:
@@ -59,11 +60,11 @@ def _check_grammar(request: Request, served: Served) -> None:
         return
     if not STRATEGIES[request.plan.strategy].supports_grammars:
         message = f"the strategy {request.plan.strategy!r} judges what is written, and cannot hold it to a format"
-        raise InvalidRequest(f"{message}; leave it out, or choose 'target'", request.strategy_field)
+        raise InvalidRequest(f"{message}; leave it out, or choose 'target'", "strategy")
     if not served.supports_grammars(request.plan.strategy):
-        message = f"{request.format_field}: {served.target.model} cannot be held to a format"
+        message = f"{GRAMMAR}: {served.target.model} cannot be held to a format"
         remedy = "it needs the engine 'auto', 'fast' or 'transformers', and a vocabulary that spells any text"
-        raise InvalidRequest(f"{message}: {remedy}; leave it out", request.format_field)
+        raise InvalidRequest(f"{message}: {remedy}; leave it out", GRAMMAR)
 
 
 def _check_penalties(request: Request, served: Served) -> None:
@@ -73,13 +74,13 @@ def _check_penalties(request: Request, served: Served) -> None:
     if not STRATEGIES[strategy].supports_grammars:
         message = f"the strategy {strategy!r} judges or verifies drafts by the models' own probabilities"
         raise InvalidRequest(
-            f"{message}, not by penalised ones; leave out {request.penalty_field}, or choose 'target'",
-            request.strategy_field,
+            f"{message}, not by penalised ones; leave out <penalties>, or choose 'target'",
+            "strategy",
         )
     if not served.supports_penalties(strategy):
-        message = f"{request.penalty_field}: {served.target.model} takes no penalties"
+        message = f"penalties: {served.target.model} takes no penalties"
         remedy = "it needs the engine 'auto', 'fast' or 'transformers'"
-        raise InvalidRequest(f"{message}: {remedy}; leave it out", request.penalty_field)
+        raise InvalidRequest(f"{message}: {remedy}; leave it out", "penalties")
     if not penalties.logit_bias:
         return
     if Writer.DRAFT in STRATEGIES[strategy].writers and served.draft.tokenizer != served.target.tokenizer:
@@ -95,7 +96,7 @@ def _check_variables(request: Request, served: Served) -> None:
     known = served.target.template_variables
     for name in json.loads(request.variables or "{}"):
         if name not in known:
-            field, known_names = request.variable_field(name), ", ".join(known) or "none"
+            field, known_names = f"chat_template_kwargs.{name}", ", ".join(known) or "none"
             message = (
                 f"{field}: the chat template of {served.target.model} has no variable {name!r} that a request may set"
             )
@@ -107,14 +108,14 @@ def _check_segmentation(request: Request, served: Served) -> None:
     if request.plan.segmentation not in supported:
         name, names = request.plan.segmentation.value, ", ".join(sorted(supported))
         message = f"the services do not support the segmentation {name!r} for this strategy, only: {names}"
-        raise InvalidRequest(message, "semspec.segmentation")
+        raise InvalidRequest(message, "segmentation")
 
 
 def check_session_size(request: Request, turns: Sequence[Message], max_bytes: int) -> None:
     num_bytes = sum(len((turn.content + turn.tool_calls).encode()) for turn in (*turns, *request.messages))
     if request.session is not None and num_bytes > max_bytes:
         message = f"session {request.session} would exceed {max_bytes} bytes; start a new one"
-        raise InvalidRequest(message, "semspec.session")
+        raise InvalidRequest(message, "session")
 
 
 def deadline_s(choices: Sequence[ChoiceRequest], settings: GatewaySettings) -> float:
@@ -134,5 +135,5 @@ def budget(request: Request, prompts: Prompts, served: Served, default_max_token
     if num_free < (request.max_tokens or 1):
         requested = f" and the {request.max_tokens} requested" if request.max_tokens else ""
         message = f"the {num_prompt_tokens} tokens of the prompt{requested} exceed the window of {window} tokens"
-        raise ContextTooLong(message, request.prompt_field)
+        raise ContextTooLong(message, "prompt")
     return request.max_tokens or min(default_max_tokens or max(1, window // DEFAULT_SHARE), num_free)

@@ -125,7 +125,7 @@ class ChoiceRunner:
         async with aclosing(decode(generation, choice.served.pinned(self._backends))) as events:
             while output.stop_checker.stop is None:
                 # The prompt was accepted when it was encoded; else what is invalid now is not the client's mistake.
-                with _grammar_of(choice.request.format_field), broken_target(InvalidRequest, InternalError):
+                with broken_target(InvalidRequest, InternalError):
                     event = await anext(events)
                 match event:
                     case Finished(reason):
@@ -166,7 +166,7 @@ class ChoiceRunner:
         committed = True
         if lease is not None:
             turns = [*choice.request.messages, Message("assistant", output.seen.content, output.seen.calls_json)]
-            committed = await lease.commit(turns, choice.request.num_turns)
+            committed = await lease.commit(turns, choice.num_turns)
         await journal.finish("finished", finish_reason=reason.value, usage=json.dumps(usage([output])))
         output.degraded = journal.degraded or not committed
         if self._collection is not None and not journal.degraded:
@@ -181,15 +181,6 @@ class ChoiceRunner:
         log_end(choice, output, status, self._settings.log_prompts)
         if journal.degraded or output.degraded:
             self._metrics.degraded()
-
-
-@contextmanager
-def _grammar_of(field: str) -> Iterator[None]:
-    """Names the client's `field` in an error about its grammar, which may be too complex only where it is followed."""
-    try:
-        yield
-    except InvalidRequest as error:
-        raise InvalidRequest(error.message.replace(GRAMMAR, field, 1), field) from error
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Self
 
@@ -14,8 +13,7 @@ from semspec.errors import (
 )
 from semspec.gateway.generation.admission import Admission
 from semspec.gateway.generation.attach import Attacher, SharedSlots
-from semspec.gateway.generation.audit import Audit
-from semspec.gateway.generation.checks import check_session_size, checked, deadline_s
+from semspec.gateway.generation.checks import check_session_size, deadline_s
 from semspec.gateway.generation.choice import ChoiceRunner, Emit
 from semspec.gateway.generation.output import ChoiceEvent, ChoiceOutput
 from semspec.gateway.generation.preparation import Preparation
@@ -106,9 +104,7 @@ class Generations:
         store: Store,
         sessions: Sessions,
         settings: GatewaySettings,
-        audit: Audit | None = None,
     ) -> None:
-        self._audit = audit
         self._runner = runner
         self._admission = admission
         self._preparation = preparation
@@ -119,13 +115,12 @@ class Generations:
         self._settings = settings
 
     @asynccontextmanager
-    async def begin(self, request: Request) -> AsyncIterator[Run]:
-        """Acquire the slots and the session of a request, then generate.
+    async def begin(self, request: Request, served: Served) -> AsyncIterator[Run]:
+        """Acquire the slots and the session of a request, then generate with what is `served`.
 
-        Raises: every error with which a request with a valid schema may be refused.
+        Raises: every error with which a resolved request may be refused.
         """
-        settings, served = self._settings, self._readiness.require()
-        request = checked(self._audit.tighten(request) if self._audit else request, served)
+        settings = self._settings
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._admission.admitted(request.owner, request.num_choices))
             lease = None
@@ -134,7 +129,6 @@ class Generations:
                 lease = await self._sessions.claimed(request.session, request.owner, writer, stack)
             turns = lease.turns if lease else ()
             check_session_size(request, turns, settings.max_session_bytes)
-            request = replace(request, num_turns=len(turns))
             choices = await self._preparation.choices(request, turns, served)
             was_cancelled, outputs = asyncio.Event(), [choice.output() for choice in choices]
             works = [
@@ -146,11 +140,10 @@ class Generations:
                 yield run
 
     @asynccontextmanager
-    async def attach(self, id: str, seen: Sequence[int] = (), trace: bool | None = None) -> AsyncIterator[Run]:
+    async def attach(self, id: str, seen: Sequence[int] = ()) -> AsyncIterator[Run]:
         """Attach to a request's generations, by the id of one of them; `seen` counts the client's segments per choice.
 
-        The response has the request's own format; `trace`, if not None, selects whether the stream has segment records,
-        and includes the usage. Raises: NotFound, Conflict, Unavailable, Mismatch.
+        Raises: NotFound, Conflict, Unavailable, Mismatch.
         """
         served = self._readiness.known()
         first = stored_choice(id, await self._store.generation(id), served)
@@ -162,9 +155,8 @@ class Generations:
                 partial(self._attacher.run, choice, output, num_seen, was_cancelled, slots)
                 for choice, output, num_seen in zip(choices, outputs, [*seen, *[0] * len(choices)], strict=False)
             ]
-            request = first.request if trace is None else replace(first.request, trace=trace, include_usage=True)
             limit_s = deadline_s(choices, self._settings)
-            async with Run(request, served, outputs, works, was_cancelled, limit_s) as run:
+            async with Run(first.request, served, outputs, works, was_cancelled, limit_s) as run:
                 yield run
 
     async def _begin(
@@ -180,7 +172,8 @@ class Generations:
             return stored_choice(id, await self._store.generation(id), first.served)
         except NotFound:
             if index // request.num_choices_per_prompt == first.index // request.num_choices_per_prompt:
-                choice = ChoiceRequest.of(request, index, first.prompts, first.generation.max_tokens, first.served)
+                generation = request.generation(index, first.prompts, first.generation.max_tokens)
+                choice = ChoiceRequest(index, request, generation, first.served, first.num_turns)
             else:
                 choice = (await self._preparation.choices(request, (), first.served))[index]
             await Journal(self._store, choice.id, asyncio.Event()).begin(stored_fields(choice))

@@ -56,7 +56,7 @@ class Preparation:
             if request.plan.grammar:
                 await check_grammar(request.plan.grammar, self._compiler)
             choices = list[ChoiceRequest]()
-            for prompt in request.all_prompts:
+            for prompt in request.prompts:
                 choices += await self._choices(request, prompt, turns, served, len(choices))
             return choices
 
@@ -68,7 +68,10 @@ class Preparation:
         max_tokens = budget(request, prompts, served, self._settings.defaults.max_tokens)
         self._metrics.prompt(len(prompts.target.token_ids))
         indices = range(first, first + request.num_choices_per_prompt)
-        return [ChoiceRequest.of(request, index, prompts, max_tokens, served) for index in indices]
+        return [
+            ChoiceRequest(index, request, request.generation(index, prompts, max_tokens), served, len(turns))
+            for index in indices
+        ]
 
     async def _prompts(
         self, request: Request, given: RequestPrompt, turns: Sequence[Message], served: Served
@@ -94,7 +97,7 @@ class Preparation:
         try:
             return await prompts_of(prompt, encoded, drafter, served.draft, served.target, deadline_s)
         except ContextTooLong as error:
-            raise ContextTooLong(error.message, error.parameter or request.prompt_field) from error
+            raise ContextTooLong(error.message, error.parameter or "prompt") from error
 
     async def _encode(self, request: Request, prompt: Prompt) -> Piece:
         try:
@@ -106,7 +109,7 @@ class Preparation:
             raise DeadlineExceeded("the target took too long to tokenize the prompt; retry") from None
         except InvalidRequest as error:
             is_of_template = error.parameter in ("tools", "chat_template_kwargs")
-            field = error.parameter if is_of_template else request.prompt_field
+            field = error.parameter if is_of_template else "prompt"
             raise type(error)(error.message, field) from error
         except SemspecError:
             self._readiness.suspect()

@@ -6,7 +6,7 @@ The stored fields suffice to resume a generation and to explain it.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import Field, TypeAdapter, create_model
 
@@ -66,24 +66,19 @@ class Parameters(_Options):
 
 RequestPrompt = str | TokenIds | tuple[Message, ...]
 
-Api = Literal["chat", "completions", "responses", "tgi"]
-"""The API whose format the response has."""
 
-EFFORT = "reasoning_effort"
-"""The variable of chat templates by which OpenAI's field of this name is served."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A validated request, before its prompt is encoded. It is stored with its generations, to resume them."""
+    """A request as it is served, with every default filled in and checked against the services, before its prompts are
+    encoded. It is stored with its generations, to resume them."""
 
     id: str
-    api: Api
     created: int
     """Seconds since 1970."""
     model: str
     """The name in the client's request."""
-    prompt: RequestPrompt
+    prompts: tuple[RequestPrompt, ...]
+    """Several are those of one plain completion."""
     num_choices: int
     """Of all prompts together, the same number for each; the first prompt's come first."""
     seed: int
@@ -95,61 +90,29 @@ class Request:
     stops: tuple[str, ...]
     keep_stop: bool
     """Whether the stop sequence that ends a text stays in it."""
+    may_reason: bool
+    """Whether the model may open its reasoning itself where an answer follows a grammar."""
     strictness: float | None
-    session: str | None
-    stream: bool
-    include_usage: bool
-    trace: bool
-    other_prompts: tuple[RequestPrompt, ...] = ()
-    """The prompts after the first one of a plain completion."""
-    owner: str = ""
-    """Name of the request's API key; empty when authentication is off."""
-    num_turns: int = 0
-    """Number of the session's turns before this request."""
-    expected: Expected | None = None
+    expected: Expected | None
     """Expected results of the acceptance rule that `strictness` selected."""
-    details: bool = False
-    """Whether TGI's response includes details: tokens and finish reason."""
-    full_text: bool = False
-    """Whether TGI's text begins with the prompt."""
-    instructions: str = ""
+    session: str | None
+    owner: str
+    """Name of the request's API key; empty when authentication is off."""
+    instructions: str
     """A system message before all others, that a response which follows this one does not inherit."""
-    tools: str = ""
+    tools: str
     """A JSON list of the tools that the model may call; see `Conversation`. With them, calls are split off the text."""
-    variables: str = ""
+    variables: str
     """A JSON object of variables of the chat template; see `Conversation`."""
-    effort_field: str = ""
-    """The request field that sets the variable `reasoning_effort`, if it is one of its own."""
-    call_options: str = ""
-    """A JSON object of the Responses API's `tools`, `tool_choice` and `parallel_tool_calls`, if there are tools."""
-    format_field: str = ""
-    """The request field that asks for the plan's grammar, if there is one."""
-    penalty_field: str = ""
-    """The request field that asks for the plan's penalties, if there is one."""
-    may_be_collected: bool = True
+    may_be_collected: bool
     """Whether the client lets the answer be listed in the collection; its owner's consent is another matter."""
-    previous: str = ""
-    """Id of the response that this one follows; its turns are part of the prompt."""
+    answer: str
+    """What the request's API needs to format the answer, in JSON that only the API reads."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """The messages of a chat; none for a plain prompt."""
-        return self.prompt if isinstance(self.prompt, tuple) else ()
-
-    @property
-    def prompt_field(self) -> str:
-        if self.api == "responses":
-            return "input"
-        return "messages" if isinstance(self.prompt, tuple) else "prompt"
-
-    @property
-    def strategy_field(self) -> str:
-        """The request field that selects the strategy."""
-        return "model" if ":" in self.model else "semspec.strategy"
-
-    def variable_field(self, name: str) -> str:
-        """The request field that sets a variable of the chat template."""
-        return self.effort_field if name == EFFORT and self.effort_field else f"chat_template_kwargs.{name}"
+        return self.prompts[0] if isinstance(self.prompts[0], tuple) else ()
 
     @property
     def choice_ids(self) -> list[str]:
@@ -160,12 +123,8 @@ class Request:
         return f"{self.id}-{index}" if index else self.id
 
     @property
-    def all_prompts(self) -> tuple[RequestPrompt, ...]:
-        return (self.prompt, *self.other_prompts)
-
-    @property
     def num_choices_per_prompt(self) -> int:
-        return self.num_choices // len(self.all_prompts)
+        return self.num_choices // len(self.prompts)
 
     def generation(self, index: int, prompts: Prompts, max_tokens: int) -> Generation:
         """The decoding loop's input for one choice. The first choice of a prompt uses the request's seed unchanged, so
@@ -179,7 +138,7 @@ class Request:
             max_tokens=max_tokens,
             session=self.session or self.choice_id(index),
             draft_prompt=prompts.draft,
-            grammar=of_output(self.plan.grammar, prompts.target.text, may_reason=self.api != "tgi"),
+            grammar=of_output(self.plan.grammar, prompts.target.text, self.may_reason),
             fallback=prompts.fallback,
         )
 
@@ -188,16 +147,16 @@ class Request:
 class ChoiceRequest:
     """One choice of a request, and the decoding loop's input for it."""
 
-    id: str
     index: int
     request: Request
     generation: Generation
     served: Served
+    num_turns: int
+    """Number of the session's turns before this request."""
 
-    @classmethod
-    def of(cls, request: Request, index: int, prompts: Prompts, max_tokens: int, served: Served) -> Self:
-        """One of a request's choices."""
-        return cls(request.choice_id(index), index, request, request.generation(index, prompts, max_tokens), served)
+    @property
+    def id(self) -> str:
+        return self.request.choice_id(self.index)
 
     @property
     def prompt(self) -> str:
@@ -244,6 +203,7 @@ def stored_fields(choice: ChoiceRequest) -> dict[str, str]:
         "models": json.dumps(_models(choice.served)),
         "index": str(choice.index),
         "budget": str(generation.max_tokens),
+        "num_turns": str(choice.num_turns),
         "call": _REQUEST.dump_json(choice.request).decode(),
     }
 
@@ -266,7 +226,8 @@ def stored_choice(id: str, meta: Mapping[str, str], served: Served) -> ChoiceReq
         target = _PIECE.validate_json(meta["prompt"])
         draft = _PIECE.validate_json(meta["draft_prompt"]) if meta.get("draft_prompt") else None
         prompts = Prompts(target, draft, meta.get("fallback") or None)
-        return ChoiceRequest.of(request, int(meta["index"]), prompts, int(meta["budget"]), served)
+        index, num_turns = int(meta["index"]), int(meta["num_turns"])
+        return ChoiceRequest(index, request, request.generation(index, prompts, int(meta["budget"])), served, num_turns)
 
 
 def _models(served: Served) -> Json:

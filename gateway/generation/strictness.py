@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from semspec.errors import InvalidRequest
 from semspec.types import Acceptance, OperatingPoint
 
-_FIELD = "semspec.strictness"
-
 
 @dataclass(frozen=True, slots=True)
 class Expected:
@@ -37,12 +35,12 @@ def at_strictness(strictness: float, points: Sequence[OperatingPoint]) -> Settin
     points, and None where one of them has none. Raises: InvalidRequest when the report has no curve.
     """
     if not 0 <= strictness <= 1:
-        raise InvalidRequest(f"strictness is {strictness}; choose between 0, lenient, and 1, strict", _FIELD)
+        raise InvalidRequest(f"strictness is {strictness}; choose between 0, lenient, and 1, strict", "strictness")
     curve = {point.threshold: point for point in points if point.threshold is not None}
     if not curve:
         raise InvalidRequest(
             "strictness needs a curve of thresholds, but the probes' report has no curve; use semspec.acceptance",
-            _FIELD,
+            "strictness",
         )
     thresholds = sorted(curve)
     lowest, highest = thresholds[0], thresholds[-1]

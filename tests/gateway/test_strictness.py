@@ -104,7 +104,7 @@ def test_single_point_is_taken_whatever_the_strictness() -> None:
 def test_report_without_a_curve_is_refused_by_name(points: Sequence[OperatingPoint]) -> None:
     with pytest.raises(InvalidRequest, match=r"no curve; use semspec\.acceptance") as caught:
         at_strictness(0.5, points)
-    assert caught.value.parameter == "semspec.strictness"
+    assert caught.value.parameter == "strictness"
 
 
 @pytest.mark.parametrize("strictness", [-0.1, 1.1, nan])

@@ -1,7 +1,7 @@
 """OpenAI's API: routes, and response formats of chat and plain completions."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -35,7 +35,7 @@ from semspec.gateway.api.openai.answers import (
     TextCompletionChunk,
     TopLogprob,
 )
-from semspec.gateway.api.openai.conversion import chat_request, completion_request
+from semspec.gateway.api.openai.conversion import AnswerOptions, chat_request, completion_request
 from semspec.gateway.api.openai.requests import ChatRequest, CompletionRequest
 from semspec.gateway.api.shared.errors import error_body
 from semspec.gateway.api.shared.openapi import CHAT, COMPLETION, IDEMPOTENT
@@ -50,24 +50,23 @@ from semspec.gateway.api.shared.statistics import (
 from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept, numbers, usage
 from semspec.gateway.generation.parsers import Delta, ToolCall
 from semspec.gateway.generation.request import Parameters, Request
-from semspec.gateway.settings import GatewaySettings
 from semspec.records import SegmentTrace
 from semspec.types import Drafted, FinishReason, TokenLogprob
 
 
-def router(responder: Responder, settings: GatewaySettings) -> APIRouter:
+def router(responder: Responder) -> APIRouter:
     """`/v1/chat/completions` and `/v1/completions`."""
     routes = APIRouter(prefix="/v1", tags=["completions"])
 
     @routes.post("/chat/completions", response_model=None, responses=CHAT, openapi_extra=IDEMPOTENT)
     async def chat_completions(http: HttpRequest, body: ChatRequest) -> Response:
         """Answer a conversation."""
-        return await responder.respond(http, chat_request(body, settings), body)
+        return await responder.respond(http, chat_request(body), body)
 
     @routes.post("/completions", response_model=None, responses=COMPLETION, openapi_extra=IDEMPOTENT)
     async def completions(http: HttpRequest, body: CompletionRequest) -> Response:
         """Continue a text."""
-        return await responder.respond(http, completion_request(body, settings), body)
+        return await responder.respond(http, completion_request(body), body)
 
     @routes.post("/embeddings", include_in_schema=False)
     async def embeddings() -> Response:
@@ -82,8 +81,9 @@ class _OpenAIFormat(ABC):
 
     last_line: str | None = "[DONE]"
 
-    def __init__(self, request: Request, system_fingerprint: str) -> None:
+    def __init__(self, request: Request, options: Mapping[str, Any], system_fingerprint: str) -> None:
         self._request = request
+        self._options = AnswerOptions.model_validate(options)
         self._head = {
             "id": request.id,
             "created": request.created,
@@ -95,13 +95,13 @@ class _OpenAIFormat(ABC):
         return []
 
     def drafted(self, event: Drafted) -> list[BaseModel]:
-        return [self._chunk([], semspec=_drafted(event))] if self._request.trace else []
+        return [self._chunk([], semspec=_drafted(event))] if self._options.trace else []
 
     def text(self, index: int, event: Kept | Ended) -> list[BaseModel]:
         if isinstance(event, Ended):
             return [self._chunk([self._piece(index, event.delta, None)])] if event.delta != Delta() else []
         choice = self._piece(index, event.delta, self._logprobs(event.record.logprobs, event.offset))
-        if self._request.trace:
+        if self._options.trace:
             return [self._chunk([choice], semspec=ChunkSegment(segment=SegmentTrace.of(event.record)))]
         return [self._chunk([choice])]
 
@@ -109,8 +109,8 @@ class _OpenAIFormat(ABC):
         end = [self._final_piece(index, ended.reason)]
         if not outputs:
             return [self._chunk(end)]
-        extra = statistics(outputs, self._request)
-        if not self._request.include_usage:
+        extra = statistics(outputs, self._request, self._options.trace)
+        if not self._options.include_usage:
             return [self._chunk(end, **extra)]
         return [self._chunk(end), self._chunk([], usage=self._usage(outputs), **extra)]
 
@@ -118,14 +118,14 @@ class _OpenAIFormat(ABC):
         return self._whole(
             [self._choice(index, output) for index, output in enumerate(outputs)],
             usage=self._usage(outputs),
-            **statistics(outputs, self._request),
+            **statistics(outputs, self._request, self._options.trace),
         )
 
     def error(self, error: SemspecError) -> BaseModel:
         return error_body(error)
 
     def _usage(self, outputs: Sequence[ChoiceOutput]) -> TokenCounts:
-        return TokenCounts(**usage(outputs, len(self._request.all_prompts)))
+        return TokenCounts(**usage(outputs, len(self._request.prompts)))
 
     @abstractmethod
     def _chunk(self, choices: Sequence[Any], **fields: Any) -> BaseModel: ...
@@ -149,8 +149,8 @@ class _OpenAIFormat(ABC):
 class ChatFormat(_OpenAIFormat):
     """`POST /v1/chat/completions`. Reasoning up to `</think>` is sent as both `reasoning` and `reasoning_content`."""
 
-    def __init__(self, request: Request, system_fingerprint: str) -> None:
-        super().__init__(request, system_fingerprint)
+    def __init__(self, request: Request, options: Mapping[str, Any], system_fingerprint: str) -> None:
+        super().__init__(request, options, system_fingerprint)
         self._num_calls = [0] * request.num_choices
         """Calls of tools so far in the stream, by choice."""
 
@@ -233,7 +233,7 @@ class CompletionFormat(_OpenAIFormat):
         )
 
 
-def statistics(outputs: Sequence[ChoiceOutput], request: Request) -> dict[str, Any]:
+def statistics(outputs: Sequence[ChoiceOutput], request: Request, trace: bool) -> dict[str, Any]:
     """The response fields beyond OpenAI's: `semspec`, over all choices and for each of several; and `metrics`, null
     for several choices, as in vLLM."""
     is_one = len(outputs) == 1
@@ -242,8 +242,8 @@ def statistics(outputs: Sequence[ChoiceOutput], request: Request) -> dict[str, A
         parameters=Parameters.of(outputs[0].generation, request.strictness, request.stops),
         expected=request.expected,
         seed=request.seed,
-        choices=None if is_one else [_choice_statistics(output, request.trace) for output in outputs],
-        trace=_trace(outputs[0]) if is_one and request.trace else None,
+        choices=None if is_one else [_choice_statistics(output, trace) for output in outputs],
+        trace=_trace(outputs[0]) if is_one and trace else None,
     )
     decisions = records.statistics(outputs[0].records).steps if is_one else []
     decoding = records.speculative_decoding(decisions)

@@ -1,7 +1,7 @@
 """OpenAI's Responses API: a text in, reasoning and an answer out, whole or as events; stored as a generation is."""
 
+import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 from fastapi import APIRouter
@@ -9,11 +9,18 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 
 from semspec.errors import Conflict, InvalidRequest, NotFound
-from semspec.gateway.api.openai.conversion import chat_request, formatted
-from semspec.gateway.api.openai.formats import NamedFunction, NamedResponseTool, NamedTool
-from semspec.gateway.api.openai.requests import ChatMessage, ChatRequest, FunctionCall
+from semspec.gateway.api.openai.conversion import EFFORT_PARAMETER, ClientRequest, variables_of
+from semspec.gateway.api.openai.formats import (
+    NamedFunction,
+    NamedResponseTool,
+    NamedTool,
+    calls_grammar,
+    offered,
+    tools_json,
+)
+from semspec.gateway.api.openai.requests import ChatMessage, FunctionCall, GenerationRequest
 from semspec.gateway.api.openai.requests import ToolCall as GivenCall
-from semspec.gateway.api.openai.responses_format import ResponsesApiFormat
+from semspec.gateway.api.openai.responses_format import ResponseOptions, ResponsesApiFormat
 from semspec.gateway.api.openai.responses_models import (
     InputCall,
     InputCallOutput,
@@ -30,7 +37,6 @@ from semspec.gateway.api.shared.sse import Responder
 from semspec.gateway.generation.output import ChoiceOutput
 from semspec.gateway.generation.request import Request, stored_choice, stored_request
 from semspec.gateway.readiness import Readiness
-from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.replies import reading
 from semspec.gateway.store.store import Store
 from semspec.records import SegmentTrace
@@ -44,13 +50,14 @@ _STATUSES: dict[str, Literal["in_progress", "incomplete", "failed", "cancelled"]
 }
 
 
-def router(responder: Responder, readiness: Readiness, store: Store, settings: GatewaySettings) -> APIRouter:
+def router(responder: Responder, readiness: Readiness, store: Store) -> APIRouter:
     """`/v1/responses`."""
     routes = APIRouter(prefix="/v1/responses", tags=["completions"])
 
     async def output_of(id: str, owner: str) -> tuple[dict[str, str], Request, ChoiceOutput]:
         fields = await owned(id, owner, store)
-        if (request := stored_request(id, fields)).api != "responses":
+        request = stored_request(id, fields)
+        if json.loads(request.answer)["api"] != "responses":
             raise NotFound(f"response {id} does not exist, or has expired", "id")
         output = stored_choice(id, {**fields, "status": "finished"}, readiness.known()).output()
         lines = await store.trace(id)
@@ -75,20 +82,18 @@ def router(responder: Responder, readiness: Readiness, store: Store, settings: G
     @routes.post("", response_model=None, responses=RESPONSE, openapi_extra=IDEMPOTENT)
     async def responses(http: HttpRequest, body: ResponseRequest) -> Response:
         """Answer a text or a conversation."""
-        request = response_request(body, settings)
-        if body.previous_response_id is not None and request.session is not None:
+        previous = body.previous_response_id
+        if previous is not None and body.semspec.session is not None:
             message = "a session has the earlier turns already; leave out one of session and previous_response_id"
             raise InvalidRequest(message, "semspec.session")
-        if body.previous_response_id is not None:
-            turns = await history(body.previous_response_id, owner_of(http))
-            request = replace(request, prompt=(*turns, *request.messages))
-        return await responder.respond(http, request, body)
+        turns = await history(previous, owner_of(http)) if previous is not None else ()
+        return await responder.respond(http, response_request(body, turns), body)
 
     @routes.get("/{id}", responses=STORED_RESPONSE)
     async def response(id: GenerationId, owner: OwnerOf) -> ModelResponse:
         """A stored response, as far as it is written."""
         fields, request, output = await output_of(id, owner)
-        stored = ResponsesApiFormat(request, "").stored(output)
+        stored = ResponsesApiFormat(request, json.loads(request.answer), "").stored(output)
         if fields["status"] == "finished":
             return stored
         status, failure = _STATUSES[fields["status"]], None
@@ -99,34 +104,47 @@ def router(responder: Responder, readiness: Readiness, store: Store, settings: G
     return routes
 
 
-def response_request(body: ResponseRequest, settings: GatewaySettings) -> Request:
-    """The request of a response, which is a chat's. Raises: InvalidRequest, NotFound."""
-    chat = ChatRequest(
+def response_request(body: ResponseRequest, turns: tuple[Message, ...]) -> ClientRequest:
+    """What a response's body asks for after earlier `turns`. Raises: InvalidRequest."""
+    shared = GenerationRequest(
         model=body.model,
-        messages=messages_of(body.input) or [ChatMessage(role="user", content="")],
-        max_completion_tokens=body.max_output_tokens,
         seed=body.seed,
         temperature=body.temperature,
         top_p=body.top_p,
         stream=body.stream,
-        tools=[one.tool for one in body.tools or ()] or None,
-        tool_choice=_chosen(body.tool_choice),
-        parallel_tool_calls=body.parallel_tool_calls,
-        reasoning_effort=body.reasoning.effort if body.reasoning else None,
-        chat_template_kwargs=body.chat_template_kwargs,
         semspec=body.semspec,
     )
+    choice = _chosen(body.tool_choice)
+    tools = offered([one.tool for one in body.tools or ()], choice)
     grammar = body.text.format.grammar if body.text and body.text.format else ""
-    request = chat_request(chat, settings, "responses")
-    if grammar and request.tools:
+    if tools and grammar:
         raise InvalidRequest("text.format is only served without tools; leave out one of them", "text.format")
-    request = formatted(request, chat, grammar, "text.format")
-    options = body.model_dump_json(include={"tools", "tool_choice", "parallel_tool_calls"}) if body.tools else ""
-    return replace(
-        request,
+    if tools:
+        grammar = calls_grammar(tools, choice, body.parallel_tool_calls is not False)
+    effort = body.reasoning.effort if body.reasoning else None
+    fields = {"prompt": "input", "grammar": "tools" if tools else "text.format"}
+    if effort:
+        fields[EFFORT_PARAMETER] = "reasoning.effort"
+    messages = messages_of(body.input) or [ChatMessage(role="user", content="")]
+    return ClientRequest(
+        body=shared,
+        prompts=((*turns, *(message.message for message in messages)),),
+        max_tokens=body.max_output_tokens,
+        num_logprobs=None,
+        answer=ResponseOptions.of(
+            "responses",
+            shared,
+            fields,
+            previous_response_id=body.previous_response_id,
+            effort=effort,
+            tools=body.tools or [],
+            tool_choice=body.tool_choice or "auto" if body.tools else "auto",
+            parallel_tool_calls=bool(body.tools) and body.parallel_tool_calls is not False,
+        ),
+        grammar=grammar,
         instructions=body.instructions or "",
-        previous=body.previous_response_id or "",
-        call_options=options,
+        tools=tools_json(tools),
+        variables=variables_of(body.chat_template_kwargs, effort, "reasoning.effort"),
     )
 
 

@@ -1,13 +1,14 @@
 """A response of OpenAI's Responses API, and its events: reasoning, message and calls as items of the output."""
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
 from semspec.errors import SemspecError
 from semspec.gateway.api.openai.completions import statistics
+from semspec.gateway.api.openai.conversion import AnswerOptions
+from semspec.gateway.api.openai.formats import ResponseTool, ResponseToolChoice
 from semspec.gateway.api.openai.responses_models import (
     CallItem,
     Incomplete,
@@ -30,12 +31,23 @@ from semspec.gateway.api.openai.responses_models import (
     ResponseUsage,
 )
 from semspec.gateway.api.shared.errors import error_body
+from semspec.gateway.api.shared.variables import Effort
 from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept, usage
 from semspec.gateway.generation.parsers import Delta, ToolCall
-from semspec.gateway.generation.request import EFFORT, Request
+from semspec.gateway.generation.request import Request
 from semspec.types import Drafted, FinishReason
 
 Kind = Literal["reasoning", "message"]
+
+
+class ResponseOptions(AnswerOptions):
+    """What a response repeats of its request."""
+
+    previous_response_id: str | None
+    effort: Effort | None
+    tools: list[ResponseTool]
+    tool_choice: ResponseToolChoice
+    parallel_tool_calls: bool
 
 
 class ResponsesApiFormat:
@@ -43,8 +55,9 @@ class ResponsesApiFormat:
 
     last_line: str | None = None
 
-    def __init__(self, request: Request, system_fingerprint: str) -> None:
+    def __init__(self, request: Request, options: Mapping[str, Any], system_fingerprint: str) -> None:
         self._request = request
+        self._options = ResponseOptions.model_validate(options)
         self._num_events = self._num_items = 0
         self._is_open = False
         """Whether the last text is an item that goes on."""
@@ -88,14 +101,14 @@ class ResponsesApiFormat:
         return self._response(status, [*items, *calls], output)
 
     def _whole(self, output: ChoiceOutput) -> ModelResponse:
-        return self.stored(output).model_copy(update=statistics([output], self._request))
+        return self.stored(output).model_copy(update=statistics([output], self._request, self._options.trace))
 
     def _response(self, status: ItemStatus, items: list[Item], output: ChoiceOutput | None = None) -> ModelResponse:
-        request, options = self._request, json.loads(self._request.call_options or "{}")
+        request, options = self._request, self._options
         return ModelResponse(
-            parallel_tool_calls=bool(options) and options["parallel_tool_calls"] is not False,
-            tool_choice=options.get("tool_choice") or "auto",
-            tools=options.get("tools") or [],
+            parallel_tool_calls=options.parallel_tool_calls,
+            tool_choice=options.tool_choice,
+            tools=options.tools,
             id=request.id,
             created_at=request.created,
             status=status,
@@ -105,8 +118,8 @@ class ResponsesApiFormat:
             max_output_tokens=request.max_tokens,
             model=request.model,
             output=items,
-            previous_response_id=request.previous or None,
-            reasoning=_effort(request),
+            previous_response_id=options.previous_response_id,
+            reasoning=ReasoningEffort(effort=options.effort) if options.effort else None,
             temperature=request.plan.sampling.temperature,
             top_p=request.plan.sampling.top_p,
             usage=None if output is None else _usage(output),
@@ -178,10 +191,6 @@ class ResponsesApiFormat:
     def _next(self) -> int:
         self._num_events += 1
         return self._num_events - 1
-
-
-def _effort(request: Request) -> ReasoningEffort | None:
-    return ReasoningEffort(effort=json.loads(request.variables)[EFFORT]) if request.effort_field else None
 
 
 def _call_item(call: ToolCall, arguments: str, status: ItemStatus) -> CallItem:

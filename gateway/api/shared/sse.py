@@ -2,10 +2,10 @@
 
 import asyncio
 import hashlib
+import json
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request as HttpRequest
@@ -14,13 +14,14 @@ from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from semspec.errors import SemspecError
+from semspec.gateway.api.openai.conversion import Api, ClientRequest, Resolver, naming, new_id
 from semspec.gateway.api.shared.drain import ShuttingDown, handed_over
 from semspec.gateway.api.shared.errors import ClientGone, internal_error
 from semspec.gateway.api.shared.idempotency import HEADER, IdempotencyKey
 from semspec.gateway.api.shared.middleware import owner_of
 from semspec.gateway.generation.generations import Generations, Run
 from semspec.gateway.generation.output import ChoiceEvent, ChoiceOutput, Ended, Kept
-from semspec.gateway.generation.request import Api, Request
+from semspec.gateway.generation.request import Request
 from semspec.gateway.served import Served
 from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.store import Store
@@ -68,62 +69,79 @@ class Format(Protocol):
         ...
 
 
-FormatFactory = Callable[[Request, str], Format]
-"""(request, system fingerprint) -> the format of its response."""
+FormatFactory = Callable[[Request, Mapping[str, Any], str], Format]
+"""(request, its `AnswerOptions`, system fingerprint) -> the format of its response."""
+
+
+Opened = tuple[Run, Format]
 
 
 class Responder:
     """Answers generation requests in the format of their API."""
 
     def __init__(
-        self, generations: Generations, store: Store, settings: GatewaySettings, formats: Mapping[Api, FormatFactory]
+        self,
+        resolver: Resolver,
+        generations: Generations,
+        store: Store,
+        settings: GatewaySettings,
+        formats: Mapping[Api, FormatFactory],
     ) -> None:
+        self._resolver = resolver
         self._generations = generations
         self._store = store
         self._settings = settings
         self._formats = formats
 
-    async def respond(self, http: HttpRequest, request: Request, body: BaseModel) -> Response:
-        """The response to a new request, or to one repeated under its Idempotency-Key."""
-        request = replace(request, owner=owner_of(http))
-        request, run = await self._opened(http, request, body)
-        if request.stream:
-            return self._stream(request.id, run)
+    async def respond(self, http: HttpRequest, asked: ClientRequest, body: BaseModel) -> Response:
+        """The response to a new request, or to one repeated under its Idempotency-Key with the same `body`."""
+        api, owner = asked.answer.api, owner_of(http)
+        id, key = new_id(api), http.headers.get(HEADER)
+        if key is None:
+            opened: AbstractAsyncContextManager[Opened] = self._begin(asked, id, owner)
+        else:
+            content = (api, json.dumps(body.model_dump(exclude_unset=True)))
+            idempotency = IdempotencyKey(key, owner, content, self._store)
+            timeout_s = self._settings.queue_timeout_s + self._settings.encode_deadline_s
+            id, has_begun = await unless_disconnected(http.receive, idempotency.recall(id, timeout_s))
+            opened = self._attach(id) if has_begun else idempotency.unless_refused(self._begin(asked, id, owner))
+        if asked.body.stream:
+            return EventStream(id, opened, self._settings.send_timeout_s)
         try:
-            answer = await unless_disconnected(http.receive, self._whole(run))
+            answer = await unless_disconnected(http.receive, _whole(opened))
         except ShuttingDown:
-            raise handed_over(request.id) from None
-        return Response(answer, media_type="application/json", headers={GENERATION_ID: request.id})
+            raise handed_over(id) from None
+        return Response(answer, media_type="application/json", headers={GENERATION_ID: id})
 
     def attach(self, id: str, seen: Sequence[int], trace: bool) -> Response:
-        """The stream of an existing generation, after the segments that the client has `seen` of each choice."""
-        return self._stream(id, self._generations.attach(id, seen, trace), seen)
+        """The stream of an existing generation, after the segments that the client has `seen` of each choice; with the
+        usage, and with segment records if `trace`."""
+        opened = self._attach(id, seen, trace=trace, include_usage=True)
+        return EventStream(id, opened, self._settings.send_timeout_s, seen)
 
-    async def _opened(
-        self, http: HttpRequest, request: Request, body: BaseModel
-    ) -> tuple[Request, AbstractAsyncContextManager[Run]]:
-        """The request with its final id, and its run: a new one, or one attached to the first request's."""
-        key = http.headers.get(HEADER)
-        if key is None:
-            return request, self._generations.begin(request)
-        idempotency = IdempotencyKey(key, request, body, self._store)
-        timeout_s = self._settings.queue_timeout_s + self._settings.encode_deadline_s
-        request, has_begun = await unless_disconnected(http.receive, idempotency.recall(timeout_s))
-        if has_begun:
-            return request, self._generations.attach(request.id)
-        return request, idempotency.unless_refused(self._generations.begin(request))
+    @asynccontextmanager
+    async def _begin(self, asked: ClientRequest, id: str, owner: str) -> AsyncIterator[Opened]:
+        with naming(asked.answer.fields):
+            request, served = self._resolver.resolve(asked, id, owner)
+            async with self._generations.begin(request, served) as run:
+                yield run, self._format(run, asked.answer.model_dump())
 
-    async def _whole(self, opened: AbstractAsyncContextManager[Run]) -> bytes:
-        async with opened as run:
-            while await run.next() is not None:
-                pass
-            return self._format(run).response(run.outputs).model_dump_json().encode()
+    @asynccontextmanager
+    async def _attach(self, id: str, seen: Sequence[int] = (), **changes: bool) -> AsyncIterator[Opened]:
+        async with self._generations.attach(id, seen) as run:
+            options = {**json.loads(run.request.answer), **changes}
+            with naming(options["fields"]):
+                yield run, self._format(run, options)
 
-    def _stream(self, id: str, run: AbstractAsyncContextManager[Run], seen: Sequence[int] = ()) -> Response:
-        return EventStream(id, run, self._format, self._settings.send_timeout_s, seen)
+    def _format(self, run: Run, options: Mapping[str, Any]) -> Format:
+        return self._formats[options["api"]](run.request, options, _fingerprint(run.served))
 
-    def _format(self, run: Run) -> Format:
-        return self._formats[run.request.api](run.request, _fingerprint(run.served))
+
+async def _whole(opened: AbstractAsyncContextManager[Opened]) -> bytes:
+    async with opened as (run, format):
+        while await run.next() is not None:
+            pass
+        return format.response(run.outputs).model_dump_json().encode()
 
 
 class EventStream(Response):
@@ -137,8 +155,7 @@ class EventStream(Response):
     def __init__(
         self,
         id: str,
-        run: AbstractAsyncContextManager[Run],
-        make_format: Callable[[Run], Format],
+        opened: AbstractAsyncContextManager[Opened],
         send_timeout_s: float,
         seen: Sequence[int] = (),
     ) -> None:
@@ -147,8 +164,7 @@ class EventStream(Response):
         super().__init__(media_type="text/event-stream", headers=headers)
         del self.headers["content-length"]
         self._id = id
-        self._run = run
-        self._make_format = make_format
+        self._opened = opened
         self._send_timeout_s = send_timeout_s
         self._seen = seen
         self._has_started = False
@@ -166,21 +182,20 @@ class EventStream(Response):
             await self._sent(send, self._chunks.failed(error), more=False)
 
     async def _send_all(self, send: Send) -> None:
-        async with self._run as run:
-            self._chunks = chunks = _Chunks(run, self._make_format(run), self._seen)
-            try:
+        try:
+            async with self._opened as (run, format):
+                self._chunks = _Chunks(run, format, self._seen)
                 while (item := await run.next()) is not None:
-                    if data := chunks.add(*item):
+                    if data := self._chunks.add(*item):
                         await self._sent(send, data)
-            except ClientGone:
-                raise
-            except Exception as error:
-                if not self._has_started:
-                    raise
-                await self._sent(send, chunks.failed(error))
-            else:
-                if data := chunks.ended():
+                if data := self._chunks.ended():
                     await self._sent(send, data)
+        except ClientGone:
+            raise
+        except Exception as error:
+            if self._chunks is None or not self._has_started:
+                raise
+            await self._sent(send, self._chunks.failed(error))
         await self._sent(send, b"", more=False)
 
     async def _sent(self, send: Send, body: bytes, more: bool = True) -> None:

@@ -3,7 +3,7 @@
 Additional fields come last, under keys of their own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from fastapi import APIRouter
@@ -12,9 +12,10 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from semspec import __version__
-from semspec.errors import SemspecError
+from semspec.errors import InvalidRequest, SemspecError
 from semspec.gateway.api.openai.completions import statistics
-from semspec.gateway.api.openai.conversion import text_request, tgi_request
+from semspec.gateway.api.openai.conversion import AnswerOptions, ClientRequest
+from semspec.gateway.api.openai.requests import GenerationRequest
 from semspec.gateway.api.shared.errors import tgi_error_body
 from semspec.gateway.api.shared.openapi import EITHER, GENERATE, GENERATE_STREAM, IDEMPOTENT, INFO
 from semspec.gateway.api.shared.sse import GENERATION_ID, Responder
@@ -41,8 +42,8 @@ def router(responder: Responder, readiness: Readiness, settings: GatewaySettings
     routes = APIRouter(tags=["tgi"])
 
     async def respond(http: HttpRequest, body: TgiRequest, stream: bool) -> Response:
-        text = text_request(body, stream, settings)
-        return await responder.respond(http, tgi_request(text, settings), text)
+        asked = tgi_request(body, stream)
+        return await responder.respond(http, asked, body.model_copy(update={"stream": stream}))
 
     @routes.post("/generate", response_model=None, responses=GENERATE, openapi_extra=IDEMPOTENT)
     async def generate(http: HttpRequest, body: TgiRequest) -> Response:
@@ -88,13 +89,58 @@ def router(responder: Responder, readiness: Readiness, settings: GatewaySettings
     return routes
 
 
+class TgiOptions(AnswerOptions):
+    """What TGI's response depends on."""
+
+    details: bool
+    """Whether it includes tokens and the finish reason."""
+    return_full_text: bool
+    """Whether the text begins with the prompt."""
+
+
+def tgi_request(body: TgiRequest, stream: bool) -> ClientRequest:
+    """Requests logprobs wherever TGI's response lists tokens, since TGI reports each token's logprob.
+
+    Raises: InvalidRequest when the body's `stream` contradicts the route.
+    """
+    if body.stream is not None and body.stream != stream:
+        other = "/generate_stream" if body.stream else "/generate"
+        raise InvalidRequest(f"stream contradicts this route; leave it out, or use {other}", "stream")
+    parameters = body.parameters
+    shared = GenerationRequest(
+        stream=stream,
+        seed=parameters.seed,
+        temperature=0 if parameters.is_greedy else parameters.temperature or 1,
+        top_p=parameters.top_p or 1,
+        top_k=parameters.top_k or 0,
+        repetition_penalty=parameters.repetition_penalty,
+        stop=parameters.stop,
+        semspec=body.semspec,
+    )
+    fields = {"prompt": "inputs", "grammar": "parameters.grammar", "logprobs": "parameters.top_n_tokens"}
+    fields["penalties"] = "parameters.repetition_penalty"
+    details, full_text = bool(parameters.details), bool(parameters.return_full_text)
+    return ClientRequest(
+        body=shared,
+        prompts=(body.inputs,),
+        max_tokens=parameters.max_new_tokens,
+        num_logprobs=parameters.top_n_tokens or (0 if stream or parameters.details else None),
+        are_logprobs_optional=not parameters.top_n_tokens,
+        answer=TgiOptions.of("tgi", shared, fields, details=details, return_full_text=full_text),
+        grammar=parameters.grammar.grammar if parameters.grammar else "",
+        keep_stop=True,
+        may_reason=False,
+    )
+
+
 class TgiFormat:
     """`POST /generate`, and its stream: one event per token or, for strategies without logprobs, per segment."""
 
     last_line: str | None = None
 
-    def __init__(self, request: Request, system_fingerprint: str) -> None:
+    def __init__(self, request: Request, options: Mapping[str, Any], system_fingerprint: str) -> None:
         self._request = request
+        self._options = TgiOptions.model_validate(options)
         self._tokens = _stream_of(request)
         self._num_events = 0
 
@@ -115,8 +161,8 @@ class TgiFormat:
         chunks = [self._chunk(token) for token in tokens]
         end = {
             "generated_text": self._text(output),
-            "details": TgiEnd(**self._end(output, self._num_events + 1)) if self._request.details else None,
-            **statistics(outputs, self._request),
+            "details": TgiEnd(**self._end(output, self._num_events + 1)) if self._options.details else None,
+            **statistics(outputs, self._request, self._options.trace),
         }
         return [*chunks, self._chunk(last, **end)]
 
@@ -124,15 +170,15 @@ class TgiFormat:
         (output,) = outputs
         return TgiAnswer(
             generated_text=self._text(output),
-            details=self._details(output) if self._request.details else None,
-            **statistics(outputs, self._request),
+            details=self._details(output) if self._options.details else None,
+            **statistics(outputs, self._request, self._options.trace),
         )
 
     def error(self, error: SemspecError) -> BaseModel:
         return tgi_error_body(error)
 
     def _text(self, output: ChoiceOutput) -> str:
-        prompt = self._request.prompt if self._request.full_text else ""
+        prompt = self._request.prompts[0] if self._options.return_full_text else ""
         return f"{prompt}{output.seen.content}"
 
     def _chunk(self, token: ShownToken, **end: Any) -> BaseModel:
