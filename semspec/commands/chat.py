@@ -10,7 +10,7 @@ from contextlib import aclosing
 from rich.console import Console
 
 from semspec.client import Gateway, Json
-from semspec.commands.screen import ColourScreen, PlainScreen, Screen
+from semspec.commands.screen import ColourScreen, PlainScreen
 from semspec.commands.terminal import INTERRUPTED, complain, say
 from semspec.errors import InvalidRequest, SemspecError
 
@@ -75,7 +75,7 @@ class Chat:
                 return False
         return True
 
-    def _screen(self) -> Screen:
+    def _screen(self) -> PlainScreen | ColourScreen:
         return PlainScreen() if self._is_plain else ColourScreen(self._console, self._arguments.verbose)
 
     async def _cancel(self, id: str) -> None:

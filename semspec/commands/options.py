@@ -57,9 +57,7 @@ def key_options(parser: argparse.ArgumentParser) -> None:
 def trace_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", metavar="ID", help="of a generation, such as chatcmpl-0123456789abcdef")
     _gateway_options(parser, DEFAULT_URL)
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--html", type=Path, metavar="FILE", help="write a page with the time line of all segments")
-    form.add_argument("--json", action="store_true", help="the generation and its trace as the gateway gives them")
+    parser.add_argument("--json", action="store_true", help="the generation and its trace as the gateway gives them")
 
 
 def doctor_options(parser: argparse.ArgumentParser) -> None:

@@ -12,38 +12,28 @@ THINK_END = "</think>"
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How a segment was decided, as sign, colour and word; the word serves readers who cannot see the other two."""
+    """How a segment was decided."""
 
     sign: str
     colour: str
-    word: str
 
 
-ACCEPTED = Mark("✓", "green", "accepted")
-REWRITTEN = Mark("✎", "yellow", "rewritten")
-BY_TARGET = Mark("✎", "yellow", "by the target")
-BY_DRAFT = Mark("·", "default", "by the draft")
-REFUSED = Mark("✗", "red", "refused")
+ACCEPTED = Mark("✓", "green")
+BY_TARGET = Mark("✎", "yellow")
+BY_DRAFT = Mark("·", "default")
+REFUSED = Mark("✗", "red")
 
 
 def mark_of(record: Json) -> Mark:
-    """The mark of a record: accepted or rewritten, or the writer of a segment that was not judged."""
-    match record["verdict"]:
-        case "accepted":
-            return ACCEPTED
-        case "rewritten":
-            return REWRITTEN
+    """The mark of a record: accepted, or else its writer's."""
+    if record["verdict"] == "accepted":
+        return ACCEPTED
     return BY_TARGET if record["writer"] == "target" else BY_DRAFT
 
 
 def stage_ms(record: Json, stage: str) -> float:
     """Time the loop waited for a stage; `wire` is the part of the other four outside engines."""
     return float((record.get("times") or {}).get(f"{stage}_ms") or 0.0)
-
-
-def total_ms(record: Json) -> float:
-    """Time of all stages; `wire` is included in the others."""
-    return sum(stage_ms(record, stage) for stage in STAGES if stage != "wire")
 
 
 def judgement(record: Json) -> str:
@@ -71,21 +61,13 @@ def one_line(text: str) -> str:
 
 def statistics(outcome: Json) -> str:
     """A response's `semspec` object in one line."""
-    parts = (
-        _percent(outcome.get("acceptance_rate"), "accepted"),
-        _percent(outcome.get("target_ratio"), "written by the target"),
-        _number(outcome.get("tokens_per_s"), "{:.0f} tokens/s"),
-        _number(outcome.get("latency_ms"), "{:.0f} ms"),
-        f"fallback: {outcome['fallback']}" if outcome.get("fallback") else "",
-        "degraded: not kept in full" if outcome.get("degraded") else "",
-        str(outcome.get("id") or ""),
-    )
-    return " · ".join(part for part in parts if part)
-
-
-def _percent(share: float | None, of: str) -> str:
-    return "" if share is None else f"{share:.0%} {of}"
-
-
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else form.format(value)
+    forms = {
+        "acceptance_rate": "{:.0%} accepted",
+        "target_ratio": "{:.0%} written by the target",
+        "tokens_per_s": "{:.0f} tokens/s",
+        "latency_ms": "{:.0f} ms",
+    }
+    parts = [form.format(outcome[name]) for name, form in forms.items() if outcome.get(name) is not None]
+    parts += [f"fallback: {outcome['fallback']}"] if outcome.get("fallback") else []
+    parts += ["degraded: not kept in full"] if outcome.get("degraded") else []
+    return " · ".join([*parts, *filter(None, [outcome.get("id")])])

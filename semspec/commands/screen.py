@@ -1,8 +1,7 @@
 """Display of a streamed answer: plain text, or segments with the decision on each draft."""
 
 import sys
-from types import TracebackType
-from typing import Protocol, Self
+from contextlib import AbstractContextManager
 
 from rich.console import Console
 from rich.live import Live
@@ -13,36 +12,13 @@ from semspec.commands.records import REFUSED, THINK_END, Json, judgement, mark_o
 from semspec.commands.terminal import complain
 
 
-class Screen(Protocol):
-    """Display of one answer, as a context manager; leaving it ends the display, also after an error."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
-
-    def show(self, chunk: Json) -> None:
-        """Add a chunk of the stream."""
-        ...
-
-    def note(self, words: str) -> None:
-        """Show a message that is not part of the answer."""
-        ...
-
-
-class PlainScreen:
-    """The answer's text on stdout, nothing else; notes on stderr."""
+class PlainScreen(AbstractContextManager["PlainScreen"]):
+    """The text of one answer on stdout, nothing else; notes, which are not part of it, on stderr."""
 
     def __init__(self) -> None:
         self._last = "\n"
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._last.endswith("\n"):
             sys.stdout.write("\n")
             sys.stdout.flush()
@@ -58,7 +34,7 @@ class PlainScreen:
         complain(f"semspec chat: {words}")
 
 
-class ColourScreen:
+class ColourScreen(AbstractContextManager["ColourScreen"]):
     """Shows segments with their marks, undecided drafts in grey, and one line of statistics."""
 
     def __init__(self, console: Console, verbose: bool) -> None:
@@ -67,13 +43,11 @@ class ColourScreen:
         self._in_flight: dict[int, str] = {}
         self._in_answer = False
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "ColourScreen":
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.update(Text())
         self._live.stop()
 

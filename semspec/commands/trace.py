@@ -1,9 +1,8 @@
-"""`semspec trace`: the trace of a generation as a table, an HTML page or JSON."""
+"""`semspec trace`: the trace of a generation as a table or JSON."""
 
 import argparse
 import asyncio
 import json
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -12,8 +11,6 @@ from rich.text import Text
 from semspec.client import Gateway, Json
 from semspec.commands.records import STAGES, mark_of, one_line, stage_ms
 from semspec.commands.terminal import say
-from semspec.commands.waterfall import page
-from semspec.errors import InvalidRequest
 
 WIDTH_WITHOUT_TERMINAL = 160
 
@@ -22,9 +19,6 @@ def run(arguments: argparse.Namespace) -> int:
     generation, trace = asyncio.run(_fetched(arguments))
     if arguments.json:
         say(json.dumps({"generation": generation, "trace": trace}, indent=2))
-    elif arguments.html:
-        _write(arguments.html, page(generation, trace))
-        say(f"{len(trace['segments'])} segments: {arguments.html}")
     else:
         console = Console(highlight=False)
         console.width = console.width if console.is_terminal else WIDTH_WITHOUT_TERMINAL
@@ -71,10 +65,3 @@ def _row(record: Json) -> list[Text]:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidRequest(f"cannot write {path}: {error.strerror}; give --html another file", "html") from error

@@ -1,7 +1,6 @@
 """`semspec doctor` on a healthy tree, and each fault named."""
 
 import json
-import re
 import shutil
 import socket
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 
 from semspec import cli
 from semspec.commands.checks import Check
-from semspec.commands.checks.environment import check_requirement, satisfies
+from semspec.commands.checks.environment import check_requirement
 from semspec.commands.checks.models import count_weights, look_at
 from semspec.stack import BUNDLED_PAIR
 from tests.commands.support import Live
@@ -63,8 +62,7 @@ def test_lines_for_people_name_level_check_and_remedy(capsys: pytest.CaptureFixt
 
 def test_probe_of_another_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     failure = only_failure(doctor(capsys, "--draft-model", str(BUNDLED_PAIR / "target")))
-    assert failure.name == "draft probe"
-    assert re.match(r"of draft \(sha256-full:[0-9a-f]{16}\), but .*/target is sha256-full:", failure.message)
+    assert failure.name == "pair" and "the verifier's draft probe was trained on model sha256-full:" in failure.message
 
 
 def test_unreadable_probe_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -82,14 +80,14 @@ def test_broken_serving_file_is_named(capsys: pytest.CaptureFixture[str], tmp_pa
 def test_pair_without_probes_has_nothing_to_fix(capsys: pytest.CaptureFixture[str]) -> None:
     code, checks = doctor(capsys, "--likelihood", str(BUNDLED_PAIR / "probes" / "likelihood.json"))
     assert code == 0 and checks["probes"].message.startswith("none") and "target probe" not in checks
-    assert checks["likelihood"].message.startswith("of these models, from 100 questions")
+    assert checks["likelihood"].message.startswith("of draft and target, from 100 questions")
 
 
 def test_foreign_and_damaged_calibrations_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = Path(shutil.copy(BUNDLED_PAIR / "probes" / "likelihood.json", tmp_path / "likelihood.json"))
     options = ("--likelihood", str(path))
     foreign = only_failure(doctor(capsys, *options, "--draft-model", str(BUNDLED_PAIR / "target")))
-    assert foreign.name == "likelihood" and re.match(r"of draft \(sha256-full:\w+\), but .*/target is", foreign.message)
+    assert foreign.name == "pair" and "the likelihood calibration is for the draft draft" in foreign.message
     path.write_text(path.read_text()[:-9])
     damaged = only_failure(doctor(capsys, *options))
     assert damaged.name == "likelihood" and str(path) in damaged.message and "train calibrate" in damaged.remedy
@@ -198,6 +196,7 @@ def test_weights_are_counted_from_their_headers() -> None:
         ("pydantic>=2.12", None),
         ("pydantic>=99", "fail"),
         ("protobuf<5,>=4", "fail"),
+        ("torch>=2.10", None),  # its version has a local part
         ('no-such-package>=1; extra == "gateway"', "fail"),
         ('no-such-package>=1; extra == "cli"', "warn"),
         ('no-such-package>=1; extra == "training"', None),
@@ -207,23 +206,6 @@ def test_weights_are_counted_from_their_headers() -> None:
 def test_requirement_is_held_against_what_is_installed(requirement: str, level: str | None) -> None:
     check = check_requirement(requirement)
     assert (check and check.level) == level
-
-
-@pytest.mark.parametrize(
-    ("found", "specifiers", "expected"),
-    [
-        ("2.10.0+cpu", ">=2.10", True),
-        ("2.9.1", ">=2.10", False),
-        ("7.35.1", "<8,>=7.35.1", True),
-        ("8.0", "<8,>=7.35.1", False),
-        ("2.1", ">=2.1.0", True),
-        ("1.85.1", "==1.85.1", True),
-        ("1.85.2", "==1.85.1", False),
-        ("", ">=6.2", False),
-    ],
-)
-def test_versions_are_compared_by_their_numbers(found: str, specifiers: str, expected: bool) -> None:
-    assert satisfies(found, specifiers) is expected
 
 
 def test_memory_counts_the_keys_and_values_that_are_set(

@@ -29,3 +29,9 @@ def warn(name: str, message: str, remedy: str) -> Check:
 def fail(name: str, message: str, remedy: str) -> Check:
     """A problem with which the stack cannot run."""
     return Check(name, "fail", message, remedy)
+
+
+def refused(name: str, message: str, remedy: str = "") -> Check:
+    """A failure in the words of an error, whose message ends with `; ` and its remedy."""
+    words, separator, own = message.rpartition("; ")
+    return fail(name, words, own) if separator else fail(name, message, remedy)

@@ -1,34 +1,24 @@
 """Checks of Python, packages, CPU and GPU."""
 
 import os
-import re
+import platform
 import shutil
-import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 
+from packaging.requirements import Requirement
+
 from semspec.commands.checks import Check, fail, ok, warn
 
-LEAST_PYTHON = (3, 11)
 NEEDED_EXTRAS = {"": fail, "gateway": fail, "engine": fail, "cli": warn}
 """Extras that the stack requires, and the level of a missing package in each."""
 
-_REQUIREMENT = re.compile(r"""([\w.-]+) (?:\[[^]]*\])? \s* ([^;]*) (?:;.*extra\s*==\s*["']([\w-]+)["'])?""", re.VERBOSE)
-
 
 def check_environment() -> Iterator[Check]:
-    yield _python(sys.version_info[:3])
+    yield ok("python", platform.python_version())
     yield from check_packages()
     yield _torch()
     yield _cores()
-
-
-def _python(found: tuple[int, int, int]) -> Check:
-    words = ".".join(map(str, found))
-    if found < LEAST_PYTHON:
-        wanted = ".".join(map(str, LEAST_PYTHON))
-        return fail("python", f"{words} is older than {wanted}", f"make the environment with Python {wanted} or newer")
-    return ok("python", words)
 
 
 def check_packages() -> Iterator[Check]:
@@ -42,52 +32,25 @@ def check_packages() -> Iterator[Check]:
     yield from problems or [ok("packages", "all there, none older than its floor")]
 
 
-def check_requirement(requirement: str) -> Check | None:
+def check_requirement(text: str) -> Check | None:
     """The problem with one requirement of the package's metadata.
 
     None if it is satisfied, or if it belongs to an extra that the stack does not require.
     """
-    matched = _REQUIREMENT.match(requirement)
-    if matched is None or (matched[3] or "") not in NEEDED_EXTRAS:
+    requirement = Requirement(text)
+    name, marker = requirement.name, requirement.marker
+    extra = next((extra for extra in NEEDED_EXTRAS if marker is None or marker.evaluate({"extra": extra})), None)
+    if extra is None:
         return None
-    name, specifiers, extra = matched[1], matched[2].strip(), matched[3] or ""
-    found, complain = _version(name), NEEDED_EXTRAS[extra]
-    if found is None:
-        target = f"semspec[{extra}]" if extra else "semspec"
-        return complain("packages", f"{name} is not installed", f"pip install '{target}'")
-    if not satisfies(found, specifiers):
-        return complain("packages", f"{name} {found} is not {specifiers}", f"pip install '{name}{specifiers}'")
-    return None
-
-
-def satisfies(found: str, specifiers: str) -> bool:
-    """Whether a version satisfies bounds such as `>=2.1,<3`; operators other than >=, < and == are ignored."""
-    numbers = _numbers(found)
-    for specifier in filter(None, map(str.strip, specifiers.split(","))):
-        bound = _numbers(specifier.lstrip("<>=!~ "))
-        if specifier.startswith(">=") and numbers < bound:
-            return False
-        if specifier.startswith("==") and numbers != bound:
-            return False
-        if specifier.startswith("<") and not specifier.startswith("<=") and numbers >= bound:
-            return False
-    return True
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    """The numbers of a version's release part without trailing zeros: 2.10.0+cpu is 2, 10."""
-    release = re.match(r"\d+(?:\.\d+)*", text)
-    numbers = [int(number) for number in release[0].split(".")] if release else []
-    while numbers and not numbers[-1]:
-        numbers.pop()
-    return tuple(numbers)
-
-
-def _version(name: str) -> str | None:
+    complain = NEEDED_EXTRAS[extra]
     try:
-        return version(name)
+        found = version(name)
     except PackageNotFoundError:
-        return None
+        return complain("packages", f"{name} is not installed", f"pip install 'semspec{f'[{extra}]' if extra else ''}'")
+    if not requirement.specifier.contains(found, prereleases=True):
+        wanted = requirement.specifier
+        return complain("packages", f"{name} {found} is not {wanted}", f"pip install '{name}{wanted}'")
+    return None
 
 
 def _torch() -> Check:

@@ -4,8 +4,9 @@ import re
 import subprocess
 from collections.abc import Iterator
 
+from packaging.version import Version
+
 from semspec.commands.checks import Check, fail, ok
-from semspec.commands.checks.environment import satisfies
 from semspec.stack import StackConfig, StackError
 from semspec.stack.listening import bound_port, url_host
 from semspec.stack.redis import find_server, given_url
@@ -63,7 +64,7 @@ def _own_redis() -> Check:
 
 
 def _version_check(found: str, where: str) -> Check:
-    if not satisfies(found, f">={LEAST_REDIS}"):
+    if Version(found or "0") < Version(LEAST_REDIS):
         remedy = f"install Redis {LEAST_REDIS} or newer"
         return fail("redis", f"{found or 'unknown version'} ({where}) is older than {LEAST_REDIS}", remedy)
     return ok("redis", f"{found} ({where})")
