@@ -47,7 +47,10 @@ class Script:
 async def serving(api: Api, script: Script) -> AsyncIterator[str]:
     """Its address, as a client of that API writes it."""
 
+    connections = set[asyncio.Task[None] | None]()
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.add(asyncio.current_task())
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             script.headers.append(head)
@@ -56,6 +59,8 @@ async def serving(api: Api, script: Script) -> AsyncIterator[str]:
             )
             body = json.loads(await reader.readexactly(length)) if length else {}
             await (_stream(api, script, body, reader, writer) if length else _listing(writer))
+        except (OSError, EOFError):
+            pass  # the client has hung up
         finally:
             writer.close()
 
@@ -63,6 +68,7 @@ async def serving(api: Api, script: Script) -> AsyncIterator[str]:
     async with server:
         address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         yield address if api == "tgi" else f"{address}/v1"
+    await asyncio.wait_for(asyncio.gather(*filter(None, connections)), 60)
 
 
 async def _stream(
@@ -85,6 +91,7 @@ async def _until_left(script: Script, reader: asyncio.StreamReader, writer: asyn
     while not left.done():
         writer.write(b":\n\n")
         await asyncio.wait([left], timeout=0.05)
+    await asyncio.gather(left, return_exceptions=True)  # whoever hangs up may reset the connection
     script.hung_up.set()
 
 
