@@ -11,6 +11,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
 from semspec.gateway.api.shared import playground
+from semspec.records import record_json
+from semspec.types import Judgement, Segment, SegmentEnd, SegmentRecord, StageTimes, Writer
 
 Json = dict[str, Any]
 
@@ -151,27 +153,21 @@ class ScriptedGateway:
 
 def record(index: int, text: str, verdict: str = "accepted", **fields: Any) -> Json:
     """A segment's record; a rewritten one replaces a draft."""
-    refused = {"text": f"refused {index}", "num_tokens": 4}
-    writer = "draft" if verdict == "accepted" else "target"
-    return {
-        "index": index,
-        "text": text,
-        "num_tokens": 5,
-        "writer": writer,
-        "end": "boundary",
-        "verdict": verdict,
-        "draft_probability": 0.5,
-        "target_probability": 0.25,
-        "ratio": 0.5,
-        "draw": 0.125,
-        "rejected": refused if verdict == "rewritten" else None,
-        "num_proposed_tokens": 0,
-        "num_accepted_tokens": 0,
-        "score": None,
-        "times": {"draft_ms": 2.0, "read_ms": 3.0, "judge_ms": 1.0, "write_ms": 0.0, "wire_ms": 1.5},
-        "fallback": None,
-        **fields,
-    }
+    is_rewritten = verdict == "rewritten"
+    decided = SegmentRecord(
+        index,
+        segment(text, 5, Writer.TARGET if is_rewritten else Writer.DRAFT),
+        accepted=not is_rewritten,
+        judgement=Judgement(0.5, 0.25),
+        draw=0.125,
+        rejected=segment(f"refused {index}", 4, Writer.DRAFT) if is_rewritten else None,
+        times=StageTimes(2.0, 3.0, 1.0, 0.0, 1.5),
+    )
+    return {**record_json(decided), **fields}
+
+
+def segment(text: str, num_tokens: int, writer: Writer) -> Segment:
+    return Segment(text, tuple(range(num_tokens)), "", writer, SegmentEnd.BOUNDARY)
 
 
 def drafted(index: int, *texts: str) -> Json:

@@ -65,6 +65,13 @@ async def shown(page: Page) -> list[str]:
     return await page.locator(".segment").all_inner_texts()
 
 
+def posted(page: Page) -> list[Any]:
+    """The bodies that the page sends from now on."""
+    bodies: list[Any] = []
+    page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
+    return bodies
+
+
 async def test_segments_are_shown_as_they_were_decided(page: Page) -> None:
     await page.evaluate(WATCH_FLIGHT)
     await generate(page)
@@ -107,8 +114,7 @@ async def test_strictest_setting_accepts_fewer(page: Page) -> None:
 
 
 async def test_comparison_measures_the_target_alone_with_the_same_seed(page: Page) -> None:
-    asked: list[Any] = []
-    page.on("request", lambda request: asked.append(request.post_data_json) if request.method == "POST" else None)
+    asked = posted(page)
     await page.get_by_label("Compare with the target alone").check()
     await page.get_by_role("button", name="Generate").click()
     speed_up = page.locator("#meters div").nth(4)
@@ -121,8 +127,7 @@ async def test_comparison_measures_the_target_alone_with_the_same_seed(page: Pag
 
 
 async def test_comparison_over_seeds_shows_the_spread(page: Page) -> None:
-    asked: list[Any] = []
-    page.on("request", lambda request: asked.append(request.post_data_json) if request.method == "POST" else None)
+    asked = posted(page)
     await page.get_by_label("Compare with the target alone").check()
     await page.get_by_label("Seeds to compare over").fill("2")
     await page.get_by_label("Seed", exact=True).fill(str(SEED))
@@ -139,8 +144,7 @@ async def test_comparison_over_seeds_shows_the_spread(page: Page) -> None:
 
 
 async def test_conversation_goes_on_and_is_kept_by_the_server(page: Page, site: Site) -> None:
-    asked: list[Any] = []
-    page.on("request", lambda request: asked.append(request.post_data_json) if request.method == "POST" else None)
+    asked = posted(page)
     await page.get_by_label("Conversation", exact=True).check()
     await page.get_by_label("Compare with the target alone").check()
     await generate(page)

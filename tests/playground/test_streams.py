@@ -1,8 +1,10 @@
 """The page over streams that do what a healthy stack rarely does on cue."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
 from tests.playground.browser import Site, opened
@@ -11,6 +13,13 @@ from tests.playground.fakes import ID, ScriptedGateway, drafted, record
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
 BROKEN = "ERR_INCOMPLETE_CHUNKED_ENCODING"
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def page(request: pytest.FixtureRequest, browser: Browser, scripted: ScriptedGateway) -> AsyncIterator[Page]:
+    """Over the scripted gateway; the parameter is a complaint that is part of the test."""
+    async with opened(browser, Site(scripted.base_url), expected=getattr(request, "param", "")) as page:
+        yield page
 
 
 async def begin(page: Page) -> None:
@@ -25,182 +34,166 @@ async def kinds(page: Page, expected: list[str]) -> None:
         await expect(words.nth(index)).to_contain_text(word)
 
 
-async def test_drafts_are_in_flight_until_decided_and_void_after_a_rewrite(
-    browser: Browser, scripted: ScriptedGateway
-) -> None:
-    async with opened(browser, Site(scripted.base_url)) as page:
-        await begin(page)
-        scripted.say(drafted=drafted(0, "first", "second", "third"))
-        await kinds(page, ["in flight"] * 3)
-        scripted.say(segment=record(0, "first"))
-        await kinds(page, ["accepted", "in flight", "in flight"])
-        scripted.say(segment=record(1, "rewritten", "rewritten"))
-        await kinds(page, ["accepted", "target"])
-        assert not await page.get_by_text("refused 1", exact=True).is_visible()
-        await page.get_by_text("refused draft").click()
-        assert await page.get_by_text("refused 1", exact=True).is_visible()
-        scripted.end()
-        await expect(page.get_by_role("status")).to_contain_text("1 of 2 drafts accepted")
+async def test_drafts_are_in_flight_until_decided_or_void(page: Page, scripted: ScriptedGateway) -> None:
+    await begin(page)
+    scripted.say(drafted=drafted(0, "first", "second", "third"))
+    await kinds(page, ["in flight"] * 3)
+    scripted.say(segment=record(0, "first"))
+    await kinds(page, ["accepted", "in flight", "in flight"])
+    scripted.say(segment=record(1, "rewritten", "rewritten"))
+    await kinds(page, ["accepted", "target"])
+    assert not await page.get_by_text("refused 1", exact=True).is_visible()
+    await page.get_by_text("refused draft").click()
+    assert await page.get_by_text("refused 1", exact=True).is_visible()
+    scripted.end()
+    await expect(page.get_by_role("status")).to_contain_text("1 of 2 drafts accepted")
 
 
-async def test_pulse_stands_still_for_those_who_asked_for_less_motion(
-    browser: Browser, scripted: ScriptedGateway
-) -> None:
-    async with opened(browser, Site(scripted.base_url)) as page:
-        await begin(page)
-        scripted.say(drafted=drafted(0, "first"))
-        name = "node => getComputedStyle(node).animationName"
-        assert await page.locator(".flight.segment").evaluate(name) == "pulse"
-        await page.emulate_media(reduced_motion="reduce")
-        assert await page.locator(".flight.segment").evaluate(name) == "none"
+async def test_pulse_stands_still_for_those_who_asked_for_less_motion(page: Page, scripted: ScriptedGateway) -> None:
+    await begin(page)
+    scripted.say(drafted=drafted(0, "first"))
+    name = "node => getComputedStyle(node).animationName"
+    assert await page.locator(".flight.segment").evaluate(name) == "pulse"
+    await page.emulate_media(reduced_motion="reduce")
+    assert await page.locator(".flight.segment").evaluate(name) == "none"
 
 
-async def test_markup_from_a_model_stays_text(browser: Browser, scripted: ScriptedGateway) -> None:
+async def test_markup_from_a_model_stays_text(page: Page, scripted: ScriptedGateway) -> None:
     hostile = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
-    async with opened(browser, Site(scripted.base_url)) as page:
-        await page.get_by_label("Question").fill(hostile)
-        await begin(page)
-        scripted.say(drafted=drafted(1, hostile))
-        refused = {"text": hostile, "num_tokens": 1}
-        scripted.say(segment=record(0, f"{hostile}</think>{hostile}", "rewritten", rejected=refused, fallback=hostile))
-        scripted.end()
-        await expect(page.locator("#history a")).to_have_text(hostile)
-        await expect(page.locator(".answer")).to_contain_text(hostile)
-        await page.locator(".segment").hover()
-        assert await page.locator("img, main script").count() == 0
-        assert await page.title() == "semspec playground"
+    await page.get_by_label("Question").fill(hostile)
+    await begin(page)
+    scripted.say(drafted=drafted(1, hostile))
+    refused = {"text": hostile, "num_tokens": 1}
+    scripted.say(segment=record(0, f"{hostile}</think>{hostile}", "rewritten", rejected=refused, fallback=hostile))
+    scripted.end()
+    await expect(page.locator("#history a")).to_have_text(hostile)
+    await expect(page.locator(".answer")).to_contain_text(hostile)
+    await page.locator(".segment").hover()
+    assert await page.locator("img, main script").count() == 0
+    assert await page.title() == "semspec playground"
 
 
-async def test_markdown_and_formulas_are_set(browser: Browser, scripted: ScriptedGateway) -> None:
+async def test_markdown_and_formulas_are_set(page: Page, scripted: ScriptedGateway) -> None:
     reasoning = "First **bold** and `x < y`:\n\n1. one\n2. two\n\n$$\\frac{1}{2}$$\n\nfrom $5 to $10</think>"
     answer = (
         "It is \\(x^2\\), or \\boxed{42}: [here](https://example.com), [there](javascript:alert(1)), $\\undefinedmacro$"
     )
-    async with opened(browser, Site(scripted.base_url)) as page:
-        await begin(page)
-        scripted.say(segment=record(0, reasoning + answer))
-        scripted.end()
-        await expect(page.locator(".reasoning strong")).to_have_text("bold")
-        await expect(page.locator(".reasoning code")).to_have_text("x < y")
-        await expect(page.locator(".reasoning ol li")).to_have_text(["one", "two"])
-        await expect(page.locator(".reasoning .formula math mfrac")).to_have_count(1)
-        await expect(page.locator(".reasoning p").last).to_have_text("from $5 to $10")
-        await expect(page.locator(".answer math msup")).to_have_count(1)
-        await expect(page.locator(".answer .boxed strong")).to_have_text("42")
-        links = page.locator(".answer a")
-        await expect(links).to_have_text(["here"])
-        assert await links.get_attribute("rel") == "noopener noreferrer nofollow"
-        await expect(page.locator(".answer")).to_contain_text("[there](javascript:alert(1)), $\\undefinedmacro$")
+    await begin(page)
+    scripted.say(segment=record(0, reasoning + answer))
+    scripted.end()
+    await expect(page.locator(".reasoning strong")).to_have_text("bold")
+    await expect(page.locator(".reasoning code")).to_have_text("x < y")
+    await expect(page.locator(".reasoning ol li")).to_have_text(["one", "two"])
+    await expect(page.locator(".reasoning .formula math mfrac")).to_have_count(1)
+    await expect(page.locator(".reasoning p").last).to_have_text("from $5 to $10")
+    await expect(page.locator(".answer math msup")).to_have_count(1)
+    await expect(page.locator(".answer .boxed strong")).to_have_text("42")
+    links = page.locator(".answer a")
+    await expect(links).to_have_text(["here"])
+    assert await links.get_attribute("rel") == "noopener noreferrer nofollow"
+    await expect(page.locator(".answer")).to_contain_text("[there](javascript:alert(1)), $\\undefinedmacro$")
 
 
-async def test_long_reasoning_is_folded_when_it_has_ended(browser: Browser, scripted: ScriptedGateway) -> None:
-    async with opened(browser, Site(scripted.base_url)) as page:
-        await begin(page)
-        for index in range(30):
-            scripted.say(segment=record(index, f"step {index}"))
-        scripted.say(segment=record(30, "the end</think>the answer"))
-        segments = page.locator(".segment")
-        await expect(segments).to_have_count(31)
-        await expect(segments.nth(15)).to_be_visible()
-        scripted.end()
-        await expect(segments.nth(15)).to_be_hidden()
-        for index in (3, 26, 30):
-            await expect(segments.nth(index)).to_be_visible()
-        await page.get_by_role("button", name="Show 22 more steps").click()
-        await expect(segments.nth(15)).to_be_visible()
-        await expect(segments.nth(4)).to_be_focused()
-        assert await page.get_by_role("button", name="more steps").count() == 0
+async def test_long_reasoning_is_folded_when_it_has_ended(page: Page, scripted: ScriptedGateway) -> None:
+    await begin(page)
+    for index in range(30):
+        scripted.say(segment=record(index, f"step {index}"))
+    scripted.say(segment=record(30, "the end</think>the answer"))
+    segments = page.locator(".segment")
+    await expect(segments).to_have_count(31)
+    await expect(segments.nth(15)).to_be_visible()
+    scripted.end()
+    await expect(segments.nth(15)).to_be_hidden()
+    for index in (3, 26, 30):
+        await expect(segments.nth(index)).to_be_visible()
+    await page.get_by_role("button", name="Show 22 more steps").click()
+    await expect(segments.nth(15)).to_be_visible()
+    await expect(segments.nth(4)).to_be_focused()
+    assert await page.get_by_role("button", name="more steps").count() == 0
 
 
-async def test_gateway_that_does_not_answer_is_told_until_it_does(browser: Browser, scripted: ScriptedGateway) -> None:
-    async with opened(browser, Site(scripted.base_url), expected="ERR_FAILED") as page:
-        notice = page.locator("#offline")
-        await expect(page.get_by_label("Services")).to_contain_text("target ok")
-        await expect(notice).to_be_empty()
-        await page.route("**/v1/services", lambda route: route.abort())
-        await expect(notice).to_contain_text("This gateway does not answer (since ")
-        await page.unroute("**/v1/services")
-        await expect(notice).to_be_empty()
+@pytest.mark.parametrize("page", ["ERR_FAILED"], indirect=True)
+async def test_gateway_that_does_not_answer_is_told_until_it_does(page: Page, scripted: ScriptedGateway) -> None:
+    notice = page.locator("#offline")
+    await expect(page.get_by_label("Services")).to_contain_text("target ok")
+    await expect(notice).to_be_empty()
+    await page.route("**/v1/services", lambda route: route.abort())
+    await expect(notice).to_contain_text("This gateway does not answer (since ")
+    await page.unroute("**/v1/services")
+    await expect(notice).to_be_empty()
 
 
-async def test_broken_stream_is_taken_up_after_the_last_event(browser: Browser, scripted: ScriptedGateway) -> None:
-    async with opened(browser, Site(scripted.base_url), expected=BROKEN) as page:
-        await begin(page)
-        scripted.say(segment=record(0, "first"))
-        await kinds(page, ["accepted"])
-        scripted.hang_up()
-        await expect(page.locator("#notices")).to_contain_text("attaching again")
-        scripted.say(segment=record(1, "second", "rewritten"))
-        scripted.end()
-        await kinds(page, ["accepted", "target"])
-        await expect(page.get_by_role("status")).to_contain_text("finished")
-        assert scripted.attached == ["1"]
-        await expect(page.get_by_role("alert")).to_be_empty()
+@pytest.mark.parametrize("page", [BROKEN], indirect=True)
+async def test_broken_stream_is_taken_up_after_the_last_event(page: Page, scripted: ScriptedGateway) -> None:
+    await begin(page)
+    scripted.say(segment=record(0, "first"))
+    await kinds(page, ["accepted"])
+    scripted.hang_up()
+    await expect(page.locator("#notices")).to_contain_text("attaching again")
+    scripted.say(segment=record(1, "second", "rewritten"))
+    scripted.end()
+    await kinds(page, ["accepted", "target"])
+    await expect(page.get_by_role("status")).to_contain_text("finished")
+    assert scripted.attached == ["1"]
+    await expect(page.get_by_role("alert")).to_be_empty()
 
 
-async def test_stream_that_breaks_twice_is_an_error(browser: Browser, scripted: ScriptedGateway) -> None:
-    async with opened(browser, Site(scripted.base_url), expected=BROKEN) as page:
-        await begin(page)
-        scripted.say(segment=record(0, "first"))
-        await kinds(page, ["accepted"])
-        scripted.hang_up()
-        scripted.hang_up()
-        await expect(page.get_by_role("alert")).to_contain_text("lost twice")
-        await kinds(page, ["accepted"])
+@pytest.mark.parametrize("page", [BROKEN], indirect=True)
+async def test_stream_that_breaks_twice_is_an_error(page: Page, scripted: ScriptedGateway) -> None:
+    await begin(page)
+    scripted.say(segment=record(0, "first"))
+    await kinds(page, ["accepted"])
+    scripted.hang_up()
+    scripted.hang_up()
+    await expect(page.get_by_role("alert")).to_contain_text("lost twice")
+    await kinds(page, ["accepted"])
 
 
-async def test_failure_in_the_middle_is_told_with_its_remedy(browser: Browser, scripted: ScriptedGateway) -> None:
-    async with opened(browser, Site(scripted.base_url)) as page:
-        await begin(page)
-        scripted.say(segment=record(0, "first"))
-        scripted.fail("the target service does not answer", "service_unavailable")
-        alert = page.get_by_role("alert")
-        await expect(alert).to_contain_text("the target service does not answer")
-        await expect(alert).to_contain_text("which service is away")
-        await kinds(page, ["accepted"])
-        await expect(page.get_by_label("Services").get_by_text("draft away")).to_be_visible()
+async def test_failure_in_the_middle_is_told_with_its_remedy(page: Page, scripted: ScriptedGateway) -> None:
+    await begin(page)
+    scripted.say(segment=record(0, "first"))
+    scripted.fail("the target service does not answer", "service_unavailable")
+    alert = page.get_by_role("alert")
+    await expect(alert).to_contain_text("the target service does not answer")
+    await expect(alert).to_contain_text("which service is away")
+    await kinds(page, ["accepted"])
+    await expect(page.get_by_label("Services").get_by_text("draft away")).to_be_visible()
 
 
-async def test_gateway_out_of_reach_is_told(browser: Browser, scripted: ScriptedGateway) -> None:
-    async with opened(browser, Site(scripted.base_url), expected="ERR_INTERNET_DISCONNECTED") as page:
-        await expect(page.get_by_label("Model").locator("option")).to_have_count(2)
-        await page.context.set_offline(True)
-        await begin(page)
-        await expect(page.get_by_role("alert")).to_contain_text("the gateway does not answer")
-        await page.context.set_offline(False)
-        await begin(page)
-        scripted.say(segment=record(0, "first"))
-        await kinds(page, ["accepted"])
-        await expect(page.get_by_role("alert")).to_be_empty()
+@pytest.mark.parametrize("page", ["ERR_INTERNET_DISCONNECTED"], indirect=True)
+async def test_gateway_out_of_reach_is_told(page: Page, scripted: ScriptedGateway) -> None:
+    await expect(page.get_by_label("Model").locator("option")).to_have_count(2)
+    await page.context.set_offline(True)
+    await begin(page)
+    await expect(page.get_by_role("alert")).to_contain_text("the gateway does not answer")
+    await page.context.set_offline(False)
+    await begin(page)
+    scripted.say(segment=record(0, "first"))
+    await kinds(page, ["accepted"])
+    await expect(page.get_by_role("alert")).to_be_empty()
 
 
-async def test_stop_cancels_on_the_server_and_keeps_what_was_written(
-    browser: Browser, scripted: ScriptedGateway
-) -> None:
-    async with opened(browser, Site(scripted.base_url)) as page:
-        await begin(page)
-        scripted.say(segment=record(0, "first"))
-        scripted.say(drafted=drafted(1, "second"))
-        await kinds(page, ["accepted", "in flight"])
-        await page.get_by_role("button", name="Stop").click()
-        await asyncio.wait_for(scripted.cancelled.wait(), 5)
-        await expect(page.locator("#notices")).to_contain_text("Stopped")
-        await kinds(page, ["accepted"])
+async def test_stop_cancels_on_the_server_and_keeps_what_was_written(page: Page, scripted: ScriptedGateway) -> None:
+    await begin(page)
+    scripted.say(segment=record(0, "first"))
+    scripted.say(drafted=drafted(1, "second"))
+    await kinds(page, ["accepted", "in flight"])
+    await page.get_by_role("button", name="Stop").click()
+    await asyncio.wait_for(scripted.cancelled.wait(), 5)
+    await expect(page.locator("#notices")).to_contain_text("Stopped")
+    await kinds(page, ["accepted"])
 
 
 @pytest.mark.parametrize("status", ["running", "interrupted"])
-async def test_link_to_a_generation_under_way_follows_it(
-    browser: Browser, scripted: ScriptedGateway, status: str
-) -> None:
+async def test_link_to_a_generation_under_way_follows_it(page: Page, scripted: ScriptedGateway, status: str) -> None:
     scripted.status = status
     scripted.records = [record(0, "first")]
-    async with opened(browser, Site(scripted.base_url)) as page:
-        await page.goto(f"/#generation={ID}")
-        await kinds(page, ["accepted"])
-        if status == "interrupted":
-            await page.get_by_role("button", name="Go on").click()
-        scripted.say(segment=record(1, "second"))
-        scripted.end()
-        await kinds(page, ["accepted", "accepted"])
-        await expect(page.locator("#asked")).to_have_text("a stored question")
-        await expect(page.get_by_role("status")).to_contain_text("finished")
+    await page.goto(f"/#generation={ID}")
+    await kinds(page, ["accepted"])
+    if status == "interrupted":
+        await page.get_by_role("button", name="Go on").click()
+    scripted.say(segment=record(1, "second"))
+    scripted.end()
+    await kinds(page, ["accepted", "accepted"])
+    await expect(page.locator("#asked")).to_have_text("a stored question")
+    await expect(page.get_by_role("status")).to_contain_text("finished")
