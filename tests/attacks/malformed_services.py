@@ -20,7 +20,7 @@ from tests.attacks.case import Broken, Case, Draw, Family, Verdict, edited, show
 from tests.attacks.fixtures import Fixtures, Logs, Victim
 from tests.gateway.support import free_port
 from tests.processes import GENEROUS_S, Process
-from tests.security.test_services import METHODS, path_of, spoil
+from tests.security.support import METHODS, path_of, spoil
 from tests.stack.support import LONG_QUESTION, answer_of, chat_body
 
 RECOVERY_S = 300.0

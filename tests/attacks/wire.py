@@ -13,7 +13,7 @@ from grpc import aio
 from tests.attacks.case import Broken, Case, Draw, Family, Verdict, edited, shown
 from tests.attacks.fixtures import Fixtures
 from tests.checkpoints import save_checkpoints
-from tests.security.test_services import METHODS, engines_served, path_of, sound_messages, spoil, status
+from tests.security.support import METHODS, engines_served, path_of, sound_messages, spoil, status
 
 NEVER = {
     grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED,

@@ -16,11 +16,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from tests.security.test_services import METHODS, addresses, path_of, sound_messages, status
+from tests.security.support import METHODS, path_of, sound_messages, status
 
 pytestmark = pytest.mark.slow
-__all__ = ["addresses"]
-
 FUZZ_S = float(os.environ.get("SEMSPEC_FUZZ_S", "60"))
 CASES_A_ROUND = 100
 GROWTH_BYTES = 96 << 20

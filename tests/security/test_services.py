@@ -1,75 +1,32 @@
 """The services towards a caller who knows their protocol but means them no good."""
 
+import asyncio
 import hmac
-import math
-import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import grpc
 import pytest
-from google.protobuf.message import Message as Wire
-from grpc import aio
 
-from semspec.clustering.equivalence import Alternatives
-from semspec.engine.transformers_engine import TransformersEngine
-from semspec.rpc.channel import ClientOptions
-from semspec.rpc.clients import RemoteTarget
-from semspec.rpc.codec import generation, scoring
 from semspec.rpc.server import serve
 from semspec.rpc.servicers import Service, draft_service, target_service, verifier_service
-from semspec.types import Context, Message, SegmentEnd, SegmentScore, States, Writer
-from semspec.v1 import draft_pb2, target_pb2, types_pb2, verifier_pb2
-from tests.checkpoints import random_probes
-from tests.rpc.fakes import ORDER, PROPOSAL, SEGMENT, FakeEngine, FakeVerifier, serving, settings
+from tests.gateway.support import eventually
+from tests.rpc.fakes import FakeEngine, FakeVerifier, serving, settings
+from tests.security.support import METHODS, TOKEN, path_of, sound_messages, spoil, status
 
 pytestmark = pytest.mark.slow
-TOKEN = secrets.token_urlsafe(32)
 SERVICES: dict[str, Service[Any]] = {
     "Draft": draft_service(FakeEngine),
     "Target": target_service(FakeEngine),
     "Verifier": verifier_service(FakeVerifier),
 }
-METHODS = [
-    method
-    for file in (draft_pb2, target_pb2, verifier_pb2)
-    for service in file.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-]
 NO_TOKEN = ("", f"Bearer {TOKEN[::-1]}", f"Bearer {TOKEN}0", f"Bearer {TOKEN[:-1]}", "Bearer ", f"Basic {TOKEN}", TOKEN)
 NUM_SPOILT = 30
-SAME = Alternatives("", "How many?", "Tom has 20.\n\n", ("Tom has 25.", "Tom now has 25."))
-SHORT = replace(ORDER, max_tokens=6, max_segment_tokens=3, max_segments=2)
-ODD_VALUES: dict[type, tuple[object, ...]] = {
-    bool: (True, False),
-    int: (0, 1, 2, 3, 9, 2**16, 2**31 - 1, 2**32 - 1),
-    float: (0.0, -0.0, -1.0, 1e-320, 1e30, math.nan, math.inf, -math.inf),
-    str: ("", "x", "\0", "\u2028", "{{ 7 * 7 }}", "</think>", "x" * 5000),
-    bytes: (b"", b"\0", b"\xff" * 4, b"\xff\xff\xff\x7f" * 6, b"\0" * 4096),
-}
-
-
-def path_of(method: Any) -> str:
-    return f"/{method.containing_service.full_name}/{method.name}"
-
-
-async def status(
-    address: str, method: Any, message: bytes, authorization: str = f"Bearer {TOKEN}", timeout_s: float = 60
-) -> grpc.StatusCode:
-    """What a call with these bytes for a message ends with, or OK once a stream has begun."""
-    async with aio.insecure_channel(address) as channel:
-        make: Callable[[str], Any] = channel.unary_stream if method.server_streaming else channel.unary_unary
-        metadata = (("authorization", authorization),) if authorization else ()
-        call = make(path_of(method))(message, timeout=timeout_s, metadata=metadata)
-        try:
-            await (anext(aiter(call), None) if method.server_streaming else call)
-        except aio.AioRpcError as error:
-            return error.code()
-        return grpc.StatusCode.OK
 
 
 @asynccontextmanager
@@ -116,89 +73,6 @@ async def test_bytes_that_are_no_message_are_refused(method: Any, caplog: pytest
     assert not [record for record in caplog.records if record.exc_info]
 
 
-@asynccontextmanager
-async def engines_served(checkpoints: dict[str, Path], folder: Path) -> AsyncIterator[dict[str, str]]:
-    """Real engines and a real verifier over random probes in `folder`, each served; their addresses."""
-    draft, target = (
-        TransformersEngine.load(str(checkpoints[name]), writer=writer, device="cpu")
-        for name, writer in (("llama", Writer.DRAFT), ("qwen2", Writer.TARGET))
-    )
-    verifier = await random_probes(draft, target, folder)
-    async with AsyncExitStack() as stack:
-        services: dict[str, Service[Any]] = {
-            "Draft": draft_service(lambda: draft),
-            "Target": target_service(lambda: target),
-            "Verifier": verifier_service(lambda: verifier),
-        }
-        servers = {name: await stack.enter_async_context(serving(one)) for name, one in services.items()}
-        yield {name: server.address for name, server in servers.items()}
-
-
-@pytest.fixture
-async def addresses(checkpoints: dict[str, Path], tmp_path: Path) -> AsyncIterator[dict[str, str]]:
-    async with engines_served(checkpoints, tmp_path) as addresses:
-        yield addresses
-
-
-async def sound_messages(address: str) -> dict[str, Wire]:
-    """A request that the real services can answer, of each type."""
-    client = RemoteTarget(address, ClientOptions())
-    prompt = await client.encode([Message("user", "Tom has pens: 25.")])
-    await client.aclose()
-    context = Context((prompt,))
-    reading = SegmentScore(States(bytes(4 * 4 * 32), (4, 32), "m"), (0.5,) * 7, 2, 0.0)
-    messages: list[Wire] = [
-        generation.write_request_to_wire(context, SHORT),
-        generation.propose_request_to_wire(context, (1,), SHORT, 2),
-        generation.encode_request_to_wire([Message("user", "Hello?")]),
-        generation.tokenize_request_to_wire("Hello?"),
-        scoring.read_request_to_wire(context, [SEGMENT], "s"),
-        scoring.verify_request_to_wire(context, (1,), PROPOSAL, SHORT),
-        scoring.ask_request_to_wire(context, "Is it right?", "", ("yes", "no"), "s"),
-        scoring.judge_request_to_wire([reading.states], [reading]),
-        types_pb2.ModelInfoRequest(),
-        verifier_pb2.VerifierInfoRequest(),
-        scoring.cluster_request_to_wire(SAME, [SegmentEnd.BOUNDARY] * 2),
-    ]
-    return {message.DESCRIPTOR.full_name: message for message in messages}
-
-
-def spoil(message: Wire, random: Random) -> None:
-    """Change one field, at any depth, to something that its type allows."""
-    fields: Sequence[Any] = message.DESCRIPTOR.fields
-    if not fields:
-        return
-    field = random.choice(fields)
-    value = getattr(message, field.name)
-    if field.is_repeated:
-        _spoil_items(message, field, random)
-    elif field.message_type:
-        spoil(value, random) if random.random() < 0.9 else message.ClearField(field.name)
-    else:
-        setattr(message, field.name, _odd_value(field, value, random))
-
-
-def _odd_value(field: Any, value: object, random: Random) -> object:
-    return random.randrange(10) if field.enum_type else random.choice(ODD_VALUES[type(value)])
-
-
-def _spoil_items(message: Wire, field: Any, random: Random) -> None:
-    items = getattr(message, field.name)
-    if field.message_type and field.message_type.GetOptions().map_entry:
-        key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
-        items[_odd_value(key, key.default_value, random)] = _odd_value(value, value.default_value, random)
-        return
-    match random.choice(("clear", "many", "one", "one")):
-        case "clear":
-            message.ClearField(field.name)
-        case "many":
-            items.extend(list(items)[:3] * 30)
-        case _ if field.message_type and items:
-            spoil(random.choice(items), random)
-        case _ if not field.message_type and items:
-            items[random.randrange(len(items))] = _odd_value(field, items[0], random)
-
-
 async def test_spoilt_messages_are_answered_or_refused_and_never_a_defect(
     addresses: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -225,11 +99,11 @@ async def test_spoilt_messages_are_answered_or_refused_and_never_a_defect(
     ids=["anyone", "with a token", "this machine"],
 )
 async def test_service_that_lets_strangers_in_says_so(
-    options: dict[str, Any], is_warned: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], is_warned: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    async def told_to_stop() -> None:
-        pass
-
-    monkeypatch.setattr("semspec.rpc.server._stop_signal", told_to_stop)
-    await serve(draft_service(FakeEngine), settings(**options))
+    port = tmp_path / "port"
+    serving = asyncio.create_task(serve(draft_service(FakeEngine), settings(port_file=port, **options)))
+    await eventually(port.exists)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await serving
     assert any("set a token or tls_client_ca" in line for line in caplog.messages) is is_warned

@@ -1,4 +1,4 @@
-"""One real stack of the bundled pair for the whole folder: everything observed, every level of log."""
+"""One real stack of the bundled pair for the whole folder: everything observed."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
@@ -24,10 +24,6 @@ class Observed:
     lifeline: ExitStack
     """Closing it ends the collector."""
 
-    def logs(self) -> dict[str, str]:
-        """What each process of ours has logged so far."""
-        return {name: child.log.read_text() for name, child in self.stack.processes.items() if name != "redis"}
-
 
 @pytest.fixture(scope="package")
 def lifeline() -> Iterator[ExitStack]:
@@ -38,11 +34,7 @@ def lifeline() -> Iterator[ExitStack]:
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def observed(lifeline: ExitStack) -> AsyncIterator[Observed]:
     collector = lifeline.enter_context(collecting())
-    levels = {f"SEMSPEC_{role}_LOG_LEVEL": "DEBUG" for role in ("DRAFT", "TARGET", "VERIFIER", "GATEWAY")}
-    config = StackConfig(
-        environment={**levels, **collector.environment},
-        start_timeout_s=GENEROUS_S,
-    )
+    config = StackConfig(environment=collector.environment, start_timeout_s=GENEROUS_S)
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("REDIS_URL", raising=False)
         async with (
