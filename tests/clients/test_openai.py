@@ -96,24 +96,6 @@ async def test_responses_say_the_same_and_follow_each_other(server: Server, clie
     assert following.usage.input_tokens > response.usage.input_tokens
 
 
-async def test_refusals_raise_the_right_class_and_name_the_field(server: Server, client: AsyncOpenAI) -> None:
-    with pytest.raises(openai.NotFoundError) as missing:
-        await client.chat.completions.create(**asked(server, model="another"))
-    assert missing.value.param == "model" and missing.value.code == "model_not_found"
-    with pytest.raises(openai.BadRequestError) as refused:
-        await client.chat.completions.create(**asked(server, tools=[{"type": "function", "function": {"name": "f"}}]))
-    assert refused.value.param == "tools" and "tools" in refused.value.message
-    with pytest.raises(openai.BadRequestError) as unknown:
-        await client.chat.completions.create(**asked(server, stream=True, extra_body={"semspec": {"gama": 2}}))
-    assert unknown.value.param == "semspec.gama"
-
-
-async def test_key_that_is_not_known_is_an_authentication_error(server: Server, client: AsyncOpenAI) -> None:
-    with pytest.raises(openai.AuthenticationError) as refused:
-        await client.with_options(api_key="sk-unknown").chat.completions.create(**asked(server))
-    assert refused.value.code == "invalid_api_key"
-
-
 async def test_client_that_cannot_wait_is_told_so(server: Server, client: AsyncOpenAI) -> None:
     hasty = client.with_options(timeout=0.02)
     with pytest.raises(openai.APITimeoutError):
@@ -140,14 +122,3 @@ async def _events(server: Server, id: str, after: str) -> list[Any]:
     lines = [line for line in response.text.splitlines() if line.startswith("data: {")]
     chunk = openai.types.chat.ChatCompletionChunk
     return [chunk.model_validate(json.loads(line.removeprefix("data: "))) for line in lines]
-
-
-async def test_request_sent_again_under_its_key_is_answered_once(server: Server, client: AsyncOpenAI) -> None:
-    fields = {**asked(server, temperature=1), "extra_headers": {"Idempotency-Key": "clients-openai"}}
-    del fields["seed"]
-    first = await client.chat.completions.create(**fields)
-    again = await client.chat.completions.create(**fields)
-    assert again.id == first.id and again.choices == first.choices
-    with pytest.raises(openai.BadRequestError) as other:
-        await client.chat.completions.create(**{**fields, "max_tokens": 5})
-    assert other.value.param == "Idempotency-Key"

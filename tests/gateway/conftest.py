@@ -11,6 +11,7 @@ import pytest
 
 from tests.gateway.engines import spelling
 from tests.gateway.fakes import Fakes
+from tests.gateway.processes import setting_error
 from tests.gateway.support import (
     Gateway,
     GatewayFactory,
@@ -20,7 +21,7 @@ from tests.gateway.support import (
     running_gateway,
 )
 
-__all__ = ["spelling"]
+__all__ = ["setting_error", "spelling"]
 
 
 @pytest.fixture(scope="session")

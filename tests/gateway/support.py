@@ -316,7 +316,7 @@ def bearer(key: str) -> dict[str, str]:
 def make_settings(**fields: Any) -> GatewaySettings:
     """`api_keys` are those of `OWNER`, unless given."""
     fields = {"api_keys": entry(OWNER, API_KEY), **fields}
-    return GatewaySettings(**{"recheck_s": 0.01, "redis_timeout_s": 0.5, "target_patience_s": 0, **fields})
+    return GatewaySettings(**{"recheck_s": 0.01, "redis_timeout_s": 2, "target_patience_s": 0, **fields})
 
 
 def make_readiness(fakes: Fakes) -> Readiness:
@@ -332,7 +332,8 @@ def make_store(settings: GatewaySettings) -> Store:
 async def running_gateway(
     settings: GatewaySettings, behind: Fakes | Backends, ready: bool = True
 ) -> AsyncIterator[Gateway]:
-    app = create_app(settings, behind.backends if isinstance(behind, Fakes) else behind, make_store(settings))
+    backends = behind if isinstance(behind, Backends) else behind.backends
+    app = create_app(settings, backends, make_store(settings))
     config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5)
     server = _Server(config)
     listener = socket.socket(proto=socket.IPPROTO_TCP)  # else asyncio leaves Nagle's algorithm on

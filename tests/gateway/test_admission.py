@@ -1,4 +1,5 @@
-"""Slots for generations: shared fairly, queued for with a bound, and always released."""
+"""Slots for generations: shared fairly, queued for with a bound, and always released; see also the machine of
+`test_admission_in_any_order`."""
 
 from collections import Counter
 
@@ -7,32 +8,6 @@ import pytest
 from semspec.gateway.generation.admission import MAX_RETRY_AFTER_S
 from tests.gateway.admission_clients import admission_clients, in_turn
 from tests.gateway.support import eventually
-
-
-async def test_room_is_given_at_once_while_there_is_some() -> None:
-    async with admission_clients(capacity=2, max_queued=0) as here:
-        first, second, third = [await here.ask() for _ in range(3)]
-        assert first.is_running and second.is_running and third.refusal is not None
-        await here.leave(first)
-        assert (await here.ask()).is_running
-
-
-async def test_waiting_request_is_admitted_when_room_comes_free() -> None:
-    async with admission_clients(capacity=1) as here:
-        first, second, third = [await here.ask() for _ in range(3)]
-        assert here.admission.num_waiting == 2
-        await here.leave(first)
-        assert second.is_running and third.is_waiting, "who came first"
-
-
-async def test_owner_with_fewest_running_goes_first() -> None:
-    async with admission_clients(capacity=3) as here:
-        running = [await here.ask(owner) for owner in ("greedy", "greedy", "other")]
-        greedy, other, modest = [await here.ask(owner) for owner in ("greedy", "other", "modest")]
-        await here.leave(running[0])
-        assert modest.is_running
-        await here.leave(running[1])
-        assert greedy.is_running and other.is_waiting, "greedy had none left"
 
 
 async def test_one_greedy_owner_takes_nothing_from_a_modest_one() -> None:
@@ -46,33 +21,6 @@ async def test_one_greedy_owner_takes_nothing_from_a_modest_one() -> None:
         assert len(served) == 4 + 64, "whoever ran or could wait"
         assert {client.owner for client in served[:4]} == {"greedy"}
         assert Counter(client.owner for client in served[4:44])["modest"] == 20, "half of the room as long as it asks"
-
-
-async def test_owner_at_its_limit_does_not_hold_up_others() -> None:
-    async with admission_clients(capacity=4, per_owner=2) as here:
-        first, second, third = [await here.ask("greedy") for _ in range(3)]
-        assert third.is_waiting and (await here.ask("modest", 2)).is_running
-        await here.leave(second)
-        assert third.is_running and first.is_running
-
-
-async def test_request_of_many_choices_is_not_overtaken_for_ever() -> None:
-    async with admission_clients(capacity=4) as here:
-        singles = [await here.ask("small") for _ in range(4)]
-        large = await here.ask("large", 4)
-        later = [await here.ask("small") for _ in range(4)]
-        for client in singles:
-            await here.leave(client)
-        assert large.is_running and all(client.is_waiting for client in later)
-
-
-async def test_hanging_up_in_the_queue_lets_the_next_one_in() -> None:
-    async with admission_clients(capacity=4) as here:
-        first = await here.ask("small")
-        large, small = await here.ask("large", 4), await here.ask("small")
-        assert small.is_waiting
-        await here.hang_up(large)
-        assert first.is_running and small.is_running
 
 
 async def test_room_granted_to_whoever_hangs_up_in_that_moment_is_passed_on() -> None:

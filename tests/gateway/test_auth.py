@@ -17,6 +17,7 @@ from semspec.keys import entry, new_key
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import (
     API_KEY,
+    GENEROUS_S,
     OURS,
     OWNER,
     RENEWED,
@@ -106,7 +107,7 @@ async def test_body_of_a_request_without_a_key_is_not_waited_for(gateway: Gatewa
 
 
 async def test_body_that_comes_too_slowly_is_given_up(start_gateway: GatewayFactory) -> None:
-    gateway = await start_gateway(receive_timeout_s=0.2)
+    gateway = await start_gateway(receive_timeout_s=0.5)
     key = f"authorization: Bearer {API_KEY}\r\n"
     for path, code in (
         ("/v1/chat/completions", '"code":"request_timeout"'),
@@ -116,7 +117,7 @@ async def test_body_that_comes_too_slowly_is_given_up(start_gateway: GatewayFact
         status, rest = await answer_to(gateway, head.encode() + b"{")
         assert status == 408 and code in rest and "connection: close" in rest
     async with gateway.held(1) as running:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.7)
         assert not running.task.done(), "only the body has to come in time"
 
 
@@ -124,9 +125,9 @@ async def answer_to(gateway: Gateway, sent: bytes) -> tuple[int, str]:
     """Status and the rest of the answer to bytes after which the client is silent."""
     async with connection(gateway.base_url) as (reader, writer):
         writer.write(sent)
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), GENEROUS_S)
         size = next(int(line[15:]) for line in head.splitlines() if line.startswith(b"content-length:"))
-        rest = (head + await asyncio.wait_for(reader.readexactly(size), 10)).decode()
+        rest = (head + await asyncio.wait_for(reader.readexactly(size), GENEROUS_S)).decode()
         return int(rest.split()[1]), rest
 
 

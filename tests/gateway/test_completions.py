@@ -1,6 +1,5 @@
 """Answers, whole and streamed, as the openai client sees them."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -8,10 +7,9 @@ import openai
 import pytest
 
 from semspec.decoding import STRATEGIES
-from semspec.errors import Unavailable
 from semspec.types import derive_seed
-from tests.gateway.fakes import NUM_SEGMENTS, WINDOW, Fakes
-from tests.gateway.support import MESSAGES, Gateway, GatewayFactory, extra, stream_chat, text_of
+from tests.gateway.fakes import NUM_SEGMENTS, WINDOW
+from tests.gateway.support import MESSAGES, Gateway, GatewayFactory, chunks, extra, stream_chat, text_of
 
 
 async def test_chat_answers_whole(gateway: Gateway) -> None:
@@ -188,15 +186,6 @@ async def test_knobs_are_told_and_stored(start_gateway: GatewayFactory) -> None:
         assert (await gateway.stored(choice["id"]))["parameters"] == parameters
 
 
-async def test_neutral_openai_fields_are_accepted(gateway: Gateway) -> None:
-    neutral = {
-        "user": "me", "metadata": {"a": "b"}, "store": False, "stop": None, "logprobs": False, "top_logprobs": None,
-        "presence_penalty": 0, "frequency_penalty": 0.0, "tools": [], "tool_choice": "none", "functions": None,
-        "response_format": {"type": "text"}, "logit_bias": {}, "temperature": None, "max_tokens": None, "n": None,
-    }  # fmt: skip
-    assert (await gateway.chat(**neutral)).status_code == 200
-
-
 async def test_assistant_message_can_be_handed_back(gateway: Gateway) -> None:
     answer = await gateway.openai.chat.completions.create(model="semspec-demo", messages=MESSAGES)
     messages = [*MESSAGES, answer.choices[0].message.model_dump(), {"role": "developer", "content": "Go on."}]
@@ -226,23 +215,11 @@ async def test_default_budget_is_cut_to_the_window(start_gateway: GatewayFactory
     assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"
 
 
-async def test_lost_verifier_means_target_alone(start_gateway: GatewayFactory) -> None:
-    fakes = Fakes.make()
-    gateway = await start_gateway(fakes)
-    fakes.verifier.lost = Unavailable("the verifier is down")
-    statistics = (await gateway.chat()).json()["semspec"]
-    assert "verifier" in statistics["fallback"] and statistics["target_ratio"] == 1
-    assert await gateway.metric("semspec_gateway_fallbacks_total") == 1
-    ready = await gateway.http.get("/ready")
-    assert ready.status_code == 200
-
-
 async def test_target_lost_mid_stream_ends_in_an_error_event(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway()
     gateway.fakes.target.lost_at = 2
     with pytest.raises(openai.APIError, match="went away"):
-        async with asyncio.timeout(10):
-            await stream_chat(gateway, model="semspec-demo:target")
+        await stream_chat(gateway, model="semspec-demo:target")
     response = await gateway.chat(stream=True, model="semspec-demo:target")
     last = json.loads(response.text.rstrip().rpartition("data: ")[2])
     error = {"message": "the target went away", "type": "server_error", "param": None, "code": "service_unavailable"}
@@ -259,25 +236,16 @@ async def test_target_lost_before_the_first_segment_is_a_status(gateway: Gateway
     assert response.status_code == 503 and response.json()["error"]["code"] == "service_unavailable"
 
 
-async def test_defect_tells_nothing(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def broken(*_: object, **__: object) -> None:
-        raise KeyError("secret")
-
-    monkeypatch.setattr(gateway.fakes.verifier, "judge", broken)
-    response = await gateway.chat()
-    assert response.status_code == 500 and "secret" not in response.text
-    assert response.headers["x-request-id"] and response.json()["error"]["code"] == "internal_error"
-
-
-async def test_defect_mid_stream_tells_nothing(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_judged", [0, 1], ids=["at once", "mid-stream"])
+async def test_defect_tells_nothing(gateway: Gateway, monkeypatch: pytest.MonkeyPatch, num_judged: int) -> None:
     judge = gateway.fakes.verifier.judge
 
     async def breaking(*arguments: Any, **named: Any) -> Any:
-        if gateway.fakes.verifier.num_judged:
+        if gateway.fakes.verifier.num_judged >= num_judged:
             raise KeyError("secret")
         return await judge(*arguments, **named)
 
     monkeypatch.setattr(gateway.fakes.verifier, "judge", breaking)
     response = await gateway.chat(stream=True)
-    assert response.status_code == 200 and "secret" not in response.text
-    assert json.loads(response.text.rstrip().rpartition("data: ")[2])["error"]["code"] == "internal_error"
+    assert response.status_code == (200 if num_judged else 500) and "secret" not in response.text
+    assert chunks(response)[-1]["error"]["code"] == "internal_error" and response.headers["x-request-id"]

@@ -11,7 +11,7 @@ import pytest
 
 from semspec.errors import Unavailable
 from semspec.gateway.__main__ import downgrade_aborted_response
-from tests.gateway.support import API_KEY, MESSAGES, Gateway, GatewayFactory, chunks, eventually, text
+from tests.gateway.support import API_KEY, GENEROUS_S, MESSAGES, Gateway, GatewayFactory, chunks, eventually, text
 
 pytestmark = pytest.mark.slow
 TARGET: dict[str, Any] = {"model": "semspec-demo:target"}
@@ -121,7 +121,7 @@ async def test_hanging_up_during_a_claim_gives_the_session_back(gateway: Gateway
     running.cancel()
     await asyncio.wait([running])
     store.claim = claim
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GENEROUS_S):
         while (await gateway.chat(semspec=session)).status_code == 409:
             await asyncio.sleep(0.01)
 
@@ -136,7 +136,7 @@ async def test_twins_on_a_session_do_not_free_it(gateway: Gateway, session: dict
     await asyncio.sleep(0.1)
     assert not twin.done(), "it waits for the first to begin"
     go.set()
-    await asyncio.wait_for(target.paused.wait(), 10)
+    await asyncio.wait_for(target.paused.wait(), GENEROUS_S)
     assert (await gateway.chat(**TARGET, semspec=session)).status_code == 409
     target.resume.set()
     answer, same = (await first).json(), (await twin).json()

@@ -8,7 +8,16 @@ import httpx
 import pytest
 
 from tests.gateway.fakes import NUM_SEGMENTS
-from tests.gateway.support import API_KEY, MESSAGES, Gateway, GatewayFactory, connection, content, eventually
+from tests.gateway.support import (
+    API_KEY,
+    GENEROUS_S,
+    MESSAGES,
+    Gateway,
+    GatewayFactory,
+    connection,
+    content,
+    eventually,
+)
 
 BODY = {"model": "semspec-demo:target", "messages": MESSAGES, "seed": 7}
 
@@ -73,7 +82,7 @@ async def test_request_that_waits_for_the_first_with_its_key_is_refused(gateway:
 
     gateway.fakes.target.before_encode = never
     first, second = (asyncio.create_task(gateway.chat({"idempotency-key": "one"})) for _ in range(2))
-    await asyncio.wait_for(begun.wait(), 10)
+    await asyncio.wait_for(begun.wait(), GENEROUS_S)
     gateway.app.state.drain.end()
     assert_refused(await first)
     assert_refused(await second)
@@ -88,7 +97,7 @@ async def test_request_whose_tokens_are_not_there_is_refused(gateway: Gateway, m
 
     monkeypatch.setattr(gateway.fakes.target, "tokenize", never)
     running = asyncio.create_task(gateway.http.post("/tokenize", json={"inputs": "x"}))
-    await asyncio.wait_for(begun.wait(), 10)
+    await asyncio.wait_for(begun.wait(), GENEROUS_S)
     gateway.app.state.drain.end()
     response = await running
     assert response.status_code == 503 and response.headers["retry-after"]

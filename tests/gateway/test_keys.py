@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from semspec.gateway.app import create_app
-from semspec.gateway.settings import GatewaySettings
 from semspec.keys import Keys, entry, new_key
-from semspec.settings import load_settings
 from tests.gateway.fakes import Fakes
+from tests.gateway.processes import SettingError
 from tests.gateway.support import (
     API_KEY,
+    GENEROUS_S,
     OURS,
     OWNER,
     RENEWED,
@@ -64,7 +64,7 @@ async def statuses(gateway: Gateway, *keys: str) -> list[int]:
 
 
 async def until(gateway: Gateway, key: str, status: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GENEROUS_S):
         while await statuses(gateway, key) != [status]:
             await asyncio.sleep(0.05)
 
@@ -89,24 +89,14 @@ HASH = entry("x", "y").partition(":")[2]
     ],
 )
 def test_keys_that_cannot_be_used_end_the_process_in_one_line(
-    api_keys: str,
-    file: str | None,
-    variable: str,
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    api_keys: str, file: str | None, variable: str, words: str, tmp_path: Path, setting_error: SettingError
 ) -> None:
-    monkeypatch.setenv("SEMSPEC_GATEWAY_API_KEYS", api_keys)
+    settings: dict[str, object] = {"API_KEYS": api_keys}
     if file is not None:
-        path = Path(file) if file.startswith("/") else tmp_path / "keys"
-        if path.is_relative_to(tmp_path):
+        path = settings["API_KEYS_FILE"] = Path(file) if file.startswith("/") else tmp_path / "keys"
+        if path == tmp_path / "keys":
             path.write_text(file)
-        monkeypatch.setenv("SEMSPEC_GATEWAY_API_KEYS_FILE", str(path))
-    with pytest.raises(SystemExit) as end:
-        load_settings(GatewaySettings)
-    line = capsys.readouterr().err
-    assert end.value.code == 2 and line.count("\n") == 1
+    line = setting_error(**settings)
     assert f"SEMSPEC_GATEWAY_{variable}: Value error, {words}" in line
     assert "secret" not in line and HASH not in line
 

@@ -170,12 +170,6 @@ async def test_number_that_is_none_is_refused(gateway: Gateway, constant: str) -
     assert assert_openai_error(response, 400)["param"] == "temperature"
 
 
-async def test_body_of_another_type_is_refused(gateway: Gateway) -> None:
-    headers = {"content-type": "text/plain"}
-    response = await gateway.http.post("/v1/chat/completions", content=json.dumps(BODY), headers=headers)
-    assert_openai_error(response, 400)
-
-
 @pytest.mark.parametrize("announced", [True, False])
 async def test_body_over_the_limit_is_refused(start_gateway: GatewayFactory, announced: bool) -> None:
     gateway = await start_gateway(max_body_bytes=1024)

@@ -46,13 +46,11 @@ def name() -> str:
     return f"test-{secrets.token_hex(8)}"
 
 
-async def test_segments_are_appended_in_order(store: Store, name: str) -> None:
-    await store.begin(name, {"status": "running"})
-    for version in range(3):
-        await store.append(name, FIRST_FENCE, version, f'{{"index": {version}}}')
-    assert await store.trace(name) == ['{"index": 0}', '{"index": 1}', '{"index": 2}']
-    await store.finish(name, FIRST_FENCE, {"status": "finished"})
-    assert (await store.generation(name))["status"] == "finished"
+@pytest.fixture
+async def begun(store: Store, name: str) -> str:
+    """The id of a generation that runs."""
+    await store.begin(name, {"status": "running", "model": "m"})
+    return name
 
 
 async def test_a_generation_begins_once(store: Store, name: str) -> None:
@@ -63,19 +61,17 @@ async def test_a_generation_begins_once(store: Store, name: str) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 2])
-async def test_append_at_another_version_is_a_conflict(store: Store, name: str, version: int) -> None:
-    await store.begin(name, {"status": "running"})
-    await store.append(name, FIRST_FENCE, 0, '{"index": 0}')
+async def test_append_at_another_version_is_a_conflict(store: Store, begun: str, version: int) -> None:
+    await store.append(begun, FIRST_FENCE, 0, '{"index": 0}')
     with pytest.raises(Conflict, match="changed"):
-        await store.append(name, FIRST_FENCE, version, '{"index": 9}')
-    assert await store.trace(name) == ['{"index": 0}']
+        await store.append(begun, FIRST_FENCE, version, '{"index": 9}')
+    assert await store.trace(begun) == ['{"index": 0}']
 
 
-async def test_repeated_append_of_the_same_record_is_none(store: Store, name: str) -> None:
-    await store.begin(name, {"status": "running"})
+async def test_repeated_append_of_the_same_record_is_none(store: Store, begun: str) -> None:
     for _ in range(2):
-        await store.append(name, FIRST_FENCE, 0, '{"index": 0}')
-    assert await store.trace(name) == ['{"index": 0}']
+        await store.append(begun, FIRST_FENCE, 0, '{"index": 0}')
+    assert await store.trace(begun) == ['{"index": 0}']
 
 
 async def test_running_generation_without_a_lease_reads_as_interrupted(store: Store, redis: Redis, name: str) -> None:
@@ -87,23 +83,6 @@ async def test_running_generation_without_a_lease_reads_as_interrupted(store: St
     assert (await store.generation(name))["status"] == "running"
 
 
-@pytest.mark.parametrize("status", ["finished", "failed", "interrupted"])
-async def test_outcome_outlasts_the_lease(store: Store, name: str, status: str) -> None:
-    await store.begin(name, {"status": "running"})
-    await store.finish(name, FIRST_FENCE, {"status": status})
-    assert (await store.generation(name))["status"] == status
-
-
-async def test_zombie_writer_is_fenced(store: Store, redis: Redis, name: str) -> None:
-    await store.begin(name, {"status": "running"})
-    await redis.hset(f"semspec:{{{name}}}:meta", "fence", FIRST_FENCE + 1)
-    with pytest.raises(Conflict, match="taken over"):
-        await store.append(name, FIRST_FENCE, 0, "{}")
-    with pytest.raises(Conflict, match="taken over"):
-        await store.finish(name, FIRST_FENCE, {"status": "finished"})
-    await store.append(name, FIRST_FENCE + 1, 0, "{}")
-
-
 async def test_append_to_an_expired_generation_is_refused(store: Store, name: str) -> None:
     with pytest.raises(NotFound):
         await store.append(name, FIRST_FENCE, 0, "{}")
@@ -112,22 +91,14 @@ async def test_append_to_an_expired_generation_is_refused(store: Store, name: st
     assert await store.trace(name) == []
 
 
-async def test_trace_has_a_size_limit(store: Store, name: str) -> None:
-    await store.begin(name, {"status": "running"})
-    await store.append(name, FIRST_FENCE, 0, '"' + "x" * 1000 + '"')
-    with pytest.raises(Conflict, match="size limit"):
-        await store.append(name, FIRST_FENCE, 1, '"' + "x" * 1000 + '"')
-
-
-async def test_append_renews_both_keys(store: Store, redis: Redis, name: str) -> None:
-    keys = [f"semspec:{{{name}}}:meta", f"semspec:{{{name}}}:segments"]
-    await store.begin(name, {"status": "running"})
+async def test_append_renews_both_keys(store: Store, redis: Redis, begun: str) -> None:
+    keys = [f"semspec:{{{begun}}}:meta", f"semspec:{{{begun}}}:segments"]
     await redis.expire(keys[0], 5)
-    await store.append(name, FIRST_FENCE, 0, "{}")
+    await store.append(begun, FIRST_FENCE, 0, "{}")
     for key in keys:
         assert TTL_S - 60 < await redis.ttl(key) <= TTL_S
         await redis.expire(key, 5)
-    await store.finish(name, FIRST_FENCE, {"status": "finished"})
+    await store.finish(begun, FIRST_FENCE, {"status": "finished"})
     for key in keys:
         assert TTL_S - 60 < await redis.ttl(key) <= TTL_S
 
@@ -195,54 +166,35 @@ async def test_absent_redis_is_unavailable_and_reported() -> None:
     await store.close()
 
 
-async def test_generation_has_one_writer(store: Store, name: str) -> None:
-    await store.begin(name, {"status": "running"})
-    assert await store.take(name) == "held"
-    await store.finish(name, FIRST_FENCE, {"status": "interrupted"})
-    fence = await store.take(name)
-    assert fence == FIRST_FENCE + 1 and await store.take(name) == "held"
+async def test_generation_has_one_writer(store: Store, begun: str) -> None:
+    assert await store.take(begun) == "held"
+    await store.finish(begun, FIRST_FENCE, {"status": "interrupted"})
+    fence = await store.take(begun)
+    assert fence == FIRST_FENCE + 1 and await store.take(begun) == "held"
     with pytest.raises(Conflict, match="taken over"):
-        await store.append(name, FIRST_FENCE, 0, "{}")
+        await store.append(begun, FIRST_FENCE, 0, "{}")
     with pytest.raises(Conflict, match="taken over"):
-        await store.hold(name, FIRST_FENCE)
-    await store.append(name, fence, 0, "{}")
-    await store.finish(name, fence, {"status": "finished"})
-    assert await store.take(name) == "ended"
+        await store.hold(begun, FIRST_FENCE)
+    await store.append(begun, fence, 0, "{}")
+    await store.finish(begun, fence, {"status": "finished"})
+    assert await store.take(begun) == "ended"
     with pytest.raises(NotFound):
         await store.take("nobody's")
 
 
-async def test_lease_of_a_silent_writer_runs_out(redis_url: str, name: str) -> None:
-    store = Store.connect(make_settings(redis_url=redis_url, writer_lease_s=1))
-    await store.begin(name, {"status": "running"})
-    for version in range(3):
-        await asyncio.sleep(0.5)
-        await store.append(name, FIRST_FENCE, version, "{}")
-    assert await store.take(name) == "held", "writing is a sign of life"
-    await asyncio.sleep(1.2)
-    assert await store.take(name) == FIRST_FENCE + 1
-    await store.close()
-
-
-async def test_cancelled_generation_takes_nothing_more(store: Store, name: str) -> None:
-    await store.begin(name, {"status": "running"})
-    await store.append(name, FIRST_FENCE, 0, "{}")
-    await store.cancel(name)
-    await store.cancel(name)
+async def test_cancelled_generation_takes_nothing_more(store: Store, begun: str) -> None:
+    await store.append(begun, FIRST_FENCE, 0, "{}")
+    await store.cancel(begun)
+    await store.cancel(begun)
     for refused in (
-        store.append(name, FIRST_FENCE, 1, "{}"),
-        store.hold(name, FIRST_FENCE),
-        store.finish(name, FIRST_FENCE, {"status": "finished"}),
+        store.append(begun, FIRST_FENCE, 1, "{}"),
+        store.hold(begun, FIRST_FENCE),
+        store.finish(begun, FIRST_FENCE, {"status": "finished"}),
     ):
         with pytest.raises(Cancelled):
             await refused
-    assert (await store.generation(name))["status"] == "cancelled" and len(await store.trace(name)) == 1
-    assert await store.take(name) == "ended"
-
-
-async def test_idempotency_key_keeps_its_first_meaning(store: Store, name: str) -> None:
-    assert await store.remember(name, "a") == "a"
-    assert await store.remember(name, "b") == "a"
+    assert (await store.generation(begun))["status"] == "cancelled" and len(await store.trace(begun)) == 1
+    assert await store.take(begun) == "ended"
 
 
 async def test_session_is_claimed_again_by_its_own_generation_only(store: Store, name: str) -> None:
@@ -257,14 +209,13 @@ async def test_session_is_claimed_again_by_its_own_generation_only(store: Store,
     assert await store.claim(name, SECOND, 100) == tuple(turns), "a repeated commit adds nothing"
 
 
-async def test_cancelled_caller_stops_at_once(store: Store, name: str) -> None:
+async def test_cancelled_caller_stops_at_once(store: Store, begun: str) -> None:
     """redis-py swallows a cancellation now and then; a generation whose client is gone must not go on."""
 
     async def write() -> None:
         while True:
-            await store.hold(name, FIRST_FENCE)
+            await store.hold(begun, FIRST_FENCE)
 
-    await store.begin(name, {"status": "running"})
     for round in range(20):
         tasks = [asyncio.create_task(write()) for _ in range(3)]
         await asyncio.sleep(0.001 * round)
@@ -297,16 +248,15 @@ async def test_claim_that_ran_out_still_counts_if_nobody_came(store: Store, name
     assert await store.claim(name, SECOND, 100) == (turn,)
 
 
-async def test_end_of_a_generation_is_said_once(store: Store, name: str) -> None:
-    await store.begin(name, {"status": "running"})
+async def test_end_of_a_generation_is_said_once(store: Store, begun: str) -> None:
     for _ in range(2):
-        await store.finish(name, FIRST_FENCE, {"status": "finished"})
+        await store.finish(begun, FIRST_FENCE, {"status": "finished"})
     with pytest.raises(Conflict):
-        await store.finish(name, FIRST_FENCE, {"status": "interrupted"})
-    for late in (store.append(name, FIRST_FENCE, 0, "{}"), store.hold(name, FIRST_FENCE)):
+        await store.finish(begun, FIRST_FENCE, {"status": "interrupted"})
+    for late in (store.append(begun, FIRST_FENCE, 0, "{}"), store.hold(begun, FIRST_FENCE)):
         with pytest.raises(Conflict):
             await late
-    assert (await store.generation(name))["status"] == "finished" and await store.take(name) == "ended"
+    assert (await store.generation(begun))["status"] == "finished" and await store.take(begun) == "ended"
 
 
 async def test_turns_may_be_many(store: Store, name: str) -> None:
@@ -316,16 +266,15 @@ async def test_turns_may_be_many(store: Store, name: str) -> None:
     assert len(await store.claim(name, SECOND, 100)) == len(turns)
 
 
-async def test_follower_wakes_at_a_change_and_not_before(store: Store, name: str) -> None:
-    await store.begin(name, {"status": "running"})
-    assert await store.next_event(name, "0", 0.01) == "0", "nothing has changed since it began"
-    await store.append(name, FIRST_FENCE, 0, '{"index": 0}')
-    first = await store.next_event(name, "0", 60)
-    waiting = asyncio.create_task(store.next_event(name, first, 60))
-    await store.append(name, FIRST_FENCE, 1, '{"index": 1}')
+async def test_follower_wakes_at_a_change_and_not_before(store: Store, begun: str) -> None:
+    assert await store.next_event(begun, "0", 0.01) == "0", "nothing has changed since it began"
+    await store.append(begun, FIRST_FENCE, 0, '{"index": 0}')
+    first = await store.next_event(begun, "0", 60)
+    waiting = asyncio.create_task(store.next_event(begun, first, 60))
+    await store.append(begun, FIRST_FENCE, 1, '{"index": 1}')
     second = await waiting
-    await store.cancel(name)
-    third = await store.next_event(name, second, 60)
+    await store.cancel(begun)
+    third = await store.next_event(begun, second, 60)
     assert len({first, second, third}) == 3
     for timeout_s in (0.01, 0.0001):
-        assert await store.next_event(name, third, timeout_s) == third
+        assert await store.next_event(begun, third, timeout_s) == third

@@ -15,21 +15,26 @@ from tests.certificates import Authority, Pair, another
 from tests.gateway.support import GatewayFactory, RedisServer, eventually
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError, asyncio.CancelledError):
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
         while data := await reader.read(1 << 16):
             writer.write(data)
             await writer.drain()
     writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
 
 
 @asynccontextmanager
 async def tls_in_front(redis: RedisServer, pair: Pair) -> AsyncIterator[int]:
     """A port that speaks TLS for `redis`: the wheel's server is built without it."""
 
+    connections = set[asyncio.Task[None]]()
+
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.add(asyncio.current_task())  # type: ignore[arg-type]  # a task runs it
         redis_reader, redis_writer = await asyncio.open_connection("127.0.0.1", redis.port)
-        await asyncio.gather(_pump(reader, redis_writer), _pump(redis_reader, writer))
+        await asyncio.gather(pump(reader, redis_writer), pump(redis_reader, writer))
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pair.certificate, pair.key)
@@ -38,6 +43,8 @@ async def tls_in_front(redis: RedisServer, pair: Pair) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
+        redis.kill()  # so that every connection ends
+        await asyncio.gather(*connections, return_exceptions=True)
 
 
 async def test_generation_is_stored_over_tls(

@@ -1,6 +1,5 @@
 """A number between lenient and strict, on the curve of the probes' report."""
 
-import json
 from collections.abc import Sequence
 from itertools import pairwise
 from math import nan
@@ -11,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semspec.errors import InvalidRequest
-from semspec.gateway.generation.strictness import Expected, Setting, at_strictness
-from semspec.stack import BUNDLED_PAIR
+from semspec.gateway.generation.strictness import Expected, at_strictness
 from semspec.types import Acceptance, OperatingPoint
 
 SAMPLE = OperatingPoint(None, 0.83, 0.9, 0.004, 2.6)
@@ -95,11 +93,6 @@ def test_unknown_stays_unknown() -> None:
     assert at_strictness(1.0, CURVE).expected == Expected(0.4, None, 1.5)
 
 
-def test_single_point_is_taken_whatever_the_strictness() -> None:
-    only = Setting(Acceptance("threshold", 0.1), Expected(0.9, 0.08, 3.5))
-    assert at_strictness(0.0, CURVE[:1]) == at_strictness(0.7, CURVE[:1]) == only
-
-
 @pytest.mark.parametrize("points", [(), (SAMPLE,)])
 def test_report_without_a_curve_is_refused_by_name(points: Sequence[OperatingPoint]) -> None:
     with pytest.raises(InvalidRequest, match=r"no curve; use semspec\.acceptance") as caught:
@@ -111,14 +104,3 @@ def test_report_without_a_curve_is_refused_by_name(points: Sequence[OperatingPoi
 def test_strictness_out_of_bounds_is_refused(strictness: float) -> None:
     with pytest.raises(InvalidRequest, match="between 0, lenient, and 1, strict"):
         at_strictness(strictness, CURVE)
-
-
-def test_bundled_pair_grows_slower_and_safer_with_strictness() -> None:
-    rows = json.loads((BUNDLED_PAIR / "probes" / "target.json").read_text())["metrics"]["strictness"]
-    points = [OperatingPoint(**row) for row in rows]
-    steps = [at_strictness(step / 20, points).expected for step in range(21)]
-    for milder, stricter in pairwise(steps):
-        assert milder.acceptance >= stricter.acceptance
-        assert (milder.speed_up or 0) >= (stricter.speed_up or 9)
-        assert (milder.wrong_accepted or 0) >= (stricter.wrong_accepted or 0)
-    assert steps[0].acceptance > 0.9 and steps[-1].acceptance < 0.65

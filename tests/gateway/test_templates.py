@@ -104,9 +104,6 @@ async def test_each_engine_reads_its_own_template_in_process_over_grpc_and_rest(
             stored = await gateway.stored(answer["id"])
             assert stored["prompt"]["token_ids"] == rendered(target)
             assert stored["draft_prompt"]["token_ids"] == rendered(draft) != rendered(target)
-    for engine in engines:
-        fed = {tuple(prefix.tokens[: len(rendered(engine))]) for prefix, _ in engine._cache._entries.values()}
-        assert fed == {tuple(rendered(engine))}
 
 
 async def test_cached_tokens_of_a_prompt_are_told_by_choice(engines: Engines, tmp_path: Path, redis_url: str) -> None:
@@ -299,5 +296,5 @@ async def test_draft_that_hangs_while_it_renders_leaves_the_answer_to_the_target
     start_gateway: GatewayFactory, fakes: Fakes
 ) -> None:
     fakes.drafter.before_encode = asyncio.Event().wait
-    answer = (await (await start_gateway(fakes, encode_deadline_s=0.2)).chat()).json()
+    answer = (await (await start_gateway(fakes, encode_deadline_s=0.5)).chat()).json()
     assert answer["semspec"]["fallback"] == "the draft took too long"

@@ -1,8 +1,6 @@
 """The gateway over TLS: its own certificate towards clients, and what it shows to the services."""
 
 import ssl
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from semspec.gateway.settings import GatewaySettings
-from semspec.settings import load_settings
 from tests.certificates import Authority, Pair
-from tests.gateway.support import free_port, wait_for_port
+from tests.gateway.processes import SettingError, gateway_process
 
 pytestmark = pytest.mark.slow
 GENEROUS_S = 30.0
@@ -26,24 +22,10 @@ def authority(tmp_path: Path) -> Authority:
 
 
 @contextmanager
-def serving(pair: Pair) -> Iterator[int]:
-    """A gateway process without services and Redis; its port."""
-    port = free_port()
-    environment = {
-        "SEMSPEC_GATEWAY_PORT": str(port),
-        "SEMSPEC_GATEWAY_AUTH": "none",
-        "SEMSPEC_GATEWAY_REDIS_URL": "redis://127.0.0.1:1/0",
-        "SEMSPEC_GATEWAY_TLS_CERTIFICATE": str(pair.certificate),
-        "SEMSPEC_GATEWAY_TLS_KEY": str(pair.key),
-        **{f"SEMSPEC_GATEWAY_{role}_ADDRESS": "127.0.0.1:1" for role in ("DRAFT", "TARGET", "VERIFIER")},
-    }
-    process = subprocess.Popen([sys.executable, "-m", "semspec.gateway"], env=environment)
-    try:
-        wait_for_port(port)
+def served(pair: Pair) -> Iterator[int]:
+    """A gateway process with this certificate; its port."""
+    with gateway_process(TLS_CERTIFICATE=pair.certificate, TLS_KEY=pair.key) as (_, port):
         yield port
-    finally:
-        process.kill()
-        process.wait()
 
 
 def trusting(authority: Authority) -> ssl.SSLContext:
@@ -66,7 +48,7 @@ def knowing(version: ssl.TLSVersion, authority: Authority) -> ssl.SSLContext:
 
 
 def test_clients_are_served_over_tls_and_over_nothing_else(authority: Authority) -> None:
-    with serving(authority.issue("gateway", "127.0.0.1", "localhost")) as port:
+    with served(authority.issue("gateway", "127.0.0.1", "localhost")) as port:
         assert health(port, trusting(authority)) == health(port, trusting(authority), "localhost") == 200
         with pytest.raises(httpx.ConnectError, match="verify failed"):
             health(port, ssl.create_default_context())
@@ -82,7 +64,7 @@ def test_renewed_certificate_is_shown_without_a_restart(authority: Authority, tm
     newer.mkdir()
     successor = Authority(newer)
     pair = authority.issue("gateway")
-    with serving(pair) as port:
+    with served(pair) as port:
         assert health(port, trusting(authority)) == 200
         renewed = successor.issue("gateway")
         renewed.certificate.replace(pair.certificate)  # between the two, certificate and key do not fit
@@ -106,18 +88,8 @@ def test_renewed_certificate_is_shown_without_a_restart(authority: Authority, tm
     ],
 )
 def test_certificate_of_no_use_is_one_line_that_names_it(
-    files: dict[str, str],
-    named: str,
-    remedy: str,
-    authority: Authority,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    files: dict[str, str], named: str, remedy: str, authority: Authority, setting_error: SettingError
 ) -> None:
     folder = authority.issue("gateway").key.parent
-    monkeypatch.setenv("SEMSPEC_GATEWAY_AUTH", "none")
-    for name, file in files.items():
-        monkeypatch.setenv(f"SEMSPEC_GATEWAY_{name}", str(folder / file))
-    with pytest.raises(SystemExit) as end:
-        load_settings(GatewaySettings)
-    [line] = capsys.readouterr().err.splitlines()
-    assert end.value.code == 2 and f"SEMSPEC_GATEWAY_{named}: " in line and remedy in line
+    line = setting_error(AUTH="none", **{name: folder / file for name, file in files.items()})
+    assert f"SEMSPEC_GATEWAY_{named}: " in line and remedy in line

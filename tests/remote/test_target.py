@@ -5,9 +5,9 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import cast, get_args
+from typing import get_args
 
 import httpx
 import pytest
@@ -24,7 +24,6 @@ from semspec.services.target.settings import TargetSettings
 from semspec.settings import load_settings
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Context, GeneratedSegment, Writer
-from tests.gateway.fakes import Fakes
 from tests.gateway.support import make_settings, redis_server, running_gateway
 from tests.remote.servers import NAME, Script, serving
 from tests.remote.support import PARAGRAPH, TO_THE_END, Local, collected, segments
@@ -89,23 +88,16 @@ async def test_server_that_is_away_is_named_by_each_call(context: Context, api: 
             assert (await engine.info()).fingerprint and [one.text for one in await engine.tokenize("On day 1")]
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """The models of a gateway, in its own process."""
-
-    backends: Backends
-
-
 @asynccontextmanager
 async def gateway(local: Local, folder: Path) -> AsyncIterator[str]:
     """The address of one that serves the bundled pair; its target writes alone unless asked otherwise."""
     draft = TransformersEngine.load(str(BUNDLED_PAIR / "draft"), writer=Writer.DRAFT, device="cpu")
     probes = BUNDLED_PAIR / "probes"
     verifier = ProbeVerifier.load(probes / "draft.safetensors", probes / "target.safetensors")
-    pair = Pair(Backends(draft, local.engine, verifier))
+    pair = Backends(draft, local.engine, verifier)
     with redis_server(folder) as redis:
         settings = make_settings(redis_url=redis.url, defaults={"strategy": "target"}, auth="none")
-        async with running_gateway(settings, cast(Fakes, pair)) as running:
+        async with running_gateway(settings, pair) as running:
             yield running.base_url
     await draft.aclose()
 

@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -35,13 +35,6 @@ SEED = 11
 PATIENCE_S = 60.0
 
 
-@dataclass(frozen=True)
-class Served:
-    """Real engines in place of the fakes of a gateway's tests."""
-
-    backends: Backends
-
-
 @pytest.fixture(scope="module")
 def collection(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What was collected of questions to the target and to the draft, each alone, in turn."""
@@ -62,8 +55,7 @@ async def serve_and_collect(models: tuple[Path, Path], redis: RedisServer, folde
         defaults={"strategy": "target"},
         redis_url=redis.url,
     )
-    served: Any = Served(Backends(draft, target, WithoutProbes()))
-    async with running_gateway(settings, served) as gateway:
+    async with running_gateway(settings, Backends(draft, target, WithoutProbes())) as gateway:
         for number, row in enumerate(islice(support.solved(), NUM_ANSWERS)):
             messages = [{"role": "user", "content": row["question"]}]
             sampling = {"seed": SEED, "temperature": 1.0, "top_p": 1.0, "max_tokens": 60}
