@@ -1,6 +1,5 @@
 """Floors against arithmetic done by hand, and the measuring of the machine."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,9 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from semspec.bench.report import speed_of_light
-from semspec.bench.report.speed_of_light import Machine, Weights, measure_machine, read_cost, weights_of
+from semspec.bench.report.speed_of_light import Machine, Weights, measure_machine, weights_of
 from semspec.stack import BUNDLED_PAIR
-from tests.bench.made_up import COST
 
 
 def test_floor_is_the_slower_of_reading_and_multiplying() -> None:
@@ -18,16 +16,6 @@ def test_floor_is_the_slower_of_reading_and_multiplying() -> None:
     assert weights.floor_ms(machine, 1, "fp32") == pytest.approx(4.0)  # 40 MB at 10 GB/s
     assert weights.floor_ms(machine, 1, "bf16") == pytest.approx(2.0)
     assert weights.floor_ms(machine, 64, "bf16") == pytest.approx(12.8)  # 1.28 GFLOP at 100 GFLOP/s
-
-
-def test_speed_of_light_puts_the_floor_beside_the_measured(tmp_path: Path) -> None:
-    path = tmp_path / "cost.json"
-    path.write_text(json.dumps(COST))
-    table = read_cost(path).table()
-    assert {row[0]: row[1:] for row in table.rows} == {
-        "target: a decoded token": ("8.000", "4.000", "2.000", "2.0"),
-        "target: reading 64 tokens": ("16.000", "12.800", "12.800", "1.2"),
-    }
 
 
 def test_weights_leave_out_embeddings_unless_they_are_the_output_layer_too(tmp_path: Path) -> None:

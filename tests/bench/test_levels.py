@@ -1,7 +1,6 @@
 """Load by numbers of streams: who plays when, what replies add up to, what the page says; and a run over the stack."""
 
 import json
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from semspec.bench.cli import load_plan, main, parser
+from semspec.bench.cli import main
 from semspec.bench.load.contestants import KV_BYTES, Ground, parse_contestant
 from semspec.bench.load.levels import PER_STREAM, Plan, Tournament, check, schedule
-from semspec.bench.load.levels_report import command, page
 from semspec.bench.load.levels_sums import Reply, Request, Result, Summary, Turn, numbers, ratio, summaries
 from semspec.bench.tasks import Question, Task
 from semspec.errors import InvalidRequest
 from semspec.stack import BUNDLED_PAIR
-from semspec.training.report.document import as_markdown
 from semspec.types import Message
 
 LABELS = ("fast/target", "fast/semantic", "vllm-serve:threads=1", "vllm-serve:threads=2")
@@ -216,28 +213,6 @@ def test_summaries_compare_with_the_engines_target_and_the_best_plain_server(fou
     assert auto.over_plain_by_cpu and auto.over_plain_by_cpu.value == pytest.approx(1.0)
     assert slow_plain.over_plain and slow_plain.over_plain.value == pytest.approx(0.25)
     assert best_plain.over_plain is None and best_plain.over_target is None
-
-
-def test_page_has_a_table_a_level_and_says_who_is_left_out(found: Sequence[Summary]) -> None:
-    facts = {
-        "settings": plan().settings,
-        "environment": {"processor": "a processor", "num_cores": 2},
-        "load_average": [0.5, 1.5],
-        "left_out": {"vllm/semantic": "there is no python; run scripts/vllm-venv"},
-    }
-    text = as_markdown("Load", page(found, facts))
-    assert "## 4 streams" in text and "](load.png)" in text
-    row = next(line for line in text.splitlines() if line.startswith("| fast/semantic |"))
-    assert row.endswith("| 1.50 (1.50 to 1.50) | 0.75 (0.75 to 0.75) | 1.00 (1.00 to 1.00) |")
-    assert "| 0.750 ± 0.112 | 16, 2 failed |" in row and "| 600 / 950 | 1200 / 1900 |" in row
-    assert "- `vllm/semantic` is left out: there is no python; run scripts/vllm-venv" in text
-    assert json.loads(json.dumps([one.as_json() for one in found]))[0]["label"] == "fast/target"
-
-
-def test_command_of_a_page_is_the_run_it_came_from() -> None:
-    told = plan(task=replace(TASK, name="demo"), one_at_a_time=True, seed=12_345_678).settings
-    again = load_plan(parser().parse_args(shlex.split(command(told))[2:]))
-    assert again.settings == told
 
 
 async def test_contestants_that_cannot_run_are_left_out_with_the_remedy(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from semspec.bench.gpu.shapes import PAPER
 from semspec.bench.pace.counts import Counts, CountsFile, read_counts
 from semspec.bench.pace.paced import PacedStep, load_paced
 from semspec.bench.pace.roofline import H200, step_ms
-from semspec.bench.pace.table import FOLDER, PACES, StepTimes, load_pace, load_times
+from semspec.bench.pace.table import FOLDER, PACES, load_pace, load_times
 from semspec.bench.record import as_line
-from semspec.bench.report.tables import main_table, setting
+from semspec.bench.report.tables import main_table
 from semspec.bench.runners.gateway import with_room
 from semspec.bench.runners.paced import Pacing, config_of
 from semspec.bench.summary import load_run
@@ -24,7 +24,7 @@ from semspec.errors import InvalidRequest
 from semspec.services.target.settings import TargetSettings
 from semspec.stack import StackConfig
 from semspec.types import Context, GenerationParams, SamplingParams, Writer
-from tests.bench.made_up import FEW, made_up_run
+from tests.bench.made_up import made_up_run
 
 HEAD = "# device: test GPU\n# num_gpus: 1\n# how: made up\nnum_sequences,num_tokens,step_ms\n"
 ROWS = ["1,1,10", "1,513,30", "2,2,12", "2,514,32", "256,256,50", "256,768,70"]
@@ -235,14 +235,6 @@ def paced_run(folder: Path, num_late: dict[str, int]) -> Path:
     return folder
 
 
-def test_paced_run_is_labelled_in_its_tables_and_headings() -> None:
-    run = made_up_run(labels=FEW, num_questions=5, paced=pacing().settings, sessions=8)
-    label = "paced: h200-1.5b-32b-2-targets, 8 sessions, dilated 4x"
-    assert main_table(run).header[0] == f"configuration ({label})"
-    assert label in setting(run)
-    assert "paced" not in str(main_table(made_up_run(labels=FEW, num_questions=5)).header)
-
-
 def test_stack_of_a_paced_run_says_so_and_has_the_replicas(tmp_path: Path) -> None:
     config = config_of(with_room(StackConfig(), 64), pacing(), tmp_path)
     assert config.environment["SEMSPEC_GATEWAY_MODEL_NAME"] == "paced/h200-1.5b-32b-2-targets"
@@ -275,9 +267,3 @@ def test_options_that_do_not_fit_are_refused(
         main(["run", "--task", "demo-tune", "--limit", "1", *arguments])
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
-
-
-def test_times_of_a_table_are_those_of_its_name() -> None:
-    times: StepTimes = load_pace("h200-1.5b-32b-tp2").target
-    assert (times.name, times.num_gpus) == ("h200-32b-tp2", 2)
-    assert load_pace("h200-1.5b-32b-2-targets").num_gpus(with_draft=False) == 2

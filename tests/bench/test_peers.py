@@ -5,7 +5,6 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
 
 import pytest
 import torch
@@ -98,17 +97,6 @@ async def test_sampled_answer_is_named_by_its_seed(transformers_runner: Transfor
     assert first.text == again.text != other.text
 
 
-async def test_number_of_tokens_of_one_label_does_not_reach_the_next(transformers_runner: TransformersRunner) -> None:
-    await transformers_runner.ask(asked("transformers/assisted:tokens=3", max_tokens=2))
-    draft = transformers_runner._draft(False).network
-    assert (draft.generation_config.num_assistant_tokens, draft.generation_config.num_assistant_tokens_schedule) == (
-        3,
-        "constant",
-    )
-    await transformers_runner.ask(asked("transformers/assisted", max_tokens=2))
-    assert draft.generation_config.num_assistant_tokens is None
-
-
 async def test_checkpoints_own_sampling_settings_are_left_out(
     transformers_runner: TransformersRunner, tmp_path: Path
 ) -> None:
@@ -154,12 +142,6 @@ async def test_target_without_a_chat_template_is_refused(tmp_path: Path) -> None
 async def test_missing_pair_is_refused_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(RunnerError, match="give another --pair"):
         await TransformersRunner(tmp_path).ask(asked("transformers/target"))
-
-
-def test_generation_ends_soon_after_it_is_given_up(transformers_runner: TransformersRunner) -> None:
-    is_given_up = Event()
-    is_given_up.set()
-    assert transformers_runner._ask(asked("transformers/target"), is_given_up).num_tokens == 1
 
 
 async def test_assisted_generation_warns_of_nothing(capfd: pytest.CaptureFixture[str]) -> None:

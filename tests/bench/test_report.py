@@ -3,16 +3,12 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 
 import pytest
-from matplotlib.text import Text as Label
 
-from semspec.bench.report import ablations, figures, paper, rounds, tables
+from semspec.bench.report import ablations, rounds, tables
 from semspec.bench.report.page import write_report
-from semspec.bench.report.probes import read_probes
 from semspec.bench.report.tables import main_row
 from semspec.bench.summary import Run
 from semspec.training.report.document import Bullets, Code, Section, Table, Text, as_html, as_markdown
@@ -56,12 +52,6 @@ def test_report_writes_pages_pictures_numbers_and_tables(output: Path) -> None:
     assert {path.name for path in output.iterdir()} == of_runs | of_all | pages
 
 
-def test_report_is_the_same_when_written_again(runs: list[Run], output: Path, tmp_path: Path) -> None:
-    write_report(runs[1:], tmp_path)
-    assert (tmp_path / "greedy-pareto.png").read_bytes() == (output / "greedy-pareto.png").read_bytes()
-    assert (tmp_path / "greedy.md").read_text() == (output / "greedy.md").read_text()
-
-
 def test_html_is_whole_in_itself_and_escapes_what_others_wrote(output: Path) -> None:
     page = (output / "report.html").read_text()
     assert num_pictures(page) == 11
@@ -77,33 +67,11 @@ def test_markdown_shows_every_picture_and_no_foreign_tags(output: Path) -> None:
     assert widths == {10}  # a bar within a cell would add one
 
 
-def test_headline_says_speed_and_loss(runs: list[Run], output: Path) -> None:
-    row = main_row(runs[0])
-    assert row is not None and row.label == "semantic"
-    first = (output / "report.md").read_text().split("## sampled")[0]
-    assert f"{row.speedup.value:.2f} ± {row.speedup.error:.2f} times as fast" in first
-    assert f"{row.difference.value:+.3f} ± {row.difference.error:.3f} (p = " in first
-
-
 def test_main_row_is_the_served_one_whatever_the_order() -> None:
     labels = ("target", "semantic:gamma=2", "in-process/semantic", "semantic", "semantic:threshold=0.3")
     row = main_row(made_up_run(labels=labels, num_questions=5))
     assert row is not None and row.label == "semantic"
     assert main_row(made_up_run(labels=("target", "draft"), num_questions=5)) is None
-
-
-def test_main_table_says_why_a_row_is_missing_and_keeps_quiet_where_nothing_is_known(runs: list[Run]) -> None:
-    table = rows_of(tables.main_table(runs[0]))
-    assert table["vllm/draft_model"][0].startswith("not applicable: vocabularies")
-    assert table["target"][1] == "-" and table["target"][3] == "1"
-    assert table["transformers/assisted"][-3:] == ("-", "-", "-")
-    assert table["token-level"][-1] != "-"
-
-
-def test_table_to_quote_has_no_blank_line(output: Path) -> None:
-    text = (output / "sampled.md").read_text()
-    assert all(line.startswith("|") for line in text.splitlines())
-    assert text.endswith("|\n")
 
 
 def test_summary_holds_all_rows_and_no_nan(output: Path, tmp_path: Path) -> None:
@@ -112,50 +80,6 @@ def test_summary_holds_all_rows_and_no_nan(output: Path, tmp_path: Path) -> None
     write_report([made_up_run(labels=FEW, num_questions=1)], tmp_path)
     [row, *_] = json.loads((tmp_path / "summary.json").read_text())["sampled"]["rows"]
     assert row["pass_at_1"]["error"] is None
-
-
-def test_published_values_stand_beside_ours_only_for_their_pair() -> None:
-    pair = "DeepSeek-R1-Distill-Qwen-1.5B with QwQ-32B"
-    ours = made_up_run("aime", FEW, 5, task="aime24", pair=pair)
-    assert paper.paper_pair(ours) == "QwQ-32B"
-    assert paper.paper_pair(made_up_run(labels=FEW, num_questions=5, pair="QwQ-32B with another draft")) is None
-    rows = [row for row in paper.RESULTS if row.pair == "QwQ-32B"]
-    table = rows_of(tables.by_task([ours], rows))
-    assert table["published: SemanticSpec"] == ("0.610 / 86.8 / 119 / 0.21",)
-
-
-def test_published_pair_reaches_the_page(tmp_path: Path) -> None:
-    run = made_up_run("aime", FEW, 5, task="aime24", pair="DeepSeek-R1-Distill-Qwen-1.5B, QwQ-32B")
-    write_report([run], tmp_path)
-    assert "| published: SemanticSpec | 0.610" in (tmp_path / "report.md").read_text()
-
-
-def test_published_speedups_are_those_of_the_latencies() -> None:
-    found = {row.pair: [paper.speedup_of(row, task) for task in paper.TASKS] for row in paper.RESULTS
-             if row.method == "SemanticSpec"}  # fmt: skip
-    assert found["R1-32B"] == pytest.approx([3.13, 2.47, 2.53, 2.58], abs=0.005)
-    assert found["QwQ-32B"] == pytest.approx([2.19, 2.11, 2.28, 1.79], abs=0.005)
-
-
-def test_tasks_stand_side_by_side_with_gaps_for_what_was_not_run(runs: list[Run]) -> None:
-    table = tables.by_task(runs)
-    assert table.header == ("configuration", "demo, T 0.6", "demo, T 0")
-    assert rows_of(table)["draft"][1] == "-"
-
-
-def test_runs_of_one_task_are_told_apart_by_name() -> None:
-    pair = [made_up_run(name, FEW, 5) for name in ("before", "after")]
-    assert list(tables.columns(pair).values()) == ["demo, T 0.6 (before)", "demo, T 0.6 (after)"]
-
-
-def test_ablations_compare_rows_that_differ_in_one_thing(runs: list[Run]) -> None:
-    gammas = ablations.gammas(runs[0])
-    assert [(value, row.label) for value, row in gammas.rows] == [
-        ("1", "semantic:gamma=1"), ("2", "semantic:gamma=2"), ("3", "semantic:gamma=3"),
-    ]  # fmt: skip
-    assert not gammas.missing
-    assert [value for value, _ in ablations.segmentations(runs[0]).rows] == ["paragraph", "sentence"]
-    assert [row.label for _, row in ablations.features(runs[0]).rows] == list(ablations.FEATURES)
 
 
 def test_missing_ablations_come_with_the_command_that_gives_them(runs: list[Run], tmp_path: Path) -> None:
@@ -167,38 +91,6 @@ def test_missing_ablations_come_with_the_command_that_gives_them(runs: list[Run]
     assert f"semspec bench run {options} --strategy target,{','.join(labels)}\n" in page
     assert "python -m semspec.bench.cost" in page and "semspec train run" in page
     assert not (tmp_path / "gamma.png").exists()
-
-
-def test_cheaper_probes_that_do_as_well_are_named(runs: list[Run]) -> None:
-    found = ablations.features(runs[0])
-    full, surprisal = (
-        replace(row) for name, row in found.rows if name in ("all layers, with surprisal", "surprisal alone")
-    )
-    as_good = replace(surprisal, pass_at_1=full.pass_at_1, speedup=full.speedup)
-    worse = replace(surprisal, speedup=replace(full.speedup, value=full.speedup.value - 0.1))
-    names = ablations.FEATURES["semantic"], ablations.FEATURES["surprisal"]
-    told = [
-        list(ablations.remarks(replace(found, rows=list(zip(names, (full, one), strict=True)))))
-        for one in (as_good, worse)
-    ]
-    assert len(told[0]) == 1 and "`surprisal`" in told[0][0]
-    assert told[1] == []
-
-
-def test_thresholds_of_one_strategy_make_one_line(runs: list[Run]) -> None:
-    lines = figures.thresholds_of(runs[0].rows)
-    assert [[row.configuration.knobs["threshold"] for row in line] for line in lines] == [[0.05, 0.3, 0.5]]
-
-
-def test_every_configuration_in_the_picture_has_a_look_and_a_name_that_no_other_covers(runs: list[Run]) -> None:
-    assert len(set(figures.styles(runs[0].rows))) == len(runs[0].rows)
-    figure = figures.pareto(runs[0])
-    figure.canvas.draw()
-    names = [text for axes in figure.axes for text in axes.texts]
-    assert sorted(text.get_text() for text in names) == sorted(row.label for row in runs[0].rows)
-    for axes in figure.axes:
-        boxes = [Label.get_window_extent(text) for text in axes.texts]
-        assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
 def test_mean_round_is_the_mean_of_the_judged_segments(runs: list[Run]) -> None:
@@ -222,14 +114,6 @@ def test_acceptance_by_depth_counts_positions_with_enough_segments(runs: list[Ru
     assert pooled == pytest.approx(row.acceptance_rate)
     few = made_up_run(labels=FEW, num_questions=rounds.LEAST_SEGMENTS - 1)
     assert rounds.by_depth(few, few.rows[1]) == []
-
-
-def test_probes_report_gives_curve_and_domains() -> None:
-    found = read_probes(PROBES)
-    contexts = [point.num_contexts for point in found.learning_curve]
-    assert contexts == sorted(contexts)
-    assert found.variants[0][0] == "served"
-    assert {cell.tested_on for cell in found.domains} == {"boxes", "ledger"}
 
 
 def test_code_stands_as_code_and_the_rest_is_escaped_in_both_settings() -> None:

@@ -13,7 +13,6 @@ from semspec.bench.record import RECORDS, as_line
 from semspec.bench.report.page import write_report
 from semspec.bench.report.tables import quality_table
 from semspec.bench.summary import Run
-from semspec.errors import InvalidRequest
 from studies.joined import __main__ as joined
 from tests.bench.made_up import made_up_run
 
@@ -45,15 +44,6 @@ def test_joined_row_is_that_of_one_run(whole: Run, tmp_path: Path, capsys: pytes
     assert row in capsys.readouterr().out
 
 
-def test_answers_of_one_kind_of_question_are_joined_alone(
-    whole: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    baseline, run = split(whole, tmp_path)
-    joined.main([str(baseline), str(tmp_path / "kinds"), f"ledger={run}:ledger", f"boxes={run}:boxes", f"all={run}"])
-    ledger, boxes, every = [int(line.split(" of ")[1].split()[0]) for line in capsys.readouterr().out.splitlines()[2:]]
-    assert min(ledger, boxes) > 0 and ledger + boxes == every == 120
-
-
 def test_trainings_of_one_name_are_averaged(whole: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     baseline, run = split(whole, tmp_path)
     joined.main([str(baseline), str(tmp_path / "out"), f"cross={run}", f"cross={run}", f"other={run}"])
@@ -61,13 +51,6 @@ def test_trainings_of_one_name_are_averaged(whole: Run, tmp_path: Path, capsys: 
     assert names[2:5] == ["cross, training 1", "cross, training 2", "other"] and names[7:] == ["cross"]
     assert "| cross | 2 |" in (tmp_path / "out-trainings.md").read_text()
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_other_configuration_as_baseline(whole: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    baseline, run = split(whole, tmp_path)
-    joined.main([str(baseline), str(tmp_path / "out"), f"again={run}", "--against", "semantic"])
-    header, _, row = capsys.readouterr().out.splitlines()
-    assert "minus semantic, points" in header and "| 0.0 (" in row and "| 0 / 0 |" in row
 
 
 def test_interval_has_the_variance_of_questions_and_of_training(whole: Run) -> None:
@@ -93,24 +76,11 @@ def other_seeds(run: Path) -> None:
     (run / RECORDS).write_text("".join(json.dumps({**json.loads(line), "seed": 1}) + "\n" for line in lines))
 
 
-def two_labels(run: Path) -> None:
-    facts = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps({**facts, "labels": ["target", "semantic"]}))
-
-
-def not_applicable(run: Path) -> None:
-    facts = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps({**facts, "not_applicable": {"semantic": "has no probes"}}))
-    (run / RECORDS).write_text("")
-
-
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (not_applicable, "has no answers: has no probes"),
         (other_temperature, "its temperature is 0.0, the baseline's 0.6"),
         (other_seeds, "seeds are not the baseline's"),
-        (two_labels, "several configurations: target, semantic"),
         (lambda run: (run / "run.json").unlink(), "is not a run"),
     ],
 )
@@ -122,12 +92,3 @@ def test_run_that_does_not_match_is_refused(
     with pytest.raises(SystemExit):
         joined.main([str(baseline), str(tmp_path / "out"), f"p/q >= 0.4={run}"])
     assert said in capsys.readouterr().err and not list(tmp_path.glob("out*"))
-
-
-@pytest.mark.parametrize(
-    ("name", "label", "said"), [("other", "target", "no result"), ("sampled", "draft", "no answers")]
-)
-def test_baseline_that_is_not_there_is_refused(whole: Run, tmp_path: Path, name: str, label: str, said: str) -> None:
-    baseline, _ = split(replace(whole, name="sampled"), tmp_path)
-    with pytest.raises(InvalidRequest, match=said):
-        joined.baseline_of(baseline.with_name(name), label)

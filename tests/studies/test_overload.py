@@ -1,10 +1,6 @@
 """The loads: who comes when, what is counted, and the statistics of their reports."""
 
-import csv
-import io
 import random
-from collections import Counter
-from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -12,11 +8,9 @@ import numpy as np
 import pytest
 
 from studies.overload.asking import GREEDY_SHARE, HUNG, STAGES, Answer, Visit, arrivals
-from studies.overload.report import REFUSED, Overload, facts, percentiles, ratio, speeds
+from studies.overload.report import REFUSED, Overload, facts, ratio, speeds
 from studies.soak.__main__ import CANCELLATIONS, CANCELLED_SHARE, order
 from studies.soak.report import slope
-
-WHERE = {"environment": {"processor": "a processor", "num_cores": 2}, "load_average": 0.5}
 
 
 def test_arrivals_are_as_many_as_the_rate_says_and_mostly_greedy() -> None:
@@ -34,21 +28,11 @@ def test_slope_is_found_with_its_error() -> None:
     assert abs(errors.mean()) < 0.3 and 0.85 < errors.std() < 1.25
 
 
-@pytest.mark.parametrize("x", [[], [1.0, 2.0], [1.0, 1.0, 1.0]])
-def test_slope_of_too_little_is_unknown(x: Sequence[float]) -> None:
-    assert np.isnan(slope(x, x).value)
-
-
 def test_ratio_of_means_has_the_error_of_both() -> None:
     rng = np.random.default_rng(1)
     found = [ratio(rng.normal(4, 1, 50).tolist(), rng.normal(2, 0.5, 50).tolist()) for _ in range(200)]
     errors = np.array([(one.value - 2) / one.error for one in found])
     assert abs(errors.mean()) < 0.3 and 0.85 < errors.std() < 1.2
-
-
-def test_percentiles_of_nothing_are_none() -> None:
-    assert percentiles([]) is None
-    assert percentiles(list(range(101))) == {"p50": 50, "p90": 90, "p99": 99}
 
 
 def test_a_third_of_the_orders_is_given_up() -> None:
@@ -92,12 +76,3 @@ def test_outcomes_are_counted_by_what_became_of_the_last_attempt(overload: Overl
 def test_speed_is_compared_from_admission_on(overload: Overload) -> None:
     assert speeds(overload)["2x over 1x"].value == pytest.approx(1.25 / 1.05)
     assert speeds(overload)["2x over full"].value == pytest.approx(1.25)
-
-
-def test_every_attempt_has_a_line(overload: Overload) -> None:
-    rows = list(csv.DictReader(io.StringIO(overload.as_csv())))
-    assert Counter(row["load"] for row in rows) == {"full": 2, "1x": 20, "2x": 44}
-    twice = [row for row in rows if row["load"] == "2x"][:2]
-    assert len({row["request"] for row in twice}) == 1
-    assert [(row["attempt"], row["code"]) for row in twice] == [("0", REFUSED), ("1", "")]
-    assert float(twice[1]["service_s"]) == pytest.approx(1.2)

@@ -1,23 +1,17 @@
 """The simulator against closed forms, conservation laws, and its own runs taken for measured ones."""
 
 import asyncio
-import json
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
-from semspec.bench.pace.counts import Counts
 from semspec.bench.pace.table import load_pace
-from semspec.bench.record import Record, as_line
-from semspec.bench.runners.paced import Pacing
 from semspec.errors import InvalidRequest
 from semspec.types import Writer
 from studies.simulate.__main__ import main
 from studies.simulate.clock import run
 from studies.simulate.engines import Host
 from studies.simulate.simulator import Result, Setup, simulate
-from studies.simulate.validation import host_of, load_paced_run, validate
 from studies.simulate.workload import Answer, Planned, Workload, recorded
 
 PACE = load_pace("h200-1.5b-32b")
@@ -177,75 +171,6 @@ def test_bad_input_is_one_line(arguments: list[str], said: str, capsys: pytest.C
 def test_simulation_that_stands_still_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="stands still"):
         run(asyncio.Event().wait())
-
-
-def made_record(label: str, number: int, planned: Answer, latency_s: float, host: Host, dilation: float) -> Record:
-    """What a paced run would note of this answer, with host times by `host`."""
-    is_alone = label == "target"
-    rejected = [one for one in planned.segments if not one.is_accepted and not is_alone]
-    num_calls = 1 if is_alone else len(planned.segments) + 2 * len(rejected) + 1
-    judge_ms = 0.0 if is_alone else len(planned.segments) * host.judge_ms / dilation
-    wire_ms = judge_ms + (0.0 if is_alone else num_calls * host.call_ms / dilation)
-    write_ms = 1e3 * latency_s - judge_ms - host.answer_ms / dilation
-    trace = [
-        {
-            "num_tokens": one.target_tokens if is_alone or not one.is_accepted else one.draft_tokens,
-            "verdict": "unjudged" if is_alone else "accepted" if one.is_accepted else "rewritten",
-            "rejected": {"num_tokens": one.draft_tokens} if one in rejected else None,
-        }
-        for one in planned.segments
-    ]
-    num_tokens = sum(int(str(row["num_tokens"])) for row in trace)
-    stages = {"draft_ms": 0.0, "read_ms": 0.0, "judge_ms": judge_ms, "write_ms": write_ms, "wire_ms": wire_ms}
-    accepted = 0 if is_alone else len(planned.segments) - len(rejected)
-    return Record(
-        label, str(number), 0, 0, True, "stop", latency_s, planned.prompt_tokens, num_tokens, 0, accepted,
-        len(rejected), 0, 0, stages, "", trace,
-    )  # fmt: skip
-
-
-def paced_folder(folder: Path, dilation: float, slowness: float = 1.0, num_late: int = 0) -> Path:
-    """A run as the paced stack would leave it if it were the simulator, `slowness` times as slow."""
-    folder.mkdir()
-    answers = Workload(segment_tokens=20, answer_tokens=200, acceptance=0.7).answers(8)
-    lines = []
-    for label in ("target", "semantic"):
-        result = simulate(Setup(PACE, label, host=HOST, dilation=dilation), answers)
-        for number, (planned, latency_s) in enumerate(zip(answers, result.latencies_s, strict=True)):
-            lines.append(as_line(made_record(label, number, planned, slowness * latency_s, HOST, dilation)))
-    paced = Pacing(PACE, dilation).settings | {"serving": {"gamma": 1}}
-    steps = {label: {"target": asdict(Counts(100, num_late))} for label in ("target", "semantic")}
-    facts = {"settings": {"paced": paced, "sessions": 1}, "labels": ["target", "semantic"], "steps": steps}
-    (folder / "run.json").write_text(json.dumps(facts))
-    (folder / "records.jsonl").write_text("".join(lines))
-    return folder
-
-
-def test_run_of_the_simulator_itself_is_met_segment_by_segment(tmp_path: Path) -> None:
-    run = load_paced_run(paced_folder(tmp_path / "run", 4.0))
-    assert asdict(host_of(run)) == pytest.approx(asdict(replace(HOST, answer_ms=HOST.answer_ms)), rel=1e-6)
-    found = list(validate([run], HOST))
-    assert [one.label for one in found] == ["target", "semantic"]
-    assert [one.difference for one in found] == pytest.approx([0.0, 0.0], abs=1e-6)
-
-
-def test_prediction_that_does_not_hold_ends_with_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, slowness, num_late, status in (("equal", 1.0, 5, 0), ("late", 1.0, 6, 1), ("slow", 1.3, 0, 1)):
-        folder = paced_folder(tmp_path / name, 4.0, slowness, num_late)
-        with pytest.raises(SystemExit) as ended:
-            main(["validate", str(folder), "--host", str(tmp_path / "equal"), "--output", str(tmp_path / "out")])
-        assert ended.value.code == status
-        assert "paced h200-1.5b-32b" in capsys.readouterr().out
-    rows = json.loads((tmp_path / "out" / "validation.json").read_text())["rows"]
-    assert [row["holds"] for row in rows] == [False, False]
-
-
-def test_run_of_another_table_is_refused(tmp_path: Path) -> None:
-    folder = paced_folder(tmp_path / "run", 1.0)
-    text = (folder / "run.json").read_text()
-    (folder / "run.json").write_text(text.replace(PACE.target.digest, "0" * 12))
-    with pytest.raises(InvalidRequest, match="another table of the target"):
-        load_paced_run(folder)
 
 
 def test_label_without_traces_is_refused() -> None:
