@@ -6,10 +6,9 @@ from itertools import permutations
 
 import httpx
 import pytest
-from rich.console import Console
 
 from semspec.demo import show
-from semspec.demo.client import Answer, ChatClient, Client, Strategy, boxed, in_turns
+from semspec.demo.client import Answer, ChatClient, Client, in_turns
 from semspec.demo.problems import make_problem
 from semspec.demo.run import STRATEGIES
 
@@ -78,11 +77,6 @@ async def test_stream_raises_on_an_error_under_way() -> None:
         [each async for each in client(lambda body: httpx.Response(200, text=text)).stream(PROBLEM, "draft", seed=7)]
 
 
-@pytest.mark.parametrize(("text", "expected"), [("\\boxed{1} then \\boxed{ 27 }.", "27"), ("none", None)])
-def test_boxed_takes_the_last(text: str, expected: str | None) -> None:
-    assert boxed(text) == expected
-
-
 def test_turns_are_balanced_and_in_every_order() -> None:
     turns = list(in_turns(range(60), STRATEGIES))
     assert [seed for seed, _ in turns[::3]] == list(range(60))
@@ -109,25 +103,3 @@ def test_summary_has_the_keys_and_values_of_the_contract() -> None:
     }
     assert result["strategies"]["target"]["acceptance_rate"] is None
     assert result["strategies"]["draft"]["acceptance_rate"] is None
-
-
-def test_table_shows_every_strategy() -> None:
-    every: dict[Strategy, list[Answer]] = {strategy: answers(1, 5, 25) for strategy in STRATEGIES}
-    console = Console(width=120)
-    with console.capture() as capture:
-        console.print(show.table(show.summarise(every), 0.6, 10))
-    assert all(strategy in capture.get() for strategy in STRATEGIES)
-    assert "0.500 ± 0.158" in capture.get()
-
-
-def test_rewritten_segment_shows_the_refused_draft() -> None:
-    refused = {"text": "On day 1, Tom gets 5 more pens.\n\n"}
-    text = show.segment(record("rewritten", rejected=refused))
-    assert text.plain.startswith("✎ On day 1, Tom gets 4 more pens.\n  ✗ On day 1, Tom gets 5 more pens.\n")
-    assert "p 0.10  q 0.50  p/q 0.20" in text.plain
-    assert any("strike" in str(span.style) for span in text.spans)
-
-
-def test_unjudged_segment_shows_why() -> None:
-    parts = {"draft_probability": None, "target_probability": None, "ratio": None, "fallback": "draft: gone"}
-    assert "draft: gone" in show.segment(record("unjudged", **parts)).plain

@@ -99,6 +99,7 @@ GATEWAYS = (
         FIRST,
         is_spared=True,
         asking=repeated,
+        is_short=True,
     ),
     Fault(
         "gateway frozen",

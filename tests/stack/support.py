@@ -11,11 +11,14 @@ from typing import Any
 
 import httpx
 import psutil
+import pytest
 from redis.asyncio import Redis
 
 from semspec.client import Event, read_events
-from semspec.decoding import Backends
+from semspec.decoding import Backends, Generation, decode
+from semspec.records import record_json
 from semspec.stack import Stack
+from semspec.types import SegmentRecord
 from tests.processes import GENEROUS_S
 
 SEGMENTS = "semspec:{{{}}}:segments"
@@ -30,6 +33,8 @@ NUM_SEGMENTS_BEFORE = 2
 """How far a generation is when something happens to it."""
 
 Json = dict[str, Any]
+MAX_TOKENS = 120
+"""Of an answer that is compared with the loop in this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,3 +213,22 @@ def _delta(chunk: Json) -> Json:
     choices = chunk.get("choices") or [{}]
     delta: Json = choices[0].get("delta", {})
     return delta
+
+
+async def in_process(generation: Generation, pair: Pair) -> list[Json]:
+    """The loop's records without any service, as JSON."""
+    events = [event async for event in decode(generation, pair.backends)]
+    return [dict(record_json(event)) for event in events if isinstance(event, SegmentRecord)]
+
+
+def assert_same(one: list[Json], other: list[Json]) -> None:
+    """Everything equal but times and what was cached; probabilities as far as cached and recomputed states agree."""
+    loose = ("draft_probability", "target_probability", "ratio", "times", "num_cached_tokens")
+    assert [_without(record, loose) for record in one] == [_without(record, loose) for record in other]
+    for a, b in zip(one, other, strict=True):
+        for name in ("draft_probability", "target_probability"):
+            assert a[name] == (None if b[name] is None else pytest.approx(b[name], abs=1e-3))
+
+
+def _without(record: Json, names: tuple[str, ...]) -> Json:
+    return {name: value for name, value in record.items() if name not in names}

@@ -6,15 +6,14 @@ import os
 import secrets
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import httpx
 import pytest
 import pytest_asyncio
 
-from semspec import client
-from semspec.client import Event, Gateway
+from semspec.client import Event
 from semspec.gateway.store.session_lease import stored_name
 from semspec.stack import Stack, StackConfig
 from semspec.stack.config import OWNER
@@ -22,13 +21,9 @@ from tests.gateway.support import free_port
 from tests.processes import GENEROUS_S, Process
 from tests.stack.support import (
     LONG_QUESTION,
-    SEGMENTS,
     Json,
     Running,
     answer_of,
-    begun_since,
-    chat_body,
-    records_of,
     redis_of,
     text_of,
 )
@@ -141,46 +136,6 @@ async def test_failed_generation_goes_on_when_the_killed_target_is_back(twins: T
     await assert_told_once(twins.first, seen, rest, whole)
 
 
-async def test_client_attaches_by_itself_whenever_its_gateway_is_killed(
-    twins: Twins, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "NUM_REATTACHMENTS", 8)  # a minute and more, however slow the machine
-    monkeypatch.setattr(client, "FIRST_PAUSE_S", 0.25)
-    fields = {"seed": 4, "semspec": {"trace": True}}
-    whole, breaks, told = await twins.second.answer(LONG_QUESTION, **fields), list[str](), list[Json]()
-    moments, noticed = [0, 2, 2], -1  # at once; after two segments; and again before the next one
-    async with (
-        aclosing(Gateway.at(twins.stack.base_url, twins.stack.api_key)) as rest_client,
-        aclosing(rest_client.chat(chat_body(LONG_QUESTION, fields), breaks.append)) as stream,
-    ):
-        async for chunk in stream:
-            told.append(chunk)
-            if moments and len(breaks) > noticed and num_texts(told) >= moments[0]:
-                del moments[0]
-                noticed = len(breaks)
-                await twins.kill("gateway")
-                await twins.revive("gateway")
-    assert not moments and text_of(told) == answer_of(whole)
-    assert [record["index"] for record in records_of(told)] == list(range(whole["semspec"]["num_segments"]))
-    assert (await twins.first.stored_trace(told[0]["id"]))["segments"] == records_of(told)
-
-
-async def test_repeated_request_is_answered_by_the_generation_of_a_killed_gateway(twins: Twins) -> None:
-    whole, key = await twins.second.answer(LONG_QUESTION, seed=5), secrets.token_hex(8)
-    async with redis_of(twins.stack) as redis:
-        before = await redis.keys(SEGMENTS.format("*"))
-        asked = asyncio.create_task(posted(twins.first, key, seed=5))
-        async with asyncio.timeout(GENEROUS_S):
-            id = await begun_since(before, redis)
-    await twins.kill("gateway")
-    with pytest.raises(httpx.TransportError):
-        await asked
-    for _ in range(2):
-        again = (await posted(twins.second, key, seed=5)).json()
-        assert again["id"] == id and answer_of(again) == answer_of(whole)
-        assert again["usage"] == whole["usage"]
-
-
 async def test_turn_that_another_gateway_ends_is_committed_once(twins: Twins) -> None:
     fields, session = {"seed": 6}, secrets.token_hex(8)
     whole = await twins.second.answer(LONG_QUESTION, **fields)
@@ -224,11 +179,6 @@ def chunks(*parts: Sequence[Event]) -> list[Json]:
     return [event.data for part in parts for event in part]
 
 
-def num_texts(told: list[Json]) -> int:
-    """How many chunks bring text."""
-    return sum(bool(text_of([chunk])) for chunk in told)
-
-
 async def assert_told_once(running: Running, seen: list[Event], rest: list[Event], whole: Json) -> None:
     """The client has the undisturbed text, and so has Redis."""
     assert text_of(chunks(seen, rest)) == answer_of(whole)
@@ -245,11 +195,6 @@ def stopped(pid: int) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
-
-
-async def posted(running: Running, key: str, **fields: object) -> httpx.Response:
-    body, headers = chat_body(LONG_QUESTION, fields), {"Idempotency-Key": key}
-    return await running.http.post("/v1/chat/completions", json=body, headers=headers)
 
 
 async def assert_conversation_goes_on(running: Running, session: str, first: Json) -> None:

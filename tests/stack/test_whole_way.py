@@ -8,20 +8,22 @@ import sys
 import psutil
 import pytest
 
-from semspec.decoding import Generation, decode
-from semspec.records import record_json
+from semspec.decoding import Generation
 from semspec.rpc.channel import ClientOptions
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget
-from semspec.types import Acceptance, Context, Message, SamplingParams, Segmentation, SegmentRecord
+from semspec.types import Acceptance, Context, Message, SamplingParams, Segmentation
 from tests.processes import GENEROUS_S
 from tests.stack.support import (
+    MAX_TOKENS,
     QUESTION,
     Json,
     Pair,
     Running,
     answer_of,
+    assert_same,
     cpu_seconds,
     has_mapped,
+    in_process,
     records_of,
     text_of,
     until_first_segment,
@@ -29,7 +31,6 @@ from tests.stack.support import (
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
-MAX_TOKENS = 120
 SETTLED_S = 0.3
 """Processor time that two idle services may take in a second; a model at work takes nearly all of it."""
 
@@ -50,12 +51,6 @@ CASES: list[tuple[str, int, Segmentation, Acceptance]] = [
 ]
 
 
-async def in_process(generation: Generation, pair: Pair) -> list[Json]:
-    """The loop's records without any service, as JSON."""
-    events = [event async for event in decode(generation, pair.backends)]
-    return [dict(record_json(event)) for event in events if isinstance(event, SegmentRecord)]
-
-
 def fields(strategy: str, gamma: int, segmentation: Segmentation, acceptance: Acceptance) -> Json:
     """The request that asks for this; `sample` takes no threshold."""
     rule: Json = {"rule": acceptance.rule}
@@ -63,19 +58,6 @@ def fields(strategy: str, gamma: int, segmentation: Segmentation, acceptance: Ac
         rule["threshold"] = acceptance.threshold
     options = {"strategy": strategy, "gamma": gamma, "segmentation": segmentation.value, "acceptance": rule}
     return {"max_tokens": MAX_TOKENS, "top_p": 0.97, "semspec": {**options, "trace": True}}
-
-
-def assert_same(one: list[Json], other: list[Json]) -> None:
-    """Everything equal but times and what was cached; probabilities as far as cached and recomputed states agree."""
-    loose = ("draft_probability", "target_probability", "ratio", "times", "num_cached_tokens")
-    assert [_without(record, loose) for record in one] == [_without(record, loose) for record in other]
-    for a, b in zip(one, other, strict=True):
-        for name in ("draft_probability", "target_probability"):
-            assert a[name] == (None if b[name] is None else pytest.approx(b[name], abs=1e-3))
-
-
-def _without(record: Json, names: tuple[str, ...]) -> Json:
-    return {name: value for name, value in record.items() if name not in names}
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -145,11 +127,15 @@ async def test_client_that_hangs_up_stops_both_models(running: Running, strategy
     async with running.streaming(seed=3, max_tokens=15_000, semspec={"strategy": strategy}) as stream:
         await until_first_segment(stream)
         assert await running.num_in_flight() == 1
+    async with asyncio.timeout(GENEROUS_S):
+        while await running.num_in_flight() or await spent_in_a_second(models) >= SETTLED_S:
+            await asyncio.sleep(0.05)
+
+
+async def spent_in_a_second(pids: list[int]) -> float:
+    before = cpu_seconds(pids)
     await asyncio.sleep(1)
-    assert await running.num_in_flight() == 0
-    before = cpu_seconds(models)
-    await asyncio.sleep(1)
-    assert cpu_seconds(models) - before < SETTLED_S
+    return cpu_seconds(pids) - before
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists what a process has mapped")

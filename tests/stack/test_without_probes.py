@@ -9,8 +9,7 @@ from semspec.decoding import Generation
 from semspec.stack import Stack, StackConfig
 from semspec.types import Context, Message, SamplingParams
 from tests.processes import GENEROUS_S
-from tests.stack.support import QUESTION, Pair, Running
-from tests.stack.test_whole_way import MAX_TOKENS, assert_same, in_process
+from tests.stack.support import MAX_TOKENS, QUESTION, Pair, Running, assert_same, in_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
