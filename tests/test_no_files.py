@@ -13,8 +13,6 @@ from semspec.probes.probe import load_probe
 from semspec.retrieval.datastore import Datastore
 from semspec.stack import BUNDLED_PAIR, StackConfig, StackError
 
-PROBES = BUNDLED_PAIR / "probes"
-
 
 def endless(path: Path) -> None:
     path.symlink_to("/dev/zero")
@@ -24,31 +22,30 @@ def looped(path: Path) -> None:
     path.symlink_to(path.name)
 
 
-@pytest.mark.parametrize("put", [Path.mkdir, endless, looped])
-def test_serving_options_that_are_no_file_are_refused(tmp_path: Path, put: Callable[[Path], None]) -> None:
-    probes = shutil.copytree(PROBES, tmp_path / "probes")
-    (probes / "serving.json").unlink()
-    put(probes / "serving.json")
-    config = replace(StackConfig.of_pair(BUNDLED_PAIR), target_probe=probes / "target.safetensors")
-    with pytest.raises(StackError, match=r"serving.json is no file"):
-        config.read_serving()
+def read_serving(probes: Path) -> object:
+    return replace(StackConfig.of_pair(BUNDLED_PAIR), target_probe=probes / "target.safetensors").read_serving()
 
 
-@pytest.mark.parametrize("name", ["draft.json", "draft.safetensors"])
+READERS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "serving.json": (read_serving, "serving.json is no file"),
+    "draft.json": (lambda probes: load_probe(probes / "draft.safetensors"), "cannot read probe"),
+    "draft.safetensors": (lambda probes: load_probe(probes / "draft.safetensors"), "cannot read probe"),
+    "likelihood.json": (
+        lambda probes: load_calibration(probes / "likelihood.json"),
+        "cannot read likelihood calibration",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("put", [Path.mkdir, endless, looped])
-def test_probe_that_is_no_file_is_refused(tmp_path: Path, name: str, put: Callable[[Path], None]) -> None:
-    probes = shutil.copytree(PROBES, tmp_path / "probes")
+def test_what_is_no_file_is_refused(tmp_path: Path, name: str, put: Callable[[Path], None]) -> None:
+    probes = shutil.copytree(BUNDLED_PAIR / "probes", tmp_path / "probes")
     (probes / name).unlink()
     put(probes / name)
-    with pytest.raises(Mismatch, match="cannot read probe"):
-        load_probe(probes / "draft.safetensors")
-
-
-@pytest.mark.parametrize("put", [Path.mkdir, endless, looped])
-def test_calibration_that_is_no_file_is_refused(tmp_path: Path, put: Callable[[Path], None]) -> None:
-    put(tmp_path / "likelihood.json")
-    with pytest.raises(Mismatch, match="cannot read likelihood calibration"):
-        load_calibration(tmp_path / "likelihood.json")
+    read, said = READERS[name]
+    with pytest.raises((Mismatch, StackError), match=said):
+        read(probes)
 
 
 def test_datastore_whose_card_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

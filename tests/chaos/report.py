@@ -25,7 +25,6 @@ not get what is promised: [reliability.md](../../../docs/reliability.md). The la
 short question just before the fault, and once it is answered normally again (medians), the clients' requests beside it.
 `make test-chaos` does it again; `make test-slow` has a short form.
 """
-COLUMNS = ("fault", "made", "success", "failed", "lost", "differing", "fell back", "degraded", "wrongly stored")
 TIMES = ("slowest answer s", "latency s: before", "after", "recovery s: median", "max")
 
 
@@ -39,7 +38,12 @@ class Row:
     """Why there are none."""
 
     @property
+    def complaints(self) -> list[str]:
+        return [complaint for trial in self.trials for complaint in trial.complaints]
+
+    @property
     def counts(self) -> dict[str, int]:
+        """Of requests, by what became of them."""
         outcomes = [outcome for trial in self.trials for outcome in trial.outcomes]
         return {
             "made": len(self.trials),
@@ -53,22 +57,24 @@ class Row:
         }
 
     @property
-    def slowest_s(self) -> float:
-        """The longest time to an answer."""
-        return max(outcome.latency_s for trial in self.trials for outcome in trial.outcomes)
+    def times_s(self) -> dict[str, list[float]]:
+        return {
+            "latency_before_s": [trial.before_s for trial in self.trials],
+            "latency_after_s": [trial.after_s for trial in self.trials],
+            "latency_s": [outcome.latency_s for trial in self.trials for outcome in trial.outcomes],
+            "recovery_s": [trial.recovery_s for trial in self.trials],
+        }
 
-    @property
-    def recoveries_s(self) -> list[float]:
-        return [trial.recovery_s for trial in self.trials]
+    def cells(self) -> list[str]:
+        before, after, latency, recovery = self.times_s.values()
+        times = (max(latency), median(before), median(after), median(recovery), max(recovery))
+        name = f"{self.fault.name}{'*' if self.fault.is_spared else ''}"
+        return [name, *map(str, self.counts.values()), *(f"{seconds:.1f}" for seconds in times)]
 
-    @property
-    def latencies_s(self) -> tuple[float, float]:
-        """Of the short question, before and after; medians."""
-        return median(trial.before_s for trial in self.trials), median(trial.after_s for trial in self.trials)
-
-    @property
-    def complaints(self) -> list[str]:
-        return [complaint for trial in self.trials for complaint in trial.complaints]
+    def as_json(self) -> Json:
+        fault, times = self.fault, {name: _rounded(values) for name, values in self.times_s.items()}
+        facts = {"name": fault.name, "how": fault.how, "promise": fault.promise.value, "skipped": self.skipped or None}
+        return {**facts, **self.counts, **times, "complaints": self.complaints}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,44 +105,20 @@ class Report:
             "machine": f"{platform.machine()}, {platform.system()} {platform.release()}",
             "long_questions_s": round(self.long_s, 3),
             "short_question_s": round(self.short_s, 3),
-            "faults": [_json(row) for row in self.rows.values()],
+            "faults": [row.as_json() for row in self.rows.values()],
         }
         (folder / "faults.json").write_text(json.dumps(body, indent=1) + "\n")
 
     def _page(self, duration_s: float) -> str:
-        rows = [_cells(row) for row in self.rows.values() if row.trials]
-        table = Table([*COLUMNS, *TIMES], [*rows, self._total()]).as_markdown()
+        made = [row for row in self.rows.values() if row.trials]
+        totals = [str(sum(column)) for column in zip(*(row.counts.values() for row in made), strict=True)]
+        columns = ["fault", *made[0].counts, *TIMES]
+        table = Table(columns, [*(row.cells() for row in made), ["all", *totals, *[""] * len(TIMES)]]).as_markdown()
         skipped = [f"- not made: {row.fault.name} ({row.skipped})" for row in self.rows.values() if row.skipped]
-        broken = [f"- {row.fault.name}: {line}" for row in self.rows.values() for line in row.complaints]
+        broken = [f"- {row.fault.name}: {line}" for row in made for line in row.complaints]
         verdict = "Every promise was kept." if self.is_green else "Promises were broken:"
         head = HEAD.format(long_s=self.long_s, short_s=self.short_s)
         return "\n".join([head, f"{verdict} {duration_s:.0f} s in all.", *broken, "", table, *skipped]).strip() + "\n"
-
-    def _total(self) -> list[str]:
-        totals = [row.counts for row in self.rows.values()]
-        return ["all", *(str(sum(counts[name] for counts in totals)) for name in COLUMNS[1:]), *[""] * len(TIMES)]
-
-
-def _cells(row: Row) -> list[str]:
-    name = f"{row.fault.name}{'*' if row.fault.is_spared else ''}"
-    counts = [str(row.counts[column]) for column in COLUMNS[1:]]
-    times = (row.slowest_s, *row.latencies_s, median(row.recoveries_s), max(row.recoveries_s))
-    return [name, *counts, *(f"{seconds:.1f}" for seconds in times)]
-
-
-def _json(row: Row) -> Json:
-    return {
-        "name": row.fault.name,
-        "how": row.fault.how,
-        "promise": row.fault.promise.value,
-        "skipped": row.skipped or None,
-        **row.counts,
-        "latency_before_s": _rounded(trial.before_s for trial in row.trials),
-        "latency_after_s": _rounded(trial.after_s for trial in row.trials),
-        "latency_s": _rounded(outcome.latency_s for trial in row.trials for outcome in trial.outcomes),
-        "recovery_s": _rounded(row.recoveries_s),
-        "complaints": row.complaints,
-    }
 
 
 def _rounded(times_s: Iterable[float]) -> list[float | None]:

@@ -5,7 +5,6 @@ import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx
 import pytest
 import pytest_asyncio
 from safetensors.torch import load_file, save_file
@@ -13,12 +12,12 @@ from safetensors.torch import load_file, save_file
 from semspec.decoding import Backends
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.likelihood import as_json
-from semspec.stack import Stack, StackConfig
+from semspec.stack import StackConfig
 from semspec.types import Writer
 from tests.calibrations import calibration
 from tests.checkpoints import random_probes
 from tests.processes import GENEROUS_S, Process
-from tests.stack.support import Pair, Running
+from tests.stack.support import Pair, Running, served
 from tests.words import build_tokenizer
 
 WINDOW_TOKENS = 20_000
@@ -84,13 +83,8 @@ def stack_config(pair: Pair) -> StackConfig:
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def running(stack_config: StackConfig) -> AsyncIterator[Running]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("REDIS_URL", raising=False)
-        async with (
-            Stack(stack_config) as stack,
-            httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=GENEROUS_S) as http,
-        ):
-            yield Running(stack, http)
+    async with served(stack_config) as running:
+        yield running
 
 
 @pytest_asyncio.fixture(loop_scope="package")

@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from semspec.client import Event, read_events
 from semspec.decoding import Backends, Generation, decode
 from semspec.records import record_json
-from semspec.stack import Stack
+from semspec.stack import Stack, StackConfig
 from semspec.types import SegmentRecord
 from tests.processes import GENEROUS_S
 
@@ -138,6 +138,17 @@ class Running:
                 if current == status and re.fullmatch(line, words):
                     return words
                 await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def served(config: StackConfig) -> AsyncIterator[Running]:
+    """A stack and a client with its key."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("REDIS_URL", raising=False)
+        async with Stack(config) as stack:
+            client = httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=GENEROUS_S)
+            async with client as http:
+                yield Running(stack, http)
 
 
 def answer_of(response: Json) -> str:

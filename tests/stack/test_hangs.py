@@ -7,12 +7,10 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import pytest
 
-from semspec.stack import Stack, StackConfig
-from tests.processes import GENEROUS_S
-from tests.stack.support import Json, Running, answer_of, until_first_segment
+from semspec.stack import StackConfig
+from tests.stack.support import Json, Running, answer_of, served, until_first_segment
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
@@ -57,11 +55,8 @@ async def serving(config: StackConfig, role: str, mark: Path, step_s: float = 0.
             "SEMSPEC_GATEWAY_HEALTH_INTERVAL_S": "0.2",
         },
     )
-    async with (
-        Stack(config) as stack,
-        httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=GENEROUS_S) as http,
-    ):
-        yield Running(stack, http)
+    async with served(config) as running:
+        yield running
 
 
 async def num_hung(running: Running, role: str) -> float:

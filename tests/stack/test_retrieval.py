@@ -4,15 +4,24 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import pytest
 import pytest_asyncio
 
-from semspec.stack import Stack, StackConfig
+from semspec.stack import StackConfig
 from semspec.types import Context, GenerationParams, Message, SamplingParams
-from tests.processes import GENEROUS_S, Process
+from tests.processes import Process
 from tests.retrieval.support import write
-from tests.stack.support import QUESTION, Json, Pair, Running, answer_of, has_mapped, text_of, until_first_segment
+from tests.stack.support import (
+    QUESTION,
+    Json,
+    Pair,
+    Running,
+    answer_of,
+    has_mapped,
+    served,
+    text_of,
+    until_first_segment,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
@@ -38,11 +47,8 @@ async def alone(stack_config: StackConfig, pair: Pair, tmp_path: Path) -> AsyncI
         serving=None,
         datastore=tmp_path / "datastore",
     )
-    async with (
-        Stack(config) as stack,
-        httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=GENEROUS_S) as http,
-    ):
-        yield Running(stack, http)
+    async with served(config) as running:
+        yield running
 
 
 async def test_datastore_alone_serves_retrieval_and_its_death_changes_no_answer(alone: Running) -> None:

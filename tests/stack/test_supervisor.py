@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ import pytest
 from semspec.commands.serve import serve
 from semspec.keys import entry
 from semspec.stack import BUNDLED_PAIR, Stack, StackConfig, StackError, restarts
-from tests.processes import is_running, left_alive
+from tests.processes import GENEROUS_S, is_running, left_alive
 from tests.stack.programs import BROKEN, DEAF, GATEWAY, config
 
 pytestmark = pytest.mark.slow
@@ -73,14 +72,6 @@ async def test_stack_listens_on_every_kind_of_host(host: str, reached: str) -> N
             assert (await http.get(stack.base_url)).status_code == 200
 
 
-@pytest.mark.parametrize("text", ["{", "", "[]", "7"])
-async def test_malformed_serving_file_is_one_line(tmp_path: Path, text: str) -> None:
-    (tmp_path / "serving.json").write_text(text)
-    stack = Stack(replace(config(), serving=None, target_probe=tmp_path / "target.safetensors"))
-    with pytest.raises(StackError, match=r"serving\.json.*; train the probes again, or delete it$"):
-        await stack.__aenter__()
-
-
 async def test_private_redis_answers_on_a_socket_of_its_own(temporary_folder: Path) -> None:
     async with Stack(config()) as stack:
         path = stack.addresses["redis"].removeprefix("unix://")
@@ -114,8 +105,8 @@ async def test_child_dying_at_start_is_reported_in_one_line_with_its_last_words(
 
 
 async def test_child_never_ready_is_reported_by_name() -> None:
-    stack = Stack(config(start_timeout_s=1.0, stop_grace_s=0.2, verifier=DEAF))
-    with pytest.raises(StackError, match=r"^verifier was not ready within 1 s$"):
+    stack = Stack(config(start_timeout_s=5.0, stop_grace_s=0.2, verifier=DEAF))
+    with pytest.raises(StackError, match=r"^verifier was not ready within 5 s$"):
         await stack.__aenter__()
     assert left_alive([child.pid for child in stack.processes.values()], 0) == []
 
@@ -127,15 +118,15 @@ def unready_gateway(code: str) -> str:
 
 
 async def test_gateway_never_ready_is_reported_with_its_reason() -> None:
-    stack = Stack(config(start_timeout_s=2.0, gateway=unready_gateway("service_unavailable")))
-    with pytest.raises(StackError, match=r"^gateway was not ready within 2 s: the probe is of another model; train"):
+    stack = Stack(config(start_timeout_s=5.0, gateway=unready_gateway("service_unavailable")))
+    with pytest.raises(StackError, match=r"^gateway was not ready within 5 s: the probe is of another model; train"):
         await stack.__aenter__()
 
 
 async def test_parts_that_do_not_belong_together_are_reported_at_once() -> None:
-    stack = Stack(config(start_timeout_s=60.0, gateway=unready_gateway("configuration_mismatch")))
+    stack = Stack(config(start_timeout_s=GENEROUS_S, gateway=unready_gateway("configuration_mismatch")))
     with pytest.raises(StackError, match=r"^the probe is of another model; train it anew$"):
-        await asyncio.wait_for(stack.__aenter__(), 30)
+        await asyncio.wait_for(stack.__aenter__(), GENEROUS_S - 1)
     assert left_alive([child.pid for child in stack.processes.values()], 0) == []
 
 
@@ -156,7 +147,7 @@ async def test_stacks_of_their_own_have_keys_of_their_own() -> None:
 async def test_serving_prints_what_opens_the_gateway(capsys: pytest.CaptureFixture[str]) -> None:
     serving = asyncio.create_task(serve(replace(config(), api_key="sk-fixed")))
     printed = ""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(GENEROUS_S):
         while "Ctrl-C" not in printed:
             printed += capsys.readouterr().out
             await asyncio.sleep(0.05)
@@ -165,13 +156,6 @@ async def test_serving_prints_what_opens_the_gateway(capsys: pytest.CaptureFixtu
     address = re.search(r"playground  (http://127\.0\.0\.1:\d+)/#key=sk-fixed\n", printed)
     assert address is not None
     assert f"curl -N {address[1]}/v1/chat/completions -H 'authorization: Bearer sk-fixed'" in printed
-
-
-async def test_taken_port_is_refused() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        taken = replace(config(), port=other.getsockname()[1])
-        with pytest.raises(StackError, match="Address already in use; choose another port"):
-            await Stack(taken).__aenter__()
 
 
 async def test_no_folder_for_temporary_files_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +184,7 @@ async def test_process_that_ends_is_started_again_at_its_address(name: str) -> N
         addresses, before = dict(stack.addresses), stack.processes[name].pid
         keeping = asyncio.create_task(restarts.keep_running(stack, reports.append))
         stack.processes[name].kill()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GENEROUS_S):
             while not reports or stack.processes[name].pid == before:
                 await asyncio.sleep(0.01)
             while name == "gateway":
@@ -229,7 +213,7 @@ async def test_process_that_keeps_ending_is_started_after_longer_delays_until_it
         stack.processes["target"] = replace(sound, command=(sys.executable, "-c", BROKEN))
         sound.kill()
         keeping = asyncio.create_task(restarts.keep_running(stack, reports.append))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(GENEROUS_S):
             while len(reports) < 9:
                 await asyncio.sleep(0.01)
             stack.processes["target"] = replace(stack.processes["target"], command=sound.command)
@@ -339,7 +323,7 @@ def test_supervisor_ended_by_a_signal_leaves_nothing_behind(
 ) -> None:
     pids = pids_of(supervisor)
     supervisor.send_signal(number)
-    assert supervisor.wait(timeout=20) == 128 + number
+    assert supervisor.wait(timeout=GENEROUS_S) == 128 + number
     assert left_alive(pids, 0) == []
     assert list(temporary_folder.iterdir()) == []
 
@@ -353,7 +337,7 @@ def test_second_signal_kills_what_does_not_stop(temporary_folder: Path) -> None:
         supervisor.send_signal(signal.SIGINT)
         time.sleep(0.3)
         supervisor.send_signal(signal.SIGINT)
-        assert supervisor.wait(timeout=20) == 128 + signal.SIGINT
+        assert supervisor.wait(timeout=GENEROUS_S) == 128 + signal.SIGINT
     assert left_alive(pids) == []
     assert list(temporary_folder.iterdir()) == []
 

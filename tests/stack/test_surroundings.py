@@ -2,12 +2,10 @@
 
 from dataclasses import replace
 
-import httpx
 import pytest
 
-from semspec.stack import Stack, StackConfig
-from tests.processes import GENEROUS_S
-from tests.stack.support import Running
+from semspec.stack import StackConfig
+from tests.stack.support import served
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
@@ -24,9 +22,6 @@ async def test_answers_with_dead_proxies_no_home_and_an_odd_key(stack_config: St
         api_key=key,
         environment={**stack_config.environment, **surroundings},
     )
-    async with (
-        Stack(config) as stack,
-        httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=GENEROUS_S) as http,
-    ):
-        answer = await Running(stack, http).answer(seed=4, max_tokens=20)
+    async with served(config) as running:
+        answer = await running.answer(seed=4, max_tokens=20)
     assert answer["semspec"]["fallback"] is None and answer["semspec"]["degraded"] is False

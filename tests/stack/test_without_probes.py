@@ -2,14 +2,12 @@
 
 from dataclasses import replace
 
-import httpx
 import pytest
 
 from semspec.decoding import Generation
-from semspec.stack import Stack, StackConfig
+from semspec.stack import StackConfig
 from semspec.types import Context, Message, SamplingParams
-from tests.processes import GENEROUS_S
-from tests.stack.support import MAX_TOKENS, QUESTION, Pair, Running, assert_same, in_process
+from tests.stack.support import MAX_TOKENS, QUESTION, Pair, assert_same, in_process, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
@@ -18,12 +16,8 @@ async def test_pair_without_probes_answers_as_the_loop_in_process(stack_config: 
     bare = replace(stack_config, draft_probe=None, target_probe=None)
     prompt = await pair.backends.target.encode([Message("user", QUESTION)])
     verdicts = set()
-    async with (
-        Stack(bare) as stack,
-        httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=GENEROUS_S) as http,
-    ):
-        assert "verifier" not in stack.processes
-        running = Running(stack, http)
+    async with served(bare) as running:
+        assert "verifier" not in running.stack.processes
         assert await running.readiness() == (200, "ready")
         for seed in range(3):
             sampling = SamplingParams(1.0, 0.97, 0, seed)
