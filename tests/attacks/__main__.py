@@ -1,20 +1,19 @@
 """Attacks from outside, drawn from a seed: `python -m tests.attacks --seed N`, also as `make attack SEED=N`.
 
 Ends with 1 if a promise was broken. `--only FAMILY --case K` tries one case again. A part is written nowhere unless
-`--output` says where. Each result is written as soon as it is known; `--resume` goes on behind those of an earlier run.
+`--output` says where. Each result is written as soon as it is known.
 """
 
 import argparse
 import asyncio
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from tests.attacks import faults, files, keys, malformed_services, markup, odd_http, stored, training, wire
 from tests.attacks.case import Family, Result, Verdict, tried
 from tests.attacks.fixtures import Fixtures
-from tests.attacks.report import line, read, write
+from tests.attacks.report import line, write
 
 FAMILIES: tuple[Family, ...] = (
     odd_http.FAMILY, keys.FAMILY, markup.FAMILY, wire.FAMILY, malformed_services.FAMILY, files.FAMILY, stored.FAMILY,
@@ -31,47 +30,30 @@ def main() -> int:
     parser.add_argument("--case", type=int, help="only the case of this number")
     parser.add_argument("--share", type=float, default=1.0, help="share of each family's cases")
     parser.add_argument("--output", type=Path, help="folder for README.md and cases.jsonl")
-    parser.add_argument("--resume", action="store_true", help="keep the results that the folder has of this seed")
     options = parser.parse_args()
     families = [family for family in FAMILIES if any(word in family.name for word in options.only.split(","))]
     is_part = options.only or options.case is not None or options.share < 1
     folder = options.output or (None if is_part else RESULTS)
-    record = Record(folder, read(folder, options.seed) if folder and options.resume else [])
-    asyncio.run(_run(families, options.seed, options.share, options.case, record))
-    return 0 if record.results and all(result.verdict is Verdict.KEPT for result in record.results) else 1
+    results = asyncio.run(_run(families, options.seed, options.share, options.case, folder))
+    return 0 if results and all(result.verdict is Verdict.KEPT for result in results) else 1
 
 
-@dataclass(slots=True)
-class Record:
-    """The results so far, also in a folder if there is one."""
-
-    folder: Path | None
-    results: list[Result]
-
-    def add(self, result: Result) -> None:
-        self.results.append(result)
-        order = [family.name for family in FAMILIES]
-        self.results.sort(key=lambda one: (order.index(one.family), one.number))
-        if self.folder is not None:
-            write(self.folder, self.results)
-        if result.verdict is not Verdict.KEPT:
-            _say(f"{line(result)}\n")
-
-    def has(self, family: str, number: int) -> bool:
-        return any((result.family, result.number) == (family, number) for result in self.results)
-
-
-async def _run(families: list[Family], seed: int, share: float, case: int | None, record: Record) -> None:
+async def _run(families: list[Family], seed: int, share: float, case: int | None, output: Path | None) -> list[Result]:
+    """All results, which are also written into the folder if there is one."""
+    results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="attacks-") as folder:
         async with Fixtures(Path(folder)) as fixtures:
             for family in families:
                 numbers = range(max(1, round(family.num_cases * share))) if case is None else [case]
-                if not (left := [number for number in numbers if not record.has(family.name, number)]):
-                    continue
                 async with family.opened(fixtures) as draw:
-                    for number in left:
-                        record.add(await tried(family.name, seed, number, draw))
-                _say(f"{family.name}: {len(left)} cases\n")
+                    for number in numbers:
+                        results.append(result := await tried(family.name, seed, number, draw))
+                        if output is not None:
+                            write(output, results)
+                        if result.verdict is not Verdict.KEPT:
+                            _say(f"{line(result)}\n")
+                _say(f"{family.name}: {len(numbers)} cases\n")
+    return results
 
 
 def _say(words: str) -> None:

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from semspec.training.report.document import Table
@@ -18,14 +18,6 @@ log may hold no traceback, every process still runs, and a question must have th
 `make attack SEED=N` tries cases of another seed. `cases.jsonl` has a line for each case.
 """
 CASES = "cases.jsonl"
-
-
-def read(folder: Path, seed: int) -> list[Result]:
-    """The cases of this seed that `cases.jsonl` has."""
-    if not (path := folder / CASES).exists():
-        return []
-    results = [Result(**json.loads(line)) for line in path.read_text().splitlines()]
-    return [replace(result, verdict=Verdict(result.verdict)) for result in results if result.seed == seed]
 
 
 def write(folder: Path, results: Sequence[Result]) -> None:

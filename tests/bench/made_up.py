@@ -23,17 +23,10 @@ RATES: Mapping[str, tuple[float, float]] = {
     "semantic:segmentation=sentence": (2.3, 0.93),
     "semantic+token-level": (3.1, 0.94),
     "token-level": (1.6, 0.95),
-    "spec-reason": (1.9, 0.85),
-    "spec-thinking": (3.5, 0.7),
     "last-hidden": (2.8, 0.9),
     "surprisal": (2.85, 0.93),
-    "random": (1.9, 0.74),
-    "retrieval": (1.3, 0.95),
-    "retrieval:retrieval_source=context": (1.1, 0.95),
-    "retrieval:retrieval_source=datastore": (1.2, 0.95),
-    "retrieval:gate=soft": (1.5, 0.9),
-    "retrieval:gate=soft:gate_entropy=0.1:gate_top_k=5": (1.4, 0.91),
     "in-process/semantic": (2.6, 0.94),
+    "random": (1.9, 0.74),
     "transformers/assisted": (1.3, 0.95),
 }
 """Label -> speed-up, pass@1."""

@@ -87,7 +87,7 @@ for line in sys.stdin:
 
 def test_answer_that_the_worker_does_not_survive_is_wrong_and_the_next_is_graded(tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(WORKER)
-    judge = Judge(limit_s=1.0, script=tmp_path / "worker.py")
+    judge = Judge(limit_s=3.0, script=tmp_path / "worker.py")
     long = "9" * 200_000  # more than a pipe holds
     for text, expected in (("5", True), ("stuck", False), ("5", True), ("crash", False), ("5", True), ("6", False)):
         assert judge.is_equivalent("5", text) is expected

@@ -26,8 +26,6 @@ class Link:
     bytes_per_s: float = math.inf
     is_silent: bool = False
     """Nothing passes and nobody is told, as behind a firewall that drops packets; it passes once that is over."""
-    is_refusing: bool = False
-    """Every connection is reset, and so is each new one."""
 
 
 PASSING = Link()
@@ -44,8 +42,6 @@ class Proxy:
         self.upstream = upstream
         """May be changed: of connections to come."""
         self.address = ""
-        self.num_connections = 0
-        """Opened so far."""
         self._link = PASSING
         self._changed, self._over = asyncio.Event(), asyncio.Event()
         self._ends: set[StreamWriter] = set()
@@ -56,7 +52,7 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._set, link)
 
     def reset(self) -> None:
-        """Break every connection; new ones are welcome, unless the link refuses them."""
+        """Break every connection; new ones are welcome."""
         self._loop.call_soon_threadsafe(self._reset)
 
     def end(self) -> None:
@@ -77,8 +73,6 @@ class Proxy:
         self._link = link
         self._changed.set()
         self._changed = asyncio.Event()
-        if link.is_refusing:
-            self._reset()
 
     def _reset(self) -> None:
         for end in tuple(self._ends):
@@ -86,12 +80,9 @@ class Proxy:
 
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Carry one connection until both sides have closed it, or one has broken."""
-        self.num_connections += 1
         ends = [writer]
         self._ends.add(writer)
         try:
-            if self._link.is_refusing:
-                raise ConnectionResetError
             up_reader, up_writer = await _connected(self.upstream)
             ends.append(up_writer)
             self._ends.add(up_writer)
