@@ -108,8 +108,8 @@ def _family_cpu_s(name: str, process: psutil.Process) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """What all contestants share."""
+class Launcher:
+    """Starts contestants over one pair."""
 
     pair: Path
     vllm: Path

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from semspec.bench.environment import environment
-from semspec.bench.load.contestants import Contestant, Ground, Running
+from semspec.bench.load.contestants import Contestant, Launcher, Running
 from semspec.bench.load.levels_report import page
 from semspec.bench.load.levels_sums import Reply, Request, Turn, summaries
 from semspec.bench.runners.protocol import RunnerError
@@ -162,7 +162,7 @@ class Tournament:
 
     def __init__(self, plan: Plan, folder: Path, say: Say) -> None:
         self._plan, self._folder, self._say = plan, folder, say
-        self._ground = Ground(plan.pair, plan.vllm, max(plan.streams))
+        self._launcher = Launcher(plan.pair, plan.vllm, max(plan.streams))
         self._left_out: dict[str, str] = {}
         self._turns: list[Turn] = []
         self._load_averages: list[float] = []
@@ -201,7 +201,7 @@ class Tournament:
 
     async def _started(self, contestant: Contestant, stack: AsyncExitStack) -> Running | None:
         try:
-            running = await stack.enter_async_context(self._ground.running(contestant))
+            running = await stack.enter_async_context(self._launcher.running(contestant))
         except (RunnerError, StackError) as error:
             if any(turn.label == contestant.label for turn in self._turns):
                 raise

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from semspec.bench.cli import main
-from semspec.bench.load.contestants import KV_BYTES, Ground, parse_contestant
+from semspec.bench.load.contestants import KV_BYTES, Launcher, parse_contestant
 from semspec.bench.load.levels import PER_STREAM, Plan, Tournament, check, schedule
 from semspec.bench.load.levels_sums import Reply, Request, Result, Summary, Turn, numbers, ratio, summaries
 from semspec.bench.tasks import Question, Task
@@ -51,7 +51,7 @@ def test_label_names_engine_strategy_and_threads() -> None:
     plain = parse_contestant("vllm-serve")
     assert plain.is_plain and plain.is_target_alone and plain.threads is None
     assert not parse_contestant("fast/target").needs_vllm
-    config = Ground(BUNDLED_PAIR, Path("env/python"), 8).stack_config(parse_contestant("fast/target:targets=2"))
+    config = Launcher(BUNDLED_PAIR, Path("env/python"), 8).stack_config(parse_contestant("fast/target:targets=2"))
     assert config.num_targets == 2
 
 
@@ -75,8 +75,8 @@ def test_label_that_names_no_contestant_is_refused(label: str, named: str) -> No
 
 
 def test_stack_of_a_contestant_runs_its_roles_in_vllm_and_admits_all_streams() -> None:
-    ground = Ground(BUNDLED_PAIR, Path("env/python"), max_streams=96)
-    config = ground.stack_config(parse_contestant("vllm/semantic:threads=2"))
+    launcher = Launcher(BUNDLED_PAIR, Path("env/python"), max_streams=96)
+    config = launcher.stack_config(parse_contestant("vllm/semantic:threads=2"))
     python = str(Path("env/python").absolute())
     assert config.commands["target"] == (python, "-m", "semspec.services.target")
     assert config.commands["draft"][0] != python
@@ -87,7 +87,7 @@ def test_stack_of_a_contestant_runs_its_roles_in_vllm_and_admits_all_streams() -
         "SEMSPEC_TARGET_VLLM_OPTIONS": '{"max_num_seqs": 96}',
         "SEMSPEC_TARGET_THREADS": "2",
     }
-    both = ground.stack_config(parse_contestant("vllm-both/semantic"))
+    both = launcher.stack_config(parse_contestant("vllm-both/semantic"))
     assert both.commands["draft"] == (python, "-m", "semspec.services.draft")
     assert KV_BYTES == 4 << 30
 
