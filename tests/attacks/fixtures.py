@@ -54,7 +54,7 @@ class Logs:
         """Forget what was logged before."""
         self.begun = {name: path.stat().st_size for name, path in self.paths.items()}
 
-    def defects(self, words: tuple[bytes, ...] = DEFECTS) -> list[str]:
+    def defects(self, words: tuple[bytes, ...]) -> list[str]:
         """Lines since with one of the words in them."""
         lines = []
         for name, path in self.paths.items():
@@ -96,13 +96,13 @@ class Victim:
         return answer_of(body)
 
     @asynccontextmanager
-    async def watched(self) -> AsyncIterator[None]:
+    async def watched(self, words: tuple[bytes, ...] = DEFECTS) -> AsyncIterator[None]:
         """Raises: Broken when after the block a process is gone, a defect logged, or the control's answer another."""
         self.logs.restart()
         yield
         if gone := [name for name, child in self.stack.processes.items() if not child.is_alive]:
             raise Broken(Verdict.LOST, f"ended: {', '.join(gone)}")
-        if lines := self.logs.defects():
+        if lines := self.logs.defects(words):
             raise Broken(Verdict.MEDIUM, f"logged: {lines[0][:500]}")
         if (answer := await self.asked()) != self.answer:
             raise Broken(Verdict.DIFFERING, f"the control question was answered {answer!r}, before {self.answer!r}")
