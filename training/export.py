@@ -25,9 +25,7 @@ from semspec.training.evaluation.acceptance import Cost, card_curve
 from semspec.training.evaluation.evaluate import Evidence, Report, evaluate
 from semspec.training.evaluation.likelihood import LikelihoodReport, Pilot, calibrated, predicted
 from semspec.training.evaluation.likelihood_page import headline, write_likelihood
-from semspec.training.evaluation.plots import StatesPicture
-from semspec.training.evaluation.report import Example, example_rows, write_report
-from semspec.training.evaluation.verification import Predicted
+from semspec.training.evaluation.report import examples_table, write_report
 from semspec.training.files import AGAIN, StageFolder, digest_of, read_json, write_json
 from semspec.training.progress import Reporter, timed
 from semspec.training.trainer.probes import ALTERNATIVES, SERVED, Fitter, Variant, compared, curve, of_domains
@@ -36,7 +34,6 @@ from semspec.types import ModelInfo, SamplingParams, Segmentation, Writer
 
 NUM_TIMED_CONTEXTS = 24
 TAIL_CHARACTERS = 400
-NUM_PICTURE_ROWS = 2000
 
 
 def measure(pair: Pair, contexts: Sequence[ProbeContext], segmentation: Segmentation, max_tokens: int) -> Cost:
@@ -103,7 +100,7 @@ class Export:
         likelihood = self._likelihood(cost)
         evidence = self._evidence(cost, likelihood)
         report = evaluate(evidence, self._config.report.max_wrong_accepted)
-        write_report(report, folder, self._examples(evidence.served, report), self._picture())
+        write_report(report, folder, examples_table(self._labels, evidence.served, report, self._texts))
         self._export(report)
         if likelihood is not None:
             self._export_likelihood(likelihood)
@@ -242,41 +239,11 @@ class Export:
             "contexts where no sample of the target has a label": counted["num_contexts"] - num_labelled,
         }
 
-    def _examples(self, served: Predicted, report: Report) -> list[Example]:
-        """A few segments of each kind, with the text before them."""
-        labels = self._labels
-        return [
-            Example(
-                *self._texts(int(labels.shard[index]), int(labels.row[index])),
-                target_probability=float(served.target_probability[index]),
-                draft_probability=float(served.draft_probability[index]),
-                label=float(labels.target_probability[index]),
-                valid=None if np.isnan(labels.valid[index]) else bool(labels.valid[index]),
-                kind=kind,
-            )
-            for index, kind in example_rows(labels, served, report).items()
-        ]
-
     def _texts(self, shard: int, row: int) -> tuple[str, str]:
-        """A segment, and the end of the reasoning before it."""
+        """The end of the reasoning before a segment, and the segment."""
         segment = self._samples.folder.rows(shard)[row]
         [context] = [context for context in self._contexts.contexts(shard) if context.id == segment["context"]]
-        return segment["text"], (context.reasoning or context.question.text)[-TAIL_CHARACTERS:]
-
-    def _picture(self) -> StatesPicture | None:
-        """States of the target's last layer for some test segments."""
-        labels = self._labels
-        test = labels.where(labels.split == "test")
-        some = np.sort(np.random.default_rng(0).permutation(test)[:NUM_PICTURE_ROWS])
-        if not len(some):
-            return None
-        source = FeatureSource(self._store, "target", "states", "last")
-        return StatesPicture(
-            vectors=source.gather(labels, some).numpy(),
-            probability=labels.target_probability[some],
-            by_draft=labels.by_draft[some],
-            title="target, output of the last block, mean over the segment's tokens",
-        )
+        return (context.reasoning or context.question.text)[-TAIL_CHARACTERS:], segment["text"]
 
     def _export(self, report: Report) -> None:
         """Write probes and cards before `serving.json`, so that it exists only when they do."""

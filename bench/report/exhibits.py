@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from semspec.bench.report import ablations, paper
 from semspec.bench.report.probes import ProbesReport
 from semspec.bench.summary import Run
-from semspec.training.report.document import Block, Section, Table, Text
-from semspec.training.report.drawing import Picture
+from semspec.training.report.document import Section, Table, Text
 
 TITLE = "The paper's tables and figures, one by one"
 _LEGEND = (
@@ -22,19 +21,7 @@ def exhibits(runs: Sequence[Run], probes: ProbesReport | None) -> Iterator[Secti
     if not any(run.settings["task"] in paper.TASKS for run in runs):
         return
     rows = [*_compared(runs), *_ablated(runs), *_offline(probes)]
-    blocks: list[Block] = [Text(_LEGEND), Table(("the paper shows", "here"), rows)]
-    if probes and probes.states_png:
-        blocks.append(
-            Picture(
-                "states",
-                "Segments by their states",
-                f"Probes for {probes.name}: states of the target's last block on held-out questions, in two "
-                "dimensions; the colour is the semantic probability.",
-                "Points of segments, coloured by semantic probability.",
-                probes.states_png,
-            )
-        )
-    yield Section(TITLE, tuple(blocks))
+    yield Section(TITLE, (Text(_LEGEND), Table(("the paper shows", "here"), rows)))
 
 
 def _compared(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
@@ -73,6 +60,5 @@ def _where(section: str, runs: Sequence[Run]) -> str:
 
 def _offline(probes: ProbesReport | None) -> Iterator[tuple[str, str]]:
     curves = "Learning curve and domains"
-    yield "states, coloured by semantic probability", "below" if probes and probes.states_png else "not measured"
     yield "quality of probes by number of samples", curves if probes and probes.learning_curve else "not measured"
     yield "probes within and across domains", curves if probes and probes.domains else "not measured"

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import nan
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,8 +26,6 @@ class ProbesReport:
     """Name, AUROC of p/q, share of the wrong segments accepted where 95% of the right ones are."""
     learning_curve: Sequence[LearningPoint]
     domains: Sequence[DomainCell]
-    states_png: bytes | None = None
-    """Picture of segments by their states, coloured by semantic probability, if the report has one."""
 
     def variants_table(self) -> Table:
         return Table(("probes", *MEASURES), [_row(*one) for one in self.variants])
@@ -35,10 +33,8 @@ class ProbesReport:
 
 def read_probes(path: Path) -> ProbesReport:
     """Raises: InvalidRequest when the file is no report of probes."""
-    states = path.with_name("states.png")
     try:
-        found = _report(json.loads(path.read_text()))
-        return replace(found, states_png=states.read_bytes() if states.is_file() else None)
+        return _report(json.loads(path.read_text()))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidRequest(
             f"{path} is no report of probes ({type(error).__name__}: {error}); "

@@ -161,11 +161,6 @@ def test_good_probes_pass(report: Report) -> None:
     assert report.criterion == "truth" and report.verdict.good_enough
     assert report.verdict.headline == "Good enough to serve."
     assert [one.name for one in report.variants] == ["served", "paper recipe", "surprisal alone"]
-    by_name = {one.name: one for one in report.comparisons}
-    assert by_name["surprisal alone"].as_good and not by_name["paper recipe"].as_good
-    text = " ".join(report.verdict.remarks)
-    assert "Surprisal alone does no worse" in text and "you may not need the target's states" in text
-    assert "Paper recipe does worse" in text
 
 
 def test_bad_probes_are_said_to_be_bad() -> None:

@@ -135,7 +135,7 @@ def test_command_writes_a_calibration_that_serves_and_a_page(tiny: Path) -> None
     report = json.loads((tiny / "work" / "likelihood" / "report.json").read_text())
     assert report["chosen"]["threshold"] == found.threshold and len(report["curve"]) == len(found.curve)
     page = (tiny / "work" / "likelihood" / "report.html").read_text()
-    assert "data:image/png;base64," in page and "±" in page
+    assert f"{found.threshold:.3f}" in page and "±" in page
 
 
 def test_same_command_makes_nothing_again(tiny: Path) -> None:

@@ -9,10 +9,8 @@ import numpy as np
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import Cost, Drafts, Recommendation, recommend
 from semspec.training.evaluation.comparison import (
-    Comparison,
     DomainCell,
     LearningPoint,
-    compare,
     domain_matrix,
     learning_curve,
 )
@@ -71,7 +69,6 @@ class Report:
     cost: Cost
     variants: tuple[Variant, ...]
     """The served one first."""
-    comparisons: tuple[Comparison, ...]
     learning_curve: tuple[LearningPoint, ...]
     domains: tuple[DomainCell, ...]
     counts: Counts
@@ -98,18 +95,16 @@ def evaluate(evidence: Evidence, max_wrong_accepted: float = 0.03, num_resamples
     test, chosen_on = labels.split == "test", np.isin(labels.split, ["validation", "calibration"])
     resampling = Resampling.of(labels.question[test], num_resamples)
     variants = tuple(evaluate_variant(labels, one, evidence.cost, resampling) for one in (served, *evidence.variants))
-    comparisons = tuple(compare(labels, served, one, criterion, resampling) for one in evidence.variants)
     curve = learning_curve(labels, evidence.learning_curve, criterion, resampling)
     judged = drafts(labels, served, test, criterion)
     recommendation = recommend(drafts(labels, served, chosen_on, criterion), judged, evidence.cost, max_wrong_accepted)
     return Report(
         name=evidence.name,
         criterion=criterion,
-        verdict=judge(variants[0], criterion, recommendation, comparisons, curve, len(resampling.questions)),
+        verdict=judge(variants[0], criterion, recommendation, curve, len(resampling.questions)),
         recommendation=recommendation,
         cost=evidence.cost,
         variants=variants,
-        comparisons=comparisons,
         learning_curve=curve,
         domains=domain_matrix(labels, evidence.domains, criterion, resampling),
         counts=_counts(labels, judged, criterion),

@@ -4,12 +4,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from semspec.training.evaluation.likelihood import LikelihoodPoint, LikelihoodReport
 from semspec.training.files import plain, write_json
-from semspec.training.report.document import Block, Bullets, Section, Table, Text, as_html, write_pictures, write_text
-from semspec.training.report.drawing import BLUE, PERCENT, Picture, errors_of, panels
+from semspec.training.report.document import Block, Bullets, Section, Table, Text, as_html, write_text
 from semspec.training.report.numbers import decimal, measured_decimal, measured_share, share
 
 
@@ -25,9 +22,8 @@ def headline(report: LikelihoodReport) -> str:
 
 
 def write_likelihood(name: str, report: LikelihoodReport, folder: Path) -> None:
-    """Write the self-contained `report.html`, `report.json` and the picture, each file atomically."""
+    """Write the self-contained `report.html` and `report.json`, each file atomically."""
     contents = [Section("", tuple(_blocks(report)))]
-    write_pictures(folder, contents)
     write_json(folder / "report.json", plain(asdict(report), 5))
     write_text(folder / "report.html", as_html(f"{name} without probes", contents))
 
@@ -44,14 +40,6 @@ def _blocks(report: LikelihoodReport) -> Iterator[Block]:
         ("threshold", "accepted", "right accepted", "wrong accepted", "speed-up (estimate)"),
         [_row(point, point.threshold == one.threshold) for point in report.curve],
     )
-    yield Picture.drawn(
-        "likelihood",
-        "Right and wrong segments accepted",
-        "Along the threshold. Bars: one standard error. Lower and further right is better.",
-        "The shares of wrong and of right drafted segments accepted, by threshold.",
-        _figure,
-        report,
-    )
     yield Bullets(
         (
             "Right: one of the target's samples at that context means the same.",
@@ -67,18 +55,3 @@ def _row(point: LikelihoodPoint, is_chosen: bool) -> tuple[str, ...]:
     shares = (point.acceptance, point.right_accepted, point.wrong_accepted)
     speed_up = f"{decimal(point.speed_up, 2)}x"
     return (f"{name}, served" if is_chosen else name, *map(measured_share, shares), speed_up)
-
-
-def _figure(report: LikelihoodReport) -> Figure:
-    figure, (axes,) = panels(1, (5.5, 3.8))
-    right, wrong = ([getattr(one, f"{kind}_accepted") for one in report.curve] for kind in ("right", "wrong"))
-    x, y = ([one.value for one in shares] for shares in (right, wrong))
-    axes.errorbar(x, y, errors_of(wrong), errors_of(right), fmt="o-", color=BLUE, capsize=3)
-    chosen = report.chosen
-    axes.plot([chosen.right_accepted.value], [chosen.wrong_accepted.value], "o", color="black", markersize=11,
-              fillstyle="none", label="served")  # fmt: skip
-    axes.set(xlabel="right segments accepted", ylabel="wrong segments accepted")
-    axes.xaxis.set_major_formatter(PERCENT)
-    axes.yaxis.set_major_formatter(PERCENT)
-    axes.legend()
-    return figure

@@ -1,16 +1,10 @@
 """The report's figures."""
 
-from dataclasses import dataclass
-from typing import Literal
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MultipleLocator
-from numpy.typing import NDArray
-from sklearn.decomposition import PCA
 
 from semspec.training.evaluation.evaluate import Report
 from semspec.training.evaluation.verdict import LEAST_RIGHT_ACCEPTED, MOST_WRONG_ACCEPTED
@@ -70,47 +64,6 @@ def _diagram(axes: Axes, regression: Regression, name: str) -> None:
     axes.scatter(predicted, [one.label for one in regression.bins], areas, color=SERVED, alpha=0.7)
     ece = f"ECE {decimal(regression.ece.value)}, n = {regression.num_segments:,}"
     axes.set(title=f"{name}\n{ece}", xlabel="predicted probability", xlim=(0, 1), ylim=(0, 1), aspect="equal")
-
-
-@dataclass(frozen=True, slots=True)
-class StatesPicture:
-    """States of test segments, for a scatter plot."""
-
-    vectors: NDArray[np.float32]
-    """`[num_segments, size]`."""
-    probability: NDArray[np.float32]
-    """Semantic probability of each under the target."""
-    by_draft: NDArray[np.bool_]
-    title: str
-    """Model, layer and pooling of the states."""
-
-
-def states(picture: StatesPicture) -> Figure:
-    """Scatter plot of the first two principal components of the states, coloured by semantic probability.
-
-    Each dimension is scaled to a deviation of 1 first, since in large models a few are a thousand times the others.
-    """
-    figure, (axes,) = panels(1, (7.2, 5.0))
-    deviation = picture.vectors.std(0, dtype=np.float64)
-    scaled = (picture.vectors - picture.vectors.mean(0, dtype=np.float64)) / np.where(deviation > 0, deviation, 1)
-    points = np.asarray(PCA(2, svd_solver="randomized", random_state=0).fit_transform(scaled))
-    handles = []
-    kinds: tuple[tuple[bool, Literal["o", "^"], str], ...] = (
-        (False, "o", "target-written"),
-        (True, "^", "draft-written"),
-    )
-    for by_draft, marker, name in kinds:
-        chosen = picture.by_draft == by_draft
-        x, y = points[chosen].T
-        colours = picture.probability[chosen]
-        dots = axes.scatter(x, y, 16, colours, marker=marker, cmap="viridis", vmin=0, vmax=1, linewidths=0, alpha=0.8)
-        label = f"{name} (n = {len(x):,})"
-        handles.append(Line2D([], [], color=GREY, linestyle="", marker=marker, markersize=4, label=label))
-    figure.colorbar(dots, ax=axes, label="semantic probability under the target")
-    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.07), ncols=2)
-    axes.set(xlabel="principal component 1", ylabel="principal component 2", xticks=[], yticks=[])
-    axes.set_title(picture.title)
-    return figure
 
 
 def _curve(

@@ -1,24 +1,22 @@
 """Writes the report: an HTML page, its numbers as JSON, and its pictures."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation import plots
 from semspec.training.evaluation.acceptance import Outcome, acceptance_of
 from semspec.training.evaluation.comparison import DomainCell, LearningPoint
 from semspec.training.evaluation.evaluate import Report
-from semspec.training.evaluation.plots import PROBES, StatesPicture
+from semspec.training.evaluation.plots import PROBES
 from semspec.training.evaluation.verification import Criterion, Predicted, rightness
 from semspec.training.files import write_json
 from semspec.training.report.document import (
     Block,
     Bullets,
-    Code,
     Section,
     Table,
     Text,
@@ -30,70 +28,52 @@ from semspec.training.report.drawing import Picture
 from semspec.training.report.numbers import NONE, Measured, decimal, measured_decimal, measured_share, share
 
 MEASURES = ("AUROC of p/q", "wrong accepted at 95% of right")
-KINDS = ("accepted, right", "accepted, wrong", "rejected, right", "rejected, wrong")
+DECISIONS, TRUTHS = {"accepted": True, "rejected": False}, {"right": 1, "wrong": 0}
 RIGHT_MEANS: dict[Criterion, str] = {
     "truth": "right by the data's own truth",
     "target says it": "the target says it too: at least one of its samples at that context means the same",
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
-    """A draft-written segment of a test question."""
+def examples_table(
+    labels: Labels, served: Predicted, report: Report, texts: Callable[[int, int], tuple[str, str]], num_each: int = 2
+) -> Table:
+    """Draft-written segments of test questions, drawn at random: at most `num_each` of each kind, one a context.
 
-    text: str
-    reasoning_tail: str
-    """The end of the text before it."""
-    target_probability: float
-    """Predicted, like `draft_probability`."""
-    draft_probability: float
-    label: float
-    """Share of the target's samples that mean the same."""
-    valid: bool | None
-    """By the data's ground truth; None where it is unknown."""
-    kind: str
-    """One of `KINDS`."""
-
-
-def example_rows(labels: Labels, served: Predicted, report: Report, num_each: int = 2) -> dict[int, str]:
-    """Draft-written segments of test questions as examples, at most `num_each` per kind: their kinds by index."""
-    test = labels.where(labels.by_draft & (labels.split == "test"))
-    order = np.random.default_rng(0).permutation(test)
+    `texts`: the end of the text before the segment of a shard's row, and the segment.
+    """
+    order = np.random.default_rng(0).permutation(labels.where(labels.by_draft & (labels.split == "test")))
     accepted = acceptance_of(served.ratio[order], report.recommendation.expected.threshold) >= 0.5
-    right = rightness(labels, report.criterion)[order]
-    chosen: dict[int, str] = {}
-    for kind, mask in zip(KINDS, _kinds(accepted, right), strict=True):
-        rows = order[mask]
-        _, first = np.unique(labels.context[rows], return_index=True)  # one per context, to vary them
-        chosen |= dict.fromkeys(rows[np.sort(first)[:num_each]].tolist(), kind)
-    return chosen
+    right, rows = rightness(labels, report.criterion)[order], []
+    for (decision, is_accepted), (truth, value) in product(DECISIONS.items(), TRUTHS.items()):
+        chosen = order[(accepted == is_accepted) & (right == value)]
+        _, first = np.unique(labels.context[chosen], return_index=True)
+        for index in chosen[np.sort(first)[:num_each]].tolist():
+            before, segment = texts(int(labels.shard[index]), int(labels.row[index]))
+            p, q = served.target_probability[index], served.draft_probability[index]
+            numbers = decimal(float(p)), decimal(float(q)), share(float(labels.target_probability[index]))
+            rows.append((f"{decision}, {truth}", *numbers, f"… {before.strip()}", segment.strip()))
+    return Table(("kind", "p", "q", "samples that mean the same", "end of the context", "segment"), rows)
 
 
-def _kinds(accepted: NDArray[np.bool_], right: NDArray[np.float32]) -> Iterator[NDArray[np.bool_]]:
-    for decided in (accepted, ~accepted):
-        yield decided & (right == 1)
-        yield decided & (right == 0)
-
-
-def write_report(
-    report: Report, folder: Path, examples: Sequence[Example] = (), states: StatesPicture | None = None
-) -> None:
+def write_report(report: Report, folder: Path, examples: Table) -> None:
     """Write the self-contained `report.html`, `report.json` and the pictures, each file atomically."""
-    contents = sections(report, list(pictures(report, states)), examples)
+    contents = sections(report, examples)
     write_pictures(folder, contents)
     write_json(folder / "report.json", report.as_json())
     write_text(folder / "report.html", as_html(f"Probes for {report.name}", contents))
 
 
-def sections(report: Report, drawn: Sequence[Picture], examples: Sequence[Example]) -> list[Section]:
+def sections(report: Report, examples: Table) -> list[Section]:
     """The page's sections, the verdict first."""
+    drawn = Text("Draft-written segments of test questions, drawn at random, a few of each kind: not in proportion.")
     return [
         Section("", tuple(_verdict(report))),
         Section("Variants", tuple(_variants(report))),
         Section("Acceptance rule", tuple(_rule(report))),
         Section("More contexts, other domains", tuple(_partial(report))),
-        Section("Pictures", drawn),
-        Section("Examples", tuple(_examples(examples))),
+        Section("Pictures", tuple(_pictures(report))),
+        Section("Examples", (drawn, examples)),
         Section("What to keep in mind", (Bullets(tuple(_cautions(report))),)),
         Section("How it was made", tuple(_origin(report))),
     ]
@@ -183,19 +163,6 @@ def _partial(report: Report) -> Iterator[Block]:
         yield domain_table(report.domains)
 
 
-def _examples(examples: Sequence[Example]) -> Iterator[Block]:
-    yield Text("Draft-written segments of test questions, drawn at random, a few of each kind: not in proportion.")
-    for one in sorted(examples, key=lambda example: KINDS.index(example.kind)):
-        truth = "" if one.valid is None else f"; in truth it is {'right' if one.valid else 'wrong'}"
-        yield Text(
-            f"{one.kind.capitalize()}: p = {decimal(one.target_probability)}, q = {decimal(one.draft_probability)}; "
-            f"{share(one.label)} of the target's samples mean the same{truth}. The end of the context, and the segment:"
-        )
-        yield Code((f"… {one.reasoning_tail.strip()}", "", one.text.strip()))
-    if not examples:
-        yield Text("There are none.")
-
-
 def _cautions(report: Report) -> Iterator[str]:
     counts, expected = report.counts, report.recommendation.expected
     own = f"; of the target's own {share(counts.target_wrong)} are" if report.criterion == "truth" else ""
@@ -246,8 +213,7 @@ def _measures(auroc: Measured, wrong_accepted: Measured) -> tuple[str, str]:
     return measured_decimal(auroc), measured_share(wrong_accepted)
 
 
-def pictures(report: Report, states: StatesPicture | None = None) -> Iterator[Picture]:
-    """The pictures for which the report has numbers."""
+def _pictures(report: Report) -> Iterator[Picture]:
     served = report.served.verifications[report.criterion]
     of = f"{report.counts.questions.get('test', 0):,} test questions"
     yield Picture.drawn(
@@ -273,13 +239,3 @@ def pictures(report: Report, states: StatesPicture | None = None) -> Iterator[Pi
         plots.reliability,
         report,
     )
-    if states is not None and len(states.vectors) > 2:
-        yield Picture.drawn(
-            "states",
-            "Segments by their states",
-            f"{len(states.vectors):,} segments of test questions, each number scaled to a deviation of 1. "
-            "A drawing, not a measure: the probes see all dimensions.",
-            "Scatter plot of segments, coloured by their semantic probability under the target.",
-            plots.states,
-            states,
-        )

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from semspec.training.evaluation.acceptance import Recommendation
-from semspec.training.evaluation.comparison import Comparison, LearningPoint
+from semspec.training.evaluation.comparison import LearningPoint
 from semspec.training.evaluation.verification import Criterion, ProbeUse, Variant
-from semspec.training.report.numbers import decimal, measured_decimal, measured_share, share, signed
+from semspec.training.report.numbers import decimal, measured_decimal, measured_share, share
 
 LEAST_AUROC = 0.985
 LEAST_RIGHT_ACCEPTED = 0.95
@@ -15,15 +15,6 @@ MOST_ECE = 0.05
 FEW_WRONG = 50
 """With fewer wrong segments, shares of them are unreliable."""
 FEW_QUESTIONS = 30
-
-SAVES = {
-    "surprisal alone": "you may not need the target's states",
-    "likelihood": "you may not need probes",
-    "last layer": "the states of the other layers may not be needed",
-    "states alone": "the surprisal statistics may not be needed",
-    "paper recipe": "draft-written segments may not be needed in training",
-}
-"""What a variant that is not worse would make unnecessary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +40,6 @@ def judge(
     served: Variant,
     criterion: Criterion,
     recommendation: Recommendation,
-    comparisons: Sequence[Comparison],
     curve: Sequence[LearningPoint],
     num_questions: int,
 ) -> Verdict:
@@ -62,7 +52,6 @@ def judge(
         *([] if good_enough else [_gain(curve)]),
         _rule(recommendation),
         *_about_calibration(claims, recommendation),
-        *map(_compared, comparisons),
     ]
     return Verdict(good_enough, _headline(claims, doubtful=bool(cautions)), claims, tuple(remarks))
 
@@ -134,16 +123,6 @@ def _about_calibration(claims: Sequence[Claim], recommendation: Recommendation) 
     missed = any(claim.name.startswith("ECE") and not claim.holds for claim in claims)
     if missed and recommendation.rule.rule == "threshold":
         yield "The ECE matters to the rule min(1, p/q). A threshold wants the order only."
-
-
-def _compared(one: Comparison) -> str:
-    name = one.name.capitalize()
-    auroc, wrong = signed(measured_decimal(one.auroc)), signed(measured_share(one.wrong_accepted))
-    numbers = f"AUROC {auroc}, wrong segments accepted {wrong}"
-    if one.as_good:
-        saved = SAVES.get(one.name, "it would do instead")
-        return f"{name} does no worse, as far as these questions can tell ({numbers}): {saved}."
-    return f"{name} does worse ({numbers})."
 
 
 def _cautions(num_wrong: int, num_questions: int) -> Iterator[str]:
