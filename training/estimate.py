@@ -66,12 +66,12 @@ def fit_seconds(config: PipelineConfig, piloted: Piloted, every: Sequence[Questi
     store, times, total = StateStore(piloted.work / "samples"), dict[Any, tuple[float, float]](), 0.0
     for role, variant in planned_probes(config, every):
         recipe, num_train = variant.recipe, num_rows(config, role, variant, piloted, every)
-        key = (role, *recipe.inputs(role), recipe.loss, recipe.seeds)
+        key = (role, *recipe.inputs(role), recipe.loss)
         if key not in times:
             reporter.say(f"pilot: {len(times) + 1}. kind of probe ({variant.name}, {role})")
             times[key] = _fit_times(role, recipe, piloted.labels, store, num_train)
         once_s, epoch_s = times[key]
-        num_epochs = len(recipe.seeds) * min(recipe.num_epochs, recipe.num_epochs / 2 + recipe.patience)
+        num_epochs = min(recipe.num_epochs, recipe.num_epochs / 2 + recipe.patience)
         total += num_train * (once_s + num_epochs * epoch_s)
     return total
 
@@ -114,7 +114,7 @@ def _fit_times(
     memory_gib = recipe.memory_gib * min(1, TIMED_ROWS / max(1, num_train))
 
     def fit_s(num_epochs: int) -> float:
-        short = {"num_epochs": num_epochs, "patience": num_epochs, "seeds": (0,), "memory_gib": memory_gib}
+        short = {"num_epochs": num_epochs, "patience": num_epochs, "memory_gib": memory_gib}
         few = some[: TIMED_ROWS // 8]
         return timed(lambda: fit(source, wanted, labels, some, few, recipe.model_copy(update=short)))[1]
 

@@ -13,7 +13,8 @@ from semspec.engine.protocol import CountsSteps, Engine, StepCounter, load_engin
 from semspec.engine.shaping import no_penalties
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import DeadlineExceeded, InvalidRequest, Mismatch, Overloaded, Unavailable
-from semspec.remote.client import Completion, CompletionClient, Server, connect
+from semspec.remote.client import Completion, CompletionClient, Server
+from semspec.remote.connection import connect
 from semspec.remote.segmenter import TextSegmenter
 from semspec.settings import ModelSettings
 from semspec.types import (

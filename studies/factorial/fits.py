@@ -46,7 +46,7 @@ class Factorial:
             layers = dict.fromkeys(ROLES, "all" if cell.layers == "all" else "last")
         changed = {
             **RECIPES[cell.recipe], "layers": layers["target"], "draft_layers": layers["draft"],
-            "features": cell.features, "seeds": (seed,),
+            "features": cell.features, "seed": seed,
         }  # fmt: skip
         return Variant(f"{cell.name}, seed {seed}", self._config.probes.model_copy(update=changed))
 

@@ -1,19 +1,28 @@
 """A samples folder as the stage `samples` leaves it, small and with something to learn in it."""
 
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 
+from semspec.probes.probe import Probe
 from semspec.training.data.labels import Labels
-from semspec.training.trainer.states import FeatureSource, Indices, Rows
+from semspec.training.trainer.fit import Fit, fit, predict
+from semspec.training.trainer.recipe import FitRecipe, Role
+from semspec.training.trainer.states import FeatureSource, Indices, Rows, StateStore
 from semspec.types import SURPRISAL_FEATURES
 
 NUM_LAYERS, HIDDEN_SIZE, DRAFT_SHAPE = 5, 16, (3, 12)
 SAMPLES = 4
 """A context from each model."""
+
+QUICK = FitRecipe(num_epochs=3, batch_size=32, hidden_sizes=(16, 8), device="cpu")
+WIDTH = 6
+RESUMED = QUICK.model_copy(update={"num_epochs": 6, "patience": 6, "projection": WIDTH})
 
 
 def write_samples(
@@ -54,6 +63,40 @@ def write_samples(
         row=all_rows,
         draft_row=draft_rows,
     )
+
+
+class Data:
+    """A samples folder and its labels."""
+
+    def __init__(self, folder: Path, num_contexts: int = 60) -> None:
+        self.labels: Labels = write_samples(folder, num_contexts)
+        self.store = StateStore(folder)
+
+    def source(self, recipe: FitRecipe = QUICK, role: Role = "target") -> FeatureSource:
+        return FeatureSource(self.store, role, *recipe.inputs(role))
+
+    def rows(self, split: str, role: Role = "target") -> NDArray[np.int64]:
+        mask = self.labels.split == split
+        return self.labels.where(mask & self.labels.by_draft if role == "draft" else mask)
+
+    def wanted(self, role: Role = "target") -> NDArray[np.float32]:
+        return self.labels.target_probability if role == "target" else self.labels.draft_probability
+
+    def fit(self, recipe: FitRecipe = QUICK, role: Role = "target") -> Fit:
+        source = self.source(recipe, role)
+        rows = [self.rows(split, role) for split in ("train", "validation")]
+        return fit(source, self.wanted(role), self.labels, rows[0], rows[1], recipe)
+
+    def predict(
+        self, probe: Probe, recipe: FitRecipe, split: str = "test", role: Role = "target"
+    ) -> NDArray[np.float32]:
+        return predict(probe, self.source(recipe, role=role), self.labels, self.rows(split, role), "cpu")
+
+
+def resumed_fit(folder: str, progress: Callable[[float], None]) -> Fit:
+    data = Data(Path(folder) / "samples")
+    rows, path = (data.rows("train"), data.rows("validation")), Path(folder) / "fit.checkpoint"
+    return fit(data.source(RESUMED), data.wanted(), data.labels, *rows, RESUMED, progress, path)
 
 
 class Watched(FeatureSource):

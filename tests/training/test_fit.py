@@ -4,7 +4,6 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,48 +19,28 @@ from torch import nn
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import Probe, ProbeCard, load_probe, save_probe
 from semspec.probes.verifier import ProbeVerifier
-from semspec.training.data.labels import Labels
 from semspec.training.evaluation.metrics import expected_calibration_error
 from semspec.training.trainer.calibrate import calibrate
-from semspec.training.trainer.fit import Fit, fit, predict
+from semspec.training.trainer.fit import fit, predict
 from semspec.training.trainer.recipe import FitRecipe, Role
 from semspec.training.trainer.reduction import Examples, fit_reduction
 from semspec.training.trainer.states import BATCHES_AHEAD, FeatureSource, StateStore
 from semspec.types import Segmentation, SegmentScore, States
-from tests.training.samples import DRAFT_SHAPE, HIDDEN_SIZE, NUM_LAYERS, Watched, write_samples
+from tests.training.samples import (
+    DRAFT_SHAPE,
+    HIDDEN_SIZE,
+    NUM_LAYERS,
+    QUICK,
+    RESUMED,
+    WIDTH,
+    Data,
+    Watched,
+    resumed_fit,
+    write_samples,
+)
 
 pytestmark = pytest.mark.slow
-QUICK = FitRecipe(num_epochs=3, batch_size=32, hidden_sizes=(16, 8), device="cpu")
-WIDTH = 6
 CPU = torch.device("cpu")
-
-
-class Data:
-    """A samples folder and its labels."""
-
-    def __init__(self, folder: Path, num_contexts: int = 60) -> None:
-        self.labels: Labels = write_samples(folder, num_contexts)
-        self.store = StateStore(folder)
-
-    def source(self, recipe: FitRecipe = QUICK, role: Role = "target") -> FeatureSource:
-        return FeatureSource(self.store, role, *recipe.inputs(role))
-
-    def rows(self, split: str, role: Role = "target") -> NDArray[np.int64]:
-        mask = self.labels.split == split
-        return self.labels.where(mask & self.labels.by_draft if role == "draft" else mask)
-
-    def wanted(self, role: Role = "target") -> NDArray[np.float32]:
-        return self.labels.target_probability if role == "target" else self.labels.draft_probability
-
-    def fit(self, recipe: FitRecipe = QUICK, role: Role = "target") -> Fit:
-        source = self.source(recipe, role)
-        rows = [self.rows(split, role) for split in ("train", "validation")]
-        return fit(source, self.wanted(role), self.labels, rows[0], rows[1], recipe)
-
-    def predict(
-        self, probe: Probe, recipe: FitRecipe, split: str = "test", role: Role = "target"
-    ) -> NDArray[np.float32]:
-        return predict(probe, self.source(recipe, role=role), self.labels, self.rows(split, role), "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -140,16 +119,6 @@ def test_projected_set_is_kept_only_where_it_fits(data: Data) -> None:
         assert torch.equal(one, other) and torch.equal(p, q)
 
 
-def test_every_seed_is_fitted_and_the_best_is_kept(data: Data) -> None:
-    alone = {seed: data.fit(QUICK.model_copy(update={"seeds": (seed,)})) for seed in (0, 1, 2)}
-    together = data.fit(QUICK.model_copy(update={"seeds": (0, 1, 2)}))
-    best = min(alone.values(), key=lambda one: min(one.history))
-    assert together.seed == best.seed and same(together.probe, best.probe)
-    assert together.errors_by_seed == {seed: min(one.history) for seed, one in alone.items()}
-    errors = together.errors_by_seed.values()
-    assert max(errors) > min(errors) == min(together.history)
-
-
 def test_fit_stops_when_validation_no_longer_improves(data: Data) -> None:
     recipe = QUICK.model_copy(update={"num_epochs": 60, "patience": 2, "learning_rate": 0.01})
     result = data.fit(recipe)
@@ -168,28 +137,20 @@ def test_global_random_state_is_neither_used_nor_changed(data: Data) -> None:
 def test_progress_rises_to_one(data: Data) -> None:
     heard: list[float] = []
     rows = data.rows("train"), data.rows("validation")
-    recipe = QUICK.model_copy(update={"seeds": (0, 1), "patience": 1, "learning_rate": 0.1})
+    recipe = QUICK.model_copy(update={"patience": 1, "learning_rate": 0.1})
     fit(data.source(), data.wanted(), data.labels, *rows, recipe, heard.append)
-    assert heard == sorted(heard) and heard[0] < 0.05 and heard[-1] == 1
+    assert heard == sorted(heard) and heard[0] < 0.1 and heard[-1] == 1
 
-
-RESUMED = QUICK.model_copy(update={"seeds": (3, 4), "num_epochs": 4, "patience": 4, "projection": WIDTH})
 
 KILLED_FIT = """
 import os, signal, sys
-from tests.training.test_fit import resumed_fit
+from tests.training.samples import resumed_fit
 resumed_fit(sys.argv[1], lambda done: os.kill(os.getpid(), signal.SIGKILL) if done > 0.7 else None)
 """
 
 
-def resumed_fit(folder: str, progress: Callable[[float], None]) -> Fit:
-    data = Data(Path(folder) / "samples")
-    rows, path = (data.rows("train"), data.rows("validation")), Path(folder) / "fit.checkpoint"
-    return fit(data.source(RESUMED), data.wanted(), data.labels, *rows, RESUMED, progress, path)
-
-
 def test_killed_fit_goes_on_where_it_was_and_ends_the_same(tmp_path: Path) -> None:
-    """Stopped in the third epoch of the first seed, killed in the second of the second."""
+    """Stopped in the second epoch, killed in the fifth."""
 
     def stop(done: float) -> None:
         if done > 0.3:
@@ -203,7 +164,7 @@ def test_killed_fit_goes_on_where_it_was_and_ends_the_same(tmp_path: Path) -> No
     resumed, undisturbed = resumed_fit(str(tmp_path), heard.append), Data(tmp_path / "samples").fit(RESUMED)
     assert heard[0] > 0.6
     assert same(resumed.probe, undisturbed.probe)
-    assert (resumed.history, resumed.errors_by_seed) == (undisturbed.history, undisturbed.errors_by_seed)
+    assert resumed.history == undisturbed.history
 
 
 def test_checkpoint_of_another_fit_or_a_damaged_one_is_not_used(data: Data, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from semspec.engine.causal_lm import CausalLM
 from semspec.engine.segmentation import ended_by_look_ahead
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InvalidRequest, Unavailable
-from semspec.remote.client import Completion, CompletionClient, Server, connect
+from semspec.remote.client import Completion, CompletionClient, Server
+from semspec.remote.connection import connect
 from semspec.remote.segmenter import TextSegmenter
 from semspec.training.config import ServerSampler
 from semspec.types import Context, GenerationParams, SamplingParams, Segment, Segmentation, Writer

@@ -1,7 +1,6 @@
-"""Gradient descent for one seed."""
+"""Gradient descent."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import cos, inf, isnan, pi
 
 import torch
@@ -15,47 +14,35 @@ from semspec.types import derive_seed
 Tensors = dict[str, Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Result of one seed's fit."""
-
-    seed: int
-    history: tuple[float, ...]
-    """Squared error on validation, one entry per epoch."""
-
-    @property
-    def best_error(self) -> float:
-        return min((error for error in self.history if not isnan(error)), default=inf)
-
-
 class Descent:
-    """Trains one seed's network. Epoch, seed and number of segments determine all randomness."""
+    """Trains a network. Epoch, seed and number of segments determine all randomness."""
 
-    def __init__(self, num_inputs: int, recipe: FitRecipe, seed: int, device: torch.device) -> None:
+    def __init__(self, num_inputs: int, recipe: FitRecipe, device: torch.device) -> None:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.manual_seed(recipe.seed)
             self.network: nn.Sequential = Probe(num_inputs, recipe.hidden_sizes).network.to(device)
-        self.seed, self.history, self.best = seed, list[float](), Tensors()
+        self.history, self.best = list[float](), Tensors()
+        """Squared errors on validation, one an epoch, and the network with the lowest."""
         self._recipe, self._device = recipe, device
         self._optimizer = torch.optim.AdamW(
             self.network.parameters(), recipe.learning_rate, recipe.betas, weight_decay=recipe.weight_decay
         )
 
     @property
-    def outcome(self) -> Outcome:
-        return Outcome(self.seed, tuple(self.history))
+    def best_error(self) -> float:
+        return min((error for error in self.history if not isnan(error)), default=inf)
 
     @property
     def is_finished(self) -> bool:
         """Whether all epochs have run, or `patience` epochs since the best one."""
-        best = self.outcome.best_error
+        best = self.best_error
         since_best = len(self.history) - (self.history.index(best) + 1 if best < inf else 0)
         return len(self.history) >= self._recipe.num_epochs or since_best >= self._recipe.patience
 
     def epoch(self, examples: Examples, progress: Callable[[float], None]) -> None:
         """Train on all of `examples` once, shuffled; `progress` is called with the share done."""
         number = len(self.history)
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, "epoch", number))
+        generator = torch.Generator().manual_seed(derive_seed(self._recipe.seed, "epoch", number))
         batches = torch.randperm(len(examples), generator=generator).split(self._recipe.batch_size)
         for step, (features, targets) in enumerate(examples.batches(batches)):
             self._set_learning_rate((number + step / len(batches)) / self._recipe.num_epochs)
@@ -71,7 +58,7 @@ class Descent:
         for features, targets in examples.in_order():
             total += float((torch.sigmoid(self._logits(features)) - targets).double().square().sum())
         error = total / len(examples)
-        if error < self.outcome.best_error:
+        if error < self.best_error:
             self.best = {name: value.clone() for name, value in self.network.state_dict().items()}
         self.history.append(error)
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import Probe
 from semspec.training.data.labels import Labels
 from semspec.training.files import replacing
-from semspec.training.trainer.descent import Descent, Outcome, Tensors, named, under
+from semspec.training.trainer.descent import Descent, named, under
 from semspec.training.trainer.recipe import Device, FitRecipe
 from semspec.training.trainer.reduction import Examples, Reduction, chunks, fit_reduction, sample_of
 from semspec.training.trainer.states import FeatureSource, Indices
@@ -63,86 +63,11 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The best probe over all epochs and seeds."""
+    """The best probe over all epochs."""
 
     probe: Probe
     history: tuple[float, ...]
-    """Its squared error on validation, one entry per epoch."""
-    seed: int
-    errors_by_seed: dict[int, float]
-    """Each seed's lowest squared error on validation."""
-
-
-class _FitState:
-    """The state of a running fit, as saved in a checkpoint."""
-
-    def __init__(self, source: FeatureSource, recipe: FitRecipe, checkpoint: Checkpoint) -> None:
-        self._source, self._recipe, self._checkpoint = source, recipe, checkpoint
-        self._device = device_of(recipe.device)
-        self.reduction = Reduction(source, recipe.projection).to(self._device)
-        self.outcomes: list[Outcome] = []
-        """Results of finished seeds."""
-        self._chosen: Tensors = {}
-        """The best network of the finished seeds."""
-        self._descent: Descent | None = None
-        """The current seed."""
-
-    def begin(self, labels: Labels, indices: Indices) -> None:
-        """Resume from the checkpoint, or start with the reduction."""
-        saved = self._checkpoint.load()
-        if saved is None:
-            seen = sample_of(indices, self._recipe.statistics_rows)
-            self.reduction = fit_reduction(self._source, labels, seen, self._recipe.projection, self._device)
-            return
-        tensors, facts = saved
-        self.reduction.load_state_dict(under("reduction", tensors))
-        self._chosen = {name: tensor.to(self._device) for name, tensor in under("chosen", tensors).items()}
-        self.outcomes = [Outcome(one["seed"], tuple(one["history"])) for one in facts["outcomes"]]
-        self.descent.restore(under("descent", tensors), facts["history"])
-
-    @property
-    def is_finished(self) -> bool:
-        return len(self.outcomes) == len(self._recipe.seeds)
-
-    @property
-    def descent(self) -> Descent:
-        """The current seed, or the next one."""
-        if self._descent is None:
-            seed = self._recipe.seeds[len(self.outcomes)]
-            self._descent = Descent(self.reduction.num_outputs, self._recipe, seed, self._device)
-        return self._descent
-
-    @property
-    def share_done(self) -> float:
-        epochs = len(self.descent.history) / self._recipe.num_epochs
-        return (len(self.outcomes) + epochs) / len(self._recipe.seeds)
-
-    def save(self) -> None:
-        tensors = named("reduction", self.reduction.state_dict()) | named("chosen", self._chosen)
-        facts = {"outcomes": [asdict(outcome) for outcome in self.outcomes], "history": self.descent.history}
-        self._checkpoint.save(tensors | named("descent", self.descent.tensors()), facts)
-
-    def close_seed(self) -> None:
-        """Finish the current seed; of equally good seeds the first is chosen."""
-        outcome = self.descent.outcome
-        if all(outcome.best_error < other.best_error for other in self.outcomes):
-            self._chosen = self.descent.best
-        self.outcomes.append(outcome)
-        self._descent = None
-
-    def result(self) -> Fit:
-        """The chosen network as a plain probe over raw features."""
-        best = min(self.outcomes, key=lambda outcome: outcome.best_error)
-        if not isfinite(best.best_error):
-            raise InvalidRequest("the fit diverged: lower probes.learning_rate", "probes.learning_rate")
-        tensors = named("network", self._chosen) | {"mean": self.reduction.mean, "scale": self.reduction.scale}
-        first = tensors["network.0.weight"], tensors["network.0.bias"]
-        tensors["network.0.weight"], tensors["network.0.bias"] = self.reduction.fold(*first)
-        with torch.device("meta"):  # avoids initialising weights that are replaced immediately
-            probe = Probe(self._source.num_features, self._recipe.hidden_sizes)
-        probe.load_state_dict({name: tensor.cpu() for name, tensor in tensors.items()}, assign=True)
-        errors = {outcome.seed: outcome.best_error for outcome in self.outcomes}
-        return Fit(probe.eval().requires_grad_(False), best.history, best.seed, errors)
+    """Squared error on validation, one entry per epoch."""
 
 
 def fit(
@@ -155,7 +80,7 @@ def fit(
     progress: Callable[[float], None] | None = None,
     checkpoint: Path | None = None,
 ) -> Fit:
-    """The probe with the lowest squared error on the segments `validation_idx`, of all epochs and seeds.
+    """The probe with the lowest squared error on the segments `validation_idx`, of all epochs.
 
     `labels_array` [len(labels)] contains the probabilities to learn, in [0, 1]. `progress` is called with the share
     done. With a `checkpoint` path, a repeated call resumes an interrupted fit after its last complete epoch, with the
@@ -168,19 +93,40 @@ def fit(
     identity = _identity(
         source, recipe, labels_array[train_idx], labels_array[validation_idx], train_idx, validation_idx
     )
-    work = _FitState(source, recipe, Checkpoint(checkpoint, identity))
-    work.begin(labels, train_idx)
+    place, device = Checkpoint(checkpoint, identity), device_of(recipe.device)
+    tensors, facts = place.load() or ({}, {"history": []})
+    reduction = Reduction(source, recipe.projection).to(device)
+    if tensors:
+        reduction.load_state_dict(under("reduction", tensors))
+    else:
+        seen = sample_of(train_idx, recipe.statistics_rows)
+        reduction = fit_reduction(source, labels, seen, recipe.projection, device)
+    descent = Descent(reduction.num_outputs, recipe, device)
+    if tensors:
+        descent.restore(under("descent", tensors), facts["history"])
     free_bytes = int(recipe.memory_gib * 2**30)
-    train = Examples(source, labels, labels_array, train_idx, work.reduction, free_bytes)
-    held_out = Examples(source, labels, labels_array, validation_idx, work.reduction, free_bytes - train.num_bytes)
-    while not work.is_finished:
-        while not work.descent.is_finished:
-            work.descent.epoch(train, _within_epoch(report, work.share_done, recipe))
-            work.descent.validate(held_out)
-            work.save()
-        work.close_seed()
+    train = Examples(source, labels, labels_array, train_idx, reduction, free_bytes)
+    held_out = Examples(source, labels, labels_array, validation_idx, reduction, free_bytes - train.num_bytes)
+    while not descent.is_finished:
+        descent.epoch(train, lambda share: report((len(descent.history) + share) / recipe.num_epochs))
+        descent.validate(held_out)
+        state = named("reduction", reduction.state_dict()) | named("descent", descent.tensors())
+        place.save(state, {"history": descent.history})
     report(1.0)
-    return work.result()
+    return Fit(_probe(descent, reduction, source.num_features, recipe), tuple(descent.history))
+
+
+def _probe(descent: Descent, reduction: Reduction, num_features: int, recipe: FitRecipe) -> Probe:
+    """The best network as a plain probe over raw features."""
+    if not isfinite(descent.best_error):
+        raise InvalidRequest("the fit diverged: lower probes.learning_rate", "probes.learning_rate")
+    tensors = named("network", descent.best) | {"mean": reduction.mean, "scale": reduction.scale}
+    first = tensors["network.0.weight"], tensors["network.0.bias"]
+    tensors["network.0.weight"], tensors["network.0.bias"] = reduction.fold(*first)
+    with torch.device("meta"):  # avoids initialising weights that are replaced immediately
+        probe = Probe(num_features, recipe.hidden_sizes)
+    probe.load_state_dict({name: tensor.cpu() for name, tensor in tensors.items()}, assign=True)
+    return probe.eval().requires_grad_(False)
 
 
 @torch.no_grad()
@@ -229,9 +175,3 @@ def _identity(source: FeatureSource, recipe: FitRecipe, *arrays: NDArray[np.gene
     for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
-
-
-def _within_epoch(progress: Callable[[float], None], start: float, recipe: FitRecipe) -> Callable[[float], None]:
-    """Progress within an epoch as progress of the whole fit."""
-    num_epochs = recipe.num_epochs * len(recipe.seeds)
-    return lambda share: progress(start + share / num_epochs)

@@ -39,9 +39,7 @@ class FitRecipe(BaseModel):
     statistics_rows: int = Field(
         default=20_000, ge=2, description="segments the scaling and the projection are taken from"
     )
-    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        default=(0,), min_length=1, description="one fit each; the best on validation is kept"
-    )
+    seed: int = Field(default=0, ge=0)
     memory_gib: float = Field(default=8.0, gt=0, description="of projected features to keep in memory")
     device: Device = Field(default="auto", description="auto: cuda where there is one")
 
