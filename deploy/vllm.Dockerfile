@@ -20,7 +20,7 @@ ARG PIP_ROOT_USER_ACTION=ignore
 COPY constraints.txt /tmp/
 RUN --mount=type=cache,target=/root/.cache/pip \
     --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    grep -E '^(grpcio|grpcio-health-checking|grpcio-reflection|protobuf)==' /tmp/constraints.txt > /tmp/beside.txt \
+    grep -E '^(grpcio|grpcio-health-checking|protobuf)==' /tmp/constraints.txt > /tmp/beside.txt \
     && python3 -m pip install --requirement /tmp/beside.txt \
     && python3 -m pip install --no-index --no-deps /wheels/*.whl \
     && useradd --uid 10001 --user-group --home-dir /cache --create-home --shell /usr/sbin/nologin semspec
@@ -28,9 +28,8 @@ ENV PYTHONUNBUFFERED=1 \
     HF_HOME=/cache \
     SEMSPEC_ROLE=${ROLE} \
     SEMSPEC_DRAFT_ENGINE=vllm \
-    SEMSPEC_DRAFT_HOST=0.0.0.0 \
     SEMSPEC_TARGET_ENGINE=vllm \
-    SEMSPEC_TARGET_HOST=0.0.0.0
+    SEMSPEC_HOST=0.0.0.0
 USER 10001:10001
 EXPOSE 50051 50052
 HEALTHCHECK --start-period=60s --timeout=10s \

@@ -5,6 +5,7 @@ import logging
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
+from math import ceil
 from socket import socket
 from ssl import SSLContext
 from types import FrameType
@@ -34,7 +35,7 @@ TOLD_WITHIN_S = 2
 
 
 class _Server(uvicorn.Server):
-    """Shuts down in three steps: `/ready` fails for `settle_s`, running requests have `drain_s`, the rest is told so.
+    """Shuts down in three steps: `/ready` fails for `settle_s`, running requests have `grace_s`, the rest is told so.
 
     Then `serve` returns; uvicorn's own server would raise the signal again and end the process.
     """
@@ -55,7 +56,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         """Refuse connections, wait for the running requests, then free the application."""
-        timer = asyncio.get_running_loop().call_later(self._settings.drain_s, self._drain.end)
+        timer = asyncio.get_running_loop().call_later(self._settings.grace_s, self._drain.end)
         try:
             await super().shutdown(sockets)
         finally:
@@ -108,7 +109,7 @@ def _connect(settings: GatewaySettings, connections: AsyncExitStack) -> Backends
 
 def _pool_options(settings: GatewaySettings) -> PoolOptions:
     client = _client_options(settings)
-    return PoolOptions(client, settings.resolve_s, settings.health_interval_s, settings.health_timeout_s)
+    return PoolOptions(client, health_timeout_s=settings.health_timeout_s)
 
 
 def _client_options(settings: GatewaySettings) -> ClientOptions:
@@ -129,7 +130,7 @@ def _server_config(settings: GatewaySettings, app: FastAPI) -> uvicorn.Config:
         server_header=False,
         http="h11",  # uvicorn's other parser does not limit the request head
         h11_max_incomplete_event_size=SERVER_HEADER_BYTES,
-        timeout_graceful_shutdown=settings.drain_s + TOLD_WITHIN_S,
+        timeout_graceful_shutdown=ceil(settings.grace_s) + TOLD_WITHIN_S,
         ssl_context_factory=_tls(settings),
     )
 

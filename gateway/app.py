@@ -38,6 +38,12 @@ from semspec.rpc.pool import PooledRole
 
 _log = logging.getLogger(__name__)
 
+SESSION_LEASE_S = 30.0
+"""Seconds that a dead gateway holds its sessions."""
+STORED_WITHIN_S = 2.0
+"""Longest wait, at shutdown, for traces to be stored."""
+RECEIVE_TIMEOUT_S = 30.0
+"""Longest that a client may take to send its body."""
 CROSS_ORIGIN: dict[str, Any] = {
     "allow_methods": ["GET", "POST", "DELETE"],
     "allow_headers": ["*"],
@@ -59,10 +65,10 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
             metrics.of_services.replicas(service, backend)
     readiness = Readiness(backends, settings, store, metrics)
     admission = Admission(Limits.of(settings), metrics)
-    audit = Audit(backends, readiness, admission, metrics, settings) if settings.audit_share else None
-    collection = Collection(store, keys, readiness, metrics, settings) if keys and settings.collect_share else None
+    audit = Audit(backends, readiness, admission, metrics, settings) if settings.audit.share else None
+    collection = Collection(store, keys, readiness, metrics, settings) if keys and settings.collect.share else None
     runner = ChoiceRunner(backends, readiness, metrics, background, settings, audit, collection)
-    sessions = Sessions(store, background, settings.session_lease_s)
+    sessions = Sessions(store, background, SESSION_LEASE_S)
     attacher = Attacher(runner, store, sessions, background, settings)
     preparation = Preparation(backends, readiness, metrics, settings, collection)
     generations = Generations(runner, admission, preparation, readiness, attacher, store, sessions, settings)
@@ -85,7 +91,7 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
             yield
         finally:
             await cancel_tasks(*watches)
-            await background.drain(settings.flush_timeout_s)
+            await background.drain(STORED_WITHIN_S)
             preparation.close()
             await store.close()
 
@@ -117,7 +123,7 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
         app.include_router(router)
     install_handlers(app, metrics)
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
-    app.add_middleware(BodyDeadline, timeout_s=settings.receive_timeout_s)
+    app.add_middleware(BodyDeadline, timeout_s=RECEIVE_TIMEOUT_S)
     app.add_middleware(UntilDrained, drain=drain)
     if keys is not None:
         app.add_middleware(Authenticated, keys=keys, metrics=metrics)

@@ -19,6 +19,10 @@ from semspec.types import ModelInfo
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+HANDSHAKE_INTERVAL_S = 10.0
+"""Seconds between handshakes while all is well."""
+RECHECK_S = 1.0
+"""Seconds between handshakes while a service is missing."""
 _SERVED = TypeAdapter(Served)
 
 
@@ -101,8 +105,8 @@ class Readiness:
         while True:
             await self.check()
             if describe(self.status) == "ready":
-                await _within(self._settings.handshake_interval_s, self._suspected)
-            await _within(self._settings.recheck_s, self._returned)
+                await _within(HANDSHAKE_INTERVAL_S, self._suspected)
+            await _within(RECHECK_S, self._returned)
             self._returned.clear()
 
     async def check(self) -> None:
@@ -181,7 +185,7 @@ class Readiness:
 
     async def _query(self, role: str, ask: Callable[[], Awaitable[T]]) -> T | Unavailable:
         try:
-            async with asyncio.timeout(self._settings.handshake_deadline_s):
+            async with asyncio.timeout(self._settings.health_timeout_s):
                 return await ask()
         except (SemspecError, TimeoutError) as error:
             reason = error.message if isinstance(error, SemspecError) else "no answer in time"

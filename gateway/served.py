@@ -201,15 +201,15 @@ def mismatch(served: Served, settings: GatewaySettings) -> str | None:
 
 def _unaudited_reason(verifier: VerifierInfo, settings: GatewaySettings) -> str | None:
     """Why the audit that the settings ask for is impossible, with the remedy; None if it is possible or off."""
-    if settings.audit_share and not verifier.equivalence:
+    if settings.audit.share and not verifier.equivalence:
         return (
-            "an audit is asked for (SEMSPEC_GATEWAY_AUDIT_SHARE), but the verifier has no equivalence of meaning: "
+            "an audit is asked for (SEMSPEC_GATEWAY_AUDIT), but the verifier has no equivalence of meaning: "
             "give it the card's (SEMSPEC_VERIFIER_EQUIVALENCE), or ask for none"
         )
     has_curve = any(point.threshold is not None for point in verifier.operating_points)
-    if settings.audit_share and settings.audit_strictness is not None and not has_curve:
+    if settings.audit.share and settings.audit.strictness is not None and not has_curve:
         return (
-            "the audit's strictness (SEMSPEC_GATEWAY_AUDIT_STRICTNESS) needs a curve of thresholds, but the probes' "
+            "the audit's strictness (SEMSPEC_GATEWAY_AUDIT) needs a curve of thresholds, but the probes' "
             "report has none: unset it, or train probes with a report"
         )
     return None

@@ -17,7 +17,7 @@ from pydantic import (
     field_validator,
 )
 from pydantic_core import SchemaError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
 from semspec.certificates import check_authority, check_pair
 from semspec.decoding import STRATEGIES, options
@@ -25,7 +25,7 @@ from semspec.errors import InvalidRequest, Mismatch
 from semspec.keys import read_entries
 from semspec.likelihood import load_calibration
 from semspec.rpc.pool.resolver import parse_endpoints
-from semspec.settings import MEBIBYTE
+from semspec.settings import MEBIBYTE, ProcessSettings
 from semspec.types import LEAST_POSITIVE, MAX_SCORE, AcceptanceRule, ScoreMethod, Segmentation
 
 MAX_CHOICES = 8
@@ -82,17 +82,62 @@ class Defaults(_StrategyDefaults):
     )
 
 
-class GatewaySettings(BaseSettings):
-    """Environment variables `SEMSPEC_GATEWAY_*`. An empty variable counts as unset."""
+class AuditOptions(BaseModel):
+    """How accepted segments are judged again."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="SEMSPEC_GATEWAY_", env_ignore_empty=True, frozen=True, extra="forbid", allow_inf_nan=False
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    share: float = Field(
+        0.0, ge=0, le=1, description="of accepted segments; each is judged in memory, while there is capacity to spare"
+    )
+    samples: int = Field(8, ge=3, le=64, description="samples of the target for each segment judged again")
+    tolerance: float = Field(
+        0.02,
+        ge=0,
+        le=0.2,
+        description="how much less often than the target's own segments the accepted ones may have its support before "
+        "the alarm",
+    )
+    max_running: int = Field(0, ge=0, description="most generations running while the audit works; more pause it")
+    strictness: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="strictness of requests that choose none while the alarm stands; unset: that of all",
     )
 
-    host: str = Field("127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0 or :: for all interfaces")
+
+class CollectOptions(BaseModel):
+    """Which answers are listed for training."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    share: float = Field(0.0, ge=0, le=1, description="of the finished requests of keys with the option consents")
+    max_answers: int = Field(
+        10_000, ge=1, description="most answers listed; the oldest is dropped for a new one, and all expire with ttl_s"
+    )
+    exclude: str | None = Field(
+        None,
+        description="regular expression, without look-around; an answer is not listed if a part of its prompt or text "
+        "matches",
+    )
+
+    @field_validator("exclude")
+    @classmethod
+    def _is_an_expression(cls, expression: str | None) -> str | None:
+        try:
+            pattern_of(expression or "")
+        except SchemaError as error:
+            raise ValueError(f"is no regular expression without look-around and back-references: {error}") from error
+        return expression
+
+
+class GatewaySettings(ProcessSettings):
+    """Settings of the gateway."""
+
+    model_config = SettingsConfigDict(env_prefix="SEMSPEC_GATEWAY_")
+
     port: int = Field(8080, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one")
-    tls_certificate: Path | None = Field(None, description="PEM file of the certificate chain; unset serves plain HTTP")
-    tls_key: Path | None = Field(None, description="PEM file of the certificate's private key")
 
     cors_origins: str | None = Field(
         None,
@@ -122,10 +167,7 @@ class GatewaySettings(BaseSettings):
     likelihood: Path | None = Field(
         None, description="file of `semspec train calibrate` for the strategy likelihood; unset: it is not served"
     )
-    resolve_s: float = Field(5.0, gt=0, description="seconds between looking up the services' host names")
-    health_interval_s: float = Field(2.0, gt=0, description="seconds between asking each replica for its health")
     health_timeout_s: float = Field(5.0, gt=0, description="silence after which a replica is given up, in seconds")
-    service_token: SecretStr | None = Field(None, description="bearer token of the services; unset sends none")
     service_ca: Path | None = Field(
         None, description="PEM file of the authority that signs the services' certificates; unset speaks without TLS"
     )
@@ -157,59 +199,20 @@ class GatewaySettings(BaseSettings):
     max_session_bytes: int = Field(MEBIBYTE, ge=1024, description="most text in all turns of a session, in bytes")
     max_generation_bytes: int = Field(16 * MEBIBYTE, ge=1024, description="largest stored trace, in bytes")
 
-    audit_share: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="share of accepted segments that are judged again from samples of the target, in memory, while the "
-        "gateway has capacity to spare; 0: no audit",
+    audit: AuditOptions = Field(
+        AuditOptions(),
+        description='audit of accepted segments, as a JSON object, such as {"share": 0.01}; docs/settings.md has the '
+        "keys; unset: none",
     )
-    audit_samples: int = Field(8, ge=3, le=64, description="samples of the target for each segment judged again")
-    audit_tolerance: float = Field(
-        0.02,
-        ge=0,
-        le=0.2,
-        description="how much less often than the target's own segments the accepted ones may have its support before "
-        "the audit's alarm",
-    )
-    audit_max_running: int = Field(0, ge=0, description="most generations running while the audit works; more pause it")
-    audit_max_waiting: int = Field(
-        256, ge=1, description="most segments waiting for the audit; the oldest is skipped for a new one"
-    )
-    audit_strictness: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="strictness of requests that choose none while the audit's alarm stands; unset: the alarm changes "
-        "no request",
-    )
-
-    collect_share: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="share of the finished requests of keys with the option consents whose answers are listed for "
-        "`semspec train collect`; 0: none",
-    )
-    collect_max_answers: int = Field(
-        10_000,
-        ge=1,
-        description="most answers listed; the oldest is dropped for a new one, and all expire with ttl_s",
-    )
-    collect_except: str | None = Field(
-        None,
-        description="regular expression, without look-around; an answer is not listed if a part of its prompt or text "
-        "matches",
+    collect: CollectOptions = Field(
+        CollectOptions(),
+        description="answers listed for `semspec train collect`, as a JSON object, such as "
+        '{"share": 0.1}; docs/settings.md has the keys; unset: none',
     )
 
     ttl_s: int = Field(86_400, ge=1, description="seconds an untouched trace or session is kept")
-    session_lease_s: float = Field(30.0, ge=1, description="seconds a dead gateway holds its sessions")
     writer_lease_s: float = Field(6.0, ge=1, description="seconds a dead gateway holds its generations")
-    attach_poll_s: float = Field(
-        0.25, gt=0, le=5, description="longest wait for an event of a generation run elsewhere, in seconds"
-    )
     redis_timeout_s: float = Field(0.5, gt=0, le=10, description="longest wait for one answer of Redis, in seconds")
-    flush_timeout_s: float = Field(2.0, gt=0, le=30, description="longest wait for the trace to be stored, in seconds")
     generation_deadline_s: float | None = Field(
         None,
         gt=0,
@@ -219,16 +222,21 @@ class GatewaySettings(BaseSettings):
     target_patience_s: float = Field(
         30.0, ge=0, description="longest a running generation waits for a lost target to come back, in seconds"
     )
-    receive_timeout_s: float = Field(30.0, gt=0, description="longest a client may take to send its body, in seconds")
     send_timeout_s: float = Field(60.0, gt=0, description="longest a client may take to read what was sent, in seconds")
-    encode_deadline_s: float = Field(10.0, gt=0, description="longest tokenizing a prompt may take, in seconds")
-    handshake_deadline_s: float = Field(3.0, gt=0, description="longest a service may take to introduce itself")
-    handshake_interval_s: float = Field(10.0, gt=0, description="seconds between handshakes while all is well")
-    recheck_s: float = Field(1.0, gt=0, description="seconds between handshakes while a service is missing")
     settle_s: float = Field(
-        0.0, ge=0, le=300, description="seconds from announcing the shutdown to refusing connections"
+        0.0,
+        ge=0,
+        le=300,
+        validation_alias="SEMSPEC_SETTLE_S",
+        description="seconds from announcing the shutdown to refusing connections",
     )
-    drain_s: int = Field(20, ge=0, description="seconds running requests get to end at shutdown")
+    grace_s: float = Field(
+        20.0,
+        ge=0,
+        le=3600,
+        validation_alias="SEMSPEC_GRACE_S",
+        description="seconds for running requests to end at shutdown; less than the services'",
+    )
 
     prompt_tokens_details: bool = Field(
         False,
@@ -236,9 +244,7 @@ class GatewaySettings(BaseSettings):
         "number shows whether another owner's prompt began alike",
     )
 
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
     log_prompts: bool = Field(False, description="true logs each prompt and answer; they are nowhere else in a log")
-    log_json: bool = Field(False, description="true logs JSON lines instead of key=value")
 
     @property
     def origins(self) -> list[str]:
@@ -274,21 +280,12 @@ class GatewaySettings(BaseSettings):
             )
         return api_keys
 
-    @field_validator("collect_share")
+    @field_validator("collect")
     @classmethod
-    def _has_keys_that_consent(cls, share: float, info: ValidationInfo) -> float:
-        if share and info.data.get("auth") == "none":
+    def _has_keys_that_consent(cls, collect: CollectOptions, info: ValidationInfo) -> CollectOptions:
+        if collect.share and info.data.get("auth") == "none":
             raise ValueError("needs API keys, whose owners consent; set SEMSPEC_GATEWAY_AUTH=keys, or unset it")
-        return share
-
-    @field_validator("collect_except")
-    @classmethod
-    def _is_an_expression(cls, expression: str | None) -> str | None:
-        try:
-            pattern_of(expression or "")
-        except SchemaError as error:
-            raise ValueError(f"is no regular expression without look-around and back-references: {error}") from error
-        return expression
+        return collect
 
     @field_validator("draft_address", "target_address", "verifier_address")
     @classmethod
@@ -310,12 +307,6 @@ class GatewaySettings(BaseSettings):
         except Mismatch as error:
             raise ValueError(error.message) from error
         return likelihood
-
-    @field_validator("tls_key")
-    @classmethod
-    def _has_its_certificate(cls, tls_key: Path | None, info: ValidationInfo) -> Path | None:
-        check_pair(info.data.get("tls_certificate"), tls_key)
-        return tls_key
 
     @field_validator("service_ca")
     @classmethod

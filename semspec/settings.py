@@ -32,6 +32,10 @@ from semspec.types import MIN_CONTEXT_TOKENS
 EXIT_BAD_SETTINGS = 2
 """Exit code of a process with invalid settings."""
 
+RENAMED = {"TOKEN": "SERVICE_TOKEN", "DRAIN_S": "GRACE_S"}
+"""Shared variables that had a process's prefix and another name."""
+SIMILARITY = 0.9
+"""Of a variable to a shared one from which it is taken for a mistake; none of another process is so similar."""
 UNSET = (None, PydanticUndefined, "")
 """Defaults of settings that have no value unless they are set."""
 
@@ -40,47 +44,90 @@ MEBIBYTE = 1 << 20
 S = TypeVar("S", bound=BaseSettings)
 
 
-class ServiceSettings(BaseSettings):
-    """Settings of every gRPC service. An empty variable counts as unset."""
+class ProcessSettings(BaseSettings):
+    """Settings of every process. An empty variable counts as unset.
 
-    model_config = SettingsConfigDict(env_ignore_empty=True, frozen=True, extra="forbid")
+    A field with an alias has one variable for all processes; the variables of others begin with a process's prefix.
+    """
 
-    host: str = Field("127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0 or :: for all interfaces")
-    port: int = Field(0, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one")
-    port_file: Path | None = Field(None, description="file to write the bound port to once the service is ready")
-    token: SecretStr | None = Field(None, description="bearer token required from clients; unset requires none")
-    tls_certificate: Path | None = Field(None, description="PEM file of the certificate chain; unset disables TLS")
-    tls_key: Path | None = Field(None, description="PEM file of the certificate's private key")
-    tls_client_ca: Path | None = Field(
-        None, description="PEM file of the CA of required client certificates; unset requires none"
-    )
-    settle_s: float = Field(
-        1.0,
-        ge=0,
-        le=300,
-        description="seconds from reporting NOT_SERVING to refusing new calls, so that clients choose other replicas",
-    )
-    grace_s: float = Field(25.0, ge=0, le=3600, description="seconds for running calls to end at shutdown")
-    stall_s: float = Field(
-        30.0,
-        gt=0,
+    model_config = SettingsConfigDict(
+        env_ignore_empty=True,
+        frozen=True,
+        extra="forbid",
         allow_inf_nan=False,
-        description="seconds without a step, while there is work, after which the model is taken to hang; more than "
-        "the slowest step takes",
+        populate_by_name=True,
+        loc_by_alias=False,
     )
-    max_message_bytes: int = Field(
-        64 * MEBIBYTE, ge=4096, le=1 << 30, description="largest message to send or receive, in bytes"
+
+    host: str = Field(
+        "127.0.0.1",
+        min_length=1,
+        validation_alias="SEMSPEC_HOST",
+        description="address to listen on; 0.0.0.0 or :: for all interfaces",
     )
-    reflection: bool = Field(False, description="true lets tools such as grpcurl list the services")
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
-    log_json: bool = Field(False, description="true logs JSON lines instead of key=value")
-    threads: int = Field(1, ge=1, le=1024, description="CPU threads of the model; at most the cores it has to itself")
+    tls_certificate: Path | None = Field(
+        None,
+        validation_alias="SEMSPEC_TLS_CERTIFICATE",
+        description="PEM file of the certificate chain of this process as a server; unset: without TLS",
+    )
+    tls_key: Path | None = Field(
+        None, validation_alias="SEMSPEC_TLS_KEY", description="PEM file of the certificate's private key"
+    )
+    service_token: SecretStr | None = Field(
+        None,
+        validation_alias="SEMSPEC_SERVICE_TOKEN",
+        description="bearer token that the gateway sends and services require; unset: none",
+    )
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        "INFO", validation_alias="SEMSPEC_LOG_LEVEL", description="DEBUG, INFO, WARNING or ERROR"
+    )
+    log_json: bool = Field(
+        False, validation_alias="SEMSPEC_LOG_JSON", description="true logs JSON lines instead of key=value"
+    )
 
     @field_validator("tls_key")
     @classmethod
     def _has_its_certificate(cls, tls_key: Path | None, info: ValidationInfo) -> Path | None:
         check_pair(info.data.get("tls_certificate"), tls_key)
         return tls_key
+
+
+class ServiceSettings(ProcessSettings):
+    """Settings of every gRPC service."""
+
+    port: int = Field(0, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one")
+    port_file: Path | None = Field(
+        None,
+        validation_alias="SEMSPEC_PORT_FILE",
+        description="file to write the bound port to once the service is ready",
+    )
+    tls_client_ca: Path | None = Field(
+        None,
+        validation_alias="SEMSPEC_TLS_CLIENT_CA",
+        description="PEM file of the CA of required client certificates; unset requires none",
+    )
+    settle_s: float = Field(
+        1.0,
+        ge=0,
+        le=300,
+        validation_alias="SEMSPEC_SETTLE_S",
+        description="seconds from reporting NOT_SERVING to refusing new calls, so that clients choose other replicas",
+    )
+    grace_s: float = Field(
+        25.0,
+        ge=0,
+        le=3600,
+        validation_alias="SEMSPEC_GRACE_S",
+        description="seconds for running calls to end at shutdown",
+    )
+    stall_s: float = Field(
+        30.0,
+        gt=0,
+        validation_alias="SEMSPEC_STALL_S",
+        description="seconds without a step, while there is work, after which the model is taken to hang; more than "
+        "the slowest step takes",
+    )
+    threads: int = Field(1, ge=1, le=1024, description="CPU threads of the model; at most the cores it has to itself")
 
     @field_validator("tls_client_ca")
     @classmethod
@@ -186,7 +233,7 @@ class Setting:
 
 def described(settings_class: type[BaseModel]) -> Iterator[Setting]:
     """Every setting of a class, inherited ones first, or every key of an object that is a setting."""
-    schema = settings_class.model_json_schema()
+    schema = settings_class.model_json_schema(by_alias=False)
     for name, field in schema["properties"].items():
         default = settings_class.model_fields[name].get_default()
         if isinstance(default, SecretStr):  # a default is no secret
@@ -272,12 +319,19 @@ def _problem(settings_class: type[BaseSettings], location: list[int | str], comp
 
 
 def _unknown_variables(settings_class: type[BaseSettings]) -> list[str]:
-    prefix = str(settings_class.model_config.get("env_prefix") or "").upper()
-    if not prefix:
-        return []
-    known = _variables(settings_class)
-    unknown = [name for name in os.environ if name.upper().startswith(prefix) and name.upper() not in known]
-    return [f"{name}: no such setting{_suggestion(name, known)}" for name in sorted(unknown)]
+    """Variables with this process's prefix that it does not have, and misspelt shared ones. Other processes may have
+    other shared ones."""
+    prefix, known = _prefix(settings_class), _variables(settings_class)
+    shared = [name for name in known if not name.startswith(prefix)]
+    problems = []
+    for name in sorted(os.environ):
+        if not prefix or name.upper() in known:
+            continue
+        if name.upper().startswith(prefix):
+            problems.append(f"{name}: no such setting{_suggestion(name.upper(), prefix, known)}")
+        elif similar := get_close_matches(name.upper(), shared, 1, SIMILARITY):
+            problems.append(f"{name}: no such setting, did you mean {similar[0]}?")
+    return problems
 
 
 def _unreadable_variables(settings_class: type[BaseSettings]) -> list[str]:
@@ -285,8 +339,11 @@ def _unreadable_variables(settings_class: type[BaseSettings]) -> list[str]:
     return [f"{name}: its value is not UTF-8" for name, value in values.items() if not is_utf8(value)]
 
 
-def _suggestion(name: str, known: list[str]) -> str:
-    matches = get_close_matches(name.upper(), known, n=1)
+def _suggestion(name: str, prefix: str, known: list[str]) -> str:
+    suffix = name.removeprefix(prefix)
+    shared = f"SEMSPEC_{RENAMED.get(suffix, suffix)}"
+    objects = [one for one in known if name.startswith(f"{one}_")]
+    matches = [shared] if shared in known else objects or get_close_matches(name, known, 1)
     return f", did you mean {matches[0]}?" if matches else f"; unset it, or choose from {', '.join(known)}"
 
 
@@ -295,4 +352,9 @@ def _variables(settings_class: type[BaseSettings]) -> list[str]:
 
 
 def _variable(settings_class: type[BaseModel], name: str) -> str:
-    return f"{settings_class.model_config.get('env_prefix') or ''}{name}".upper()
+    alias = settings_class.model_fields[name].validation_alias if name else None
+    return str(alias or f"{_prefix(settings_class)}{name}".upper())
+
+
+def _prefix(settings_class: type[BaseModel]) -> str:
+    return str(settings_class.model_config.get("env_prefix") or "")

@@ -119,7 +119,7 @@ class Process:
 
     @property
     def _port_file(self) -> Path | None:
-        path = self.environment.get(f"SEMSPEC_{self.role.upper()}_PORT_FILE")
+        path = self.environment.get("SEMSPEC_PORT_FILE")
         return None if path is None else Path(path)
 
 
@@ -127,7 +127,7 @@ async def second(first: Process, name: str) -> Process:
     """Another replica of a service, started."""
     prefix = f"SEMSPEC_{first.role.upper()}"
     port_file = first.folder / f"{name}.port"
-    own = {f"{prefix}_PORT": "0", f"{prefix}_PORT_FILE": str(port_file)}
+    own = {f"{prefix}_PORT": "0", "SEMSPEC_PORT_FILE": str(port_file)}
     replica = Process(first.stack, name, first.command, {**first.environment, **own}, "")
     await replica.start()
     port = port_file.read_text().strip()

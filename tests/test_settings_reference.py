@@ -49,4 +49,4 @@ def test_required_and_secret_settings_are_described() -> None:
     assert by_name["SEMSPEC_TARGET_PORT"].values == "integer, at least 0, at most 65535"
     redis = next(one for one in described(GatewaySettings) if one.variable.endswith("REDIS_URL"))
     assert redis.default == "redis://127.0.0.1:6379/0"
-    assert Path("docs/settings.md").read_text().count("SEMSPEC_GATEWAY_") >= len(GatewaySettings.model_fields)
+    assert Path("docs/settings.md").read_text().count("\n| `SEMSPEC_GATEWAY_") > 20

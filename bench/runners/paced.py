@@ -80,8 +80,7 @@ def config_of(config: StackConfig, pacing: Pacing, folder: Path) -> StackConfig:
     environment = {
         "SEMSPEC_GATEWAY_MODEL_NAME": f"paced/{pacing.pace.name}",
         "SEMSPEC_GATEWAY_GENERATION_DEADLINE_S": HOUR_S,
-        "SEMSPEC_DRAFT_STALL_S": HOUR_S,
-        "SEMSPEC_TARGET_STALL_S": HOUR_S,
+        "SEMSPEC_STALL_S": HOUR_S,
     }
     return replace(
         config,

@@ -17,6 +17,9 @@ from semspec.gateway.store.store import Store
 from semspec.records import SegmentTrace
 from semspec.types import FinishReason
 
+POLL_S = 0.25
+"""Longest wait for an event of a generation that runs elsewhere."""
+
 
 class SharedSlots:
     """Acquires the slots of all choices of a request at once, when this gateway resumes the first of them.
@@ -71,7 +74,7 @@ class Attacher:
             if fence == "ended":
                 emit(await self._outcome(output))
                 return
-            event = await self._store.next_event(choice.id, event, self._settings.attach_poll_s)
+            event = await self._store.next_event(choice.id, event, POLL_S)
         async with AsyncExitStack() as stack:  # this gateway is the writer now; if it fails, another may resume
             journal = Journal(self._store, choice.id, was_cancelled, fence)
             journal.beat(self._settings.writer_lease_s / 3, self._background)

@@ -29,6 +29,8 @@ from semspec.gateway.served import Served
 from semspec.gateway.settings import GatewaySettings
 from semspec.types import Acceptance, Context, GeneratedSegment, Segment, SegmentRecord, derive_seed, uniform
 
+MAX_WAITING = 256
+"""Most segments waiting for the audit; the oldest is skipped for a new one."""
 WINDOW = 500
 """Number of latest segments that the gauges are about."""
 PAUSE_S = 1.0
@@ -101,7 +103,7 @@ class Audit:
         self._ratios.append(ratio)
         if (
             not record.accepted
-            or uniform(generation.sampling.seed, "audit", record.index) >= self._settings.audit_share
+            or uniform(generation.sampling.seed, "audit", record.index) >= self._settings.audit.share
         ):
             return
         context = generation.context.extended(*(one.segment for one in before))
@@ -110,9 +112,9 @@ class Audit:
         self._changed.set()
 
     def tightened_strictness(self, strategy: str, acceptance: Acceptance) -> float | None:
-        """`audit_strictness` while the alarm stands, for a request that chose neither a strictness nor, by its
+        """The audit's strictness while the alarm stands, for a request that chose neither a strictness nor, by its
         `acceptance`, another rule than the default, if it is stricter than that."""
-        strictness, served = self._settings.audit_strictness, self._readiness.status.served
+        strictness, served = self._settings.audit.strictness, self._readiness.status.served
         if strictness is None or served is None or not self.has_alarm or acceptance != self._default:
             return None
         if STRATEGIES[strategy].probes != "":
@@ -145,7 +147,7 @@ class Audit:
 
     def _is_audited(self, choice: ChoiceRequest) -> bool:
         request, generation = choice.request, choice.generation
-        chosen = self._settings.audit_strictness
+        chosen = self._settings.audit.strictness
         is_tightened = self.has_alarm and chosen is not None and request.strictness == chosen
         is_default = request.strictness is None and generation.acceptance == self._default
         return STRATEGIES[generation.strategy].probes == "" and (is_default or is_tightened)
@@ -153,7 +155,7 @@ class Audit:
     def _is_idle(self) -> bool:
         status, admission = self._readiness.status, self._admission
         is_well = status.served is not None and status.error is None and status.missing is None
-        has_room = admission.num_running <= self._settings.audit_max_running and not admission.num_waiting
+        has_room = admission.num_running <= self._settings.audit.max_running and not admission.num_waiting
         return has_room and is_well and not self._readiness.is_draining
 
     async def _while_idle(self, work: Coroutine[Any, Any, T]) -> T | None:
@@ -179,7 +181,7 @@ class Audit:
         sampling = replace(
             params.sampling, temperature=params.sampling.temperature or self._settings.defaults.temperature
         )
-        seeds = [derive_seed(seed, "sample", number) for number in range(self._settings.audit_samples)]
+        seeds = [derive_seed(seed, "sample", number) for number in range(self._settings.audit.samples)]
         written = await together(
             write_all(backends.target, case.context, replace(params, sampling=replace(sampling, seed=own)))
             for own in seeds
@@ -213,7 +215,7 @@ class Audit:
             self._begin_test(probes)
 
     def _begin_test(self, probes: tuple[str, ...]) -> None:
-        self._probes, self.test = probes, LossTest(self._settings.audit_tolerance)
+        self._probes, self.test = probes, LossTest(self._settings.audit.tolerance)
         self._findings: deque[Finding] = deque(maxlen=WINDOW)
         self._gaps: deque[float] = deque(maxlen=WINDOW)
         self._ratios: deque[float] = deque(maxlen=WINDOW)
@@ -224,9 +226,9 @@ class Audit:
         return (ratio_drift(self._ratios, served.verifier.operating_points) if served else None) or 0.0
 
     def _drop_surplus(self) -> None:
-        while len(self._cases) > self._settings.audit_max_waiting:
+        while len(self._cases) > MAX_WAITING:
             self._cases.popleft()
-            self._skip("no spare capacity", "raise SEMSPEC_GATEWAY_AUDIT_MAX_RUNNING or lower _AUDIT_SHARE")
+            self._skip("no spare capacity", "raise max_running or lower share of SEMSPEC_GATEWAY_AUDIT")
 
     def _skip(self, reason: str, detail: str = "") -> None:
         """Count a segment that is not judged again, and say so, at most once in `SAID_S`."""

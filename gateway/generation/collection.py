@@ -76,14 +76,14 @@ class Collection:
     ) -> None:
         self._store, self._keys, self._readiness = store, keys, readiness
         self._metrics, self._settings = metrics, settings
-        self._except = pattern_of(settings.collect_except) if settings.collect_except else None
+        self._except = pattern_of(settings.collect.exclude) if settings.collect.exclude else None
 
     def wants(self, request: Request) -> bool:
         """Whether the request's answers are to be listed: a share of those whose owner consents. Answers that are held
         to a grammar are not what the models say by themselves, and those with `store: false` are not to be kept."""
         plan, settings = request.plan, self._settings
         is_usual = not plan.grammar and plan.segmentation is settings.defaults.segmentation
-        is_drawn = uniform(crc32(request.id.encode()), "collect", 0) < settings.collect_share
+        is_drawn = uniform(crc32(request.id.encode()), "collect", 0) < settings.collect.share
         return request.may_be_collected and is_usual and is_drawn and self._keys.has(request.owner, CONSENTS)
 
     def may_read(self, owner: str) -> bool:
@@ -105,7 +105,7 @@ class Collection:
         own_prompt = choice.request.messages and renders_its_own(choice.served.draft, choice.served.target)
         if own_prompt and choice.prompts.draft is None:
             return "no draft prompt"
-        await self._store.collect(choice.id, self._settings.collect_max_answers)
+        await self._store.collect(choice.id, self._settings.collect.max_answers)
         return "listed"
 
     async def read(self, after: str, limit: int) -> Page:

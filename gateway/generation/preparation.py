@@ -20,6 +20,9 @@ from semspec.gateway.settings import GatewaySettings
 from semspec.grammars.compiler import Compiler
 from semspec.types import Conversation, Message, Piece, Prompt, Writer
 
+ENCODE_DEADLINE_S = 10.0
+"""Longest that tokenizing a prompt may take."""
+
 
 class Preparation:
     """Prepares few requests at once, fairly between owners, since a text or a grammar may take seconds."""
@@ -93,7 +96,7 @@ class Preparation:
         self, request: Request, prompt: Prompt, encoded: "asyncio.Future[Piece]", served: Served
     ) -> Prompts:
         """The prompt as both models read it. Raises: what `encoded` does; ContextTooLong by the draft's window."""
-        drafter, deadline_s = served.pinned(self._backends).drafter, self._settings.encode_deadline_s
+        drafter, deadline_s = served.pinned(self._backends).drafter, ENCODE_DEADLINE_S
         try:
             return await prompts_of(prompt, encoded, drafter, served.draft, served.target, deadline_s)
         except ContextTooLong as error:
@@ -101,7 +104,7 @@ class Preparation:
 
     async def _encode(self, request: Request, prompt: Prompt) -> Piece:
         try:
-            async with asyncio.timeout(self._settings.encode_deadline_s):
+            async with asyncio.timeout(ENCODE_DEADLINE_S):
                 with broken_target(InternalError):
                     return await self._backends.target.encode(prompt)
         except TimeoutError:

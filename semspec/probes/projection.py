@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock, Thread
 from time import monotonic
-from typing import Literal
 
 import numpy as np
 import torch
@@ -29,7 +28,6 @@ overflows."""
 LOOK_S = 10.0
 """Least time between two looks into the folder for projections that calls name and the engine does not hold."""
 
-Precision = Literal["float32", "bfloat16"]
 
 _log = logging.getLogger(__name__)
 
@@ -53,18 +51,13 @@ class ProjectionSpec:
 class Projection:
     """`hidden = weight @ (states - mean)`; `states`: the rows that the probe uses, flattened, `[num_inputs]`."""
 
-    def __init__(
-        self, spec: ProjectionSpec, mean: Tensor, weight: Tensor, device: str = "cpu", precision: Precision = "float32"
-    ) -> None:
-        """`mean`: `[num_inputs]`; `weight`: `[width, num_inputs]`, divided by the features' deviations; both fp32.
-
-        `precision`: of the products in `of_states`, which are added in fp32.
-        """
+    def __init__(self, spec: ProjectionSpec, mean: Tensor, weight: Tensor, device: str = "cpu") -> None:
+        """`mean`: `[num_inputs]`; `weight`: `[width, num_inputs]`, divided by the features' deviations; both fp32."""
         self.spec = spec
         self._rows = _indices(spec.rows)
         self._mean, self._weight = mean.to(device), weight.to(device)
         self._mean_array: NDArray[np.float32] = mean.cpu().numpy()
-        self._blocks = [block.to(getattr(torch, precision)) for block in self._weight.split(BLOCK, 1)]
+        self._blocks = self._weight.split(BLOCK, 1)
 
     def of_pooled(self, pooled: Tensor) -> Tensor:
         """`[num_segments, width]` fp32 from states `[num_segments, num_layers + 1, hidden_size]` on the device."""
@@ -86,7 +79,7 @@ class Projection:
             for row, array in zip(block.numpy(), arrays, strict=True):
                 np.subtract(array[inputs], self._mean_array[inputs], out=row)
             torch.maximum(largest, block.abs().amax(1), out=largest)
-            hidden += (block.to(weight.device, weight.dtype) @ weight.T).float()
+            hidden += block.to(weight.device) @ weight.T
         return hidden.cpu().masked_fill(~(largest <= MAX_MAGNITUDE)[:, None], torch.nan)
 
     def of_any(self, states: Sequence[States]) -> Tensor:
@@ -104,7 +97,7 @@ class Projection:
 class ServedProbe:
     """A probe with its first layer in two parts: for states, which an engine may compute, and for surprisal."""
 
-    def __init__(self, artifact: Artifact, device: str, precision: Precision) -> None:
+    def __init__(self, artifact: Artifact, device: str) -> None:
         """Empties the probe of `artifact`: two copies of a 32B model's first layer would be 700 MB."""
         self.card, self.digest = artifact.card, artifact.digest
         probe, card = artifact.probe, artifact.card
@@ -115,7 +108,7 @@ class ServedProbe:
         self.projection: Projection | None = None
         if rows:
             of_states = probe.mean[:num_states], weight[:, :num_states].contiguous()
-            self.projection = projection_of(card.fingerprint, rows, card.shape, *of_states, device, precision)
+            self.projection = projection_of(card.fingerprint, rows, card.shape, *of_states, device)
         rest = slice(num_states, None)  # cloned, since a view would keep the whole in memory
         self._mean, self._weight = probe.mean[rest].clone().to(device), weight[:, rest].clone().to(device)
         self._bias = first.bias.to(device)
@@ -160,12 +153,11 @@ def projection_of(
     mean: Tensor,
     weight: Tensor,
     device: str,
-    precision: Precision,
 ) -> Projection:
     """The projection of the states' part of a first layer, named by the digest of what it computes."""
     spec = ProjectionSpec("", model, tuple(rows), shape, len(weight))
     data = (tensor.numpy().data for tensor in (mean, *weight))
-    return Projection(replace(spec, digest=_digest(spec, data)), mean, weight, device, precision)
+    return Projection(replace(spec, digest=_digest(spec, data)), mean, weight, device)
 
 
 class Projections:
@@ -206,7 +198,7 @@ class Projections:
                 return _File(version, None)
             if tuple(card.shape) != self._shape:
                 raise Mismatch(f"probe {path} is of states of shape {card.shape}, the model's have {self._shape}")
-            projection = ServedProbe(load_probe(path), self._device, "float32").projection
+            projection = ServedProbe(load_probe(path), self._device).projection
         except (Mismatch, RuntimeError) as error:  # such as a GPU without room for it
             _log.warning("whole states are sent for the probe %s: %s", path, error)
             return _File(version, None)

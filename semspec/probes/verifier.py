@@ -18,7 +18,7 @@ from semspec.clustering.loading import served_equivalence
 from semspec.engine.device import device_of
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import LEAST_PROBABILITY, Artifact, ProbeCard, load_probe
-from semspec.probes.projection import MAX_MAGNITUDE, Precision, ServedProbe
+from semspec.probes.projection import MAX_MAGNITUDE, ServedProbe
 from semspec.types import (
     Judgement,
     OperatingPoint,
@@ -39,9 +39,7 @@ class ProbePair:
     Draft probabilities are at least `LEAST_PROBABILITY`: the draft generated the segment, and p/q must stay bounded.
     """
 
-    def __init__(
-        self, draft: Artifact, target: Artifact, device: str = "cpu", precision: Precision = "float32"
-    ) -> None:
+    def __init__(self, draft: Artifact, target: Artifact, device: str = "cpu") -> None:
         """`device`: a torch device or "auto". Raises: Mismatch when the two do not belong together."""
         if draft.card.features != "states":
             raise Mismatch(
@@ -51,14 +49,12 @@ class ProbePair:
         if draft.card.segmentations != target.card.segmentations:
             raise Mismatch("the two probes were trained on different segmentations; train them together")
         device = device_of(device, "the probes")
-        self.draft, self.target = ServedProbe(draft, device, precision), ServedProbe(target, device, precision)
+        self.draft, self.target = ServedProbe(draft, device), ServedProbe(target, device)
 
     @classmethod
-    def load(
-        cls, draft_probe: Path, target_probe: Path, device: str = "cpu", precision: Precision = "float32"
-    ) -> "ProbePair":
+    def load(cls, draft_probe: Path, target_probe: Path, device: str = "cpu") -> "ProbePair":
         """Load two artifacts. Raises: Mismatch, with a remedy, when they cannot serve together."""
-        return cls(load_probe(draft_probe), load_probe(target_probe), device, precision)
+        return cls(load_probe(draft_probe), load_probe(target_probe), device)
 
     def check(self, draft_states: Sequence[States], scores: Sequence[SegmentScore]) -> None:
         """Raises: Mismatch when the states are not of the probes' models."""
@@ -135,16 +131,15 @@ class ProbeVerifier:
         target_probe: Path,
         alternatives: Path | None = None,
         device: str = "cpu",
-        precision: Precision = "float32",
         equivalence: str | None = None,
     ) -> "ProbeVerifier":
         """Load the default probes and, if a folder is given, those in `alternatives`/NAME/{draft,target}.safetensors.
 
         `equivalence`: as `served_equivalence` takes it. Raises: Mismatch, with a remedy, when they cannot serve.
         """
-        own = ProbePair.load(draft_probe, target_probe, device, precision)
+        own = ProbePair.load(draft_probe, target_probe, device)
         named = served_equivalence(equivalence, own.target.card.training) if equivalence else None
-        return cls(own, _load_alternatives(alternatives, device, precision) if alternatives else None, named)
+        return cls(own, _load_alternatives(alternatives, device) if alternatives else None, named)
 
     async def info(self) -> VerifierInfo:
         draft, target = self._own.draft, self._own.target
@@ -226,17 +221,17 @@ def _projections(name: str, pair: ProbePair) -> ProbeProjections:
     return ProbeProjections(name, draft, target)
 
 
-def _load_alternatives(folder: Path, device: str, precision: Precision) -> dict[str, ProbePair]:
+def _load_alternatives(folder: Path, device: str) -> dict[str, ProbePair]:
     """Alternative pairs by name. Hidden folders are ignored: a mounted volume may contain some."""
     paths = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not paths:
         raise Mismatch(f"{folder} holds no folder of probes; unset SEMSPEC_VERIFIER_ALTERNATIVES or put some there")
-    return {path.name: _load_alternative(path, device, precision) for path in paths}
+    return {path.name: _load_alternative(path, device) for path in paths}
 
 
-def _load_alternative(folder: Path, device: str, precision: Precision) -> ProbePair:
+def _load_alternative(folder: Path, device: str) -> ProbePair:
     try:
-        return ProbePair.load(folder / "draft.safetensors", folder / "target.safetensors", device, precision)
+        return ProbePair.load(folder / "draft.safetensors", folder / "target.safetensors", device)
     except Mismatch as error:
         raise Mismatch(f"alternative probes {folder.name!r}: {error.message}") from error
 

@@ -119,7 +119,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler:
-        """The handler of the call, wrapped; handlers of other services (health, reflection) are returned unchanged."""
+        """The handler of the call, wrapped; handlers of other services (health) are returned unchanged."""
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(OWN_METHODS):
             return handler

@@ -10,6 +10,8 @@ from grpc import aio
 from semspec.rpc.calls import decoding
 from semspec.rpc.tls import Certificates, channel_credentials
 
+MAX_MESSAGE_BYTES = 64 << 20
+"""Largest message that clients and services send and receive."""
 _IDEMPOTENT_CALLS = {
     "semspec.v1.Draft": ("Info", "Encode", "Propose"),
     "semspec.v1.Target": ("Info", "Encode", "Tokenize", "Read", "Verify", "Ask"),
@@ -34,7 +36,6 @@ class ClientOptions:
     """Deadline of a unary call, its retries included."""
     idle_timeout_s: float = 60.0
     """Maximum wait for the next segment of a `Write` stream; the stream as a whole has no deadline."""
-    max_message_bytes: int = 64 << 20
     certificates: Certificates | None = None
     """For a service with TLS; None: no TLS."""
     server_name: str = ""
@@ -72,9 +73,9 @@ class _Decoding:
 
 def _channel_options(options: ClientOptions) -> Sequence[tuple[str, int | str]]:
     return (
-        ("grpc.max_receive_message_length", options.max_message_bytes),
-        ("grpc.max_send_message_length", options.max_message_bytes),
-        ("grpc.per_rpc_retry_buffer_size", options.max_message_bytes),  # a larger request would not be retried
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.per_rpc_retry_buffer_size", MAX_MESSAGE_BYTES),  # a larger request would not be retried
         ("grpc.service_config", json.dumps(_service_config())),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 2_000),  # reconnects to a restarted service within seconds

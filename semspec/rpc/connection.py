@@ -145,7 +145,7 @@ def from_rpc_error(error: aio.AioRpcError) -> SemspecError:
     if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ABORTED):  # no service answers so to the end
         return InternalError(f"{error.code().name} is not a status of the gRPC contract: {details}", parameter)
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
-        return InvalidRequest(f"too large for the link: {details}; raise max_message_bytes on both sides")
+        return InvalidRequest(f"too large for the link: {details}; send less")
     return from_grpc_status(error.code().name, details, parameter)
 
 

@@ -11,13 +11,12 @@ from typing import Generic, TypeVar
 
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE
 from grpc_health.v1.health import aio as health
-from grpc_reflection.v1alpha import reflection
 
 from semspec.errors import SemspecError, Unavailable
 from semspec.observability import configure_logging
 from semspec.rpc.calls import ErrorInterceptor, TokenInterceptor
+from semspec.rpc.channel import MAX_MESSAGE_BYTES
 from semspec.rpc.servicers import Backend, Service
 from semspec.rpc.stalls import StallWatch
 from semspec.rpc.tls import server_credentials
@@ -54,9 +53,6 @@ class ServiceServer(Generic[B]):
         self._server = aio.server(interceptors=_interceptors(settings), options=_server_options(settings))
         service.register(self._backend, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        if settings.reflection:
-            names = (service.name, HEALTH_SERVICE, reflection.SERVICE_NAME)
-            reflection.enable_server_reflection(names, self._server)
 
     @property
     def address(self) -> str:
@@ -165,7 +161,9 @@ async def serve(service: Service[B], settings: ServiceSettings) -> None:
         raise
     logger.info("serving %s on %s", service.name, server.address)
     if _is_open_to_any_client(settings):
-        logger.warning("any client that reaches %s may call it; set a token or tls_client_ca", server.address)
+        logger.warning(
+            "any client that reaches %s may call it; set SEMSPEC_SERVICE_TOKEN or SEMSPEC_TLS_CLIENT_CA", server.address
+        )
     _publish_port(settings.port_file, server.port)
     await _stop_signal()
     logger.info("draining %s", service.name)
@@ -214,18 +212,20 @@ def _publish_port(path: Path | None, port: int) -> None:
 
 
 def _is_open_to_any_client(settings: ServiceSettings) -> bool:
-    return not (settings.token or settings.tls_client_ca or settings.host in LOOPBACK)
+    return not (settings.service_token or settings.tls_client_ca or settings.host in LOOPBACK)
 
 
 def _interceptors(settings: ServiceSettings) -> Sequence[aio.ServerInterceptor]:
     errors = ErrorInterceptor()
-    return (TokenInterceptor(settings.token.get_secret_value()), errors) if settings.token else (errors,)
+    return (
+        (TokenInterceptor(settings.service_token.get_secret_value()), errors) if settings.service_token else (errors,)
+    )
 
 
 def _server_options(settings: ServiceSettings) -> Sequence[tuple[str, int]]:
     return (
-        ("grpc.max_receive_message_length", settings.max_message_bytes),
-        ("grpc.max_send_message_length", settings.max_message_bytes),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.so_reuseport", 0),  # two processes on one port are a configuration error
         ("grpc.keepalive_time_ms", 30_000),  # detect disconnected clients and stop generating for them
         ("grpc.keepalive_timeout_ms", 10_000),

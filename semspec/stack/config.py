@@ -20,7 +20,7 @@ API_KEYS = "SEMSPEC_GATEWAY_API_KEYS"
 MODEL_NAME = "SEMSPEC_GATEWAY_MODEL_NAME"
 DEFAULTS = "SEMSPEC_GATEWAY_DEFAULTS"
 ENDING_S = 4
-"""Seconds that the gateway may take to end after its drain."""
+"""Seconds that the gateway may take to end after its grace period."""
 OWNER = "stack"
 """Name of the stack's API key."""
 
@@ -122,9 +122,9 @@ class StackConfig:
         """The settings of one service, without its port file and its token."""
         prefix = f"SEMSPEC_{role.upper()}"
         common = {
-            f"{prefix}_HOST": "127.0.0.1",
+            "SEMSPEC_HOST": "127.0.0.1",
             f"{prefix}_PORT": "0",
-            f"{prefix}_SETTLE_S": "0",  # its only client, the gateway, stops first
+            "SEMSPEC_SETTLE_S": "0",  # its only client, the gateway, stops first
         }
         match role:
             case "draft":
@@ -145,11 +145,13 @@ class StackConfig:
         replicas = {f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS": addresses.get(role) or "none" for role in ROLES}
         calibration = {"SEMSPEC_GATEWAY_LIKELIHOOD": str(self.calibration)} if self.calibration else {}
         own = {
-            "SEMSPEC_GATEWAY_HOST": self.host,
+            "SEMSPEC_HOST": self.host,
+            "SEMSPEC_TLS_CERTIFICATE": "",  # those in the environment are the services'; this process asks by HTTP
+            "SEMSPEC_TLS_KEY": "",
             "SEMSPEC_GATEWAY_PORT": str(port),
             "SEMSPEC_GATEWAY_REDIS_URL": addresses["redis"],
-            # The drain ends, and who still waits is told, before the gateway is killed.
-            "SEMSPEC_GATEWAY_DRAIN_S": str(max(0, int(self.stop_grace_s) - ENDING_S)),
+            # The grace period ends, and who still waits is told, before the gateway is killed.
+            "SEMSPEC_GRACE_S": str(max(0, int(self.stop_grace_s) - ENDING_S)),
             API_KEYS: " ".join((self.given(API_KEYS), f"{entry(OWNER, api_key)}:{OPERATOR}")),
         }
         name = {MODEL_NAME: self.model_name} if self.model_name and not self.given(MODEL_NAME) else {}

@@ -98,8 +98,7 @@ class Stack:
         self.addresses["redis"] = url
 
     async def _start_service(self, name: str, role: str) -> None:
-        prefix = f"SEMSPEC_{role.upper()}"
-        settings = {f"{prefix}_PORT_FILE": str(self._port_file(name)), f"{prefix}_TOKEN": self._token}
+        settings = {"SEMSPEC_PORT_FILE": str(self._port_file(name)), "SEMSPEC_SERVICE_TOKEN": self._token}
         await self._start_child(name, self.config.commands[role], self.config.service_environment(role) | settings)
 
     async def _announced_port(self, name: str) -> int:
@@ -114,8 +113,8 @@ class Stack:
         addresses = {role: self._replicas(role) for role in ROLES} | {"redis": self.addresses["redis"]}
         settings = self.config.gateway_environment(addresses, port, self.api_key)
         self.addresses["gateway"] = f"{url_host(self.config.host)}:{port}"
-        token = {"SEMSPEC_GATEWAY_SERVICE_TOKEN": self._token}
-        await self._start_child("gateway", self.config.commands["gateway"], settings | token)
+        settings |= {"SEMSPEC_SERVICE_TOKEN": self._token}
+        await self._start_child("gateway", self.config.commands["gateway"], settings)
 
     def _replicas(self, role: str) -> str:
         """Addresses of all processes of a role, with commas."""

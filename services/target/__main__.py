@@ -22,7 +22,7 @@ def main() -> None:
 
 def load(settings: TargetSettings) -> Engine:
     """Load the model, with a remote writer if configured. Raises: Mismatch when it cannot be served."""
-    if server := settings.writer:
+    if server := settings.server:
         return load_remote_writer(settings, server, Writer.TARGET)
     return load_engine(settings, Writer.TARGET)
 

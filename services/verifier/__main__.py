@@ -28,7 +28,6 @@ def load_probes(settings: VerifierSettings) -> ServedVerifier:
         settings.target_probe,
         settings.alternatives,
         settings.device,
-        settings.precision,
         settings.equivalence,
     )
 

@@ -1,7 +1,5 @@
 """Settings of the verifier service, from `SEMSPEC_VERIFIER_*`."""
 
-from typing import Literal
-
 from pydantic import DirectoryPath, Field, FilePath
 from pydantic_settings import SettingsConfigDict
 
@@ -17,11 +15,6 @@ class VerifierSettings(ServiceSettings):
     draft_probe: FilePath = Field(description="the draft's probe, a .safetensors file")
     target_probe: FilePath = Field(description="the target's probe, a .safetensors file")
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
-    precision: Literal["float32", "bfloat16"] = Field(
-        "float32",
-        description="of the first layer on states that no engine has projected; bfloat16 takes less "
-        "time where the CPU has instructions for it",
-    )
     alternatives: DirectoryPath | None = Field(
         None, description="folder of other probes for the same pair, NAME/{draft,target}.safetensors each; unset: none"
     )

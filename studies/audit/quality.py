@@ -53,7 +53,7 @@ async def metrics(http: httpx.AsyncClient) -> dict[str, float]:
 async def measure(arguments: argparse.Namespace, probes: Path) -> dict[str, object]:
     environment = {
         "SEMSPEC_VERIFIER_EQUIVALENCE": "card",
-        "SEMSPEC_GATEWAY_AUDIT_SHARE": str(arguments.share),
+        "SEMSPEC_GATEWAY_AUDIT": json.dumps({"share": arguments.share}),
     }
     config = replace(
         StackConfig.of_pair(BUNDLED_PAIR),

@@ -68,7 +68,6 @@ class Plan:
         """Environment variables of all processes."""
         engines = {f"SEMSPEC_{role}_CACHE_BYTES": str(CACHE_BYTES) for role in ("DRAFT", "TARGET")}
         gateway = {"TTL_S": str(TTL_S), "MAX_CONCURRENT": "16", "MAX_QUEUED": "64", "QUEUE_TIMEOUT_S": "60"}
-        gateway["HANDSHAKE_INTERVAL_S"] = "1"  # the handshake reports the engines' cache sizes
         return engines | {f"SEMSPEC_GATEWAY_{name}": value for name, value in gateway.items()}
 
 

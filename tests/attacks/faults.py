@@ -106,7 +106,7 @@ class Shutdown:
 
     def __init__(self, bench: Bench, drain_s: int, settle_s: int) -> None:
         self._bench, self._site = bench, bench.site
-        self._times = {"SEMSPEC_GATEWAY_DRAIN_S": str(drain_s), "SEMSPEC_GATEWAY_SETTLE_S": str(settle_s)}
+        self._times = {"SEMSPEC_GRACE_S": str(drain_s), "SEMSPEC_SETTLE_S": str(settle_s)}
         self._told_at = math.inf
 
     async def run(self, begun: dict[int, float], after_s: float, second_s: float | None) -> None:

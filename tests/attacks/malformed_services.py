@@ -240,7 +240,6 @@ def _gateway(victim: Victim, places: dict[str, str]) -> Process:
     port = str(free_port())
     own = {f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS": place for role, place in places.items()}
     own |= {"SEMSPEC_GATEWAY_PORT": port, "SEMSPEC_GATEWAY_TARGET_PATIENCE_S": "1"}
-    own["SEMSPEC_GATEWAY_HANDSHAKE_INTERVAL_S"] = "1"  # so that handshakes are altered as well
     return Process(victim.stack, "gateway altered", first.command, {**first.environment, **own}, f"127.0.0.1:{port}")
 
 

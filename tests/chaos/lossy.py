@@ -39,8 +39,8 @@ def has_namespaces() -> str | None:
 async def behind_lossy_link(site: Site) -> AsyncIterator[None]:
     """A gateway whose only target is far away."""
     target, gateway = site.processes["target"], site.processes[ALONE]
-    inside = {"SEMSPEC_TARGET_HOST": FAR_IP, "SEMSPEC_TARGET_PORT": PORT}
-    inside["SEMSPEC_TARGET_PORT_FILE"] = str(target.folder / "far.port")
+    inside = {"SEMSPEC_HOST": FAR_IP, "SEMSPEC_TARGET_PORT": PORT}
+    inside["SEMSPEC_PORT_FILE"] = str(target.folder / "far.port")
     site.processes["target far"] = far_target = replace(
         target,
         name="target far",

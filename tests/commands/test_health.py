@@ -19,7 +19,7 @@ async def health(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 async def test_service_is_alive_before_it_serves() -> None:
-    server = ServiceServer(draft_service(FakeEngine), settings(token="secret"))
+    server = ServiceServer(draft_service(FakeEngine), settings(service_token="secret"))
     await server.start()
     address = f"grpc://{server.address}"
     try:

@@ -13,7 +13,9 @@ import yaml
 
 from semspec import __version__
 from semspec.engine.vllm.options import VLLM_VERSION
+from semspec.gateway.app import STORED_WITHIN_S
 from semspec.keys import Keys
+from semspec.settings import described
 from semspec.stack import BUNDLED_PAIR, StackConfig
 from semspec.training.config import load_config
 from tests.compose.support import (
@@ -70,18 +72,14 @@ def test_service_is_hardened(services: Json, role: str) -> None:
 
 @pytest.mark.parametrize("role", SETTINGS)
 def test_environment_names_settings_that_there_are(services: Json, role: str) -> None:
-    prefix = f"SEMSPEC_{role.upper()}_"
-    names = {name for name in services[role]["environment"] if name.startswith("SEMSPEC_")}
-    assert all(name.startswith(prefix) for name in names)
-    assert {name.removeprefix(prefix).lower() for name in names} <= set(SETTINGS[role].model_fields)
-    assert set(services[role]["environment"]) - names <= {"HF_TOKEN"}
+    known = {one.variable for one in described(SETTINGS[role])}
+    assert set(services[role]["environment"]) - known <= {"HF_TOKEN"}
 
 
 @pytest.mark.parametrize("role", ["draft", "target", "gateway"])
 def test_environment_is_accepted_by_the_settings(services: Json, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = settings_of(services[role], role, monkeypatch)
-    token = settings.service_token if role == "gateway" else settings.token
-    assert token.get_secret_value() == SECRETS["SEMSPEC_SERVICE_TOKEN"]
+    assert settings.service_token.get_secret_value() == SECRETS["SEMSPEC_SERVICE_TOKEN"]
 
 
 def test_gateway_finds_the_services_and_redis(services: Json, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +108,7 @@ def test_networks_of_redis_and_the_services_lead_nowhere() -> None:
 def test_running_work_may_end_before_the_container_is_killed(services: Json, monkeypatch: pytest.MonkeyPatch) -> None:
     gateway = settings_of(services["gateway"], "gateway", monkeypatch)
     draft = settings_of(services["draft"], "draft", monkeypatch)
-    drains = (gateway.settle_s + gateway.drain_s + gateway.flush_timeout_s, draft.settle_s + draft.grace_s)
+    drains = (gateway.settle_s + gateway.grace_s + STORED_WITHIN_S, draft.settle_s + draft.grace_s)
     for service in services.values():
         assert float(service["stop_grace_period"].removesuffix("s")) > max(drains)
 

@@ -33,6 +33,11 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.url
 
 
+@pytest.fixture(autouse=True)
+def _quick_rechecks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semspec.gateway.readiness.RECHECK_S", 0.01)
+
+
 @pytest.fixture
 def mortal_redis(tmp_path: Path) -> Iterator[RedisServer]:
     """A Redis that the test may kill."""

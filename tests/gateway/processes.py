@@ -8,10 +8,16 @@ from contextlib import contextmanager
 import pytest
 
 from semspec.gateway.settings import GatewaySettings
-from semspec.settings import load_settings
+from semspec.settings import described, load_settings
 from tests.gateway.support import NO_REDIS, free_port, wait_for_port
 
 SettingError = Callable[..., str]
+
+
+def variable(name: str) -> str:
+    """The gateway's own, or the one that it shares with the services."""
+    shared = f"SEMSPEC_{name}"
+    return shared if shared in {one.variable for one in described(GatewaySettings)} else f"SEMSPEC_GATEWAY_{name}"
 
 
 @contextmanager
@@ -20,7 +26,7 @@ def gateway_process(**settings: object) -> Iterator[tuple["subprocess.Popen[str]
     port = free_port()
     addresses = dict.fromkeys(("DRAFT_ADDRESS", "TARGET_ADDRESS", "VERIFIER_ADDRESS"), "127.0.0.1:1")
     settings = {"PORT": port, "REDIS_URL": NO_REDIS, "AUTH": "none", **addresses, **settings}
-    environment = {f"SEMSPEC_GATEWAY_{name}": str(value) for name, value in settings.items()}
+    environment = {variable(name): str(value) for name, value in settings.items()}
     command = [sys.executable, "-m", "semspec.gateway"]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     try:
@@ -37,7 +43,7 @@ def setting_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 
     def error(**settings: object) -> str:
         for name, value in settings.items():
-            monkeypatch.setenv(f"SEMSPEC_GATEWAY_{name}", str(value))
+            monkeypatch.setenv(variable(name), str(value))
         with pytest.raises(SystemExit) as end:
             load_settings(GatewaySettings)
         [line] = capsys.readouterr().err.splitlines()

@@ -316,7 +316,7 @@ def bearer(key: str) -> dict[str, str]:
 def make_settings(**fields: Any) -> GatewaySettings:
     """`api_keys` are those of `OWNER`, unless given."""
     fields = {"api_keys": entry(OWNER, API_KEY), **fields}
-    return GatewaySettings(**{"recheck_s": 0.01, "redis_timeout_s": 2, "target_patience_s": 0, **fields})
+    return GatewaySettings(**{"redis_timeout_s": 2, "target_patience_s": 0, **fields})
 
 
 def make_readiness(fakes: Fakes) -> Readiness:

@@ -53,14 +53,14 @@ class Audited:
         return strictness
 
 
-async def audited(start_gateway: GatewayFactory, **settings: Any) -> Audited:
+async def audited(start_gateway: GatewayFactory, **options: Any) -> Audited:
     verifier = Clustering()
     fakes = Fakes.make(verifier=verifier)
-    return Audited(await start_gateway(fakes, **{"audit_share": 1.0, "audit_samples": 3, **settings}), verifier)
+    return Audited(await start_gateway(fakes, audit={"share": 1.0, "samples": 3, **options}), verifier)
 
 
 async def test_audit_without_equivalence_is_refused_with_the_remedy(start_gateway: GatewayFactory) -> None:
-    gateway = await start_gateway(audit_share=0.1)
+    gateway = await start_gateway(audit={"share": 0.1})
     refusal = (await gateway.http.get("/ready")).json()["error"]["message"]
     assert "the verifier has no equivalence of meaning: give it the card's" in refusal and "SEMSPEC" not in refusal
 
@@ -69,7 +69,7 @@ async def test_tightening_without_a_curve_is_refused_with_the_remedy(start_gatew
     verifier = Clustering()
     verifier.verifier_info = replace(verifier.verifier_info, operating_points=())
     fakes = Fakes.make(verifier=verifier)
-    gateway = await start_gateway(fakes, audit_share=0.1, audit_strictness=0.5)
+    gateway = await start_gateway(fakes, audit={"share": 0.1, "strictness": 0.5})
     assert "the audit's strictness needs a curve" in (await gateway.http.get("/ready")).json()["error"]["message"]
 
 
@@ -116,9 +116,10 @@ async def test_request_interrupts_the_audit_and_nothing_is_lost(start_gateway: G
 
 
 async def test_audit_without_spare_capacity_says_so_and_skips(
-    start_gateway: GatewayFactory, caplog: pytest.LogCaptureFixture
+    start_gateway: GatewayFactory, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    audit = await audited(start_gateway, audit_max_waiting=2)
+    monkeypatch.setattr("semspec.gateway.generation.audit.MAX_WAITING", 2)
+    audit = await audited(start_gateway)
     audit.fakes.drafter.pause_at = NUM_SEGMENTS - 1
     with caplog.at_level(logging.WARNING):
         requests = [asyncio.create_task(audit.gateway.chat(seed=seed)) for seed in range(2)]
@@ -132,7 +133,7 @@ async def test_audit_without_spare_capacity_says_so_and_skips(
 
 
 async def test_audit_may_work_beside_as_many_generations_as_set(start_gateway: GatewayFactory) -> None:
-    audit = await audited(start_gateway, audit_max_running=1)
+    audit = await audited(start_gateway, max_running=1)
     async with holding(audit.fakes.drafter, NUM_SEGMENTS - 1, audit.gateway.chat()) as request:
         await audit.gateway.metric_becomes(SUPPORTED, NUM_ACCEPTED)
     assert request.result().status_code == 200
@@ -141,7 +142,7 @@ async def test_audit_may_work_beside_as_many_generations_as_set(start_gateway: G
 async def test_alarm_is_logged_and_tightens_what_no_client_chose(
     start_gateway: GatewayFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    audit = await audited(start_gateway, audit_strictness=1.0)
+    audit = await audited(start_gateway, strictness=1.0)
     audit.verifier.disagrees = True
     assert await audit.strictness_of() is None
     with caplog.at_level(logging.ERROR):

@@ -17,7 +17,6 @@ from pydantic import ValidationError
 
 from semspec.client import Gateway as Client
 from semspec.errors import Conflict, InvalidRequest, Mismatch, NotFound
-from semspec.gateway.settings import GatewaySettings
 from semspec.keys import Keys, entry, new_key
 from semspec.training.collect import alone, fetch, forget, num_answers
 from semspec.training.data.collected import collected_rows
@@ -36,7 +35,7 @@ async def collecting(start_gateway: GatewayFactory, mortal_redis: RedisServer) -
     """Starts gateways that collect, over a Redis of their own: the list is one for all gateways of a Redis."""
 
     async def start(fakes: Fakes | None = None, **settings: Any) -> Gateway:
-        fields = {"api_keys": KEYS, "collect_share": 1.0, "redis_url": mortal_redis.url, **settings}
+        fields = {"api_keys": KEYS, "collect": {"share": 1.0}, "redis_url": mortal_redis.url, **settings}
         gateway = await start_gateway(fakes, **fields)
         gateway.http.headers.update(bearer(ALICE))
         return gateway
@@ -102,9 +101,9 @@ async def test_nothing_is_collected_or_handed_out_unless_asked_for(collecting: A
         async with client(gateway, key) as reader:
             with pytest.raises(NotFound, match="option collector"):
                 await reader.collection("0", 1)
-    off = await collecting(collect_share=0)
+    off = await collecting(collect={})
     await ask(off)
-    with pytest.raises(NotFound, match="SEMSPEC_GATEWAY_COLLECT_SHARE"):
+    with pytest.raises(NotFound, match="SEMSPEC_GATEWAY_COLLECT"):
         await page(off)
     assert (await page(gateway))["data"] == []
 
@@ -136,7 +135,7 @@ def test_owner_consents_only_if_all_of_its_keys_do() -> None:
 async def test_answers_that_match_the_expression_are_left_out_and_in_no_log(
     collecting: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gateway = await collecting(collect_except=r"secret-\d+|target 2 says")
+    gateway = await collecting(collect={"share": 1, "exclude": r"secret-\d+|target 2 says"})
     with caplog.at_level(logging.DEBUG):
         await ask(gateway, "This is secret-12.")
         await ask(gateway)  # the third segment is the target's
@@ -145,25 +144,25 @@ async def test_answers_that_match_the_expression_are_left_out_and_in_no_log(
         await gateway.metric_becomes(LISTED, 1)
     assert "secret-12" not in caplog.text and "How many" not in caplog.text
     assert len((await page(gateway))["data"]) == 1
-    stricter = await collecting(collect_except="How")
+    stricter = await collecting(collect={"share": 1, "exclude": "How"})
     assert (await page(stricter))["data"] == []
 
 
 async def test_expression_is_searched_in_linear_time(collecting: Any) -> None:
-    gateway = await collecting(collect_except="(a+)+b", max_body_bytes=1 << 20)
+    gateway = await collecting(collect={"share": 1, "exclude": "(a+)+b"}, max_body_bytes=1 << 20)
     await asyncio.wait_for(ask(gateway, "a" * 1500), GENEROUS_S)  # backtracking would take 2^1500 steps
     await gateway.metric_becomes(LISTED, 1)
 
 
 async def test_list_is_bounded_and_drops_the_oldest(collecting: Any) -> None:
-    gateway = await collecting(collect_max_answers=3)
+    gateway = await collecting(collect={"share": 1, "max_answers": 3})
     ids = [await ask(gateway, f"How many, {number}?") for number in range(5)]
     await gateway.metric_becomes(LISTED, 5)
     assert {answer["id"] for answer in (await page(gateway))["data"]} == set(ids[2:])
 
 
 async def test_share_of_requests_is_drawn(collecting: Any) -> None:
-    gateway = await collecting(collect_share=0.5)
+    gateway = await collecting(collect={"share": 0.5})
     for number in range(40):
         await ask(gateway, f"How many, {number}?", max_tokens=5)
     await asyncio.sleep(0.1)
@@ -220,16 +219,16 @@ async def test_turns_of_a_conversation_share_its_digest(collecting: Any) -> None
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"collect_share": 0.5, "auth": "none"}, "needs API keys, whose owners consent"),
-        ({"collect_except": "("}, "is no regular expression"),
-        ({"collect_except": r"(a)\1"}, "is no regular expression without look-around and back-references"),
-        ({"collect_share": 1.5}, "less than or equal to 1"),
+        ({"collect": {"share": 0.5}, "auth": "none"}, "needs API keys, whose owners consent"),
+        ({"collect": {"exclude": "("}}, "is no regular expression"),
+        ({"collect": {"exclude": r"(a)\1"}}, "is no regular expression without look-around and back-references"),
+        ({"collect": {"share": 1.5}}, "less than or equal to 1"),
     ],
 )
 def test_settings_that_cannot_collect_are_refused(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         make_settings(**fields)
-    assert GatewaySettings.model_fields["collect_share"].default == 0
+    assert make_settings().collect.share == 0
 
 
 async def test_collector_keeps_each_answer_once_and_stops_when_full(collecting: Any, tmp_path: Path) -> None:

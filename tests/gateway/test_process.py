@@ -71,7 +71,7 @@ def told_to_stop(gateway: "subprocess.Popen[str]", port: int) -> None:
 
 @pytest.mark.parametrize(("drain_s", "settle_s"), [(0, 0), (1000, 300)])
 def test_process_told_to_stop_answers_who_still_waits(drain_s: int, settle_s: int) -> None:
-    with gateway_process(DRAIN_S=drain_s, SETTLE_S=settle_s) as (gateway, port):
+    with gateway_process(GRACE_S=drain_s, SETTLE_S=settle_s) as (gateway, port):
         with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
             client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{")
             httpx.get(f"http://127.0.0.1:{port}/health")  # by now the other request has been read

@@ -115,8 +115,11 @@ async def test_what_was_told_of_another_target_is_not_taken_for_this_one(start_g
     assert (await young.http.get("/ready")).status_code == 503
 
 
-async def test_loss_of_the_target_ends_readiness_and_its_return_restores_it(start_gateway: GatewayFactory) -> None:
-    gateway = await start_gateway(handshake_interval_s=1000)
+async def test_loss_of_the_target_ends_readiness_and_its_return_restores_it(
+    start_gateway: GatewayFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semspec.gateway.readiness.HANDSHAKE_INTERVAL_S", 1000)
+    gateway = await start_gateway()
     gateway.fakes.target.lost = Unavailable("gone")
     assert (await gateway.chat()).status_code == 503
     status = gateway.app.state.readiness
@@ -128,8 +131,12 @@ async def test_loss_of_the_target_ends_readiness_and_its_return_restores_it(star
 
 
 @pytest.mark.parametrize("role", ["drafter", "verifier"])
-async def test_who_has_seen_a_fallback_is_not_told_that_all_is_well(start_gateway: GatewayFactory, role: str) -> None:
-    gateway = await start_gateway(handshake_interval_s=1000, recheck_s=1000)
+async def test_who_has_seen_a_fallback_is_not_told_that_all_is_well(
+    start_gateway: GatewayFactory, role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semspec.gateway.readiness.HANDSHAKE_INTERVAL_S", 1000)
+    monkeypatch.setattr("semspec.gateway.readiness.RECHECK_S", 1000)
+    gateway = await start_gateway()
     getattr(gateway.fakes, role).lost = Unavailable("gone")
     fallback = (await gateway.chat()).json()["semspec"]["fallback"]
     ready = await gateway.http.get("/ready")

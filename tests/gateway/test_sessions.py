@@ -97,8 +97,11 @@ async def test_refused_prompt_gives_the_session_back(gateway: Gateway, session: 
     await _eventually_free(gateway, session)
 
 
-async def test_session_is_held_while_a_long_generation_runs(start_gateway: GatewayFactory, session: str) -> None:
-    gateway = await start_gateway(session_lease_s=2)
+async def test_session_is_held_while_a_long_generation_runs(
+    start_gateway: GatewayFactory, session: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semspec.gateway.app.SESSION_LEASE_S", 2)
+    gateway = await start_gateway()
     async with gateway.held(1, **asking(session, "One?")):
         await asyncio.sleep(2.5)
         assert (await ask(gateway, session, "Two?")).status_code == 409

@@ -159,13 +159,14 @@ def copied(log: Path, num_lost_bytes: int) -> None:
 
 
 async def test_log_that_lost_its_end_leaves_a_prefix_that_goes_on(
-    start_gateway: GatewayFactory, mortal_redis: RedisServer
+    start_gateway: GatewayFactory, mortal_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine that loses power loses what Redis had not written to the disk, in the middle of an entry."""
+    monkeypatch.setattr("semspec.gateway.app.SESSION_LEASE_S", 1)
     mortal_redis.kill()
     mortal_redis.options = ("--appendonly", "yes", "--appendfsync", "everysec")
     mortal_redis.restart()
-    gateway = await start_gateway(redis_url=mortal_redis.url, writer_lease_s=1, session_lease_s=1)
+    gateway = await start_gateway(redis_url=mortal_redis.url, writer_lease_s=1)
     answer = (await gateway.chat(model="semspec-demo:target", semspec={"session": "s", "trace": True})).json()
     id, whole, trace = answer["id"], answer["choices"][0]["message"]["content"], answer["semspec"]["trace"]
     mortal_redis.kill()

@@ -293,8 +293,9 @@ async def test_refusal_of_the_target_counts_and_ends_the_drafts_call(
 
 
 async def test_draft_that_hangs_while_it_renders_leaves_the_answer_to_the_target(
-    start_gateway: GatewayFactory, fakes: Fakes
+    start_gateway: GatewayFactory, fakes: Fakes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("semspec.gateway.generation.preparation.ENCODE_DEADLINE_S", 0.5)
     fakes.drafter.before_encode = asyncio.Event().wait
-    answer = (await (await start_gateway(fakes, encode_deadline_s=0.5)).chat()).json()
+    answer = (await (await start_gateway(fakes)).chat()).json()
     assert answer["semspec"]["fallback"] == "the draft took too long"

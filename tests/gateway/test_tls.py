@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.certificates import Authority, Pair
-from tests.gateway.processes import SettingError, gateway_process
+from tests.gateway.processes import SettingError, gateway_process, variable
 
 pytestmark = pytest.mark.slow
 GENEROUS_S = 30.0
@@ -83,8 +83,16 @@ def test_renewed_certificate_is_shown_without_a_restart(authority: Authority, tm
         ({"TLS_CERTIFICATE": "tls.key", "TLS_KEY": "tls.key"}, "TLS_KEY", "no PEM certificate and its key"),
         ({"SERVICE_CA": "tls.key"}, "SERVICE_CA", "no PEM certificate"),
         ({"SERVICE_CA": "absent"}, "SERVICE_CA", "cannot read"),
-        ({"SERVICE_CA": "tls.crt", "SERVICE_KEY": "tls.key"}, "SERVICE_KEY", "the certificate is missing"),
-        ({"SERVICE_CERTIFICATE": "tls.crt", "SERVICE_KEY": "tls.key"}, "SERVICE_KEY", "set service_ca"),
+        (
+            {"SERVICE_CA": "tls.crt", "SERVICE_KEY": "tls.key"},
+            "SERVICE_KEY",
+            "the certificate is missing",
+        ),
+        (
+            {"SERVICE_CERTIFICATE": "tls.crt", "SERVICE_KEY": "tls.key"},
+            "SERVICE_KEY",
+            "set service_ca",
+        ),
     ],
 )
 def test_certificate_of_no_use_is_one_line_that_names_it(
@@ -92,4 +100,4 @@ def test_certificate_of_no_use_is_one_line_that_names_it(
 ) -> None:
     folder = authority.issue("gateway").key.parent
     line = setting_error(AUTH="none", **{name: folder / file for name, file in files.items()})
-    assert f"SEMSPEC_GATEWAY_{named}: " in line and remedy in line
+    assert f"{variable(named)}: " in line and remedy in line

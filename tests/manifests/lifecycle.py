@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from semspec.cli import _parser
+from semspec.gateway.app import STORED_WITHIN_S
 from semspec.gateway.settings import GatewaySettings
 from semspec.observability import FLUSH_TIMEOUT_S
+from semspec.rpc.pool import PoolOptions
 from semspec.settings import ModelSettings, ServiceSettings
 from tests.manifests.environment import SETTINGS, environment, settings_of
 from tests.manifests.kustomize import Manifest, Objects
@@ -87,9 +89,7 @@ def _asks_over_tls(one: Pod, probe: Manifest, address: str, service: str) -> boo
 
 def _cut_off(one: Pod, settings: Settings) -> Iterator[str]:
     pause_s = one.main.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-    if pause_s < (
-        1 if isinstance(settings, GatewaySettings) else LOOKUP_S + GatewaySettings.model_fields["resolve_s"].default
-    ):
+    if pause_s < (1 if isinstance(settings, GatewaySettings) else LOOKUP_S + PoolOptions().resolve_s):
         yield f"{one}: begins to end while others still send to it"
     own_s = settings.settle_s + _ending_s(settings)
     if one.spec.get("terminationGracePeriodSeconds", 30) <= pause_s + own_s + FLUSH_TIMEOUT_S:
@@ -98,7 +98,7 @@ def _cut_off(one: Pod, settings: Settings) -> Iterator[str]:
 
 def _ending_s(settings: Settings) -> float:
     if isinstance(settings, GatewaySettings):
-        return settings.drain_s + settings.flush_timeout_s
+        return settings.grace_s + STORED_WITHIN_S
     return settings.grace_s
 
 

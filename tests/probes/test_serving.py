@@ -12,7 +12,7 @@ import torch
 
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import LayerSet, assemble, load_probe
-from semspec.probes.projection import Precision, ServedProbe
+from semspec.probes.projection import ServedProbe
 from semspec.probes.verifier import ProbePair, ProbeVerifier
 from semspec.types import SURPRISAL_FEATURES, States
 from tests.probes.test_probe import SHAPE, alternatives, card, load_with, reading, save, states, verifier
@@ -97,22 +97,20 @@ def test_projection_of_raw_states_equals_the_probe(tmp_path: Path, layers: Layer
     values, surprisal = torch.randn(5, *SHAPE), torch.rand(5, len(SURPRISAL_FEATURES))
     expected = probe(assemble("states+surprisal", layers, values, surprisal)).tolist()
     raw = [States(one.numpy().tobytes(), SHAPE, "target-fingerprint") for one in values]
-    precisions: list[tuple[Precision, float]] = [("float32", 1e-5), ("bfloat16", 1e-2)]
-    for precision, tolerance in precisions:
-        artifact = load_probe(path)
-        artifact.probe.load_state_dict(probe.state_dict())
-        served = ServedProbe(artifact, "cpu", precision)
-        assert served.probabilities(raw, surprisal) == pytest.approx(expected, abs=tolerance)
-        assert served.projection is not None
-        sent = served.projection.of_pooled(values)
-        projected = [
-            States(one.numpy().tobytes(), (1, len(one)), "target-fingerprint", served.projection.spec.digest)
-            for one in sent
-        ]
-        served.check("target", projected)
-        assert served.probabilities(projected, surprisal) == pytest.approx(expected, abs=1e-5)
-        mixed = [raw[0], projected[1], raw[2], projected[3], projected[4]]
-        assert served.probabilities(mixed, surprisal) == pytest.approx(expected, abs=tolerance)
+    artifact = load_probe(path)
+    artifact.probe.load_state_dict(probe.state_dict())
+    served = ServedProbe(artifact, "cpu")
+    assert served.probabilities(raw, surprisal) == pytest.approx(expected, abs=1e-5)
+    assert served.projection is not None
+    sent = served.projection.of_pooled(values)
+    projected = [
+        States(one.numpy().tobytes(), (1, len(one)), "target-fingerprint", served.projection.spec.digest)
+        for one in sent
+    ]
+    served.check("target", projected)
+    assert served.probabilities(projected, surprisal) == pytest.approx(expected, abs=1e-5)
+    mixed = [raw[0], projected[1], raw[2], projected[3], projected[4]]
+    assert served.probabilities(mixed, surprisal) == pytest.approx(expected, abs=1e-5)
 
 
 async def test_projection_of_another_probe_is_refused_by_name(alternatives: Path) -> None:

@@ -36,7 +36,7 @@ MODEL = str(BUNDLED_PAIR / "target")
 @asynccontextmanager
 async def target(**writer: object) -> AsyncIterator[Engine]:
     """What the service serves with these settings."""
-    settings = TargetSettings.model_validate({"model": MODEL, "device": "cpu", **writer})
+    settings = TargetSettings.model_validate({"model": MODEL, "device": "cpu", "writer": writer})
     engine = await asyncio.to_thread(load, settings)
     try:
         yield engine
@@ -48,32 +48,32 @@ async def test_settings_name_the_model_that_openais_api_wants(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SEMSPEC_TARGET_MODEL", "m")
-    monkeypatch.setenv("SEMSPEC_TARGET_WRITER_URL", "http://somewhere/v1")
-    assert (server := load_settings(TargetSettings).writer) and server.api == "tgi"
-    monkeypatch.setenv("SEMSPEC_TARGET_WRITER_API", "openai")
+    monkeypatch.setenv("SEMSPEC_TARGET_WRITER", '{"url": "http://somewhere/v1"}')
+    assert (server := load_settings(TargetSettings).server) and server.api == "tgi"
+    monkeypatch.setenv("SEMSPEC_TARGET_WRITER", '{"url": "http://somewhere/v1", "api": "openai"}')
     with pytest.raises(SystemExit):
         load_settings(TargetSettings)
-    assert "SEMSPEC_TARGET_WRITER_MODEL" in capsys.readouterr().err
-    monkeypatch.setenv("SEMSPEC_TARGET_WRITER_MODEL", "there")
+    assert "SEMSPEC_TARGET_WRITER: model: Value error, required for the API openai" in capsys.readouterr().err
+    monkeypatch.setenv("SEMSPEC_TARGET_WRITER", '{"url": "http://somewhere/v1", "api": "openai", "model": "there"}')
     monkeypatch.setenv("SEMSPEC_TARGET_WRITER_TOKEN", "secret")
-    assert (server := load_settings(TargetSettings).writer)
+    assert (server := load_settings(TargetSettings).server)
     assert (server.model, server.token) == ("there", "secret") and "secret" not in repr(server)
 
 
 async def test_address_without_a_scheme_is_refused() -> None:
-    with pytest.raises(ValidationError, match="writer_url"):
-        TargetSettings(model="m", writer_url="somewhere:80")
+    with pytest.raises(ValidationError, match=r"writer\.url"):
+        TargetSettings.model_validate({"model": "m", "writer": {"url": "somewhere:80"}})
 
 
 async def test_other_model_at_the_server_is_told(caplog: pytest.LogCaptureFixture) -> None:
     async with serving("tgi", Script([])) as url:
         with caplog.at_level(logging.WARNING):
-            async with target(writer_url=url):
+            async with target(url=url):
                 pass
         assert NAME in caplog.text and "must be the same model" in caplog.text
     async with serving("openai", Script([])) as url:
-        with pytest.raises(Mismatch, match=r"serves some/model, not another; .*SEMSPEC_TARGET_WRITER_URL"):
-            async with target(writer_url=url, writer_api="openai", writer_model="another"):
+        with pytest.raises(Mismatch, match=r"serves some/model, not another; .*SEMSPEC_TARGET_WRITER"):
+            async with target(url=url, api="openai", model="another"):
                 pass
 
 
@@ -82,8 +82,8 @@ async def test_server_that_is_away_is_named_by_each_call(context: Context, api: 
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        async with target(writer_url=url, writer_api=api, writer_model="m") as engine:
-            with pytest.raises(Unavailable, match=rf"{url} does not write segments: .*SEMSPEC_TARGET_WRITER_URL"):
+        async with target(url=url, api=api, model="m") as engine:
+            with pytest.raises(Unavailable, match=rf"{url} does not write segments: .*SEMSPEC_TARGET_WRITER"):
                 await collected(engine.generate(context, PARAGRAPH))
             assert (await engine.info()).fingerprint and [one.text for one in await engine.tokenize("On day 1")]
 
@@ -111,7 +111,7 @@ async def test_greedy_text_of_a_real_server_is_the_engines_own(
         if api == "tgi" and (await http.get(f"{url}/info")).status_code == 404:
             pytest.skip("the gateway does not speak TGI's API")
         url = url if api == "tgi" else f"{url}/v1"
-        async with target(writer_url=url, writer_api=api, writer_model="semspec-demo:target") as engine:
+        async with target(url=url, api=api, model="semspec-demo:target") as engine:
             served = segments(await collected(engine.generate(context, TO_THE_END)))
             after = context.extended(*own[:1])
             [second] = segments(await collected(engine.generate(after, replace(TO_THE_END, max_segments=1))))

@@ -247,7 +247,7 @@ async def test_replica_of_another_model_is_not_used_while_there_are_others(caplo
 async def test_wrong_token_is_refused_by_name() -> None:
     options = replace(LENIENT, client=ClientOptions(token="wrong"))
     async with (
-        serving(target_service(FakeEngine), service_settings(token="right")) as server,
+        serving(target_service(FakeEngine), service_settings(service_token="right")) as server,
         aclosing(PooledTarget(server.address, options)) as target,
     ):
         with pytest.raises(Unavailable, match="refuses this caller"):

@@ -113,7 +113,7 @@ async def test_projected_states_are_those_of_the_probe_and_a_few_hundred_numbers
 
 
 def first_layer(probe: Path) -> Projection:
-    projection = ServedProbe(load_probe(probe), "cpu", "float32").projection
+    projection = ServedProbe(load_probe(probe), "cpu").projection
     assert projection is not None
     return projection
 

@@ -9,11 +9,9 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import grpc
 import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from semspec.errors import Mismatch, Unavailable
 from semspec.rpc.clients import RemoteDrafter
@@ -43,7 +41,7 @@ async def test_alive_but_not_ready_until_the_model_is_loaded() -> None:
         release.wait(10)
         return FakeEngine()
 
-    server = ServiceServer(draft_service(load), settings(token="secret"))
+    server = ServiceServer(draft_service(load), settings(service_token="secret"))
     await server.start()
     loading = asyncio.create_task(server.load())
     async with probing(server.address) as health:
@@ -118,26 +116,6 @@ async def test_taken_port_is_refused() -> None:
         with pytest.raises(Unavailable, match=str(first.port)):
             await second.start()
         await second.abandon()
-
-
-async def test_reflection_lists_the_service_only_when_asked_and_with_the_token() -> None:
-    async def names(address: str, token: str = "") -> list[str]:
-        async with aio.insecure_channel(address) as channel:
-            call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
-                iter([reflection_pb2.ServerReflectionRequest(list_services="")]),
-                metadata=(("authorization", f"Bearer {token}"),),
-            )
-            return [service.name async for answer in call for service in answer.list_services_response.service]
-
-    async with serving(draft_service(FakeEngine), settings(reflection=True, token="secret")) as server:
-        assert DRAFT in await names(server.address, "secret")
-        with pytest.raises(aio.AioRpcError) as refusal:
-            await names(server.address, "guess")
-        assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    async with serving(draft_service(FakeEngine)) as server:
-        with pytest.raises(aio.AioRpcError) as refusal:
-            await names(server.address)
-        assert refusal.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_serve_publishes_its_port_once_ready_and_drains_on_sigterm(

@@ -292,7 +292,7 @@ async def test_unary_call_has_a_deadline() -> None:
 
 @pytest.mark.parametrize("token", [None, "wrong", NONCE + "0"])
 async def test_wrong_token_is_refused_everywhere(token: str | None) -> None:
-    async with targeting(FakeEngine(), settings(token=NONCE), ClientOptions(token=token)) as target:
+    async with targeting(FakeEngine(), settings(service_token=NONCE), ClientOptions(token=token)) as target:
         with pytest.raises(Unavailable, match="refuses this caller: the bearer token"):
             await target.info()
         with pytest.raises(Unavailable, match="refuses this caller: the bearer token"):
@@ -302,21 +302,23 @@ async def test_wrong_token_is_refused_everywhere(token: str | None) -> None:
 
 
 async def test_right_token_is_admitted() -> None:
-    async with targeting(FakeEngine(), settings(token=NONCE), ClientOptions(token=NONCE)) as target:
+    async with targeting(FakeEngine(), settings(service_token=NONCE), ClientOptions(token=NONCE)) as target:
         assert (await target.info()).model == "fake"
         assert len(await collected(target.generate(CONTEXT, ORDER))) == 3
 
 
-async def test_request_over_the_limit_says_so() -> None:
-    async with targeting(FakeEngine(), settings(max_message_bytes=4096)) as target:
-        with pytest.raises(InvalidRequest, match=r"larger than max.*max_message_bytes"):
+async def test_request_over_the_limit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semspec.rpc.server.MAX_MESSAGE_BYTES", 4096)
+    async with targeting(FakeEngine()) as target:
+        with pytest.raises(InvalidRequest, match=r"larger than max.*send less"):
             await target.encode("x" * 5000)
 
 
-async def test_answer_over_the_limit_says_so() -> None:
-    async with targeting(FakeEngine(), options=ClientOptions(max_message_bytes=4096)) as target:
+async def test_answer_over_the_limit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semspec.rpc.channel.MAX_MESSAGE_BYTES", 4096)
+    async with targeting(FakeEngine()) as target:
         many = [SEGMENT] * 60
-        with pytest.raises(InvalidRequest, match=r"larger than max.*max_message_bytes"):
+        with pytest.raises(InvalidRequest, match=r"larger than max.*send less"):
             await target.score(CONTEXT, many)
 
 

@@ -4,11 +4,13 @@ import os
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
+from semspec.gateway.settings import GatewaySettings
 from semspec.services.draft.settings import DraftSettings
 from semspec.services.target.settings import TargetSettings
 from semspec.services.verifier.settings import VerifierSettings
-from semspec.settings import load_settings
+from semspec.settings import described, load_settings, read_settings
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +20,9 @@ def _only_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def complaint(settings_class: type[DraftSettings | VerifierSettings], capsys: pytest.CaptureFixture[str]) -> str:
+def complaint(
+    settings_class: type[DraftSettings | GatewaySettings | VerifierSettings], capsys: pytest.CaptureFixture[str]
+) -> str:
     with pytest.raises(SystemExit) as exit_:
         load_settings(settings_class)
     assert exit_.value.code == 2
@@ -30,15 +34,21 @@ def test_defaults_need_no_more_than_a_model(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("SEMSPEC_DRAFT_MODEL", "some/model")
     monkeypatch.setenv("SEMSPEC_TARGET_MODEL", "other/model")
     draft, target = load_settings(DraftSettings), load_settings(TargetSettings)
-    assert (draft.model, draft.port, draft.device, draft.threads, draft.token) == ("some/model", 50051, "auto", 1, None)
+    assert (draft.model, draft.port, draft.device, draft.threads, draft.service_token) == (
+        "some/model",
+        50051,
+        "auto",
+        1,
+        None,
+    )
     assert (target.model, target.port) == ("other/model", 50052)
 
 
 def test_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEMSPEC_DRAFT_MODEL", "m")
-    monkeypatch.setenv("SEMSPEC_DRAFT_TOKEN", "")
+    monkeypatch.setenv("SEMSPEC_SERVICE_TOKEN", "")
     monkeypatch.setenv("SEMSPEC_DRAFT_MAX_CONTEXT_TOKENS", "")
-    assert load_settings(DraftSettings).token is None
+    assert load_settings(DraftSettings).service_token is None
 
 
 @pytest.mark.parametrize(
@@ -62,6 +72,46 @@ def test_bad_value_ends_the_process_with_one_line(
     assert remedy in line
 
 
+@pytest.mark.parametrize(
+    ("name", "now"),
+    [
+        ("SEMSPEC_GATEWAY_HOST", "SEMSPEC_HOST"),
+        ("SEMSPEC_GATEWAY_SERVICE_TOKEN", "SEMSPEC_SERVICE_TOKEN"),
+        ("SEMSPEC_GATEWAY_DRAIN_S", "SEMSPEC_GRACE_S"),
+        ("SEMSPEC_GATEWAY_AUDIT_SHARE", "SEMSPEC_GATEWAY_AUDIT"),
+        ("SEMSPEC_GATEWAY_COLLECT_MAX_ANSWERS", "SEMSPEC_GATEWAY_COLLECT"),
+        ("SEMSPEC_LOGLEVEL", "SEMSPEC_LOG_LEVEL"),
+    ],
+)
+def test_former_or_misspelt_name_is_refused_with_the_present_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, now: str
+) -> None:
+    monkeypatch.setenv(name, "1")
+    assert complaint(GatewaySettings, capsys).endswith(f"{name}: no such setting, did you mean {now}?")
+
+
+def test_shared_variable_is_for_every_process_and_those_of_others_are_not_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    everything = {
+        one.variable: one.default or "1"
+        for settings_class in (GatewaySettings, DraftSettings, TargetSettings, VerifierSettings)
+        for one in described(settings_class)
+    }
+    for settings_class in (GatewaySettings, DraftSettings, TargetSettings):
+        own = {one.variable for one in described(settings_class)}
+        with monkeypatch.context() as patch:
+            patch.setenv("SEMSPEC_GATEWAY_AUTH", "none")
+            patch.setenv("SEMSPEC_DRAFT_MODEL", "m")
+            patch.setenv("SEMSPEC_TARGET_MODEL", "m")
+            for name in everything.keys() - own:
+                patch.setenv(name, everything[name])
+            patch.setenv("SEMSPEC_LOG_LEVEL", "DEBUG")
+            patch.setenv("SEMSPEC_SERVICE_TOKEN", "secret")
+            settings = read_settings(settings_class)
+        assert settings.log_level == "DEBUG" and settings.service_token == SecretStr("secret")
+
+
 def test_draft_service_serves_a_model_or_a_datastore_or_both(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -83,11 +133,11 @@ def test_every_problem_is_named_at_once(monkeypatch: pytest.MonkeyPatch, capsys:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("SEMSPEC_DRAFT_TLS_KEY", b"/no\nsuch\x1b[31m", r"cannot read /no\nsuch\u001b[31m: No such file"),
-        ("SEMSPEC_DRAFT_TLS_KEY", b"/" + b"a" * 5000, "File name too long"),
+        ("SEMSPEC_TLS_KEY", b"/no\nsuch\x1b[31m", r"cannot read /no\nsuch\u001b[31m: No such file"),
+        ("SEMSPEC_TLS_KEY", b"/" + b"a" * 5000, "File name too long"),
         ("SEMSPEC_DRAFT_DATASTORE", b"/" + b"a" * 5000, "File name too long"),
         ("SEMSPEC_DRAFT_DATASTORE", b"/\xff", "its value is not UTF-8"),
-        ("SEMSPEC_DRAFT_TOKEN", b"\xff", "its value is not UTF-8"),
+        ("SEMSPEC_SERVICE_TOKEN", b"\xff", "its value is not UTF-8"),
         (r"SEMSPEC_DRAFT_MO\nDEL", b"x", "no such setting, did you mean SEMSPEC_DRAFT_MODEL?"),
     ],
 )
@@ -96,7 +146,7 @@ def test_line_has_no_control_characters(
 ) -> None:
     monkeypatch.setenv("SEMSPEC_DRAFT_MODEL", "m")
     if name.endswith("TLS_KEY"):
-        monkeypatch.setenv("SEMSPEC_DRAFT_TLS_CERTIFICATE", os.fsdecode(value))
+        monkeypatch.setenv("SEMSPEC_TLS_CERTIFICATE", os.fsdecode(value))
     monkeypatch.setenv(name.replace(r"\n", "\n"), os.fsdecode(value))
     line = complaint(DraftSettings, capsys)
     assert f"{name}: " in line and words in line and line.isprintable()
@@ -104,7 +154,7 @@ def test_line_has_no_control_characters(
 
 def test_token_is_never_repeated(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("SEMSPEC_DRAFT_MODEL", "m")
-    monkeypatch.setenv("SEMSPEC_DRAFT_TOKEN", "hush")
+    monkeypatch.setenv("SEMSPEC_SERVICE_TOKEN", "hush")
     monkeypatch.setenv("SEMSPEC_DRAFT_PORT", "none")
     assert "hush" not in complaint(DraftSettings, capsys)
     monkeypatch.delenv("SEMSPEC_DRAFT_PORT")

@@ -207,11 +207,11 @@ def test_certificate_of_no_use_ends_the_process_with_one_line(
     folder = files_to_choose_from(authority)
     monkeypatch.setenv("SEMSPEC_DRAFT_MODEL", "m")
     for name, file in variables.items():
-        monkeypatch.setenv(f"SEMSPEC_DRAFT_TLS_{name}", str(folder / file))
+        monkeypatch.setenv(f"SEMSPEC_TLS_{name}", str(folder / file))
     with pytest.raises(SystemExit) as end:
         load_settings(DraftSettings)
     [line] = capsys.readouterr().err.splitlines()
-    assert end.value.code == 2 and f"SEMSPEC_DRAFT_TLS_{named}: " in line and remedy in line
+    assert end.value.code == 2 and f"SEMSPEC_TLS_{named}: " in line and remedy in line
 
 
 def files_to_choose_from(authority: Authority) -> Path:

@@ -63,12 +63,11 @@ def environment(folder: Path) -> dict[str, str]:
     """Every log at its loudest; every service asks its callers for a certificate."""
     authority = Authority(folder)
     service, gateway = authority.issue("service"), authority.issue("gateway", "gateway.example")
-    levels = {f"SEMSPEC_{role}_LOG_LEVEL": "DEBUG" for role in (*SERVICES, "GATEWAY")}
     files = {"TLS_CERTIFICATE": service.certificate, "TLS_KEY": service.key, "TLS_CLIENT_CA": authority.file}
     shown = {"CA": authority.file, "CERTIFICATE": gateway.certificate, "KEY": gateway.key}
     return {
-        **levels,
-        **{f"SEMSPEC_{role}_{name}": str(path) for role in SERVICES for name, path in files.items()},
+        "SEMSPEC_LOG_LEVEL": "DEBUG",
+        **{f"SEMSPEC_{name}": str(path) for name, path in files.items()},
         **{f"SEMSPEC_GATEWAY_SERVICE_{name}": str(path) for name, path in shown.items()},
     }
 
@@ -83,7 +82,7 @@ async def watched(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wat
             Stack(config) as stack,
             httpx.AsyncClient(base_url=stack.base_url, headers=stack.headers, timeout=GENEROUS_S) as http,
         ):
-            token = psutil.Process(stack.processes["target"].pid).environ()["SEMSPEC_TARGET_TOKEN"]
+            token = psutil.Process(stack.processes["target"].pid).environ()["SEMSPEC_SERVICE_TOKEN"]
             kept = {"API key": stack.api_key, "token": token, "password": password}
             yield Watched(stack, http, redis, kept)
 

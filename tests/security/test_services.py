@@ -32,7 +32,7 @@ NUM_SPOILT = 30
 @asynccontextmanager
 async def guarded(method: Any) -> AsyncIterator[str]:
     """The service of a method, asking for the token; its address."""
-    async with serving(SERVICES[method.containing_service.name], settings(token=TOKEN)) as server:
+    async with serving(SERVICES[method.containing_service.name], settings(service_token=TOKEN)) as server:
         yield server.address
 
 

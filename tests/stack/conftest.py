@@ -72,7 +72,6 @@ def stack_config(pair: Pair) -> StackConfig:
         pair.calibration,
         serving={},
         environment={
-            "SEMSPEC_GATEWAY_RECHECK_S": "0.2",
             "SEMSPEC_GATEWAY_TARGET_PATIENCE_S": "1",
             "SEMSPEC_GATEWAY_MODEL_NAME": "semspec-demo",
             "SEMSPEC_GATEWAY_DEFAULTS": '{"max_tokens": 1024}',

@@ -6,9 +6,8 @@ from semspec.stack import StackConfig
 from tests.processes import GENEROUS_S
 
 SERVICE = """
-import os, sys, time
-role = sys.argv[1]
-with open(os.environ[f"SEMSPEC_{role}_PORT_FILE"] + ".new", "w") as file:
+import os, time
+with open(os.environ["SEMSPEC_PORT_FILE"] + ".new", "w") as file:
     file.write("4711")
 os.rename(file.name, file.name.removesuffix(".new"))
 time.sleep(600)
@@ -19,7 +18,7 @@ import os, socket
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 BODY = b""
-HOST = os.environ["SEMSPEC_GATEWAY_HOST"]
+HOST = os.environ["SEMSPEC_HOST"]
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
@@ -39,5 +38,5 @@ BROKEN = "import sys; sys.exit('no model at /nowhere: name one with SEMSPEC_TARG
 def config(start_timeout_s: float = GENEROUS_S, stop_grace_s: float = 5.0, **programs: str) -> StackConfig:
     """A stack of small programs; `programs` replaces some of them."""
     usual = dict.fromkeys(("draft", "target", "verifier"), SERVICE) | {"gateway": GATEWAY}
-    commands = {role: (sys.executable, "-c", text, role.upper()) for role, text in (usual | programs).items()}
+    commands = {role: (sys.executable, "-c", text) for role, text in (usual | programs).items()}
     return StackConfig(commands=commands, start_timeout_s=start_timeout_s, stop_grace_s=stop_grace_s, serving={})

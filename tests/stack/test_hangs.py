@@ -16,13 +16,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
 STALL_S = 2.0
 SERVICE = """
-import asyncio, sys, time
+import asyncio, os, sys, time
 from pathlib import Path
 from semspec.engine.causal_lm import CausalLM
 from semspec.probes.verifier import ProbeVerifier
 from semspec.services.{role}.__main__ import main
 
 forward_step, judge = CausalLM.forward_step, ProbeVerifier.judge
+
+os.environ["SEMSPEC_STALL_S"] = "{stall_s}"
 
 def hanging_step(self, *arguments):
     while Path({mark!r}).exists():
@@ -45,15 +47,10 @@ SHORT: Json = {"seed": 4, "max_tokens": 60}
 
 @asynccontextmanager
 async def serving(config: StackConfig, role: str, mark: Path, step_s: float = 0.0) -> AsyncIterator[Running]:
-    program = SERVICE.format(role=role, mark=str(mark), step_s=step_s)
+    program = SERVICE.format(role=role, mark=str(mark), step_s=step_s, stall_s=STALL_S)
     config = replace(
         config,
         commands={**config.commands, role: (sys.executable, "-c", program)},
-        environment={
-            **config.environment,
-            f"SEMSPEC_{role.upper()}_STALL_S": str(STALL_S),
-            "SEMSPEC_GATEWAY_HEALTH_INTERVAL_S": "0.2",
-        },
     )
     async with served(config) as running:
         yield running

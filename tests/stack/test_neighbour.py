@@ -81,7 +81,7 @@ async def attack(running: Running, name: str) -> None:
 
 async def attack_service(running: Running, role: str, schema: Any, words: str) -> None:
     """With a grammar that no gateway has seen."""
-    token = running.stack.processes[role].environment[f"SEMSPEC_{role.upper()}_TOKEN"]
+    token = running.stack.processes[role].environment["SEMSPEC_SERVICE_TOKEN"]
     kind = RemoteDrafter if role == "draft" else RemoteTarget
     client = kind(running.stack.addresses[role], ClientOptions(token=token))
     grammar = f"start: %json {json.dumps(schema)}"

@@ -33,7 +33,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 TURNS = "semspec:session:{{{}}}:turns"
 """Key in Redis of a session's turns."""
 ENVIRONMENT = {
-    "SEMSPEC_GATEWAY_RECHECK_S": "0.2",
     "SEMSPEC_GATEWAY_WRITER_LEASE_S": "1",
     "SEMSPEC_GATEWAY_TARGET_PATIENCE_S": "0.5",
 }

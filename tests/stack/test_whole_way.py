@@ -161,7 +161,7 @@ async def test_states_leave_the_gateways_path(running: Running) -> None:
 async def test_engine_reads_its_probes_again_when_it_is_told_to(running: Running, pair: Pair, role: str) -> None:
     """By SIGHUP, while its model stays loaded."""
     pid, card = running.pid(role), pair.probe(role).with_suffix(".json")
-    token = running.stack.processes[role].environment[f"SEMSPEC_{role.upper()}_TOKEN"]
+    token = running.stack.processes[role].environment["SEMSPEC_SERVICE_TOKEN"]
     client = (RemoteDrafter if role == "draft" else RemoteTarget)(
         running.stack.addresses[role], ClientOptions(token=token)
     )

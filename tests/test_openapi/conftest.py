@@ -15,6 +15,6 @@ __all__ = ["redis_url"]
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def gateway(redis_url: str) -> AsyncIterator[Gateway]:
     keys = f"{entry(OWNER, API_KEY)}:consents:collector"
-    settings = make_settings(redis_url=redis_url, api_keys=keys, collect_share=1.0)
+    settings = make_settings(redis_url=redis_url, api_keys=keys, collect={"share": 1.0})
     async with running_gateway(settings, able_fakes()) as gateway:
         yield gateway

@@ -51,7 +51,7 @@ async def serve_and_collect(models: tuple[Path, Path], redis: RedisServer, folde
     )
     settings = make_settings(
         api_keys=f"{entry('alice', ALICE)}:consents {entry('ops', COLLECTOR)}:collector",
-        collect_share=1.0,
+        collect={"share": 1.0},
         defaults={"strategy": "target"},
         redis_url=redis.url,
     )

@@ -35,9 +35,8 @@ STALL_S = 5.0
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def served() -> AsyncIterator[Stack]:
     """A stack whose target runs in vLLM, whose CPU build has no attention for the draft's small heads."""
-    settings = SETTINGS | {"STALL_S": str(STALL_S)}
-    environment = {f"SEMSPEC_TARGET_{name}": value for name, value in settings.items()}
-    environment |= {"SEMSPEC_GATEWAY_HEALTH_INTERVAL_S": "0.5", "SEMSPEC_GATEWAY_TARGET_PATIENCE_S": "2"}
+    environment = {f"SEMSPEC_TARGET_{name}": value for name, value in SETTINGS.items()}
+    environment |= {"SEMSPEC_STALL_S": str(STALL_S), "SEMSPEC_GATEWAY_TARGET_PATIENCE_S": "2"}
     async with Stack(StackConfig(environment=environment, start_timeout_s=START_TIMEOUT_S)) as stack:
         yield stack
 
@@ -152,7 +151,9 @@ async def test_core_that_is_killed_ends_streams_and_its_service_with_the_reason(
 async def test_service_that_is_killed_takes_its_core_with_it(tmp_path: Path) -> None:
     port = tmp_path / "port"
     with (tmp_path / "log").open("wb") as log:
-        service = subprocess.Popen(COMMAND, env=environment(TARGET, {"PORT_FILE": str(port)}), stdout=log, stderr=log)
+        service = subprocess.Popen(
+            COMMAND, env=environment(TARGET, {}) | {"SEMSPEC_PORT_FILE": str(port)}, stdout=log, stderr=log
+        )
     deadline = time.monotonic() + START_TIMEOUT_S
     while not port.exists() and service.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -82,7 +82,7 @@ def install_handlers(app: FastAPI, metrics: Metrics) -> None:
     async def on_semspec_error(request: Request, error: Exception) -> Response:
         if isinstance(error, Unauthenticated):  # the client's key is valid: a service rejected the gateway's token
             error = Unavailable(
-                "a service rejected this gateway's token; give it the services' token (SEMSPEC_GATEWAY_SERVICE_TOKEN)"
+                "a service rejected this gateway's token; give it the services' token (SEMSPEC_SERVICE_TOKEN)"
             )
             _log.error("%s", error.message)
         return counted(error if isinstance(error, SemspecError) else InternalError(str(error)), request)

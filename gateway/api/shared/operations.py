@@ -77,7 +77,7 @@ def router(
             "verifier": _probes(backends.verifier.info()),
             "redis": _redis(store),
         }
-        states = (_state(name, answer, settings.handshake_deadline_s) for name, answer in answers.items())
+        states = (_state(name, answer, settings.health_timeout_s) for name, answer in answers.items())
         return Services(services=list(await asyncio.gather(*states)))
 
     return routes

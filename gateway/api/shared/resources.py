@@ -114,8 +114,8 @@ def collection(collection: Collection | None) -> APIRouter:
         """Answers whose owners consent, the oldest first; only for a key with the option `collector`."""
         if collection is None or not collection.may_read(owner):
             raise NotFound(
-                "there is no collection for this key: the gateway needs SEMSPEC_GATEWAY_COLLECT_SHARE, and the key's "
-                "entry the option collector"
+                "there is no collection for this key: the gateway needs a share in SEMSPEC_GATEWAY_COLLECT, and the "
+                "key's entry the option collector"
             )
         page = await collection.read(after, limit)
         return CollectionPage(

@@ -21,6 +21,7 @@ from semspec.gateway.api.shared.idempotency import HEADER, IdempotencyKey
 from semspec.gateway.api.shared.middleware import owner_of
 from semspec.gateway.generation.generations import Generations, Run
 from semspec.gateway.generation.output import ChoiceEvent, ChoiceOutput, Ended, Kept
+from semspec.gateway.generation.preparation import ENCODE_DEADLINE_S
 from semspec.gateway.generation.request import Request
 from semspec.gateway.served import Served
 from semspec.gateway.settings import GatewaySettings
@@ -102,7 +103,7 @@ class Responder:
         else:
             content = (api, json.dumps(body.model_dump(exclude_unset=True)))
             idempotency = IdempotencyKey(key, owner, content, self._store)
-            timeout_s = self._settings.queue_timeout_s + self._settings.encode_deadline_s
+            timeout_s = self._settings.queue_timeout_s + ENCODE_DEADLINE_S
             id, has_begun = await unless_disconnected(http.receive, idempotency.recall(id, timeout_s))
             opened = self._attach(id) if has_begun else idempotency.unless_refused(self._begin(asked, id, owner))
         if asked.body.stream:

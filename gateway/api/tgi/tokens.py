@@ -19,7 +19,7 @@ from semspec.gateway.api.shared.sse import unless_disconnected
 from semspec.gateway.api.tgi.answers import Detokenized, TgiSimpleToken, Tokens
 from semspec.gateway.api.tgi.requests import DetokenizeRequest, TokenizeInputs, TokenizeMessages, TokenizeRequest
 from semspec.gateway.generation.choice import broken_target
-from semspec.gateway.generation.preparation import Preparation
+from semspec.gateway.generation.preparation import ENCODE_DEADLINE_S, Preparation
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import GatewaySettings
 from semspec.types import Token, TokenIds
@@ -38,7 +38,7 @@ def router(target: Target, preparation: Preparation, readiness: Readiness, setti
     async def answered(owner: str, field: str, call: Callable[[], Awaitable[T]]) -> T:
         """What the target answers; its refusals name `field`."""
         try:
-            async with preparation.admitted(owner), asyncio.timeout(settings.encode_deadline_s):
+            async with preparation.admitted(owner), asyncio.timeout(ENCODE_DEADLINE_S):
                 with broken_target(InternalError):
                     return await call()
         except InvalidRequest as error:
