@@ -15,7 +15,7 @@ from tests.retrieval.test_datastore import DOCUMENTS, TARGET
 def test_service_with_a_half_built_datastore_ends_with_one_line(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     write(tmp_path, TARGET, DOCUMENTS)
     (tmp_path / "card.json").unlink()
-    own = {"MODEL": str(checkpoints["llama"]), "DATASTORE": str(tmp_path)}
+    own = {"MODEL": str(checkpoints["llama"]), "PORT": "0", "DATASTORE": str(tmp_path)}
     environment = (
         os.environ | {"SEMSPEC_SETTLE_S": "0"} | {f"SEMSPEC_DRAFT_{name}": value for name, value in own.items()}
     )
