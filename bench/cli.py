@@ -28,9 +28,9 @@ from semspec.training.files import replacing
 from semspec.training.progress import Reporter
 
 SUITE = (
-    "target", "draft", "semantic", "likelihood", "semantic+token-level", "token-level:token_gamma=8",
-    "in-process/token-level:token_gamma=8", "spec-reason", "spec-thinking", "last-hidden", "surprisal",
-    "random:rule=sample", "transformers/assisted",
+    "target", "draft", "semantic", "likelihood", "semantic:rewrite=token-level", "token-level:num_speculative_tokens=8",
+    "in-process/token-level:num_speculative_tokens=8", "spec-reason", "spec-thinking", "semantic:probes=last-hidden",
+    "semantic:probes=surprisal", "random:rule=sample", "transformers/assisted",
 )  # fmt: skip
 """All strategies with the pair's served settings, and a peer. token-level: the best of 2, 3, 4, 6 and 8 on `demo-tune`,
 also in one process, where its many calls cost least. `random` uses the rule `sample`, since random

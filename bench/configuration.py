@@ -1,10 +1,11 @@
 """Configurations to compare: a strategy or a peer's method, its options, and its runner."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
-from semspec.decoding import STRATEGIES
+from semspec.bench.strategies import STRATEGIES
+from semspec.decoding.generation import GateName, RewriteName
 from semspec.errors import InvalidRequest
 from semspec.types import AcceptanceRule, RetrievalSource, ScoreMethod, Segmentation
 
@@ -28,30 +29,47 @@ def _one_of(*names: str) -> Callable[[str], str]:
     return convert
 
 
-RETRIEVAL_KNOBS: Mapping[str, Callable[[str], Any]] = {
-    "retrieval_tokens": int,
-    "retrieval_source": _one_of(*get_args(RetrievalSource)),
-    "gate": _one_of("exact", "soft"),
+_SWITCH = _one_of("on", "off")
+_KNOBS: Mapping[str, Callable[[str], Any]] = {
+    "gamma": int,
+    "num_candidates": int,
+    "num_speculative_tokens": int,
+    "rewrite": _one_of(*get_args(RewriteName)),
+    "probes": str,
+    "segmentation": _one_of(*Segmentation),
+    "rule": _one_of(*get_args(AcceptanceRule)),
+    "threshold": float,
+    "score_method": _one_of(*get_args(ScoreMethod)),
+    "source": _one_of(*get_args(RetrievalSource)),
+    "tree": _SWITCH,
+    "gate": _one_of(*get_args(GateName)),
+}
+_OPERATORS: Mapping[str, Callable[[str], Any]] = {
+    "ahead": _SWITCH,
     "gate_entropy": float,
     "gate_floor": float,
     "gate_top_k": int,
     "gate_density": float,
     "gate_window": int,
 }
-_KNOBS: Mapping[str, Callable[[str], Any]] = {
-    "gamma": int,
-    "token_gamma": int,
-    "num_drafts": int,
-    "segmentation": _one_of(*Segmentation),
-    "rule": _one_of(*get_args(AcceptanceRule)),
-    "threshold": float,
-    "likelihood_threshold": float,
-    "score_method": _one_of(*get_args(ScoreMethod)),
-    "score_threshold": float,
-    **{name: _one_of("on", "off") for name in ("ahead", "retrieval_tree")},
-    **RETRIEVAL_KNOBS,
-}
+"""What a request cannot choose, and so only the runner in this process."""
 _PEER_KNOBS: Mapping[str, Callable[[str], Any]] = {"tokens": int}
+_FORMER_METHODS: Mapping[str, str] = {
+    "semantic+token-level": "semantic:rewrite=token-level",
+    "semantic+retrieval": "semantic:rewrite=retrieval",
+    "last-hidden": "semantic:probes=last-hidden",
+    "surprisal": "semantic:probes=surprisal",
+}
+_FORMER_KNOBS: Mapping[str, str] = {
+    "num_drafts": "num_candidates",
+    "token_gamma": "num_speculative_tokens",
+    "retrieval_tokens": "num_speculative_tokens",
+    "retrieval_source": "source",
+    "retrieval_tree": "tree",
+    "likelihood_threshold": "threshold",
+    "score_threshold": "threshold",
+}
+"""Names in recorded runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,27 +84,30 @@ class Configuration:
     """The options in the label; all others have the pair's or the peer's defaults."""
 
     @property
+    def variant(self) -> str:
+        """What is compared under one name: a method, with the rewrite or the probes if they are not the usual ones."""
+        rewrite = self.knobs.get("rewrite", "target")
+        return self.knobs.get("probes") or (self.method if rewrite == "target" else f"{self.method}+{rewrite}")
+
+    @property
     def options(self) -> dict[str, Any]:
         """The request's `semspec` object, with only the label's options."""
-        named = {"gamma", "token_gamma", "num_drafts", "segmentation", "likelihood_threshold", *RETRIEVAL_KNOBS}
-        flags = {"draft_ahead": "ahead", "retrieval_tree": "retrieval_tree"}
         options: dict[str, Any] = {"strategy": self.method}
-        options |= {name: value for name, value in self.knobs.items() if name in named}
-        options |= {name: self.knobs[knob] == "on" for name, knob in flags.items() if knob in self.knobs}
-        if acceptance := self._acceptance():
-            options["acceptance"] = acceptance
-        if scoring := self._scoring():
-            options["scoring"] = scoring
+        for name, value in self.knobs.items():
+            if name in ("rule", "threshold", "score_method"):
+                options.setdefault("acceptance", {})[name] = value
+            elif name in ("source", "tree", "gate"):
+                options.setdefault("retrieval", {})[name] = value == "on" if name == "tree" else value
+            elif name in _KNOBS:
+                options[name] = value
         return options
 
-    def _acceptance(self) -> dict[str, Any]:
-        """The acceptance rule; a threshold implies the rule `threshold`."""
-        if "threshold" in self.knobs:
-            return {"rule": "threshold", "threshold": self.knobs["threshold"]}
-        return {"rule": self.knobs["rule"]} if "rule" in self.knobs else {}
-
-    def _scoring(self) -> dict[str, Any]:
-        return {name.removeprefix("score_"): value for name, value in self.knobs.items() if name.startswith("score_")}
+    @property
+    def operators(self) -> dict[str, Any]:
+        """The label's keys of the operator's defaults."""
+        gate = {name.removeprefix("gate_"): self.knobs[name] for name in _OPERATORS if name in self.knobs}
+        ahead = gate.pop("ahead", "on") == "on"
+        return {"draft_ahead": ahead, **({"soft_gate": gate} if gate else {})}
 
 
 def parse(text: str) -> Configuration:
@@ -96,11 +117,24 @@ def parse(text: str) -> Configuration:
     _check(text, "runner", runner or "gateway", get_args(RunnerName))
     name = cast(RunnerName, runner or "gateway")
     _check(text, "strategy" if name not in PEER_METHODS else "method", method, _methods(name))
-    known = _PEER_KNOBS if name in PEER_METHODS else _KNOBS
-    knobs = dict(_knob(text, item, known) for item in items)
+    usual = {**_KNOBS, **_OPERATORS} if name == "in-process" else _KNOBS
+    knobs = dict(_knob(text, item, _PEER_KNOBS if name in PEER_METHODS else usual) for item in items)
     if knobs.get("rule") == "sample" and "threshold" in knobs:
         raise InvalidRequest(f"{text}: the rule 'sample' takes no threshold; leave one of them out", "strategy")
     return Configuration(text.strip(), name, method, knobs)
+
+
+def parse_recorded(label: str) -> Configuration:
+    """The configuration of a recorded run's label, which may have names and options of earlier versions."""
+    head, *items = label.split(":")
+    runner, slash, method = head.rpartition("/")
+    former, *own = _FORMER_METHODS.get(method, method).split(":")
+    pairs = (item.partition("=") for item in items)
+    knobs = [f"{_FORMER_KNOBS.get(name, name)}={value}" for name, _, value in pairs]
+    in_process = [knob for knob in knobs if knob.partition("=")[0] in _OPERATORS]
+    usual = parse(":".join((f"{runner}{slash}{former}", *own, *(knob for knob in knobs if knob not in in_process))))
+    chosen = dict(_knob(label, knob, _OPERATORS) for knob in in_process)
+    return replace(usual, label=label, knobs={**usual.knobs, **chosen})
 
 
 def _methods(runner: RunnerName) -> tuple[str, ...]:

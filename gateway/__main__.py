@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from semspec.certificates import renewing_context
-from semspec.decoding import Backends
+from semspec.decoding import STRATEGIES, Backends, Strategies
 from semspec.decoding.protocols import WithoutProbes
 from semspec.gateway.api.shared.drain import Drain
 from semspec.gateway.app import create_app
@@ -78,19 +78,19 @@ def downgrade_aborted_response(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.getLogger().getEffectiveLevel()
 
 
-def main() -> None:
+def main(strategies: Strategies = STRATEGIES) -> None:
     """Serve until SIGINT or SIGTERM."""
     settings = parse_command(GatewaySettings, "python -m semspec.gateway")
     configure_logging(settings.log_level, settings.log_json)
     logging.getLogger("uvicorn.error").addFilter(downgrade_aborted_response)
     with exported_traces("semspec-gateway"):
-        asyncio.run(_serve(settings))
+        asyncio.run(_serve(settings, strategies))
 
 
-async def _serve(settings: GatewaySettings) -> None:
+async def _serve(settings: GatewaySettings, strategies: Strategies) -> None:
     async with AsyncExitStack() as connections:
         backends = _connect(settings, connections)
-        app = create_app(settings, backends, Store.connect(settings))
+        app = create_app(settings, backends, Store.connect(settings), strategies)
         await _Server(_server_config(settings, app), app.state.readiness, app.state.drain, settings).serve()
 
 

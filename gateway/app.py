@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from semspec import __version__
-from semspec.decoding import Backends
+from semspec.decoding import STRATEGIES, Backends, Strategies
 from semspec.gateway.api.openai import completions, responses, responses_format
 from semspec.gateway.api.openai.conversion import Api, Resolver
 from semspec.gateway.api.shared import operations, playground, resources
@@ -52,8 +52,12 @@ CROSS_ORIGIN: dict[str, Any] = {
 """What pages of an allowed origin may send and read. No cookies: a page sends an API key, as every client does."""
 
 
-def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> FastAPI:
-    """A gateway over `backends` and `store`. It closes the store at shutdown; the caller closes the backends.
+def create_app(
+    settings: GatewaySettings, backends: Backends, store: Store, strategies: Strategies = STRATEGIES
+) -> FastAPI:
+    """A gateway over `backends` and `store`, with the strategies of this table.
+
+    It closes the store at shutdown; the caller closes the backends.
 
     Routes get their dependencies as arguments; `app.state` exposes some to the entry point and to tests.
     """
@@ -63,7 +67,7 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
     for service, backend in zip(POOLED, (backends.drafter, backends.target, backends.verifier), strict=True):
         if isinstance(backend, PooledRole):
             metrics.of_services.replicas(service, backend)
-    readiness = Readiness(backends, settings, store, metrics)
+    readiness = Readiness(backends, settings, store, metrics, strategies)
     admission = Admission(Limits.of(settings), metrics)
     audit = Audit(backends, readiness, admission, metrics, settings) if settings.audit.share else None
     collection = Collection(store, keys, readiness, metrics, settings) if keys and settings.collect.share else None
@@ -97,6 +101,7 @@ def create_app(settings: GatewaySettings, backends: Backends, store: Store) -> F
 
     app = DocumentedApp(
         settings,
+        strategies,
         title="semspec",
         version=__version__,
         docs_url=None,

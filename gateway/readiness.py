@@ -9,13 +9,14 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from semspec.decoding import STRATEGIES, Backends
+from semspec.decoding import STRATEGIES, Backends, Strategies
 from semspec.errors import Mismatch, SemspecError, Unavailable
 from semspec.gateway.metrics import POOLED, Metrics
 from semspec.gateway.served import Served, mismatch
 from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.store import Store
-from semspec.types import ModelInfo
+from semspec.likelihood import Calibration
+from semspec.types import ModelInfo, VerifierInfo
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -23,7 +24,7 @@ HANDSHAKE_INTERVAL_S = 10.0
 """Seconds between handshakes while all is well."""
 RECHECK_S = 1.0
 """Seconds between handshakes while a service is missing."""
-_SERVED = TypeAdapter(Served)
+_HANDSHAKE = TypeAdapter(tuple[ModelInfo, ModelInfo, VerifierInfo, Calibration | None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +44,19 @@ class Status:
 class Readiness:
     """Repeats the handshake. Without draft or verifier the gateway stays ready: the target generates alone."""
 
-    def __init__(self, backends: Backends, settings: GatewaySettings, store: Store, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        backends: Backends,
+        settings: GatewaySettings,
+        store: Store,
+        metrics: Metrics,
+        strategies: Strategies = STRATEGIES,
+    ) -> None:
         self._backends = backends
         self._settings = settings
         self._store = store
         self._metrics = metrics
+        self.table = strategies
         self._suspected = asyncio.Event()
         self._returned = asyncio.Event()
         self.status = Status(None, None)
@@ -84,7 +93,7 @@ class Readiness:
     def strategies(self) -> tuple[str, ...]:
         """The strategies that the pair supports; all of them before the first handshake."""
         served = self.status.served
-        return tuple(STRATEGIES) if served is None else served.strategies
+        return tuple(self.table) if served is None else served.supported(self._settings.defaults)
 
     def suspect(self, missing: str | None = None) -> None:
         """Repeat the handshake soon: a call failed, or a generation fell back because of what is `missing`.
@@ -156,7 +165,7 @@ class Readiness:
             verifier = known.verifier if isinstance(verifier, Unavailable) else verifier
         if isinstance(draft, Unavailable) or isinstance(verifier, Unavailable):
             return Status(None, missing, store=store)
-        served = Served(draft, target, verifier, self._backends.likelihood)
+        served = Served(draft, target, verifier, self._backends.likelihood, self.table)
         reason = mismatch(served, self._settings)
         error = None if reason is None else Mismatch(reason)
         if error is None and missing is None:
@@ -174,13 +183,15 @@ class Readiness:
         """The last complete handshake that any gateway stored in Redis."""
         with suppress(Unavailable, ValidationError):  # another version's format does not validate
             stored = await self._store.handshake(target.fingerprint)
-            return None if stored is None else _SERVED.validate_json(stored)
+            return None if stored is None else Served(*_HANDSHAKE.validate_json(stored), self.table)
         return None
 
     async def _store_handshake(self, served: Served) -> None:
         if served != self._last_stored:
             with suppress(Unavailable):
-                await self._store.keep_handshake(served.target.fingerprint, _SERVED.dump_json(served).decode())
+                handshake = (served.draft, served.target, served.verifier, served.likelihood)
+                stored = _HANDSHAKE.dump_json(handshake).decode()
+                await self._store.keep_handshake(served.target.fingerprint, stored)
                 self._last_stored = served
 
     async def _query(self, role: str, ask: Callable[[], Awaitable[T]]) -> T | Unavailable:

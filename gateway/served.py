@@ -1,9 +1,11 @@
 """What is served: the models and probes of a handshake, whether they match, and what they support."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Protocol, Self, runtime_checkable
 
-from semspec.decoding import STRATEGIES, Backends
+from semspec.decoding import STRATEGIES, Backends, Generation, Strategies, Strategy
+from semspec.gateway.options import Defaults
 from semspec.gateway.settings import GatewaySettings
 from semspec.likelihood import Calibration
 from semspec.types import (
@@ -35,11 +37,19 @@ class Served:
     verifier: VerifierInfo
     likelihood: Calibration | None = None
     """What the gateway judges by under `likelihood`."""
+    strategies: Strategies = field(default_factory=lambda: STRATEGIES)
+    """The gateway's table."""
 
-    @property
-    def strategies(self) -> tuple[str, ...]:
-        """Names of the strategies that this pair supports."""
-        return tuple(strategy for strategy in STRATEGIES if self.unsupported_reason(strategy) is None)
+    def strategy(self, generation: Generation) -> Strategy:
+        return self.strategies[generation.strategy](generation)
+
+    def default(self, defaults: Defaults, strategy: str | None = None) -> Strategy:
+        """A strategy, or the default one, under the default options."""
+        return self.strategy(defaults.generation(strategy or defaults.strategy))
+
+    def supported(self, defaults: Defaults) -> tuple[str, ...]:
+        """Names of the strategies that this pair supports under the default options."""
+        return tuple(one for one in self.strategies if self.unsupported_reason(self.default(defaults, one)) is None)
 
     def pinned(self, backends: Backends) -> Backends:
         """Backends restricted to these models and probes, so that a generation never continues with others."""
@@ -62,85 +72,83 @@ class Served:
         held = {"draft": self.draft.projections, "target": self.target.projections}
         return tuple(role for role, digests in named.items() if not digests <= set(held[role]))
 
-    def unsupported_reason(self, strategy: str) -> str | None:
+    def unsupported_reason(self, strategy: Strategy) -> str | None:
         """Why this pair does not support the strategy, with the remedy, in one line; None if it does."""
-        needs = STRATEGIES[strategy]
-        draft, target = self.draft.tokenizer, self.target.tokenizer
-        if Writer.DRAFT in needs.writers and not self.draft.has_model:
+        draft, target, options = self.draft.tokenizer, self.target.tokenizer, strategy.options
+        of_rewrite = (
+            f" with the rewrite {options.rewrite!r}" if strategy.uses_probes and options.rewrite != "target" else ""
+        )
+        named = f"the strategy {strategy.name!r}"
+        if Writer.DRAFT in strategy.writers and not self.draft.has_model:
             return (
-                f"the strategy {strategy!r} needs a draft model, which the draft service does not have: choose "
-                "'retrieval' or 'target', or serve one (SEMSPEC_DRAFT_MODEL)"
+                f"{named} needs a draft model, which the draft service does not have: choose 'retrieval' or 'target', "
+                "or serve one (SEMSPEC_DRAFT_MODEL)"
             )
-        if needs.needs_one_vocabulary and not shares_ordinary_tokens(draft, target):
+        if strategy.needs_one_vocabulary and not shares_ordinary_tokens(draft, target):
             return (
-                f"the strategy {strategy!r} proposes tokens to the target, so both models need the same ordinary "
-                f"tokens (special tokens may differ), but the draft has {draft} and the target {target}: choose a "
-                "strategy that transfers text, such as 'semantic', or serve a pair with one vocabulary"
+                f"{named}{of_rewrite} proposes tokens to the target, so both models need the same ordinary tokens "
+                f"(special tokens may differ), but the draft has {draft} and the target {target}: choose what "
+                "transfers text, such as 'semantic' with the rewrite 'target', or serve a pair with one vocabulary"
             )
-        if needs.needs_datastore and not self.draft.datastore:
+        if strategy.needs_datastore and not self.draft.datastore:
             return (
-                f"the strategy {strategy!r} needs a datastore of the target's answers, which the draft service does "
-                "not have: build one with `semspec train datastore` and serve it (SEMSPEC_DRAFT_DATASTORE)"
+                f"{named}{of_rewrite} needs a datastore of the target's answers, which the draft service does not "
+                "have: build one with `semspec train datastore` and serve it (SEMSPEC_DRAFT_DATASTORE)"
             )
-        if needs.needs_earlier_turns and not self.target.supports_choices:
+        if strategy.needs_earlier_turns and not self.target.supports_choices:
             return (
-                f"the strategy {strategy!r} asks the target about each step, but the chat template of "
-                f"{self.target.model} drops earlier turns: choose another strategy, or serve another target"
+                f"{named} asks the target about each step, but the chat template of {self.target.model} drops earlier "
+                "turns: choose another strategy, or serve another target"
             )
-        if needs.probes is not None and not self.verifier.has_probes:
+        if strategy.uses_probes and not self.verifier.has_probes:
             return (
-                f"the strategy {strategy!r} needs probes, but the pair is served without: choose 'likelihood' or "
-                "another strategy that needs none, or train probes with `semspec train run` and start the verifier"
+                f"{named} needs probes, but the pair is served without: choose 'likelihood' or another strategy that "
+                "needs none, or train probes with `semspec train run` and start the verifier"
             )
-        if needs.needs_calibration and self.likelihood is None:
+        if strategy.needs_calibration and self.likelihood is None:
             return (
-                f"the strategy {strategy!r} needs a calibration for this pair: choose another strategy, or make one "
-                "with `semspec train calibrate` and serve it (SEMSPEC_GATEWAY_LIKELIHOOD)"
+                f"{named} needs a calibration for this pair: choose another strategy, or make one with `semspec train "
+                "calibrate` and serve it (SEMSPEC_GATEWAY_LIKELIHOOD)"
             )
-        if needs.probes and needs.probes not in self.verifier.alternatives:
+        if strategy.uses_probes and options.probes and options.probes not in self.verifier.alternatives:
+            known = ", ".join(self.verifier.alternatives) or "none"
             return (
-                f"the strategy {strategy!r} needs probes of that name, which the verifier does not serve: choose "
-                "another strategy, or add them to the verifier's alternatives (SEMSPEC_VERIFIER_ALTERNATIVES)"
+                f"the verifier does not serve the probes {options.probes!r} beside the main ones, only: {known}; leave "
+                "probes out, or add them to the verifier's alternatives (SEMSPEC_VERIFIER_ALTERNATIVES)"
             )
         return None
 
-    def supports_logprobs(self, strategy: str) -> bool:
+    def supports_logprobs(self, strategy: Strategy) -> bool:
         """Whether all kept tokens have their writer's logprobs."""
-        writers = {Writer.DRAFT: self.draft, Writer.TARGET: self.target}
-        kept = (writers[writer] for writer in STRATEGIES[strategy].writers)
-        return STRATEGIES[strategy].supports_logprobs and all(writer.supports_logprobs for writer in kept)
+        return strategy.supports_logprobs and all(one.supports_logprobs for one in self._models(strategy.writers))
 
-    def supports_grammars(self, strategy: str) -> bool:
+    def supports_grammars(self, strategy: Strategy) -> bool:
         """Whether all models that may write can be held to a grammar; the target goes on where the draft fails."""
-        models = {Writer.DRAFT: self.draft, Writer.TARGET: self.target}
-        return all(models[writer].supports_grammars for writer in (*STRATEGIES[strategy].writers, Writer.TARGET))
+        return all(one.supports_grammars for one in self._models({*strategy.writers, Writer.TARGET}))
 
-    def supports_min_p(self, strategy: str) -> bool:
+    def supports_min_p(self, strategy: Strategy) -> bool:
         """Whether all models that may write know the filter."""
-        models = {Writer.DRAFT: self.draft, Writer.TARGET: self.target}
-        return all(models[writer].supports_min_p for writer in (*STRATEGIES[strategy].writers, Writer.TARGET))
+        return all(one.supports_min_p for one in self._models({*strategy.writers, Writer.TARGET}))
 
-    def supports_penalties(self, strategy: str) -> bool:
+    def supports_penalties(self, strategy: Strategy) -> bool:
         """Whether all models that may write know penalties."""
-        models = {Writer.DRAFT: self.draft, Writer.TARGET: self.target}
-        writers = {*STRATEGIES[strategy].writers, Writer.TARGET}
-        return all(models[writer].supports_penalties for writer in writers)
+        return all(one.supports_penalties for one in self._models({*strategy.writers, Writer.TARGET}))
 
-    def max_context_tokens(self, strategy: str) -> int:
+    def max_context_tokens(self, strategy: Strategy) -> int:
         """The context window of a generation, in tokens; the smaller one where the draft's text is kept."""
-        if Writer.DRAFT not in STRATEGIES[strategy].writers:
-            return self.target.max_context_tokens
-        return min(self.draft.max_context_tokens, self.target.max_context_tokens)
+        return min(one.max_context_tokens for one in self._models({*strategy.writers, Writer.TARGET}))
 
-    def segmentations(self, strategy: str) -> frozenset[Segmentation]:
+    def segmentations(self, strategy: Strategy) -> frozenset[Segmentation]:
         """The segmentations that all services of a strategy support."""
-        common = frozenset(self.target.segmentations)
-        if Writer.DRAFT in STRATEGIES[strategy].writers:
-            common &= frozenset(self.draft.segmentations)
-        if STRATEGIES[strategy].needs_calibration and self.likelihood is not None:
+        models = self._models({*strategy.writers, Writer.TARGET})
+        common = frozenset(Segmentation).intersection(*(one.segmentations for one in models))
+        if strategy.needs_calibration and self.likelihood is not None:
             common &= {self.likelihood.segmentation}
-        is_judged = STRATEGIES[strategy].probes is not None
-        return common & frozenset(self.verifier.segmentations) if is_judged else common
+        return common & frozenset(self.verifier.segmentations) if strategy.uses_probes else common
+
+    def _models(self, writers: Iterable[Writer]) -> list[ModelInfo]:
+        models = {Writer.DRAFT: self.draft, Writer.TARGET: self.target}
+        return [models[writer] for writer in writers]
 
 
 def mismatch(served: Served, settings: GatewaySettings) -> str | None:
@@ -185,16 +193,17 @@ def mismatch(served: Served, settings: GatewaySettings) -> str | None:
             f"serves {target.fingerprint} ({target.model}): build a datastore of this "
             "target, or serve none (SEMSPEC_DRAFT_DATASTORE)"
         )
-    if not served.segmentations("semantic"):
+    common = {*draft.segmentations} & {*target.segmentations} & {*verifier.segmentations}
+    if not common:
         return "draft, target and verifier have no segmentation in common: use probes trained for one the engines have"
-    strategy, segmentation = settings.defaults.strategy, settings.defaults.segmentation
+    strategy, segmentation = served.default(settings.defaults), settings.defaults.segmentation
     if unsupported_reason := served.unsupported_reason(strategy):
         return f"the default strategy (SEMSPEC_GATEWAY_DEFAULTS) is unsupported: {unsupported_reason}"
     if segmentation not in (supported := served.segmentations(strategy)):
         return (
             f"the default segmentation (SEMSPEC_GATEWAY_DEFAULTS) is {segmentation.value}, but the "
-            f"services support only {', '.join(sorted(supported))} for {strategy}: set it, or use probes trained for "
-            f"{segmentation.value}"
+            f"services support only {', '.join(sorted(supported))} for {strategy.name}: set it, or use probes trained "
+            f"for {segmentation.value}"
         )
     return None
 

@@ -2,84 +2,37 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import parse_qs, urlsplit
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
     SecretStr,
     TypeAdapter,
     ValidationInfo,
-    create_model,
     field_validator,
 )
 from pydantic_core import SchemaError
 from pydantic_settings import SettingsConfigDict
 
 from semspec.certificates import check_authority, check_pair
-from semspec.decoding import STRATEGIES, options
 from semspec.errors import InvalidRequest, Mismatch
+from semspec.gateway.options import Defaults
 from semspec.keys import read_entries
 from semspec.likelihood import load_calibration
 from semspec.rpc.pool.resolver import parse_endpoints
 from semspec.settings import MEBIBYTE, ProcessSettings
-from semspec.types import LEAST_POSITIVE, MAX_SCORE, AcceptanceRule, ScoreMethod, Segmentation
 
 MAX_CHOICES = 8
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
 MAX_LOGPROBS = 20
 
-if TYPE_CHECKING:
-    StrategyName = str
-else:
-    StrategyName = Literal[tuple(STRATEGIES)]
-
 NO_VERIFIER = "none"
 """Address of the verifier of a pair without probes."""
 _ADDRESS = "host:port of the {} service, or several with commas; a host may have many addresses, one a replica"
-
-
-def _not_tiny(number: float) -> float:
-    if 0 < number < LEAST_POSITIVE:
-        raise ValueError(f"Input should be 0, or at least {LEAST_POSITIVE}")
-    return number
-
-
-Temperature = Annotated[float, Field(ge=0, le=2), AfterValidator(_not_tiny)]
-TopP = Annotated[float, Field(ge=LEAST_POSITIVE, le=1)]
-
-PLAIN_OPTIONS = {name: (found, found.option) for name, found in options().items() if found.option is not None}
-"""The strategies' request options that are a number, a string or a flag."""
-_DEFAULTS: dict[str, Any] = {
-    name: (found.type, Field(found.default, ge=option.ge, le=option.le, description=option.description))
-    for name, (found, option) in PLAIN_OPTIONS.items()
-}
-_StrategyDefaults: Any = create_model("_StrategyDefaults", __base__=BaseModel, **_DEFAULTS)
-
-
-class Defaults(_StrategyDefaults):
-    """What a request has that does not say it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    strategy: StrategyName = Field("semantic", description=f"one of {', '.join(STRATEGIES)}")
-    segmentation: Segmentation = Field(Segmentation.PARAGRAPH, description="paragraph or sentence")
-    acceptance_rule: AcceptanceRule = Field("sample", description="sample or threshold")
-    threshold: float = Field(0.5, ge=0, description="least ratio the rule threshold accepts")
-    score_method: ScoreMethod = Field("greedy", description="greedy or average, of spec-reason")
-    score_threshold: float = Field(7.0, ge=0, le=MAX_SCORE, description="least score spec-reason keeps")
-    temperature: Temperature = Field(0.6, description="0 is greedy")
-    top_p: TopP = Field(0.95, description="share of probability mass to draw from; 1 keeps all")
-    max_tokens: int | None = Field(
-        None,
-        ge=1,
-        description="output budget, cut to what the model's window leaves; unset: a quarter of the window, 1,024 for "
-        "the bundled pair and 32,768 for the R1 distillations",
-    )
 
 
 class AuditOptions(BaseModel):

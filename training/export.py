@@ -21,7 +21,7 @@ from semspec.training.data.contexts import ProbeContext
 from semspec.training.data.labels import Labels
 from semspec.training.data.pair import Pair, info_of
 from semspec.training.data.stages import ClustersStage, ContextsStage, SamplesStage
-from semspec.training.evaluation.acceptance import Cost, card_curve
+from semspec.training.evaluation.acceptance import Cost, card_curve, served_rule
 from semspec.training.evaluation.evaluate import Evidence, Report, evaluate
 from semspec.training.evaluation.likelihood import LikelihoodReport, Pilot, calibrated, predicted
 from semspec.training.evaluation.likelihood_page import headline, write_likelihood
@@ -250,10 +250,7 @@ class Export:
         output, rule, gamma = self._config.output, report.recommendation.rule, self._config.report.gamma
         self._save(self._served, report, output)
         self._export_alternatives(report)
-        write_json(
-            output / "serving.json",
-            {"strategy": "semantic", "gamma": gamma, "acceptance_rule": rule.rule, "threshold": rule.threshold},
-        )
+        write_json(output / "serving.json", served_rule(rule, gamma))
 
     def _export_alternatives(self, report: Report) -> None:
         """Export the probes that the verifier can serve for the baseline strategies."""

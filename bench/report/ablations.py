@@ -15,7 +15,8 @@ FEATURES = {
     "surprisal": "surprisal alone",
     "random": "nothing: random probabilities",
 }
-"""Strategy -> the features of its probes."""
+"""Variant -> the features of its probes."""
+_LABELS = {probes: f"semantic:probes={probes}" for probes in ("last-hidden", "surprisal")}
 GAMMAS = (1, 2, 3)
 SEGMENTATIONS = ("paragraph", "sentence")
 HEADER = ("pass@1", "minus target (McNemar)", "speed-up", "target ratio", "accepted segments")
@@ -51,12 +52,13 @@ def features(run: Run) -> Ablation:
     runner = run.rows[0].configuration.runner
     groups: dict[str, dict[str, Row]] = {}
     for row in run.rows:
-        method, _, knobs = row.label.rpartition("/")[2].partition(":")
-        if row.configuration.runner == runner and method in FEATURES:
-            groups.setdefault(knobs, {})[method] = row
-    knobs, rows_by_method = max(groups.items(), key=lambda group: len(group[1]), default=("", {}))
-    rows = [(name, rows_by_method[method]) for method, name in FEATURES.items() if method in rows_by_method]
-    missing = [f"{method}:{knobs}" if knobs else method for method in FEATURES if method not in rows_by_method]
+        variant, knobs = row.configuration.variant, row.configuration.knobs
+        others = "".join(f":{name}={value}" for name, value in knobs.items() if name != "probes")
+        if row.configuration.runner == runner and variant in FEATURES:
+            groups.setdefault(others, {})[variant] = row
+    others, rows_by_variant = max(groups.items(), key=lambda group: len(group[1]), default=("", {}))
+    rows = [(name, rows_by_variant[variant]) for variant, name in FEATURES.items() if variant in rows_by_variant]
+    missing = [f"{_LABELS.get(variant, variant)}{others}" for variant in FEATURES if variant not in rows_by_variant]
     return Ablation(run, "probes see", rows, missing)
 
 

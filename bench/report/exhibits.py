@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from semspec.bench.configuration import parse_recorded
 from semspec.bench.report import ablations, paper
 from semspec.bench.report.probes import ProbesReport
 from semspec.bench.summary import Run
@@ -39,12 +40,12 @@ def _compared(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
 
 def _methods(run: Run) -> set[str]:
     """Methods with a row or with a reason why the pair does not support them."""
-    refused = {label.partition(":")[0] for label in run.not_applicable}
-    return {row.configuration.method for row in run.rows} | refused
+    refused = {parse_recorded(label).variant for label in run.not_applicable}
+    return {row.configuration.variant for row in run.rows} | refused
 
 
 def _ablated(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
-    seen = [run for run in runs if {row.configuration.method for row in run.rows} >= set(PROBED)]
+    seen = [run for run in runs if {row.configuration.variant for row in run.rows} >= set(PROBED)]
     yield "probes on all layers, on the last one, and random probabilities", _where("What the probes see", seen)
     drafted = [run for run in runs if not ablations.gammas(run).missing]
     yield "segments drafted at a time (gamma 1 to 3)", _where("Gamma", drafted)

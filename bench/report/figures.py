@@ -49,7 +49,7 @@ def styles(rows: Sequence[Row]) -> Iterator[Style]:
     """One style per row: its method's colour, and a marker that is unique within the colour."""
     markers: dict[str, Iterator[str]] = {}
     for row in rows:
-        colour = _COLOURS.get(row.configuration.method, "#8c6d1f")
+        colour = _COLOURS.get(row.configuration.variant, "#8c6d1f")
         marker = next(markers.setdefault(colour, cycle(_MARKERS)))
         yield Style(colour, marker, row.configuration.runner == "gateway")
 

@@ -1,6 +1,7 @@
 """Runner over REST, for a stack that it starts or a running gateway."""
 
 import os
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -49,8 +50,9 @@ class GatewayRunner:
 
 @asynccontextmanager
 async def open_stack(config: StackConfig) -> AsyncIterator[GatewayRunner]:
-    """Run the whole stack within the block. Raises: StackError."""
-    async with Stack(config) as stack, _http(stack.base_url, stack.api_key) as http:
+    """Run the whole stack within the block, with the strategies of experiments. Raises: StackError."""
+    commands = {**config.commands, "gateway": (sys.executable, "-m", "semspec.bench.strategies")}
+    async with Stack(replace(config, commands=commands)) as stack, _http(stack.base_url, stack.api_key) as http:
         processes = {name: child.pid for name, child in stack.processes.items()}
         yield GatewayRunner(await ChatClient.connect(http), processes)
 

@@ -6,27 +6,28 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 from semspec.bench.configuration import Configuration
 from semspec.bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
+from semspec.bench.strategies import STRATEGIES
 from semspec.decoding import Backends, Generation, Verifier, decode, prompts_of
 from semspec.decoding.protocols import WithoutProbes
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
+from semspec.gateway.options import Defaults, StrategyOptions
 from semspec.gateway.served import Served
 from semspec.likelihood import load_calibration
 from semspec.probes.verifier import ProbeVerifier
 from semspec.records import record_json
 from semspec.retrieval.drafter import RetrievingDraft, load_retriever
 from semspec.stack import StackConfig
-from semspec.types import Acceptance, Context, Finished, SamplingParams, Segmentation, SegmentRecord, Writer
+from semspec.types import Context, Finished, SamplingParams, Segmentation, SegmentRecord, Writer
 
 
 class InProcessRunner:
     """See `semspec.bench.runners.protocol.Runner`."""
 
-    def __init__(self, backends: Backends, defaults: Generation) -> None:
+    def __init__(self, backends: Backends, defaults: Defaults) -> None:
         self._backends, self._defaults = backends, defaults
 
     async def ask(self, ask: Ask) -> Outcome:
@@ -44,12 +45,13 @@ class InProcessRunner:
         start = perf_counter()
         drafter, target = self._backends.drafter, self._backends.target
         infos = await drafter.info(), await target.info()
-        served = Served(*infos, await self._backends.verifier.info(), self._backends.likelihood)
-        if reason := served.unsupported_reason(ask.configuration.method):
+        served = Served(*infos, await self._backends.verifier.info(), self._backends.likelihood, STRATEGIES)
+        generation = with_options(self._defaults, ask.configuration)
+        if reason := served.unsupported_reason(served.strategy(generation)):
             raise NotApplicable(reason)
         prompts = await prompts_of(ask.messages, target.encode(ask.messages), drafter, *infos)
         generation = replace(
-            with_options(self._defaults, ask.configuration),
+            generation,
             context=Context((prompts.target,)),
             sampling=SamplingParams(ask.temperature, ask.top_p, 0, ask.seed),
             max_tokens=ask.max_tokens,
@@ -57,7 +59,7 @@ class InProcessRunner:
             draft_prompt=prompts.draft,
             fallback=prompts.fallback,
         )
-        events = [event async for event in decode(generation, self._backends)]
+        events = [event async for event in decode(generation, self._backends, STRATEGIES)]
         latency_s = perf_counter() - start
         records = [event for event in events if isinstance(event, SegmentRecord)]
         [finished] = [event for event in events if isinstance(event, Finished)]
@@ -71,16 +73,15 @@ class InProcessRunner:
         )
 
 
-def with_options(defaults: Generation, configuration: Configuration) -> Generation:
-    """`defaults` with the options of the configuration's label."""
-    options: dict[str, Any] = dict(configuration.options)
-    if "segmentation" in options:
-        options["segmentation"] = Segmentation(options["segmentation"])
-    if "acceptance" in options:
-        options["acceptance"] = replace(defaults.acceptance, **options["acceptance"])
-    if "scoring" in options:
-        options["scoring"] = replace(defaults.scoring, **options["scoring"])
-    return replace(defaults, **options)
+def with_options(defaults: Defaults, configuration: Configuration) -> Generation:
+    """A greedy generation with `defaults` and the options of the configuration's label."""
+    given = StrategyOptions.model_validate(
+        {name: value for name, value in configuration.options.items() if name not in ("strategy", "segmentation")}
+    )
+    operators = Defaults.model_validate(defaults.model_dump() | configuration.operators)
+    segmentation = Segmentation(configuration.options.get("segmentation", defaults.segmentation))
+    options = operators.options(configuration.method, given)
+    return replace(operators.generation(configuration.method), options=options, segmentation=segmentation)
 
 
 @asynccontextmanager
@@ -97,7 +98,7 @@ async def open_in_process(pair: Path) -> AsyncIterator[InProcessRunner]:
         if likelihood and (reason := likelihood.foreign_reason(await draft.info(), await target.info())):
             raise Mismatch(reason)
         backends = Backends(draft, target, verifier, likelihood=likelihood)
-        yield InProcessRunner(backends, _served_defaults(config.read_serving()))
+        yield InProcessRunner(backends, Defaults.model_validate(config.read_serving()))
     finally:
         await draft.aclose()
         await target.aclose()
@@ -107,10 +108,3 @@ def _verifier(config: StackConfig) -> Verifier:
     if config.draft_probe is None or config.target_probe is None:
         return WithoutProbes()
     return ProbeVerifier.load(config.draft_probe, config.target_probe, config.alternatives)
-
-
-def _served_defaults(serving: Mapping[str, Any]) -> Generation:
-    """The pair's served settings as defaults."""
-    usual = Acceptance()
-    acceptance = Acceptance(serving.get("acceptance_rule", usual.rule), serving.get("threshold", usual.threshold))
-    return Generation(Context(()), SamplingParams(), gamma=serving.get("gamma", 1), acceptance=acceptance)

@@ -15,13 +15,14 @@ import numpy as np
 
 from semspec.bench.runners.in_process import InProcessRunner
 from semspec.bench.runners.protocol import Ask, Outcome, RunnerError
-from semspec.decoding import Backends, Generation
+from semspec.decoding import Backends
 from semspec.decoding.protocols import WithoutProbes
 from semspec.engine.transformers_engine import TransformersEngine
+from semspec.gateway.options import Defaults
 from semspec.retrieval.alone import NoModel
 from semspec.retrieval.datastore import Datastore
 from semspec.stack import StackConfig
-from semspec.types import Context, Distribution, GenerationParams, Proposal, SamplingParams, Writer
+from semspec.types import Context, Distribution, GenerationParams, Proposal, Writer
 
 MAX_DEPTH = 64
 """Depth of the trees in tokens, the library's default."""
@@ -69,11 +70,11 @@ class SuffixRunner:
     """See `semspec.bench.runners.protocol.Runner`."""
 
     def __init__(self, backends: Backends) -> None:
-        self._inner = InProcessRunner(backends, Generation(Context(()), SamplingParams()))
+        self._inner = InProcessRunner(backends, Defaults())
 
     async def ask(self, ask: Ask) -> Outcome:
         tokens = ask.configuration.knobs.get("tokens")
-        knobs = {} if tokens is None else {"retrieval_tokens": tokens}
+        knobs = {} if tokens is None else {"num_speculative_tokens": tokens}
         configuration = replace(ask.configuration, runner="in-process", method="retrieval", knobs=knobs)
         return await self._inner.ask(replace(ask, configuration=configuration))
 

@@ -16,8 +16,9 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from semspec.clustering.equivalence import Alternatives, Clusterer
-from semspec.decoding import STRATEGIES, Backends
-from semspec.decoding.steps import Progress, cancel_task, together, write_all
+from semspec.decoding import Backends, Strategy
+from semspec.decoding.generation import Progress
+from semspec.decoding.steps import cancel_task, together, write_all
 from semspec.errors import SemspecError, Unavailable
 from semspec.gateway.generation.admission import Admission
 from semspec.gateway.generation.loss import Finding, LossTest, finding, ratio_drift
@@ -27,7 +28,7 @@ from semspec.gateway.metrics import Metrics
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.served import Served
 from semspec.gateway.settings import GatewaySettings
-from semspec.types import Acceptance, Context, GeneratedSegment, Segment, SegmentRecord, derive_seed, uniform
+from semspec.types import Context, GeneratedSegment, Segment, SegmentRecord, derive_seed, uniform
 
 MAX_WAITING = 256
 """Most segments waiting for the audit; the oldest is skipped for a new one."""
@@ -78,7 +79,6 @@ class Audit:
     ) -> None:
         self._backends, self._readiness, self._admission = backends, readiness, admission
         self._metrics, self._settings = metrics.audit, settings
-        self._default = Acceptance(settings.defaults.acceptance_rule, settings.defaults.threshold)
         self._cases: deque[Case] = deque()
         self._changed = asyncio.Event()
         admission.on_change = self._changed.set
@@ -111,17 +111,22 @@ class Audit:
         self._drop_surplus()
         self._changed.set()
 
-    def tightened_strictness(self, strategy: str, acceptance: Acceptance) -> float | None:
-        """The audit's strictness while the alarm stands, for a request that chose neither a strictness nor, by its
-        `acceptance`, another rule than the default, if it is stricter than that."""
+    def tightened_strictness(self, strategy: Strategy) -> float | None:
+        """The audit's strictness while the alarm stands, for a request that chose neither a strictness nor another rule
+        than the default, if it is stricter than that."""
         strictness, served = self._settings.audit.strictness, self._readiness.status.served
-        if strictness is None or served is None or not self.has_alarm or acceptance != self._default:
+        if strictness is None or served is None or not self.has_alarm or not self._is_default(strategy, served):
             return None
-        if STRATEGIES[strategy].probes != "":
-            return None
-        threshold = at_strictness(strictness, served.verifier.operating_points).acceptance.threshold
-        is_stricter = self._default.rule == "sample" or threshold > self._default.threshold
-        return strictness if is_stricter else None
+        own, threshold = (
+            strategy.options.acceptance,
+            at_strictness(strictness, served.verifier.operating_points).threshold,
+        )
+        return strictness if own.rule == "sample" or threshold > (own.threshold or 0) else None
+
+    def _is_default(self, strategy: Strategy, served: Served) -> bool:
+        """Whether the pair's main probes judge by the gateway's default rule."""
+        default = served.default(self._settings.defaults, strategy.name)
+        return strategy.is_judged_by_main_probes and strategy.options.acceptance == default.options.acceptance
 
     async def watch(self) -> None:
         """Judge the kept segments again, one after another, until cancelled."""
@@ -146,11 +151,11 @@ class Audit:
                 self._skip("other probes")
 
     def _is_audited(self, choice: ChoiceRequest) -> bool:
-        request, generation = choice.request, choice.generation
-        chosen = self._settings.audit.strictness
+        request, served = choice.request, choice.served
+        strategy, chosen = served.strategy(choice.generation), self._settings.audit.strictness
         is_tightened = self.has_alarm and chosen is not None and request.strictness == chosen
-        is_default = request.strictness is None and generation.acceptance == self._default
-        return STRATEGIES[generation.strategy].probes == "" and (is_default or is_tightened)
+        is_default = request.strictness is None and self._is_default(strategy, served)
+        return strategy.is_judged_by_main_probes and (is_default or is_tightened)
 
     def _is_idle(self) -> bool:
         status, admission = self._readiness.status, self._admission

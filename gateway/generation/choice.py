@@ -122,7 +122,9 @@ class ChoiceRunner:
         generation = replace(choice.generation, context=choice.generation.context.extended(*kept))
         if output.fallback is not None:  # the fallback to the target alone outlasts a restart
             generation = replace(generation, fallback=output.fallback)
-        async with aclosing(decode(generation, choice.served.pinned(self._backends))) as events:
+        async with aclosing(
+            decode(generation, choice.served.pinned(self._backends), choice.served.strategies)
+        ) as events:
             while output.stop_checker.stop is None:
                 # The prompt was accepted when it was encoded; else what is invalid now is not the client's mistake.
                 with broken_target(InvalidRequest, InternalError):
@@ -264,8 +266,8 @@ def log_end(choice: ChoiceRequest, output: ChoiceOutput, status: str, with_texts
 def _request_attributes(generation: Generation) -> dict[str, str | int]:
     return {
         "semspec.strategy": generation.strategy,
-        "semspec.gamma": generation.gamma,
-        "semspec.acceptance_rule": generation.acceptance.rule,
+        "semspec.gamma": generation.options.gamma,
+        "semspec.acceptance_rule": generation.options.acceptance.rule,
         "semspec.max_tokens": generation.max_tokens,
         "semspec.num_prompt_tokens": sum(len(piece.token_ids) for piece in generation.context.pieces),
     }

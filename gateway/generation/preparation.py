@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 
-from semspec.decoding import STRATEGIES, Backends, Prompts, prompts_of
+from semspec.decoding import Backends, Prompts, prompts_of
 from semspec.errors import ContextTooLong, DeadlineExceeded, InternalError, InvalidRequest, SemspecError
 from semspec.gateway.generation.admission import Admission, Limits
 from semspec.gateway.generation.checks import budget
@@ -85,7 +85,7 @@ class Preparation:
         if (request.tools or request.variables) and isinstance(prompt, tuple):
             prompt = Conversation(prompt, request.tools, request.variables)
         encoded = asyncio.ensure_future(self._encode(request, prompt))
-        if Writer.DRAFT in STRATEGIES[request.plan.strategy].writers:
+        if Writer.DRAFT in served.strategy(request.plan).writers:
             return await self._with_draft(request, prompt, encoded, served)
         if self._collection and self._collection.wants(request):
             with suppress(ContextTooLong):  # the draft's prompt is for the collection only

@@ -5,12 +5,13 @@ The stored fields suffice to resume a generation and to explain it.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Self
 
-from pydantic import Field, TypeAdapter, create_model
+from pydantic import TypeAdapter
 
-from semspec.decoding import Generation, Prompts, options
+from semspec.decoding import Generation, Prompts, RetrievalOptions
+from semspec.decoding.generation import RewriteName
 from semspec.errors import Conflict
 from semspec.gateway.generation.grammar import of_output
 from semspec.gateway.generation.output import ChoiceOutput
@@ -19,46 +20,56 @@ from semspec.gateway.generation.strictness import Expected
 from semspec.gateway.served import Served
 from semspec.gateway.store.replies import reading
 from semspec.records import Body, Json
-from semspec.types import Context, Message, Piece, Segmentation, TokenIds, derive_seed
-
-_FIELDS: dict[str, Any] = {name: (found.type, ...) for name, found in options().items()}
-_Options: Any = create_model("_Options", __base__=Body, **_FIELDS)
+from semspec.types import Acceptance, Context, Message, Piece, Segmentation, TokenIds, derive_seed
 
 
-class Parameters(_Options):
+class Parameters(Body):
     """All parameters of a generation, defaults filled in, except the prompt and the seed."""
 
     strategy: str
+    rewrite: RewriteName
+    probes: str
+    gamma: int
+    num_candidates: int
+    num_speculative_tokens: int | None
+    """Null where the strategy proposes none."""
+    acceptance: Acceptance
+    retrieval: RetrievalOptions
+    draft_ahead: bool
+    soft_gate: dict[str, float]
     segmentation: Segmentation
     strictness: float | None
     temperature: float
     top_p: float
     top_k: int
     """0: every token."""
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: dict[str, float] = Field(default_factory=dict)
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: dict[str, float]
     """By token id."""
     max_tokens: int
     stop: list[str]
 
     @classmethod
     def of(cls, generation: Generation, strictness: float | None, stops: tuple[str, ...]) -> Self:
+        options, gate = generation.options, asdict(generation.options.soft_gate)
+        sampling, penalties = generation.sampling, generation.penalties
         return cls(
-            **{name: getattr(generation, name) for name in _FIELDS},
+            **{one.name: getattr(options, one.name) for one in fields(options) if one.name != "soft_gate"},
+            soft_gate={name: number for name, number in gate.items() if name != "recent"},
             strategy=generation.strategy,
             segmentation=generation.segmentation,
             strictness=strictness,
-            temperature=generation.sampling.temperature,
-            top_p=generation.sampling.top_p,
-            top_k=generation.sampling.top_k,
-            min_p=generation.sampling.min_p,
-            presence_penalty=generation.penalties.presence,
-            frequency_penalty=generation.penalties.frequency,
-            repetition_penalty=generation.penalties.repetition,
-            logit_bias={str(token): bias for token, bias in generation.penalties.logit_bias},
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            presence_penalty=penalties.presence,
+            frequency_penalty=penalties.frequency,
+            repetition_penalty=penalties.repetition,
+            logit_bias={str(token): bias for token, bias in penalties.logit_bias},
             max_tokens=generation.max_tokens,
             stop=list(stops),
         )

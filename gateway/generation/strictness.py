@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from semspec.errors import InvalidRequest
-from semspec.types import Acceptance, OperatingPoint
+from semspec.types import OperatingPoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """An acceptance rule and its expected results."""
+    """A threshold and its expected results."""
 
-    acceptance: Acceptance
+    threshold: float
     expected: Expected
 
 
@@ -50,7 +50,7 @@ def at_strictness(strictness: float, points: Sequence[OperatingPoint]) -> Settin
     span = thresholds[upper] - thresholds[lower]
     share = (threshold - thresholds[lower]) / span if span else 0.0
     expected = _between(curve[thresholds[lower]], curve[thresholds[upper]], share)
-    return Setting(Acceptance("threshold", threshold), expected)
+    return Setting(threshold, expected)
 
 
 def _between(lower: OperatingPoint, upper: OperatingPoint, share: float) -> Expected:

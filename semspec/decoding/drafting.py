@@ -3,8 +3,9 @@
 import asyncio
 from dataclasses import replace
 
+from semspec.decoding.generation import Progress
 from semspec.decoding.protocols import Drafter
-from semspec.decoding.steps import Progress, cancel_task, together, write_all
+from semspec.decoding.steps import cancel_task, together, write_all
 from semspec.types import GeneratedSegment, GenerationParams, derive_seed
 
 
@@ -37,14 +38,15 @@ class Draft:
 
     async def _write(self, progress: Progress, is_ahead: bool = False) -> list[GeneratedSegment]:
         """The next `gamma` segments, or the alternatives of the next one."""
-        num_drafts = num_alternatives(progress)
-        params = progress.params("draft", progress.generation.gamma if num_drafts == 1 else 1, self._want_states)
+        num_candidates = num_alternatives(progress)
+        gamma = progress.generation.options.gamma if num_candidates == 1 else 1
+        params = progress.params("draft", gamma, self._want_states)
         params = replace(params, projection=self._projection, is_ahead=is_ahead)
-        if num_drafts == 1:
+        if num_candidates == 1:
             return await write_all(self._drafter, progress.draft_context, params)
         drafted = await together(
             write_all(self._drafter, progress.draft_context, _of_alternative(params, len(progress.segments), number))
-            for number in range(num_drafts)
+            for number in range(num_candidates)
         )
         return [generated for segments in drafted for generated in segments]
 
@@ -52,7 +54,7 @@ class Draft:
 def num_alternatives(progress: Progress) -> int:
     """Alternatives of a segment to draft: one at temperature 0, where all would be equal."""
     generation = progress.generation
-    return generation.num_drafts if generation.sampling.temperature else 1
+    return generation.options.num_candidates if generation.sampling.temperature else 1
 
 
 def alternative(name: str, number: int) -> str:

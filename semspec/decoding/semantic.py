@@ -3,35 +3,34 @@
 draft gamma segments -> score them with the target in one forward pass -> judge -> keep segments up to the first
 rejection; the target writes the rejected segment, and drafting restarts after it.
 
-With `num_drafts` K above 1, the draft writes K independent alternatives of one segment, and the first that the rule
+With `num_candidates` K above 1, the draft writes K independent alternatives of one segment, and the first that the rule
 accepts is kept. Each decision is that of Algorithm 1. But if the rule accepts a draft with probability a, a segment of
 the draft's is kept with probability 1 - (1 - a)^K instead of a, with the same distribution: the output is further from
 the target's by that.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated
+from math import inf
+from typing import Literal
 
+from semspec.decoding import retrieval, single, token_level
 from semspec.decoding.drafting import Draft, alternative, num_alternatives
+from semspec.decoding.generation import Generation, Limits, Options, Progress, RewriteName, Rounds, Step, Strategy
 from semspec.decoding.protocols import Backends
 from semspec.decoding.steps import (
-    Progress,
-    Rewrite,
-    Step,
     Stopwatch,
     by_draft,
     of_drafted,
     or_backend_unavailable,
-    rewrite_with_target,
+    rewritten,
     shared,
     together,
     total,
     waited,
 )
-from semspec.decoding.strategy import Option, Strategy
 from semspec.errors import Mismatch
 from semspec.types import (
     Acceptance,
@@ -46,68 +45,60 @@ from semspec.types import (
     uniform,
 )
 
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Request options of all strategies that draft and judge segments."""
-
-    gamma: Annotated[int, Option("segments drafted before the target reads them", ge=1, le=8)] = 1
-    num_drafts: Annotated[int, Option("alternatives of each segment that the draft writes", ge=1, le=4)] = 1
-    """Each alternative is drawn and judged on its own; the first accepted is kept, so more of the draft's are. Above 1,
-    one segment is drafted at a time, whatever `gamma` is. Counts as 1 at temperature 0."""
-    acceptance: Acceptance = field(default_factory=Acceptance)
-    draft_ahead: Annotated[bool, Option("true drafts on while the target reads")] = True
-    """Draft the next segments while the target scores; a rejection cancels them. Affects speed, never the output."""
+THRESHOLD = Limits("semantic", "acceptance.threshold", 0.5, 0, inf)
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """How segments are judged, and the digests of the projections to apply to the states for it."""
+    """How segments are judged and accepted, and the digests of the projections to apply to the states for it."""
 
     judge: Callable[[int, Sequence[GeneratedSegment], Sequence[SegmentScore]], Awaitable[list[Judgement]]]
     """(index of the first segment, drafted segments, their scores) -> one judgement per segment."""
+    acceptance: Acceptance
     draft_projection: str = ""
     target_projection: str = ""
     wants_draft_states: bool = True
 
 
-def by_probes(backends: Backends, probes: str = "") -> Judge:
-    """Judge by semantic probabilities of the verifier, from the default probes or those named `probes`."""
+def by_probes(backends: Backends, options: Options) -> Judge:
+    """Judge by semantic probabilities of the verifier, from the probes that `options` name."""
+    probes = options.probes
 
     async def judge(index: int, drafted: Sequence[GeneratedSegment], scores: Sequence[SegmentScore]) -> list[Judgement]:
         return await backends.verifier.judge([_states(generated) for generated in drafted], scores, probes)
 
     own = next((one for one in backends.projections if one.probes == probes), None)
-    return Judge(judge) if own is None else Judge(judge, own.draft, own.target)
-
-
-def at_random(seed: int) -> Judge:
-    """The paper's Random baseline: the same rounds with uniform random probabilities."""
-
-    async def judge(index: int, drafted: Sequence[GeneratedSegment], scores: Sequence[SegmentScore]) -> list[Judgement]:
-        positions = range(index, index + len(drafted))
-        return [Judgement(uniform(seed, "random q", i), uniform(seed, "random p", i)) for i in positions]
-
-    return Judge(judge)
+    digests = () if own is None else (own.draft, own.target)
+    return Judge(judge, options.acceptance, *digests)
 
 
 def accepts(judgement: Judgement, acceptance: Acceptance, draw: float) -> bool:
     """Whether to accept a segment; `draw` is uniform in [0, 1). A draft probability of 0 accepts: p/q is unbounded."""
     draft_probability, target_probability = judgement.draft_probability, judgement.target_probability
     if acceptance.rule == "threshold":
-        return target_probability >= acceptance.threshold * draft_probability
+        return target_probability >= THRESHOLD.of(acceptance.threshold) * draft_probability
     return draw * draft_probability < target_probability or draft_probability == 0
 
 
-async def rounds(progress: Progress, backends: Backends, judge: Judge, rewrite: Rewrite) -> AsyncGenerator[Step, None]:
-    """Run rounds of drafting and judging until the end. Raises: BackendUnavailable, and what the target raises."""
-    async with aclosing(Speculation(backends, judge, rewrite)) as speculation:
+BY_TARGET: Rounds = partial(single.written_by_target, max_segments=1)
+
+
+async def rounds(
+    progress: Progress, backends: Backends, judge: Judge, rewrite: Rounds = BY_TARGET
+) -> AsyncGenerator[Step, None]:
+    """Run rounds of drafting and judging until the end; `rewrite` writes the rejected segments.
+
+    Raises: BackendUnavailable, and what the target raises.
+    """
+    async with aclosing(Speculation(backends, judge)) as speculation:
         while progress.finish_reason is None:
             batch = await speculation.draft(progress)
             if progress.generation.show_drafts:
                 yield Drafted(len(progress.segments), batch.segments)
-            for judged in await speculation.judge(progress, batch):
-                record = await speculation.settle(progress, judged)
+            for record in await speculation.judge(progress, batch):
+                if not record.accepted:
+                    await speculation.aclose()
+                    record = await rewritten(record, rewrite(progress, backends))
                 progress = progress.after(record.segment)
                 yield record
 
@@ -131,8 +122,8 @@ class Batch:
 class Speculation:
     """The rounds of a generation: drafting, then judging while the draft may already generate the next segments."""
 
-    def __init__(self, backends: Backends, judge: Judge, rewrite: Rewrite) -> None:
-        self._target, self._judge, self._rewrite = backends.target, judge, rewrite
+    def __init__(self, backends: Backends, judge: Judge) -> None:
+        self._target, self._judge = backends.target, judge
         self._draft = Draft(backends.drafter, judge.draft_projection, judge.wants_draft_states)
 
     async def draft(self, progress: Progress) -> Batch:
@@ -149,7 +140,7 @@ class Speculation:
         times = waited("draft_ms", draft_ms, engine_ms)
         batch = Batch(drafted[:num_following], times, drafted[num_following:])
         assumed = progress.after(*batch.segments)
-        if progress.generation.draft_ahead and assumed.finish_reason is None:
+        if progress.generation.options.draft_ahead and assumed.finish_reason is None:
             self._draft.begin(assumed)
         return batch
 
@@ -175,7 +166,7 @@ class Speculation:
             return [replace(await self._chosen(progress, drafted, judgements, times), num_cached_tokens=cached)]
         records: list[SegmentRecord] = []
         for number, (generated, judgement) in enumerate(zip(drafted, judgements, strict=True), index):
-            records.append(_judged_record(progress, number, generated, judgement, times))
+            records.append(_judged_record(progress, number, generated, judgement, self._judge.acceptance, times))
             if not records[-1].accepted:
                 break
         return [replace(record, times=shared(times, len(records)), num_cached_tokens=cached) for record in records]
@@ -199,22 +190,15 @@ class Speculation:
         times: StageTimes,
     ) -> SegmentRecord:
         """The record of the first accepted alternative, or of the first one if all are rejected."""
-        index = len(progress.segments)
+        index, acceptance = len(progress.segments), self._judge.acceptance
         records = [
-            _judged_record(progress, index, generated, judgement, times, alternative("accept", number))
+            _judged_record(progress, index, generated, judgement, acceptance, times, alternative("accept", number))
             for number, (generated, judgement) in enumerate(zip(drafted, judgements, strict=True))
         ]
         chosen = next((record for record in records if record.accepted), records[0])
         if chosen is not records[0]:
             await self.aclose()  # the segment drafted ahead follows the first
         return chosen
-
-    async def settle(self, progress: Progress, judged: SegmentRecord) -> SegmentRecord:
-        """`judged` if accepted; else cancel draft-ahead and return the record of the target's rewrite."""
-        if judged.accepted:
-            return judged
-        await self.aclose()
-        return await self._rewrite(progress, judged)
 
     async def aclose(self) -> None:
         """Cancel draft-ahead."""
@@ -226,11 +210,12 @@ def _judged_record(
     index: int,
     generated: GeneratedSegment,
     judgement: Judgement,
+    acceptance: Acceptance,
     times: StageTimes,
     purpose: str = "accept",
 ) -> SegmentRecord:
     draw = uniform(progress.generation.sampling.seed, purpose, index)
-    accepted = accepts(judgement, progress.generation.acceptance, draw)
+    accepted = accepts(judgement, acceptance, draw)
     return SegmentRecord(index, generated.segment, accepted, judgement, draw, times=times, logprobs=generated.logprobs)
 
 
@@ -240,17 +225,29 @@ def _states(generated: GeneratedSegment) -> States:
     return generated.states
 
 
-def _by_probes(progress: Progress, backends: Backends, probes: str = "") -> AsyncGenerator[Step, None]:
-    return rounds(progress, backends, by_probes(backends, probes), rewrite_with_target(backends.target))
+REWRITES: Mapping[RewriteName, Callable[[Generation, Literal[0, 1]], Strategy]] = {
+    "target": single.target,
+    "token-level": token_level.strategy,
+    "retrieval": retrieval.strategy,
+}
 
 
-def _at_random(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
-    return rounds(
-        progress, backends, at_random(progress.generation.sampling.seed), rewrite_with_target(backends.target)
+def strategy(generation: Generation) -> Strategy:
+    """Raises: InvalidRequest."""
+    writer = REWRITES[generation.options.rewrite](generation, 1)
+    acceptance = writer.options.acceptance
+    acceptance = replace(acceptance, threshold=THRESHOLD.of(acceptance.threshold))
+    options = replace(writer.options, acceptance=acceptance)
+
+    def judged(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
+        return rounds(progress, backends, by_probes(backends, options), writer.rounds)
+
+    return Strategy(
+        "semantic",
+        judged,
+        options,
+        uses_probes=True,
+        needs_one_vocabulary=writer.needs_one_vocabulary,
+        needs_datastore=writer.needs_datastore,
+        supports_logprobs=writer.supports_logprobs,
     )
-
-
-STRATEGY = Strategy(_by_probes, probes="")
-LAST_HIDDEN = Strategy(partial(_by_probes, probes="last-hidden"), probes="last-hidden")
-SURPRISAL = Strategy(partial(_by_probes, probes="surprisal"), probes="surprisal")
-RANDOM = Strategy(_at_random)

@@ -2,19 +2,26 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
+from typing import Literal
 
+from semspec.decoding.generation import Generation, Progress, Strategy
 from semspec.decoding.protocols import Backends
-from semspec.decoding.steps import Progress, backend_failures, write_on
-from semspec.decoding.strategy import Strategy
+from semspec.decoding.steps import backend_failures, write_on
 from semspec.types import SegmentRecord, Writer
 
 
-def target_rounds(progress: Progress, backends: Backends) -> AsyncGenerator[SegmentRecord, None]:
-    """The rest of the generation as one stream of the target."""
-    return write_on(progress, backends.target, progress.params("target", max_segments=0), "write_ms")
+def written_by_target(
+    progress: Progress, backends: Backends, max_segments: Literal[0, 1] = 0, fallback: str | None = None
+) -> AsyncGenerator[SegmentRecord, None]:
+    """The next segment, or with `max_segments` 0 the rest of the generation, by plain decoding of the target.
+
+    `fallback`: why it takes over, if it does.
+    """
+    return write_on(progress, backends.target, progress.params("target", max_segments), "write_ms", fallback)
 
 
-async def draft_rounds(progress: Progress, backends: Backends) -> AsyncGenerator[SegmentRecord, None]:
+async def _written_by_draft(progress: Progress, backends: Backends) -> AsyncGenerator[SegmentRecord, None]:
     """The rest of the generation as one stream of the draft. Raises: BackendUnavailable."""
     params = progress.params("draft", max_segments=0)
     with backend_failures("draft"):
@@ -23,5 +30,11 @@ async def draft_rounds(progress: Progress, backends: Backends) -> AsyncGenerator
                 yield record
 
 
-TARGET = Strategy(target_rounds, writers=frozenset({Writer.TARGET}), supports_grammars=True)
-DRAFT = Strategy(draft_rounds, writers=frozenset({Writer.DRAFT}), supports_grammars=True)
+def target(generation: Generation, max_segments: Literal[0, 1] = 0) -> Strategy:
+    rounds = partial(written_by_target, max_segments=max_segments)
+    return Strategy("target", rounds, generation.options, frozenset({Writer.TARGET}), supports_grammars=True)
+
+
+def draft(generation: Generation) -> Strategy:
+    writers = frozenset({Writer.DRAFT})
+    return Strategy("draft", _written_by_draft, generation.options, writers, supports_grammars=True)

@@ -9,23 +9,22 @@ others.
 """
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 
+from semspec.decoding.generation import Generation, Limits, Progress, Step, Strategy
 from semspec.decoding.protocols import Backends, Drafter, Target
+from semspec.decoding.single import written_by_target
 from semspec.decoding.steps import (
-    Progress,
-    Rewrite,
-    Step,
     Stopwatch,
     by_draft,
     of_drafted,
-    rewrite_with_target,
+    rewritten,
     total,
     waited,
     write_all,
 )
-from semspec.decoding.strategy import Strategy
-from semspec.types import ChoiceScores, Drafted, GeneratedSegment, ScoreMethod, Scoring, SegmentRecord, StageTimes
+from semspec.types import ChoiceScores, Drafted, GeneratedSegment, ScoreMethod, SegmentRecord, StageTimes
 
 QUESTION = (
     "Evaluate the last reasoning step solely based on factual correctness and logical validity. Ignore style, "
@@ -34,25 +33,29 @@ QUESTION = (
 )
 PREFILL = "<think>I think the quality score is: "
 DIGITS = tuple("0123456789")
+THRESHOLD = Limits("spec-reason", "acceptance.threshold", 7.0, 0, 9)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Request options of this strategy."""
-
-    scoring: Scoring = field(default_factory=Scoring)
-
-
-async def rounds(progress: Progress, backends: Backends, rewrite: Rewrite) -> AsyncGenerator[Step, None]:
+async def rounds(
+    progress: Progress, backends: Backends, threshold: float, method: ScoreMethod
+) -> AsyncGenerator[Step, None]:
     """Draft, grade and keep or rewrite one step at a time until the end. Raises: BackendUnavailable, and what the
     target raises."""
     while progress.finish_reason is None:
         generated, draft_times = await _draft(progress, backends.drafter)
         if progress.generation.show_drafts:
             yield Drafted(len(progress.segments), (generated.segment,))
-        record = await _graded(progress, backends.target, generated, draft_times)
+        grade, times = await _grade(progress, backends.target, generated, method)
+        record = SegmentRecord(
+            len(progress.segments),
+            generated.segment,
+            accepted=grade >= threshold,
+            score=grade,
+            times=total(draft_times, times),
+            logprobs=generated.logprobs,
+        )
         if not record.accepted:
-            record = await rewrite(progress, record)
+            record = await rewritten(record, written_by_target(progress, backends, max_segments=1))
         progress = progress.after(record.segment)
         yield record
 
@@ -72,17 +75,14 @@ async def _draft(progress: Progress, drafter: Drafter) -> tuple[GeneratedSegment
     return generated, waited("draft_ms", clock.lap_ms(), generated.duration_ms)
 
 
-async def _graded(
-    progress: Progress, target: Target, generated: GeneratedSegment, draft_times: StageTimes
-) -> SegmentRecord:
-    """The record of the drafted step with the target's grade."""
-    generation, clock = progress.generation, Stopwatch()
+async def _grade(
+    progress: Progress, target: Target, generated: GeneratedSegment, method: ScoreMethod
+) -> tuple[float, StageTimes]:
+    """The target's grade of the drafted step and the time waited for it."""
+    clock = Stopwatch()
     context = progress.context.extended(generated.segment)
-    choices = await of_drafted(target.score_choices(context, QUESTION, PREFILL, DIGITS, generation.session))
-    score_times = waited("read_ms", clock.lap_ms(), choices.duration_ms)
-    grade = score(choices, generation.scoring.method)
-    record = SegmentRecord(len(progress.segments), generated.segment, grade >= generation.scoring.threshold)
-    return replace(record, score=grade, times=total(draft_times, score_times), logprobs=generated.logprobs)
+    choices = await of_drafted(target.score_choices(context, QUESTION, PREFILL, DIGITS, progress.generation.session))
+    return score(choices, method), waited("read_ms", clock.lap_ms(), choices.duration_ms)
 
 
 def _expectation(probabilities: Sequence[float]) -> float:
@@ -90,8 +90,9 @@ def _expectation(probabilities: Sequence[float]) -> float:
     return sum(digit * probability for digit, probability in enumerate(probabilities)) / mass if mass else 0.0
 
 
-def _rewritten_by_target(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
-    return rounds(progress, backends, rewrite_with_target(backends.target))
-
-
-STRATEGY = Strategy(_rewritten_by_target, needs_earlier_turns=True)
+def strategy(generation: Generation) -> Strategy:
+    acceptance = generation.options.acceptance
+    threshold = THRESHOLD.of(acceptance.threshold)
+    options = replace(generation.options, acceptance=replace(acceptance, threshold=threshold))
+    graded = partial(rounds, threshold=threshold, method=acceptance.score_method)
+    return Strategy("spec-reason", graded, options, needs_earlier_turns=True)

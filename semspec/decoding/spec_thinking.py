@@ -14,9 +14,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from semspec.decoding.generation import Generation, Progress, Strategy
 from semspec.decoding.protocols import Backends, Drafter
 from semspec.decoding.steps import (
-    Progress,
     Stopwatch,
     by_draft,
     or_backend_unavailable,
@@ -25,7 +25,6 @@ from semspec.decoding.steps import (
     write_all,
     write_on,
 )
-from semspec.decoding.strategy import Strategy
 from semspec.errors import Unavailable
 from semspec.types import Segment, SegmentEnd, SegmentRecord, StageTimes, Writer
 
@@ -194,4 +193,5 @@ class _History:
         return text
 
 
-STRATEGY = Strategy(rounds, supports_logprobs=False)
+def strategy(generation: Generation) -> Strategy:
+    return Strategy("spec-thinking", rounds, generation.options, supports_logprobs=False)

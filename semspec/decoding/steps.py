@@ -1,15 +1,16 @@
-"""Building blocks of strategies: the state of a generation, times per stage, records of generated segments, rewrites,
+"""Building blocks of strategies: times per stage, records of generated segments, rewrites,
 and unavailable backends.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import astuple, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from dataclasses import astuple, replace
+from typing import Any, Literal, TypeVar
 
-from semspec.decoding.protocols import Model, Target
+from semspec.decoding.generation import Progress, Step
+from semspec.decoding.protocols import Model
 from semspec.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -22,19 +23,11 @@ from semspec.errors import (
 from semspec.types import (
     Context,
     Drafted,
-    FinishReason,
     GeneratedSegment,
     GenerationParams,
-    Segment,
-    SegmentEnd,
     SegmentRecord,
     StageTimes,
-    Writer,
-    derive_seed,
 )
-
-if TYPE_CHECKING:
-    from semspec.decoding.loop import Generation
 
 Stage = Literal["draft_ms", "read_ms", "judge_ms", "write_ms"]
 
@@ -74,76 +67,6 @@ def total(*parts: StageTimes) -> StageTimes:
 def shared(times: StageTimes, num_segments: int) -> StageTimes:
     """The times of `num_segments` segments, divided evenly among them."""
     return StageTimes(*(part / num_segments for part in astuple(times)))
-
-
-Step = SegmentRecord | Drafted
-"""What a strategy yields: the record of a kept segment, or drafted segments before the decision on them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The state of a generation. It consists only of the request and the context, so any replica can resume it."""
-
-    generation: "Generation"
-    context: Context
-    """As the target reads it."""
-
-    @property
-    def draft_context(self) -> Context:
-        """The context as the draft reads it."""
-        own = self.generation.draft_prompt
-        return self.context if own is None else Context((own, *self.segments))
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        return tuple(piece for piece in self.context.pieces if isinstance(piece, Segment))
-
-    @property
-    def tokens_left(self) -> int:
-        return self.generation.max_tokens - sum(len(segment.token_ids) for segment in self.segments)
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """None while the generation is incomplete."""
-        if self.segments and self.segments[-1].end is SegmentEnd.EOS:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if self.tokens_left <= 0 else None
-
-    def after(self, *segments: Segment) -> "Progress":
-        return replace(self, context=self.context.extended(*segments))
-
-    def past(self, step: Step) -> "Progress":
-        """The progress after `step`; drafted segments do not change it."""
-        return self.after(step.segment) if isinstance(step, SegmentRecord) else self
-
-    def params(
-        self, purpose: str, max_segments: int, want_states: bool = False, max_tokens: int | None = None
-    ) -> GenerationParams:
-        """Parameters for the next call, with the random stream `purpose`; `max_tokens` is capped at `tokens_left`."""
-        generation = self.generation
-        seed = derive_seed(generation.sampling.seed, purpose, self._stream(purpose))
-        return GenerationParams(
-            sampling=replace(generation.sampling, seed=seed),
-            segmentation=generation.segmentation,
-            max_segments=max_segments,
-            max_tokens=self.tokens_left if max_tokens is None else min(max_tokens, self.tokens_left),
-            want_states=want_states,
-            num_logprobs=generation.num_logprobs,
-            session=generation.session,
-            grammar=generation.grammar,
-            penalties=generation.penalties,
-        )
-
-    def _stream(self, purpose: str) -> int:
-        """Index of the random stream of `purpose`.
-
-        Drafting uses a new stream after each rewrite: the rejection depended on the draws of the rejected segment, so
-        reusing them would bias the output.
-        """
-        if purpose != "draft":
-            return 0
-        rewrites = [i for i, segment in enumerate(self.segments) if segment.writer is Writer.TARGET]
-        return rewrites[-1] + 1 if rewrites else 0
 
 
 T = TypeVar("T")
@@ -249,26 +172,14 @@ async def write_on(
             clock.lap_ms()  # excludes the time the consumer of the records took
 
 
-Rewrite = Callable[[Progress, SegmentRecord], Awaitable[SegmentRecord]]
-"""(progress before the segment, record of the rejected segment) -> record of the target's replacement."""
-
-
-def rewrite_with_target(target: Target) -> Rewrite:
-    """Rewrite with plain decoding of the target."""
-
-    async def rewrite(progress: Progress, rejected: SegmentRecord) -> SegmentRecord:
-        params = progress.params("target", max_segments=1)
-        return await rewritten(rejected, write_on(progress, target, params, "write_ms"))
-
-    return rewrite
-
-
-async def rewritten(rejected: SegmentRecord, replacements: AsyncGenerator[SegmentRecord, None]) -> SegmentRecord:
-    """The record `rejected` with its segment replaced by the first of `replacements`; the time taken counts as
+async def rewritten(rejected: SegmentRecord, steps: AsyncGenerator[Step, None]) -> SegmentRecord:
+    """The record `rejected` with its segment replaced by the first that `steps` record; the time taken counts as
     `write_ms`."""
     clock = Stopwatch()
-    async with aclosing(replacements) as records:
-        async for record in records:
+    async with aclosing(steps):
+        async for record in steps:
+            if isinstance(record, Drafted):
+                continue
             times = waited("write_ms", clock.lap_ms(), engine_ms(record.times))
             return replace(
                 rejected,

@@ -1,45 +1,130 @@
-"""Token-level speculation: the draft proposes tokens that the target verifies (Leviathan et al. 2023, Algorithm 1).
+"""Token-level speculation (Leviathan et al. 2023, Algorithm 1): the draft proposes tokens that the target verifies.
 
-The output has the distribution of the target.
+tokens are proposed -> the target verifies them in one forward pass, exactly or through a soft gate, keeps those up to
+the first rejection and adds one recovered or bonus token; a segment is recorded once it is complete. `rounds` takes any
+source of proposals. Verified exactly, the output has the distribution of the target.
 """
 
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Literal
 
-from semspec.decoding import semantic
-from semspec.decoding.protocols import Backends, Drafter
-from semspec.decoding.steps import BackendUnavailable, Progress, Rewrite, Step, or_backend_unavailable, rewritten
-from semspec.decoding.strategy import Option, Strategy
-from semspec.decoding.verification import NOTHING, Propose, num_proposable, rounds
-from semspec.types import Context, Proposal, SegmentRecord, VerifiedTokens, derive_seed
+from semspec.decoding.generation import Generation, Limits, Progress, Strategy
+from semspec.decoding.protocols import Backends, Drafter, Target
+from semspec.decoding.steps import BackendUnavailable, Stopwatch, of_drafted, or_backend_unavailable, total, waited
+from semspec.errors import InternalError
+from semspec.types import (
+    Context,
+    Gate,
+    GenerationParams,
+    Proposal,
+    Segment,
+    SegmentRecord,
+    StageTimes,
+    VerifiedTokens,
+    derive_seed,
+)
+
+NUM_TOKENS = Limits("token-level", "num_speculative_tokens", 4, 1, 16)
+NOTHING = Proposal((), (), "", 0.0)
+
+Propose = Callable[[Progress, VerifiedTokens], Awaitable[Proposal]]
+"""(progress, result of the round before) -> the tokens to verify next, which follow the result's `open_ids`; its
+segments are part of the progress. They may end up unverified, but never exceed `num_proposable`. Raises:
+BackendUnavailable."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Request options of the strategies whose target verifies draft tokens."""
-
-    token_gamma: Annotated[int, Option("tokens the draft proposes at a time", ge=1, le=16)] = 4
+def num_proposable(progress: Progress, verified: VerifiedTokens, limit: int) -> int:
+    """How many of `limit` tokens to propose, so that they and the target's own token fit the budget."""
+    return max(0, min(limit, progress.tokens_left - len(verified.open_ids) - 1))
 
 
-def speculative(
-    progress: Progress, backends: Backends, max_segments: Literal[0, 1] = 0
+async def rounds(
+    progress: Progress, target: Target, propose: Propose, max_segments: Literal[0, 1] = 0, gate: Gate | None = None
 ) -> AsyncGenerator[SegmentRecord, None]:
-    """Rounds with proposals of the draft, see `verification.rounds`."""
-    return rounds(progress, backends.target, _from_draft(backends.drafter), max_segments)
+    """Run rounds of proposing and verifying until one segment is complete or, with `max_segments` 0, until the end.
+
+    `gate`: see `GenerationParams`. Mismatches are counted from the first round on, so a generation that is resumed
+    forgets those before.
+
+    A round may continue past a segment's end, and its last token is drawn without a proposal. So a sampled generation
+    that is resumed after a segment has other tokens of the same distribution than an uninterrupted one. A greedy
+    generation, or a single segment, has the same tokens. Raises: BackendUnavailable, and what the target raises.
+    """
+    verified = VerifiedTokens((), (), 0, 0.0)
+    tally = Tally()
+    while progress.finish_reason is None:
+        clock = Stopwatch()
+        proposal = await propose(progress, verified)
+        tally = tally.proposed(proposal, clock.lap_ms())
+        params = replace(
+            progress.params("target", max_segments), gate=gate and replace(gate, recent=verified.mismatches)
+        )
+        verified = await _verified(target, progress, verified.open_ids, proposal, params)
+        tally = tally.verified(verified, clock.lap_ms())
+        for segment in verified.segments:
+            yield tally.record(len(progress.segments), segment)
+            progress, tally = progress.after(segment), Tally()
+        if max_segments and verified.segments:
+            return
 
 
-def with_draft(backends: Backends) -> Rewrite:
-    """Rewrite a segment with token-level speculation of the draft."""
+async def _verified(
+    target: Target, progress: Progress, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
+) -> VerifiedTokens:
+    """One verification after `open_ids`. Raises: BackendUnavailable, what the target raises, and InternalError when it
+    adds nothing or leaves more open than fit the budget, either of which would repeat without an end."""
+    verified = await of_drafted(target.verify_tokens(progress.context, open_ids, proposal, params))
+    num_closed, num_open = sum(len(segment.token_ids) for segment in verified.segments), len(verified.open_ids)
+    # A segment may close behind tokens that were open, without a new one: the token after a sentence tells its end.
+    if (not num_closed and num_open <= len(open_ids)) or num_open >= progress.tokens_left:
+        raise InternalError(
+            f"the target verified {num_closed + num_open} tokens after {len(open_ids)} and left {num_open} open"
+        )
+    return verified
 
-    async def rewrite(progress: Progress, rejected: SegmentRecord) -> SegmentRecord:
-        return await rewritten(rejected, speculative(progress, backends, max_segments=1))
 
-    return rewrite
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Token counts and times since the last complete segment."""
+
+    num_proposed: int = 0
+    num_accepted: int = 0
+    times: StageTimes = field(default_factory=StageTimes)
+    num_cached: int | None = None
+    """`VerifiedTokens.num_cached_tokens` of the first verification."""
+
+    def proposed(self, proposal: Proposal, wall_ms: float) -> "Tally":
+        times = total(self.times, waited("draft_ms", wall_ms, proposal.duration_ms))
+        return replace(self, num_proposed=self.num_proposed + len(proposal.token_ids), times=times)
+
+    def verified(self, verified: VerifiedTokens, wall_ms: float) -> "Tally":
+        times = total(self.times, waited("read_ms", wall_ms, verified.duration_ms))
+        cached = verified.num_cached_tokens if self.num_cached is None else self.num_cached
+        return Tally(self.num_proposed, self.num_accepted + verified.num_accepted, times, cached)
+
+    def record(self, index: int, segment: Segment) -> SegmentRecord:
+        return SegmentRecord(
+            index,
+            segment,
+            accepted=None,
+            num_proposed_tokens=self.num_proposed,
+            num_accepted_tokens=self.num_accepted,
+            times=self.times,
+            num_cached_tokens=self.num_cached,
+        )
 
 
-def _from_draft(drafter: Drafter) -> Propose:
-    """Proposals of the draft's next tokens, none when only the target's token fits the budget.
+def _rounds_of_draft(
+    progress: Progress, backends: Backends, num_tokens: int, max_segments: Literal[0, 1]
+) -> AsyncGenerator[SegmentRecord, None]:
+    """Rounds with at most `num_tokens` proposed by the draft, see `rounds`."""
+    return rounds(progress, backends.target, _from_draft(backends.drafter, num_tokens), max_segments)
+
+
+def _from_draft(drafter: Drafter, num_tokens: int) -> Propose:
+    """Proposals of at most `num_tokens` of the draft's next tokens, none when only the target's token fits the budget.
 
     A draft with another tokenizer reads the incomplete segment as `open_piece`, since its ids may be unknown to it.
 
@@ -49,8 +134,8 @@ def _from_draft(drafter: Drafter) -> Propose:
     """
 
     async def propose(progress: Progress, verified: VerifiedTokens) -> Proposal:
-        num_tokens = num_proposable(progress, verified, progress.generation.token_gamma)
-        if not num_tokens:
+        num_proposed = num_proposable(progress, verified, num_tokens)
+        if not num_proposed:
             return NOTHING
         context, open_ids = progress.draft_context, verified.open_ids
         params = progress.params("propose", max_segments=0)
@@ -59,7 +144,7 @@ def _from_draft(drafter: Drafter) -> Propose:
         params = replace(params, sampling=replace(params.sampling, seed=seed))
         if verified.open_piece is not None:
             context, open_ids = Context((*context.pieces, verified.open_piece)), ()
-        proposal = await or_backend_unavailable("draft", drafter.propose(context, open_ids, params, num_tokens))
+        proposal = await or_backend_unavailable("draft", drafter.propose(context, open_ids, params, num_proposed))
         if not proposal.token_ids:
             raise BackendUnavailable("the draft proposed nothing")
         return proposal
@@ -67,10 +152,12 @@ def _from_draft(drafter: Drafter) -> Propose:
     return propose
 
 
-def _with_semantic(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
-    """As `semantic`, with rewrites by token-level speculation."""
-    return semantic.rounds(progress, backends, semantic.by_probes(backends), with_draft(backends))
-
-
-STRATEGY = Strategy(speculative, needs_one_vocabulary=True, supports_logprobs=False)
-WITH_SEMANTIC = Strategy(_with_semantic, probes="", needs_one_vocabulary=True, supports_logprobs=False)
+def strategy(generation: Generation, max_segments: Literal[0, 1] = 0) -> Strategy:
+    num_tokens = NUM_TOKENS.of(generation.options.num_speculative_tokens)
+    return Strategy(
+        "token-level",
+        partial(_rounds_of_draft, num_tokens=num_tokens, max_segments=max_segments),
+        replace(generation.options, num_speculative_tokens=num_tokens),
+        needs_one_vocabulary=True,
+        supports_logprobs=False,
+    )

@@ -206,22 +206,12 @@ class Acceptance:
     """
 
     rule: AcceptanceRule = "sample"
-    threshold: float = 0.5
-
-
-MAX_SCORE = 9
-"""The best score of a step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scoring:
-    """`spec-reason` keeps a step iff the target's score, 0 to 9, reaches `threshold` (SpecReason).
-
-    `greedy`: the score is the most probable token if it is a digit, else 0. `average`: the expectation over the digits.
-    """
-
-    method: ScoreMethod = "greedy"
-    threshold: float = 7.0
+    threshold: float | None = None
+    """None: the strategy's own. `likelihood` keeps a segment iff its probability reaches it, `spec-reason` iff the
+    target's score does, whatever the rule."""
+    score_method: ScoreMethod = "greedy"
+    """Of `spec-reason`. `greedy`: the score is the target's most probable token if it is a digit, else 0; `average`:
+    the expectation over the digits."""
 
 
 @dataclass(frozen=True, slots=True)

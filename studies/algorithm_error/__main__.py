@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from semspec.bench.summary import by_question, mean
+from semspec.gateway.options import Defaults
 from semspec.probes.probe import load_probe
 from semspec.stack import BUNDLED_PAIR, StackConfig
 from semspec.training.config import PipelineConfig, load_config
@@ -260,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     config = config.model_copy(update={"samples": samples, **models})
     points = sampled(config, chosen(config, options.questions), options.work, options.pair, Reporter())
-    threshold = float(str(StackConfig.of_pair(options.pair).read_serving()["threshold"]))
+    threshold = Defaults.model_validate(StackConfig.of_pair(options.pair).read_serving()).acceptance.threshold or 0.0
     found = [target_itself(points, options.samples), *results(points, rules(threshold))]
     report(found, points, options.samples, options.output)
     print((options.output / "report.md").read_text(), end="")

@@ -11,7 +11,7 @@ from semspec.stack import BUNDLED_PAIR
 from semspec.training.config import PipelineConfig
 from semspec.training.data.labels import Labels
 from semspec.training.data.pair import info_of
-from semspec.training.evaluation.acceptance import Cost, recommend
+from semspec.training.evaluation.acceptance import Cost, recommend, served_rule
 from semspec.training.evaluation.verification import Predicted, drafts
 from semspec.training.files import StageFolder, write_json
 from semspec.training.pipeline import Pipeline
@@ -87,10 +87,7 @@ class Factorial:
         rule = (
             Acceptance("sample") if cost is None else self._recommended(self._fitter.predicted(variant), domain, cost)
         )
-        serving = {"strategy": "semantic", "gamma": self._config.report.gamma, "acceptance_rule": rule.rule}
-        if rule.rule == "threshold":
-            serving["threshold"] = rule.threshold
-        write_json(folder / "probes" / "serving.json", serving)
+        write_json(folder / "probes" / "serving.json", served_rule(rule, self._config.report.gamma))
 
     def _recommended(self, predicted: Predicted, domain: str | None, cost: Cost) -> Acceptance:
         """The rule chosen on the questions held out for that, of the `domain` alone if there is one."""

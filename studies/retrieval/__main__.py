@@ -18,15 +18,17 @@ from semspec.training.report.numbers import NONE, Measured, decimal, measured_de
 
 PARTS = {
     "": "all parts, exact",
-    ":retrieval_source=datastore": "static part only",
-    ":retrieval_source=context": "dynamic part only: prompt look-up",
-    ":retrieval_source=ngrams": "no semantic neighbours",
-    ":retrieval_tokens=32:retrieval_tree=on": "tree of 32 tokens",
+    ":source=datastore": "static part only",
+    ":source=context": "dynamic part only: prompt look-up",
+    ":source=ngrams": "no semantic neighbours",
+    ":num_speculative_tokens=32:tree=on": "tree of 32 tokens",
     ":gate=soft": "soft gate",
 }
 """Options of `retrieval` -> what differs. The gate `exact` is the row without a gate."""
 ENTROPIES, TOP_KS = (0.02, 0.05, 0.1, 0.2), (1, 3, 5)
 """Of the table of the soft gate; SENSE (arXiv 2606.00021) calls them gamma and k, and takes 0.05 and 3."""
+IN_PROCESS = "in-process/retrieval"
+"""The runner of rows with numbers of the gate, which are no options of a request."""
 HEADER = ("what differs", "configuration", "tokens a step", "minus all parts", "retrieval, share of latency", "pass@1",
           "minus target (McNemar)", "speed-up")  # fmt: skip
 
@@ -37,7 +39,7 @@ def blocks(run: Run) -> Iterator[Block]:
     if not own:
         return
     head = own[0].label.partition(":")[0]
-    rows = {row.label.removeprefix(head): row for row in own}
+    rows = {"".join(f":{name}={value}" for name, value in row.configuration.knobs.items()): row for row in own}
     if parts := {name: rows[knobs] for knobs, name in PARTS.items() if knobs in rows}:
         yield Text(
             f"`{run.name}`: parts. Tokens a step: tokens of the answers over the target's forward passes; differences "
@@ -53,7 +55,8 @@ def blocks(run: Run) -> Iterator[Block]:
         yield Table(header, tuple(
             (f"{entropy:g}", *(_cell(run, rows.get(grid[entropy, top_k])) for top_k in TOP_KS)) for entropy in ENTROPIES
         ))  # fmt: skip
-    yield from _missing(run, [f"{head}{knobs}" for knobs in (*PARTS, *grid.values()) if knobs not in rows])
+    labels = {f"{head}{knobs}": knobs for knobs in PARTS} | {f"{IN_PROCESS}{knobs}": knobs for knobs in grid.values()}
+    yield from _missing(run, [label for label, knobs in labels.items() if knobs not in rows])
 
 
 def _missing(run: Run, labels: Sequence[str]) -> Iterator[Block]:

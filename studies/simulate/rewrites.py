@@ -5,16 +5,17 @@ python -m studies.simulate.rewrites RUN [--pace NAME] [--call-ms MS]
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from semspec.bench.configuration import Configuration, parse
+from semspec.bench.configuration import Configuration, parse_recorded
 from semspec.bench.pace.table import Pace, load_pace
 from semspec.bench.record import RECORDS, Record, read_records
-from semspec.decoding.loop import options
+from semspec.decoding.token_level import NUM_TOKENS
 from semspec.errors import InvalidRequest, SemspecError
 from semspec.training.report.document import Table
 from studies.simulate.engines import Host
@@ -45,9 +46,9 @@ def acceptance_of(share: float, num_proposed: int) -> float:
     return low
 
 
-def kept_share(acceptance: float, num_drafts: int) -> float:
-    """Probability that one of `num_drafts` independent alternatives of a segment is accepted."""
-    return 1 - (1 - acceptance) ** num_drafts
+def kept_share(acceptance: float, num_candidates: int) -> float:
+    """Probability that one of `num_candidates` independent alternatives of a segment is accepted."""
+    return 1 - (1 - acceptance) ** num_candidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +90,11 @@ class Rewrites:
     @property
     def has_draft(self) -> bool:
         """Whether the draft proposes."""
-        return self.configuration.method == "semantic+token-level"
+        return self.configuration.variant == "semantic+token-level"
 
     @property
     def num_proposed_a_round(self) -> int:
-        return int(self.configuration.knobs.get("token_gamma", options()["token_gamma"].default))
+        return int(self.configuration.knobs.get("num_speculative_tokens", NUM_TOKENS.default))
 
     def predicted_tokens(self) -> float | None:
         """By Leviathan's formula at the measured acceptance; None where the acceptance is not that of a draft."""
@@ -131,7 +132,7 @@ def rewrites(records: Sequence[Record]) -> list[Rewrites]:
         rows.setdefault(record.label, []).extend(row for row in record.trace if row["rejected"])
     return [
         Rewrites(
-            parse(label),
+            parse_recorded(label),
             len(own),
             sum(row["num_tokens"] for row in own),
             sum(row["num_proposed_tokens"] for row in own),
@@ -158,10 +159,10 @@ def kept_table(records: Sequence[Record]) -> Table:
             shares[label] = accepted / (accepted + rejected)
     rows = []
     for label, share in shares.items():
-        num_drafts = parse(label).knobs.get("num_drafts", 1)
-        one_draft = shares.get(label.replace(f":num_drafts={num_drafts}", ""))
-        if num_drafts > 1 and one_draft is not None:
-            rows.append((label, f"{one_draft:.3f}", f"{kept_share(one_draft, num_drafts):.3f}", f"{share:.3f}"))
+        num = parse_recorded(label).knobs.get("num_candidates", 1)
+        one_draft = shares.get(re.sub(r":num_(drafts|candidates)=\d+", "", label))
+        if num > 1 and one_draft is not None:
+            rows.append((label, f"{one_draft:.3f}", f"{kept_share(one_draft, num):.3f}", f"{share:.3f}"))
     return Table(("configuration", "kept of one draft", "predicted", "kept in the run"), tuple(rows))
 
 

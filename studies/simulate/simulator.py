@@ -7,7 +7,7 @@ from statistics import fmean, quantiles
 from typing import cast
 
 from semspec.bench.pace.table import Pace
-from semspec.decoding import Backends, Generation, decode
+from semspec.decoding import Backends, Generation, Options, decode
 from semspec.decoding.protocols import Drafter, Target, Verifier
 from semspec.errors import InvalidRequest
 from semspec.types import Acceptance, Context, Piece, SamplingParams, SegmentRecord, Writer
@@ -151,8 +151,10 @@ class _Simulation:
             SamplingParams(),
             max_tokens=1 << 30,
             strategy=self._setup.strategy,
-            gamma=self._setup.gamma,
-            acceptance=Acceptance("threshold", 0.5),
-            draft_ahead=self._setup.draft_ahead,
+            options=Options(
+                gamma=self._setup.gamma,
+                acceptance=Acceptance("threshold", 0.5),
+                draft_ahead=self._setup.draft_ahead,
+            ),
             session=name,
         )

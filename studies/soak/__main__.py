@@ -45,15 +45,16 @@ Ending = Literal["read", "hang up before an answer", "hang up in mid-stream", "c
 CANCELLED_SHARE = 0.3
 SESSION_SHARE = 0.2
 CANCELLATIONS: tuple[Ending, ...] = ("hang up before an answer", "hang up in mid-stream", "cancel")
-STRATEGIES = (
-    "semantic", "semantic", "semantic", "target", "draft", "token-level", "semantic+token-level", "spec-thinking",
-    "last-hidden", "surprisal", "random",
-)  # fmt: skip
+Json = dict[str, Any]
+
+STRATEGIES: tuple[Json, ...] = (
+    *({"strategy": strategy} for strategy in ("semantic", "target", "draft", "token-level", "spec-thinking")),
+    *({"strategy": "semantic", "probes": probes} for probes in ("", "", "last-hidden", "surprisal")),
+    {"strategy": "semantic", "rewrite": "token-level"},
+)
 NUM_TOKENS = (4, 48)
 MOST_DELAY_S = 0.1
 MOST_EVENTS = 4
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def order(number: int, rng: random.Random, session: str) -> Order:
     """The request with this number; a share of those read to the end belongs to `session`."""
     ending: Ending = rng.choice(CANCELLATIONS) if rng.random() < CANCELLED_SHARE else "read"
     stream = ending in ("hang up in mid-stream", "cancel") or rng.random() < 0.5
-    semspec: Json = {"strategy": rng.choice(STRATEGIES), "gamma": rng.randint(1, 3), "trace": rng.random() < 0.2}
+    semspec: Json = {**rng.choice(STRATEGIES), "gamma": rng.randint(1, 3), "trace": rng.random() < 0.2}
     has_session = ending == "read" and rng.random() < SESSION_SHARE
     if has_session:
         semspec["session"] = session

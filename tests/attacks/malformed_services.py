@@ -22,6 +22,7 @@ from tests.gateway.support import free_port
 from tests.processes import GENEROUS_S, Process
 from tests.security.support import METHODS, path_of, spoil
 from tests.stack.support import LONG_QUESTION, answer_of, chat_body
+from tests.variants import VARIANTS
 
 RECOVERY_S = 300.0
 KINDS = ("field", "field", "field", "bytes", "status", "empty", "again", "cut")
@@ -190,7 +191,7 @@ def _check(answer: Json, text: str, service: str, kind: str) -> None:
 
 
 def _body(strategy: str) -> Json:
-    options = {"strategy": strategy, "trace": True}
+    options = {**VARIANTS[strategy], "trace": True}
     return chat_body(LONG_QUESTION, {"seed": 3, "max_tokens": 120, "temperature": 0.0, "semspec": options})
 
 

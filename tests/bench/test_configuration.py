@@ -1,59 +1,67 @@
 """Labels of a bench: what they mean, and what is refused."""
 
+from dataclasses import replace
+
 import pytest
 
-from semspec.bench.configuration import parse
+from semspec.bench.configuration import parse, parse_recorded
 from semspec.bench.runners.in_process import with_options
-from semspec.decoding import Generation
+from semspec.decoding import Options, RetrievalOptions
 from semspec.errors import InvalidRequest
-from semspec.types import Acceptance, Context, SamplingParams, Scoring, Segmentation
+from semspec.gateway.options import AcceptanceOptions, Defaults
+from semspec.types import Acceptance, Gate, Segmentation
 
-DEFAULTS = Generation(Context(()), SamplingParams(), acceptance=Acceptance("threshold", 0.1))
+DEFAULTS = Defaults(acceptance=AcceptanceOptions(rule="threshold", threshold=0.1))
 
 
 def test_a_bare_strategy_leaves_the_pair_its_defaults() -> None:
     assert parse("semantic").options == {"strategy": "semantic"}
-    assert with_options(DEFAULTS, parse("semantic")) == DEFAULTS
+    assert with_options(DEFAULTS, parse("semantic")) == DEFAULTS.generation("semantic")
 
 
 def test_knobs_reach_the_request_and_the_loop_alike() -> None:
     configuration = parse(
-        "in-process/semantic+token-level:gamma=2:token_gamma=3:threshold=0.3:segmentation=sentence:ahead=off"
+        "in-process/semantic:rewrite=token-level:gamma=2:num_candidates=2:num_speculative_tokens=3:threshold=0.3:"
+        "segmentation=sentence:ahead=off"
     )
     assert configuration.options == {
-        "strategy": "semantic+token-level",
+        "strategy": "semantic",
+        "rewrite": "token-level",
         "gamma": 2,
-        "token_gamma": 3,
+        "num_candidates": 2,
+        "num_speculative_tokens": 3,
         "segmentation": "sentence",
-        "acceptance": {"rule": "threshold", "threshold": 0.3},
-        "draft_ahead": False,
+        "acceptance": {"threshold": 0.3},
     }
     generation = with_options(DEFAULTS, configuration)
-    assert (generation.gamma, generation.token_gamma, generation.draft_ahead) == (2, 3, False)
     assert generation.segmentation is Segmentation.SENTENCE
-    assert generation.acceptance == Acceptance("threshold", 0.3)
-
-
-def test_alternatives_have_a_knob() -> None:
-    two = parse("semantic:num_drafts=2")
-    assert two.options == {"strategy": "semantic", "num_drafts": 2}
-    assert with_options(DEFAULTS, two).num_drafts == 2 > DEFAULTS.num_drafts
+    assert generation.options == Options("token-level", "", 2, 2, 3, Acceptance("threshold", 0.3), draft_ahead=False)
 
 
 def test_options_of_retrieval_have_knobs() -> None:
-    label = "retrieval:retrieval_source=datastore:retrieval_tree=on:gate=soft:gate_entropy=0.1:gate_top_k=5"
-    gate = {"gate": "soft", "gate_entropy": 0.1, "gate_top_k": 5}
-    options = {"retrieval_source": "datastore", "retrieval_tree": True, **gate}
-    assert parse(label).options == {"strategy": "retrieval", **options}
+    label = "in-process/retrieval:source=datastore:tree=on:gate=soft:gate_entropy=0.1:gate_top_k=5"
+    retrieval = {"source": "datastore", "tree": True, "gate": "soft"}
+    assert parse(label).options == {"strategy": "retrieval", "retrieval": retrieval}
+    options = with_options(DEFAULTS, parse(label)).options
+    assert options.retrieval == RetrievalOptions("datastore", True, "soft") and options.soft_gate == Gate(0.1, top_k=5)
 
 
 def test_paper_rule_replaces_the_pairs_threshold() -> None:
-    assert with_options(DEFAULTS, parse("semantic:rule=sample")).acceptance.rule == "sample"
+    assert with_options(DEFAULTS, parse("semantic:rule=sample")).options.acceptance.rule == "sample"
 
 
 def test_scoring_knobs_reach_the_loop() -> None:
-    generation = with_options(DEFAULTS, parse("spec-reason:score_method=average:score_threshold=9"))
-    assert generation.scoring == Scoring("average", 9.0)
+    generation = with_options(DEFAULTS, parse("spec-reason:score_method=average:threshold=9"))
+    assert generation.options.acceptance == Acceptance("threshold", 9.0, "average")
+
+
+def test_recorded_labels_of_earlier_versions_are_read() -> None:
+    new = "in-process/semantic:rewrite=token-level:num_speculative_tokens=3:num_candidates=2:ahead=off"
+    old = parse_recorded("in-process/semantic+token-level:token_gamma=3:num_drafts=2:ahead=off")
+    assert old == replace(parse(new), label=old.label) and old.variant == "semantic+token-level"
+    assert parse_recorded("last-hidden:rule=sample").variant == parse("semantic:probes=last-hidden").variant
+    gate = parse_recorded("retrieval:retrieval_source=ngrams:gate=soft:gate_entropy=0.02")
+    assert gate.knobs == {"source": "ngrams", "gate": "soft", "gate_entropy": 0.02}
 
 
 def test_peer_methods_have_their_own_knobs() -> None:
@@ -73,6 +81,8 @@ def test_peer_methods_have_their_own_knobs() -> None:
         ("vllm/semantic", "draft_model"),
         ("arctic/retrieval", "suffix"),
         ("semantic:gama=2", "gamma"),
+        ("semantic:ahead=off", "unknown knob 'ahead'"),
+        ("semantic:rewrite=draft", "token-level"),
         ("semantic:gamma=two", "gamma='two'"),
         ("semantic:rule=maybe", "threshold"),
         ("semantic:rule=sample:threshold=1", "takes no threshold"),

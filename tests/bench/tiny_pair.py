@@ -16,7 +16,8 @@ from tests.training.support import bytes_tokenizer, save_ending, solved
 ROOT = Path(__file__).resolve().parents[2]
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 DRAFT, TARGET = "tests/DeepSeek-R1-Distill-Qwen-1.5B", "tests/DeepSeek-R1-Distill-Qwen-32B"
-METHODS = ["target", "draft", "spec-reason", "spec-thinking", "token-level", "semantic", "last-hidden:rule=sample",
+METHODS = ["target", "draft", "spec-reason", "spec-thinking", "token-level", "semantic",
+           "semantic:probes=last-hidden:rule=sample",
            "random:rule=sample"]  # fmt: skip
 """Every published row."""
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from semspec.decoding import STRATEGIES as DISPATCHED
 from semspec.decoding import Backends, Generation, decode
 from semspec.types import (
     Context,
@@ -20,9 +19,9 @@ from semspec.types import (
 )
 from tests.calibrations import calibration
 from tests.fakes import FakeModel, FakeVerifier
+from tests.variants import STRATEGIES, VARIANTS, changed
 
-STRATEGIES = tuple(DISPATCHED)
-HELPED: tuple[str, ...] = tuple(strategy for strategy in STRATEGIES if strategy not in ("target", "draft"))
+HELPED: tuple[str, ...] = tuple(strategy for strategy in VARIANTS if strategy not in ("target", "draft"))
 BY_PROBES: tuple[str, ...] = ("semantic", "semantic+token-level", "semantic+retrieval", "last-hidden", "surprisal")
 PROPOSING: tuple[str, ...] = ("token-level", "semantic+token-level", "retrieval", "semantic+retrieval")
 CUES = ("", "wait, ", "yes, ", "check: ")
@@ -71,7 +70,7 @@ def players(
 
 async def generation(**changes: object) -> Generation:
     piece = await FakeModel(Writer.TARGET).encode("Question?")
-    return replace(Generation(Context((piece,)), SamplingParams(seed=7)), **changes)  # type: ignore[arg-type]
+    return changed(Generation(Context((piece,)), SamplingParams(seed=7)), **changes)  # type: ignore[arg-type]
 
 
 def resumed(generation: Generation, segments: Sequence[Segment]) -> Generation:
@@ -80,7 +79,7 @@ def resumed(generation: Generation, segments: Sequence[Segment]) -> Generation:
 
 
 async def run(generation: Generation, players: Players) -> list[Event]:
-    return [event async for event in decode(generation, players.backends)]
+    return [event async for event in decode(generation, players.backends, STRATEGIES)]
 
 
 def records(events: Sequence[Event]) -> list[SegmentRecord]:

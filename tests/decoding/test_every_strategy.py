@@ -24,7 +24,6 @@ from tests.decoding.support import (
     CUES,
     HELPED,
     PROPOSING,
-    STRATEGIES,
     ConstantVerifier,
     Players,
     generation,
@@ -35,6 +34,7 @@ from tests.decoding.support import (
     run,
     segments,
 )
+from tests.variants import STRATEGIES, VARIANTS
 
 UNNOTICED = {"random", "likelihood", "token-level", "retrieval", "spec-reason", "spec-thinking"}
 """Strategies that never ask the verifier."""
@@ -44,7 +44,7 @@ def num_running() -> int:
     return len(asyncio.all_tasks()) - 1
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", VARIANTS)
 @pytest.mark.parametrize("max_tokens", [1, 2, 17, 40, 63])
 @pytest.mark.parametrize("agreement", [0.0, 0.7, 1.0])
 async def test_budget_is_kept_to_the_token(strategy: str, max_tokens: int, agreement: float) -> None:
@@ -57,7 +57,7 @@ async def test_budget_is_kept_to_the_token(strategy: str, max_tokens: int, agree
 
 
 @pytest.mark.parametrize(
-    "strategy", [strategy for strategy in STRATEGIES if strategy not in ("token-level", "retrieval")]
+    "strategy", [strategy for strategy in VARIANTS if strategy not in ("token-level", "retrieval")]
 )
 async def test_resumed_generation_equals_undisturbed_one(strategy: str) -> None:
     first = await generation(strategy=strategy)
@@ -69,7 +69,7 @@ async def test_resumed_generation_equals_undisturbed_one(strategy: str) -> None:
         assert rest == whole[cut:]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", VARIANTS)
 async def test_same_request_has_the_same_outcome(strategy: str) -> None:
     first = await generation(strategy=strategy)
     assert outcome(await run(first, players(remarks=CUES))) == outcome(await run(first, players(remarks=CUES)))
@@ -114,7 +114,7 @@ async def losing(fakes: Players, player: Any, strategy: str, error: SemspecError
     """The events of a generation that loses `player` after its second segment."""
     events: list[Event] = []
     params = await generation(strategy=strategy, draft_ahead=False)
-    async for event in decode(params, fakes.backends):
+    async for event in decode(params, fakes.backends, STRATEGIES):
         events.append(event)
         if len(events) == 2:
             player.errors.append(error)
@@ -168,11 +168,11 @@ async def test_target_writes_alone_where_it_refuses_what_the_drafter_wrote(
     assert records(events)[0].fallback == f"the target {reason}"
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", VARIANTS)
 @pytest.mark.parametrize("num_events", [1, 3])
 async def test_closing_a_generation_leaves_nothing_running(strategy: str, num_events: int) -> None:
     fakes = players(delay_s=0.002, remarks=CUES)
-    async with aclosing(decode(await generation(strategy=strategy), fakes.backends)) as events:
+    async with aclosing(decode(await generation(strategy=strategy), fakes.backends, STRATEGIES)) as events:
         async for _ in events:
             num_events -= 1
             if num_events == 0:
@@ -183,7 +183,7 @@ async def test_closing_a_generation_leaves_nothing_running(strategy: str, num_ev
     assert (fakes.drafter.num_written, fakes.target.num_written) == written
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", VARIANTS)
 @pytest.mark.parametrize("after_s", [0.001, 0.012, 0.031])
 async def test_cancelling_a_generation_leaves_nothing_running(strategy: str, after_s: float) -> None:
     task = asyncio.create_task(run(await generation(strategy=strategy), players(delay_s=0.01, remarks=CUES)))
@@ -197,7 +197,7 @@ async def test_cancelling_a_generation_leaves_nothing_running(strategy: str, aft
 @pytest.mark.parametrize("strategy", ["target", "draft"])
 async def test_closing_a_single_model_closes_its_stream(strategy: str) -> None:
     fakes = players()
-    async with aclosing(decode(await generation(strategy=strategy), fakes.backends)) as events:
+    async with aclosing(decode(await generation(strategy=strategy), fakes.backends, STRATEGIES)) as events:
         async for _ in events:
             break
     assert (fakes.target if strategy == "target" else fakes.drafter).num_cancelled == 1
@@ -207,7 +207,7 @@ async def test_closing_a_single_model_closes_its_stream(strategy: str) -> None:
 async def test_closing_after_a_fallback_closes_the_targets_stream(strategy: str) -> None:
     fakes = players()
     fakes.drafter.errors.append(Unavailable("gone"))
-    async with aclosing(decode(await generation(strategy=strategy), fakes.backends)) as events:
+    async with aclosing(decode(await generation(strategy=strategy), fakes.backends, STRATEGIES)) as events:
         async for _ in events:
             break
     assert fakes.target.num_cancelled == 1 and num_running() == 0
@@ -217,7 +217,7 @@ async def test_closing_after_a_fallback_closes_the_targets_stream(strategy: str)
 async def test_target_writes_the_end_alone_where_a_step_to_read_does_not_fit(strategy: str) -> None:
     fakes = players()
     events: list[Event] = []
-    async for event in decode(await generation(strategy=strategy, draft_ahead=False), fakes.backends):
+    async for event in decode(await generation(strategy=strategy, draft_ahead=False), fakes.backends, STRATEGIES):
         events.append(event)
         if len(events) == 1:
             fakes.target.errors.append(ContextTooLong("too long"))
@@ -225,7 +225,7 @@ async def test_target_writes_the_end_alone_where_a_step_to_read_does_not_fit(str
     assert events[-1] == Finished(FinishReason.STOP)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", VARIANTS)
 async def test_full_window_ends_a_generation_under_way_and_refuses_a_new_one(strategy: str) -> None:
     fakes = players()
     fakes.drafter.errors += [ContextTooLong("full")] * 2

@@ -56,7 +56,7 @@ async def _score(context: Context, before: list, record) -> SegmentScore:  # typ
 @pytest.mark.parametrize(("threshold", "acceptance"), [(0.0, 0.0), (1.0, 1e9)])
 @pytest.mark.parametrize("gamma", [1, 3])
 async def test_ends_of_the_threshold_equal_those_of_semantic(threshold: float, acceptance: float, gamma: int) -> None:
-    by_likelihood = await generation(strategy="likelihood", likelihood_threshold=threshold, gamma=gamma)
+    by_likelihood = await generation(strategy="likelihood", acceptance=Acceptance(threshold=threshold), gamma=gamma)
     by_probes = await generation(strategy="semantic", acceptance=Acceptance("threshold", acceptance), gamma=gamma)
     one, other = await run(by_likelihood, players()), await run(by_probes, players())
     assert segments(one) == segments(other)
@@ -65,14 +65,16 @@ async def test_ends_of_the_threshold_equal_those_of_semantic(threshold: float, a
 
 async def test_requests_threshold_overrides_the_calibrations() -> None:
     trace = records(
-        await run(await generation(strategy="likelihood", likelihood_threshold=0.7), players(num_segments=30))
+        await run(
+            await generation(strategy="likelihood", acceptance=Acceptance(threshold=0.7)), players(num_segments=30)
+        )
     )
     kept = [(record.judgement.target_probability >= 0.7, record.accepted) for record in trace if record.judgement]
     assert all(wanted == accepted for wanted, accepted in kept) and {True, False} == {one for one, _ in kept}
 
 
-async def test_acceptance_of_the_request_does_not_apply() -> None:
-    strict = await generation(strategy="likelihood", acceptance=Acceptance("threshold", 1e9))
+async def test_rule_of_the_request_does_not_apply() -> None:
+    strict = await generation(strategy="likelihood", acceptance=Acceptance("threshold"))
     usual = await generation(strategy="likelihood")
     assert outcome(await run(strict, players())) == outcome(await run(usual, players()))
 

@@ -80,7 +80,9 @@ async def test_hybrid_judges_as_semantic_does_until_it_first_rewrites() -> None:
 async def test_refused_draft_is_not_proposed_again() -> None:
     """Its tokens were drawn by draws that its refusal tells something about."""
     fakes = players(NONE, agreement=1.0)
-    events = await run(await generation(strategy="semantic+token-level", token_gamma=40, max_tokens=100), fakes)
+    events = await run(
+        await generation(strategy="semantic+token-level", num_speculative_tokens=16, max_tokens=100), fakes
+    )
     for record in records(events):
         assert record.rejected is not None
         assert record.num_accepted_tokens >= len("draft says ") and record.segment.text != record.rejected.text

@@ -6,12 +6,12 @@ import pytest
 
 from semspec.decoding.spec_reason import DIGITS, PREFILL, QUESTION, score
 from semspec.types import (
+    Acceptance,
     ChoiceScores,
     Context,
     Finished,
     FinishReason,
     ScoreMethod,
-    Scoring,
     Writer,
 )
 from tests.decoding.support import Players, generation, players, records, run, segments
@@ -68,7 +68,7 @@ async def test_all_kept_equals_the_draft_alone_and_none_kept_the_target_alone() 
 
 
 async def test_threshold_is_the_requests() -> None:
-    strict = await generation(strategy="spec-reason", scoring=Scoring(threshold=9))
+    strict = await generation(strategy="spec-reason", acceptance=Acceptance(threshold=9))
     assert [r.accepted for r in records(await run(strict, graded("898989")))] == [False, True] * 3
 
 

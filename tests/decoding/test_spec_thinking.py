@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from semspec.decoding.generation import Progress
 from semspec.decoding.spec_thinking import Rules, rounds
-from semspec.decoding.steps import Progress
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.rpc.codec.common import piece_from_wire, put_piece
 from semspec.types import (

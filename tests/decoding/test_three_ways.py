@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from semspec.decoding import Backends, Generation, Verifier, decode
+from semspec.decoding import Backends, Generation, Options, Verifier, decode
 from semspec.engine.protocol import Engine
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.rpc.channel import ClientOptions
@@ -23,7 +23,6 @@ from semspec.types import (
     Finished,
     FinishReason,
     SamplingParams,
-    Scoring,
     Segmentation,
     SegmentRecord,
     StageTimes,
@@ -31,8 +30,8 @@ from semspec.types import (
 )
 from tests.calibrations import calibration
 from tests.checkpoints import random_probes
-from tests.decoding.support import STRATEGIES
 from tests.fakes import FakeModel, FakeVerifier
+from tests.variants import STRATEGIES, VARIANTS, changed
 
 PROMPT = "Tom has pens: 25. Day 1: Tom sells 6 pens. How many pens does Tom have now?\n\n<think>\n\n"
 TURNS = "{% for message in messages %}{{ message['content'] + '\n\n' }}{% endfor %}"
@@ -105,7 +104,7 @@ async def in_process(players: Players) -> Backends:
 
 async def trace(generation: Generation, backends: Backends) -> list[SegmentRecord]:
     """The records, without times."""
-    events = [event async for event in decode(generation, backends)]
+    events = [event async for event in decode(generation, backends, STRATEGIES)]
     return [replace(event, times=StageTimes()) for event in events if isinstance(event, SegmentRecord)]
 
 
@@ -127,14 +126,14 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("semantic", {"gamma": 3}),
     ("semantic", {"gamma": 2, "segmentation": Segmentation.SENTENCE, "acceptance": Acceptance("threshold", 1.0)}),
     ("semantic", {"segmentation": Segmentation.SENTENCE}),
-    ("semantic", {"num_drafts": 3}),
+    ("semantic", {"num_candidates": 3}),
     ("last-hidden", {}),
     ("surprisal", {"gamma": 2}),
     ("likelihood", {"gamma": 2}),
-    ("semantic+token-level", {"token_gamma": 3}),
-    ("token-level", {"token_gamma": 5}),
-    ("token-level", {"token_gamma": 2, "segmentation": Segmentation.SENTENCE}),
-    ("spec-reason", {"scoring": Scoring("average", 4.5)}),
+    ("semantic+token-level", {"num_speculative_tokens": 3}),
+    ("token-level", {"num_speculative_tokens": 5}),
+    ("token-level", {"num_speculative_tokens": 2, "segmentation": Segmentation.SENTENCE}),
+    ("spec-reason", {"acceptance": Acceptance(threshold=4.5, score_method="average")}),
     ("spec-thinking", {}),
     ("random", {"gamma": 2}),
     ("target", {"segmentation": Segmentation.SENTENCE}),
@@ -152,7 +151,7 @@ async def test_same_trace_in_process_and_over_grpc(players: Players) -> None:
         assert await remote.verifier.info() == await backends.verifier.info()
         for seed, (strategy, options) in enumerate(CASES):
             sampling = SamplingParams(1.0, 0.97, 0, seed)
-            generation = Generation(context, sampling, 150, strategy, session=f"s{seed}", **options)
+            generation = changed(Generation(context, sampling, 150, session=f"s{seed}"), strategy, **options)
             local = await trace(generation, backends)
             assert_same(local, await trace(generation, replace(remote, likelihood=backends.likelihood)))
             verdicts |= {record.accepted for record in local}
@@ -168,16 +167,17 @@ async def test_greedy_rejecting_loop_equals_the_target_alone(players: Players) -
     backends = await in_process(players)
     context = Context((await backends.target.encode(PROMPT),))
     never = Acceptance("threshold", 1e9)
-    greedy = Generation(context, SamplingParams(temperature=0.0), 120, "semantic", acceptance=never)
+    greedy = Generation(context, SamplingParams(temperature=0.0), 120, options=Options(acceptance=never))
     alone = await trace(replace(greedy, strategy="target"), backends)
     assert [r.segment for r in await trace(greedy, backends)] == [r.segment for r in alone]
 
 
-@pytest.mark.parametrize("token_gamma", [1, 4])
-async def test_greedy_token_level_speculation_equals_the_target_alone(players: Players, token_gamma: int) -> None:
+@pytest.mark.parametrize("num_tokens", [1, 4])
+async def test_greedy_token_level_speculation_equals_the_target_alone(players: Players, num_tokens: int) -> None:
     backends = await in_process(players)
     context = Context((await backends.target.encode(PROMPT),))
-    greedy = Generation(context, SamplingParams(temperature=0.0), 120, "token-level", token_gamma=token_gamma)
+    options = Options(num_speculative_tokens=num_tokens)
+    greedy = Generation(context, SamplingParams(temperature=0.0), 120, "token-level", options)
     if isinstance(backends.target, FakeModel):
         backends.target.agreement = 0.0  # their draws do not know of temperatures
     alone = await trace(replace(greedy, strategy="target"), backends)
@@ -189,9 +189,9 @@ async def test_full_window_ends_every_strategy_by_length(checkpoints: dict[str, 
     async with engines(checkpoints, tmp_path, window=70) as players:
         backends = await in_process(players)
         prompt = await backends.target.encode(PROMPT)
-        for strategy in STRATEGIES:
-            generation = Generation(Context((prompt,)), SamplingParams(temperature=0.0), 1000, strategy)
-            events = [event async for event in decode(generation, backends)]
+        for strategy in VARIANTS:
+            generation = changed(Generation(Context((prompt,)), SamplingParams(temperature=0.0), 1000), strategy)
+            events = [event async for event in decode(generation, backends, STRATEGIES)]
             assert events[-1] == Finished(FinishReason.LENGTH), strategy
             kept = [event.segment for event in events if isinstance(event, SegmentRecord)]
             assert len(prompt.token_ids) + sum(len(segment.token_ids) for segment in kept) == 70, strategy

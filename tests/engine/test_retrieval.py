@@ -5,12 +5,13 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from semspec.decoding import Backends, Generation, decode
+from semspec.decoding import Backends, Generation, RetrievalOptions, decode
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.retrieval.drafter import Retriever, RetrievingDraft, load_retriever
@@ -22,6 +23,10 @@ from tests.engine.test_equivalence import params, prompt
 from tests.engine.test_token_level import pairs
 from tests.fakes import FakeVerifier
 from tests.retrieval.support import write
+from tests.variants import changed
+
+TREE, SOFT = RetrievalOptions(tree=True), RetrievalOptions(gate="soft")
+SHUT, OPEN_WIDE = Gate(entropy=1.0), Gate(entropy=0.0, floor=0.0, top_k=1000)
 
 
 @pytest.fixture
@@ -61,10 +66,9 @@ async def backends(
     await draft.aclose()
 
 
-async def records(backends: Backends, **fields: object) -> list[SegmentRecord]:
+async def records(backends: Backends, strategy: str = "retrieval", **fields: Any) -> list[SegmentRecord]:
     context = Context((await backends.target.encode("Tom has pens: 25. Day 1: Tom sells 6 pens."),))
-    generation = Generation(context, SamplingParams(0), 80, "retrieval", session="s")
-    generation = replace(generation, **fields)  # type: ignore[arg-type]
+    generation = changed(Generation(context, SamplingParams(0), 80, session="s"), strategy, **fields)
     events = [event async for event in decode(generation, backends)]
     return [event for event in events if isinstance(event, SegmentRecord)]
 
@@ -76,7 +80,9 @@ async def test_greedy_exact_retrieval_writes_what_the_target_writes(
 ) -> None:
     context = await prompt(engine)
     alone = await records(backends, context=context, strategy="target")
-    helped = await records(backends, context=context, retrieval_tokens=num_tokens, retrieval_tree=tree)
+    helped = await records(
+        backends, context=context, num_speculative_tokens=num_tokens, retrieval=RetrievalOptions(tree=tree)
+    )
     assert [record.segment for record in helped] == [record.segment for record in alone]
     num_accepted = sum(record.num_accepted_tokens for record in helped)
     num_proposed = sum(record.num_proposed_tokens for record in helped)
@@ -88,27 +94,26 @@ async def test_greedy_exact_retrieval_writes_what_the_target_writes(
 async def test_rewrites_by_retrieval_are_the_plain_ones_token_for_token(
     backends: Backends, engine: TransformersEngine, sampling: SamplingParams
 ) -> None:
-    fields = {"context": await prompt(engine), "sampling": sampling}
+    fields: dict[str, Any] = {"context": await prompt(engine), "sampling": sampling}
     plain = await records(backends, strategy="semantic", **fields)
     assert plain and not any(record.accepted for record in plain)
-    for options in ({}, {"retrieval_tree": True, "retrieval_tokens": 20}, {"retrieval_source": "context"}):
+    for options in ({}, {"retrieval": TREE, "num_speculative_tokens": 20}, {"retrieval": RetrievalOptions("context")}):
         helped = await records(backends, strategy="semantic+retrieval", **fields, **options)
         assert [(r.segment, r.rejected, r.draw) for r in helped] == [(r.segment, r.rejected, r.draw) for r in plain]
         assert not any(record.fallback for record in helped)
         assert sum(record.num_proposed_tokens for record in helped) > 0
-        if sampling.temperature == 0 and "retrieval_source" not in options:
+        if sampling.temperature == 0 and options.get("retrieval") in (None, TREE):
             assert sum(record.num_accepted_tokens for record in helped) > 20
 
 
 async def test_soft_gate_holds_for_rewrites_too(backends: Backends, engine: TransformersEngine) -> None:
-    fields = {"context": await prompt(engine), "strategy": "semantic+retrieval", "gate": "soft"}
-    open_wide = {"gate_entropy": 0.0, "gate_floor": 0.0, "gate_top_k": 1000}
-    soft = await records(backends, **fields, **open_wide)
-    shut = await records(backends, **fields, gate_entropy=1.0)
+    fields: dict[str, Any] = {"context": await prompt(engine), "strategy": "semantic+retrieval", "retrieval": SOFT}
+    soft = await records(backends, **fields, soft_gate=OPEN_WIDE)
+    shut = await records(backends, **fields, soft_gate=SHUT)
     assert sum(r.num_accepted_tokens for r in soft) > sum(r.num_accepted_tokens for r in shut)
     with pytest.raises(InvalidRequest) as refusal:
         await records(backends, **fields, sampling=SamplingParams(0.6))
-    assert refusal.value.parameter == "semspec.gate"
+    assert refusal.value.parameter == "retrieval.gate"
 
 
 @pytest.mark.parametrize(
@@ -130,8 +135,8 @@ async def test_sampled_retrieval_keeps_the_targets_distribution(
     num_proposed = num_accepted = 0
     for seed in range(250):
         own = replace(sampling, seed=seed)
-        fields = {"context": context, "sampling": own, "max_tokens": 2, "strategy": strategy}
-        written = await records(backends, **fields, retrieval_tree=tree)
+        fields: dict[str, Any] = {"context": context, "sampling": own, "max_tokens": 2, "strategy": strategy}
+        written = await records(backends, **fields, retrieval=RetrievalOptions(tree=tree))
         counts[tuple(token for record in written for token in record.segment.token_ids)] += 1
         num_proposed += sum(record.num_proposed_tokens for record in written)
         num_accepted += sum(record.num_accepted_tokens for record in written)
@@ -181,18 +186,17 @@ async def test_soft_gate_keeps_more_and_its_open_ends_equal_the_exact_one(
 ) -> None:
     context = await prompt(engine)
     exact = await records(backends, context=context)
-    shut = await records(backends, context=context, gate="soft", gate_entropy=1.0)
+    shut = await records(backends, context=context, retrieval=SOFT, soft_gate=SHUT)
     assert [record.segment for record in shut] == [record.segment for record in exact]
-    open_wide = {"gate": "soft", "gate_entropy": 0.0, "gate_floor": 0.0, "gate_top_k": 1000}
-    soft = await records(backends, context=context, **open_wide)
+    soft = await records(backends, context=context, retrieval=SOFT, soft_gate=OPEN_WIDE)
     assert sum(r.num_accepted_tokens for r in soft) == sum(r.num_proposed_tokens for r in soft) > 60
     assert [record.segment for record in soft] != [record.segment for record in exact]
 
 
 async def test_soft_gate_for_sampled_tokens_is_refused_by_name(backends: Backends, engine: TransformersEngine) -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        await records(backends, gate="soft", sampling=SamplingParams(0.6))
-    assert refusal.value.parameter == "semspec.gate"
+        await records(backends, retrieval=SOFT, sampling=SamplingParams(0.6))
+    assert refusal.value.parameter == "retrieval.gate"
     with pytest.raises(InvalidRequest) as refusal:
         await engine.verify_tokens(await prompt(engine), (), certainly(engine, (5,)), params(gate=Gate()))
     assert refusal.value.parameter == "gate"
@@ -230,7 +234,7 @@ async def test_retrieval_over_grpc_equals_that_in_process(
     engine: TransformersEngine, checkpoints: dict[str, Path], tmp_path: Path, with_neighbours: bool
 ) -> None:
     context = await prompt(engine)
-    sampled = {"context": context, "sampling": SamplingParams(0.8, 1.0, 0, 3)}
+    sampled: dict[str, Any] = {"context": context, "sampling": SamplingParams(0.8, 1.0, 0, 3)}
     alone = await records(Backends(engine, engine, FakeVerifier()), strategy="target", **sampled)
     answers = [await own_tokens(engine), [token for record in alone for token in record.segment.token_ids]]
     documents = [[*context.pieces[0].token_ids, *answer] for answer in answers]
@@ -244,8 +248,11 @@ async def test_retrieval_over_grpc_equals_that_in_process(
     draft = TransformersEngine.load(str(checkpoints["llama"]), writer=Writer.DRAFT, device="cpu")
     retrieving = RetrievingDraft(draft, load_retriever(tmp_path))
     local = Backends(retrieving, engine, FakeVerifier())
-    soft = {"context": context, "gate": "soft", "retrieval_tokens": 3}
-    trees = [fields | {"retrieval_tree": True, "retrieval_tokens": 12} for fields in (sampled, soft)]
+    soft: dict[str, Any] = {"context": context, "retrieval": SOFT, "num_speculative_tokens": 3}
+    trees = [
+        {**sampled, "retrieval": TREE, "num_speculative_tokens": 12},
+        {**soft, "retrieval": replace(SOFT, tree=True), "num_speculative_tokens": 12},
+    ]
     async with behind_sockets(retrieving, engine, FakeVerifier()) as remote:
         assert await remote.drafter.info() == await retrieving.info()
         for fields in (sampled, soft, *trees):

@@ -19,6 +19,7 @@ from tests.decoding.support import ConstantVerifier
 from tests.decoding.test_three_ways import trace
 from tests.engine.speculation import segments_of, speculated
 from tests.engine.test_equivalence import params, prompt
+from tests.variants import changed
 
 SENTENCE = Segmentation.SENTENCE
 WORDS = (".", "5", " 3", " Tom", " has")
@@ -128,7 +129,8 @@ async def test_sentences_stay_sentences_whoever_writes_next(engines: Engines, st
     backends = Backends(*engines, ConstantVerifier(1.0, 0.5))
     context, writers = await prompt(engines[1]), set()
     for seed in range(3):
-        generation = Generation(context, replace(HOT, seed=seed), 60, strategy, segmentation=SENTENCE, session="s")
+        plain = Generation(context, replace(HOT, seed=seed), 60, segmentation=SENTENCE, session="s")
+        generation = changed(plain, strategy)
         segments = [record.segment for record in await trace(generation, backends)]
         assert list(cut("".join(segment.text for segment in segments), SENTENCE)) == [one.text for one in segments]
         ids = [token for segment in segments for token in segment.token_ids]

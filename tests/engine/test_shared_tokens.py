@@ -10,7 +10,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from semspec.decoding import Backends, Generation, decode
+from semspec.decoding import Backends, Generation, Options, decode
 from semspec.engine import speculative
 from semspec.engine.checkpoint import tokenizer_fingerprint
 from semspec.engine.logits import renormalised
@@ -29,6 +29,7 @@ from tests.checkpoints import random_probes
 from tests.decoding.test_three_ways import assert_same, behind_sockets, trace
 from tests.engine.speculation import certainly
 from tests.engine.test_equivalence import PROMPT, params, prompt
+from tests.variants import changed
 
 NUM_SEEDS = 200
 HOT = SamplingParams(1.5, 1.0, 4)
@@ -134,16 +135,15 @@ def table(target: TransformersEngine, context: Context) -> dict[tuple[int, ...],
     return probabilities
 
 
-async def p_value(backends: Backends, token_gamma: int) -> float:
+async def p_value(backends: Backends, num_tokens: int) -> float:
     """Chi-square of the first two of three tokens, at fixed seeds; 0 for tokens that the target never writes."""
     target = backends.target
     assert isinstance(target, TransformersEngine)
     context = await prompt(target)
     counts: Counter[tuple[int, ...]] = Counter()
     for seed in range(NUM_SEEDS):
-        generation = Generation(
-            context, replace(HOT, seed=seed), 3, "token-level", token_gamma=token_gamma, session="s"
-        )
+        options = Options(num_speculative_tokens=num_tokens)
+        generation = Generation(context, replace(HOT, seed=seed), 3, "token-level", options, session="s")
         records = [one async for one in decode(generation, backends) if isinstance(one, SegmentRecord)]
         counts[tuple(token for record in records for token in record.segment.token_ids)[:2]] += 1
     expected = table(target, context)
@@ -156,9 +156,9 @@ async def p_value(backends: Backends, token_gamma: int) -> float:
     )
 
 
-@pytest.mark.parametrize("token_gamma", [1, 3])
-async def test_output_keeps_the_targets_distribution(engines: Engines, tmp_path: Path, token_gamma: int) -> None:
-    assert await p_value(await backends_of(engines, tmp_path), token_gamma) > 0.001
+@pytest.mark.parametrize("num_tokens", [1, 3])
+async def test_output_keeps_the_targets_distribution(engines: Engines, tmp_path: Path, num_tokens: int) -> None:
+    assert await p_value(await backends_of(engines, tmp_path), num_tokens) > 0.001
 
 
 async def test_subtracting_what_the_target_lacks_would_be_noticed(
@@ -168,16 +168,17 @@ async def test_subtracting_what_the_target_lacks_would_be_noticed(
     assert await p_value(await backends_of(engines, tmp_path), 1) < 0.001
 
 
-@pytest.mark.parametrize("token_gamma", [1, 4])
+@pytest.mark.parametrize("num_tokens", [1, 4])
 async def test_greedy_rounds_equal_the_target_alone_and_shared_tokens_are_accepted(
-    engines: Engines, tmp_path: Path, token_gamma: int
+    engines: Engines, tmp_path: Path, num_tokens: int
 ) -> None:
     backends = await backends_of(engines, tmp_path)
     written: list[int] = []
     num_accepted = 0
     for question in (PROMPT, "Day 1: Tom sells 6 pens.", "How many pens does Tom have now?", "25 - 6 = 19.\n\n"):
         context = Context((await engines[1].encode(question),))
-        greedy = Generation(context, SamplingParams(0), 40, "token-level", token_gamma=token_gamma)
+        options = Options(num_speculative_tokens=num_tokens)
+        greedy = Generation(context, SamplingParams(0), 40, "token-level", options)
         records = await trace(greedy, backends)
         alone = await trace(replace(greedy, strategy="target"), backends)
         assert [record.segment for record in records] == [record.segment for record in alone]
@@ -205,7 +206,8 @@ async def test_same_trace_over_grpc(engines: Engines, tmp_path: Path) -> None:
     context = await prompt(engines[1])
     async with behind_sockets(*engines, backends.verifier) as remote:
         for seed, strategy in enumerate(("token-level", "semantic+token-level", "semantic") * 2):
-            generation = Generation(context, replace(HOT, seed=seed, top_k=8), 60, strategy, session="s")
+            plain = Generation(context, replace(HOT, seed=seed, top_k=8), 60, session="s")
+            generation = changed(plain, strategy)
             local = await trace(generation, backends)
             assert_same(local, await trace(generation, remote))
             assert not any(record.fallback for record in local)

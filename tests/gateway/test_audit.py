@@ -95,7 +95,7 @@ async def test_acceptance_that_a_client_chose_is_not_audited(start_gateway: Gate
     audit = await audited(start_gateway)
     await audit.gateway.chat(semspec={"acceptance": {"threshold": 0.1}})
     await audit.gateway.chat(semspec={"strictness": 0.0})
-    await audit.gateway.chat(semspec={"strategy": "random"})
+    await audit.gateway.chat(semspec={"probes": "last-hidden"})
     await audit.gateway.chat()
     await audit.gateway.metric_becomes(SUPPORTED, NUM_ACCEPTED)
     assert len(audit.verifier.groups) == NUM_ACCEPTED

@@ -10,6 +10,7 @@ from semspec.decoding import STRATEGIES
 from semspec.types import derive_seed
 from tests.gateway.fakes import NUM_SEGMENTS, WINDOW
 from tests.gateway.support import MESSAGES, Gateway, GatewayFactory, chunks, extra, stream_chat, text_of
+from tests.variants import VARIANTS
 
 
 async def test_chat_answers_whole(gateway: Gateway) -> None:
@@ -138,15 +139,15 @@ async def test_models_list_each_strategy(gateway: Gateway) -> None:
         assert answer["choices"][0]["message"]["content"] and answer["semspec"]["fallback"] is None
 
 
-@pytest.mark.parametrize("strategy", ["semantic", "last-hidden", "surprisal"])
-async def test_strategy_asks_the_verifier_for_its_own_probes(gateway: Gateway, strategy: str) -> None:
-    assert (await gateway.chat(semspec={"strategy": strategy})).status_code == 200
-    assert set(gateway.fakes.verifier.asked_for) == {"" if strategy == "semantic" else strategy}
+@pytest.mark.parametrize("probes", ["", "last-hidden", "surprisal"])
+async def test_semantic_asks_the_verifier_for_the_probes_named(gateway: Gateway, probes: str) -> None:
+    assert (await gateway.chat(semspec={"probes": probes})).status_code == 200
+    assert set(gateway.fakes.verifier.asked_for) == {probes}
 
 
 @pytest.mark.parametrize("strategy", ["token-level", "semantic+token-level"])
 async def test_proposed_tokens_that_were_kept_count_as_the_drafts(gateway: Gateway, strategy: str) -> None:
-    answer = (await gateway.chat(semspec={"strategy": strategy, "trace": True})).json()
+    answer = (await gateway.chat(semspec={**VARIANTS[strategy], "trace": True})).json()
     statistics, by_target = answer["semspec"], [r for r in answer["semspec"]["trace"] if r["writer"] == "target"]
     num_proposed = sum(record["num_proposed_tokens"] for record in by_target)
     num_accepted = sum(record["num_accepted_tokens"] for record in by_target)
@@ -161,27 +162,27 @@ async def test_proposed_tokens_that_were_kept_count_as_the_drafts(gateway: Gatew
 
 async def test_tokens_proposed_at_a_time_are_as_asked(gateway: Gateway) -> None:
     shares = []
-    for token_gamma in (1, 16):
-        statistics = (await gateway.chat(semspec={"strategy": "token-level", "token_gamma": token_gamma})).json()
-        shares.append(statistics["semspec"]["target_ratio"])
+    for num_tokens in (1, 16):
+        options = {"strategy": "token-level", "num_speculative_tokens": num_tokens}
+        shares.append((await gateway.chat(semspec=options)).json()["semspec"]["target_ratio"])
     assert shares[1] < shares[0]
 
 
 async def test_least_score_is_as_asked(start_gateway: GatewayFactory) -> None:
-    gateway = await start_gateway(defaults={"score_threshold": 2})
+    gateway = await start_gateway(defaults={"strategy": "spec-reason", "acceptance": {"threshold": 2}})
     default = (await gateway.chat(model="semspec-demo:spec-reason")).json()["semspec"]
     assert default["num_rejected"] > 0 < default["num_accepted"]
-    strict = {"strategy": "spec-reason", "scoring": {"threshold": 9}}
+    strict = {"strategy": "spec-reason", "acceptance": {"threshold": 9}}
     assert (await gateway.chat(semspec=strict)).json()["semspec"]["num_accepted"] == 0
 
 
 async def test_knobs_are_told_and_stored(start_gateway: GatewayFactory) -> None:
-    gateway = await start_gateway(defaults={"token_gamma": 5, "score_method": "average"})
-    asked = {"scoring": {"threshold": 3.5}, "acceptance": {"threshold": 0.7}}
+    gateway = await start_gateway(defaults={"gamma": 3, "acceptance": {"score_method": "average"}})
+    asked = {"rewrite": "token-level", "num_candidates": 2, "acceptance": {"threshold": 0.7}}
     answer = (await gateway.chat(n=2, semspec=asked)).json()
     parameters = answer["semspec"]["parameters"]
-    assert parameters["token_gamma"] == 5 and parameters["scoring"] == {"method": "average", "threshold": 3.5}
-    assert parameters["acceptance"] == {"rule": "threshold", "threshold": 0.7}
+    assert (parameters["gamma"], parameters["num_candidates"], parameters["num_speculative_tokens"]) == (3, 2, 4)
+    assert parameters["acceptance"] == {"rule": "threshold", "threshold": 0.7, "score_method": "average"}
     for choice in answer["semspec"]["choices"]:
         assert (await gateway.stored(choice["id"]))["parameters"] == parameters
 

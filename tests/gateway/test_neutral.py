@@ -48,7 +48,7 @@ async def test_null_selects_the_default_of_every_field(gateway: Gateway, path: s
     nulls = dict.fromkeys((*OPENAI_DEFAULTS, *DEFAULTS))
     answer = await gateway.http.post(path, json={**ROUTES[path], **nulls})
     assert answer.status_code == 200, answer.text
-    options = dict.fromkeys(("strategy", "acceptance", "scoring", "trace", "session", "strictness", "gamma"))
+    options = dict.fromkeys(("strategy", "acceptance", "retrieval", "trace", "session", "strictness", "gamma"))
     fields = {"semspec": options, "stream": True, "stream_options": {"include_usage": None}}
     answer = await gateway.http.post(path, json={**ROUTES[path], **fields})
     assert answer.status_code == 200 and answer.text.endswith("data: [DONE]\n\n"), answer.text

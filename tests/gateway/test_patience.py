@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from semspec.decoding import STRATEGIES
 from semspec.errors import InternalError, Overloaded, SemspecError, Unavailable
 from semspec.types import Writer
 from tests.gateway.fakes import FakeModel, Fakes
 from tests.gateway.support import GENEROUS_S, GatewayFactory, chunks, text
+from tests.variants import OF_PRODUCT, VARIANTS
 
 pytestmark = pytest.mark.slow
-BY_TARGET = [s for s in STRATEGIES if s not in ("token-level", "retrieval", "spec-thinking", "draft")]
+BY_TARGET = [s for s in OF_PRODUCT if s not in ("token-level", "retrieval", "spec-thinking", "draft")]
 """The others go on with other words (ADR 3), or hardly need the target."""
 OUTAGE = 5
 """Calls in a row that nobody answers."""
@@ -40,7 +40,7 @@ class Forgetful(FakeModel):
 async def test_generation_goes_on_as_if_nothing_had_happened(
     start_gateway: GatewayFactory, strategy: str, num_answers: int
 ) -> None:
-    fields = {"model": f"semspec-demo:{strategy}", "max_tokens": 120, "stream": True}
+    fields = {"semspec": VARIANTS[strategy], "max_tokens": 120, "stream": True}
     undisturbed = await (await start_gateway()).chat(**fields)
     fakes = Fakes.make(Forgetful(num_answers))
     gateway = await start_gateway(fakes, target_patience_s=60)

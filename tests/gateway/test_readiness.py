@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from semspec.decoding import STRATEGIES
+from semspec.decoding import Strategy
 from semspec.errors import Mismatch, Unavailable
 from semspec.gateway.readiness import describe
 from semspec.gateway.served import Served, mismatch
 from semspec.types import ModelInfo, ProbeProjections, Segmentation, Writer
 from tests.gateway.fakes import Fakes
 from tests.gateway.support import GatewayFactory, eventually, make_readiness, make_settings
+from tests.variants import OF_PRODUCT, VARIANTS, changed
 
 
 def served(fakes: Fakes) -> Served:
@@ -199,9 +200,14 @@ async def test_special_tokens_may_differ_for_strategies_that_propose_tokens() ->
         replace(one.model_info, tokenizer=f"ordinary.{one.writer}") for one in (fakes.drafter, fakes.target)
     )
     served = Served(draft, target, fakes.verifier.verifier_info)
-    assert served.unsupported_reason("token-level") is served.unsupported_reason("semantic+token-level") is None
+    for name in ("token-level", "semantic+token-level"):
+        assert served.unsupported_reason(strategy(served, name)) is None
     other = replace(served, draft=replace(draft, tokenizer=f"other.{Writer.TARGET}"))
-    assert "special tokens may differ" in str(other.unsupported_reason("token-level"))
+    assert "special tokens may differ" in str(other.unsupported_reason(strategy(other, "token-level")))
+
+
+def strategy(served: Served, name: str) -> Strategy:
+    return served.strategy(changed(make_settings().defaults.generation(name), name))
 
 
 def change(fakes: Fakes, changed: Served) -> Fakes:
@@ -218,30 +224,34 @@ async def test_strategy_the_pair_cannot_do_is_refused_with_the_reason(
     fakes = Fakes.make()
     gateway = await start_gateway(change(fakes, spoil(served(fakes))))
     for stream in (False, True):
-        by_field = await gateway.chat(semspec={"strategy": strategy}, stream=stream)
-        by_name = await gateway.chat(model=f"semspec-demo:{strategy}", stream=stream)
-        for response, parameter in ((by_field, "semspec.strategy"), (by_name, "model")):
-            error = response.json()["error"]
-            assert response.status_code == 400 and error["param"] == parameter
-            assert all(word in error["message"] for word in (strategy, *words)), error["message"]
+        by_field = await gateway.chat(semspec=VARIANTS[strategy], stream=stream)
+        error = by_field.json()["error"]
+        option = next((name for name in ("rewrite", "probes") if name in VARIANTS[strategy]), "strategy")
+        assert by_field.status_code == 400 and error["param"] == f"semspec.{option}"
+        assert all(word in error["message"] for word in (VARIANTS[strategy][option], *words)), error["message"]
+        if option == "strategy":
+            by_name = await gateway.chat(model=f"semspec-demo:{strategy}", stream=stream)
+            assert by_name.status_code == 400 and by_name.json()["error"]["param"] == "model"
     names = [model["id"] for model in (await gateway.http.get("/v1/models")).json()["data"]]
     assert f"semspec-demo:{strategy}" not in names and {"semspec-demo", "semspec-demo:semantic"} <= set(names)
     assert (await gateway.http.get(f"/v1/models/semspec-demo:{strategy}")).status_code == 404
     assert (await gateway.chat()).status_code == 200
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_whole_pair_can_do_every_strategy(strategy: str) -> None:
-    assert served(Fakes.make()).unsupported_reason(strategy) is None
-    assert mismatch(served(Fakes.make()), make_settings(defaults={"strategy": strategy})) is None
+@pytest.mark.parametrize("name", OF_PRODUCT)
+def test_whole_pair_can_do_every_strategy(name: str) -> None:
+    whole = served(Fakes.make())
+    assert whole.unsupported_reason(strategy(whole, name)) is None
+    assert mismatch(whole, make_settings(defaults=VARIANTS[name])) is None
 
 
 @pytest.mark.parametrize("strategy", OBSTACLES)
 def test_default_strategy_the_pair_cannot_do_is_a_mismatch(strategy: str) -> None:
     spoiled = replace(OBSTACLES[strategy][0](served(Fakes.make())), likelihood=None)
     assert mismatch(spoiled, make_settings()) is None
-    reason = mismatch(spoiled, make_settings(defaults={"strategy": strategy}))
-    assert reason is not None and "SEMSPEC_GATEWAY_DEFAULTS" in reason and strategy in reason
+    reason = mismatch(spoiled, make_settings(defaults=VARIANTS[strategy]))
+    assert reason is not None and "SEMSPEC_GATEWAY_DEFAULTS" in reason
+    assert all(name in reason for name in list(VARIANTS[strategy].values())[-1:])
 
 
 def test_default_segmentation_that_the_probes_do_not_know_is_a_mismatch() -> None:
@@ -259,7 +269,7 @@ async def test_segmentation_the_probes_do_not_know_is_refused(start_gateway: Gat
     fakes = Fakes.make()
     fakes.verifier.verifier_info = replace(fakes.verifier.verifier_info, segmentations=(Segmentation.PARAGRAPH,))
     gateway = await start_gateway(fakes)
-    refused = await gateway.chat(semspec={"segmentation": "sentence", "strategy": strategy})
+    refused = await gateway.chat(semspec={"segmentation": "sentence", **VARIANTS[strategy]})
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "semspec.segmentation"
     assert (await gateway.chat(model="semspec-demo:target", semspec={"segmentation": "sentence"})).status_code == 200
 

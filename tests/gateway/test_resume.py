@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from semspec.decoding import STRATEGIES
 from tests.gateway.fakes import NUM_SEGMENTS, Fakes
 from tests.gateway.support import (
     NO_REDIS,
@@ -19,11 +18,12 @@ from tests.gateway.support import (
     eventually,
     text,
 )
+from tests.variants import OF_PRODUCT, VARIANTS
 
 pytestmark = pytest.mark.slow
 
 TARGET = "semspec-demo:target"
-REPEATABLE = [strategy for strategy in STRATEGIES if strategy not in ("token-level", "retrieval")]
+REPEATABLE = [strategy for strategy in OF_PRODUCT if strategy not in ("token-level", "retrieval")]
 """The others go on with other words (ADR 3)."""
 
 
@@ -53,7 +53,7 @@ async def test_text_held_back_to_the_end_is_told_once(gateway: Gateway) -> None:
 async def test_interrupted_generation_goes_on_elsewhere_as_if_nothing_had_happened(
     start_gateway: GatewayFactory, strategy: str, num_seen: int
 ) -> None:
-    fields: dict[str, Any] = {"model": f"semspec-demo:{strategy}", "max_tokens": 120}
+    fields: dict[str, Any] = {"semspec": VARIANTS[strategy], "max_tokens": 120}
     undisturbed = await (await start_gateway()).chat(stream=True, **fields)
     first, second = await start_gateway(), await start_gateway()
     seen = await first.hang_up_after(num_seen, **fields)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from semspec.errors import InvalidRequest
 from semspec.gateway.generation.strictness import Expected, at_strictness
-from semspec.types import Acceptance, OperatingPoint
+from semspec.types import OperatingPoint
 
 SAMPLE = OperatingPoint(None, 0.83, 0.9, 0.004, 2.6)
 CURVE = (
@@ -40,7 +40,7 @@ def curves(draw: st.DrawFn) -> list[OperatingPoint]:
 @given(curves(), strictnesses, strictnesses)
 def test_stricter_never_accepts_more(points: Sequence[OperatingPoint], one: float, other: float) -> None:
     lenient, strict = (at_strictness(strictness, points) for strictness in sorted((one, other)))
-    assert lenient.acceptance.threshold <= strict.acceptance.threshold
+    assert lenient.threshold <= strict.threshold
     assert lenient.expected.acceptance >= strict.expected.acceptance - 1e-9
     assert lenient.expected.wrong_accepted is not None and strict.expected.wrong_accepted is not None
     assert lenient.expected.wrong_accepted >= strict.expected.wrong_accepted - 1e-9
@@ -51,12 +51,9 @@ def test_stricter_never_accepts_more(points: Sequence[OperatingPoint], one: floa
 def test_rule_and_expectations_stay_on_the_curve(points: Sequence[OperatingPoint], strictness: float) -> None:
     curve = [(point.threshold, point) for point in points if point.threshold is not None]
     setting = at_strictness(strictness, points)
-    assert setting.acceptance.rule == "threshold"
-    assert curve[0][0] <= setting.acceptance.threshold <= curve[-1][0]
+    assert curve[0][0] <= setting.threshold <= curve[-1][0]
     neighbours = [
-        (low, high)
-        for (start, low), (stop, high) in pairwise([curve[0], *curve])
-        if start <= setting.acceptance.threshold <= stop
+        (low, high) for (start, low), (stop, high) in pairwise([curve[0], *curve]) if start <= setting.threshold <= stop
     ]
     assert any(
         high.acceptance - 1e-9 <= setting.expected.acceptance <= low.acceptance + 1e-9 for low, high in neighbours
@@ -68,7 +65,7 @@ def test_rule_and_expectations_stay_on_the_curve(points: Sequence[OperatingPoint
 def test_ends_are_the_reports_own(points: Sequence[OperatingPoint]) -> None:
     for strictness, point in ((0.0, points[0]), (1.0, points[-2])):
         setting = at_strictness(strictness, points)
-        assert setting.acceptance == Acceptance("threshold", point.threshold or 0.0)
+        assert setting.threshold == point.threshold
         assert setting.expected == Expected(point.acceptance, point.wrong_accepted, point.speed_up)
 
 
@@ -82,7 +79,7 @@ def test_order_of_the_points_does_not_matter(points: list[OperatingPoint], stric
 
 def test_between_two_points_all_is_linear() -> None:
     halfway = at_strictness(1 / 3, CURVE)
-    assert halfway.acceptance.threshold == pytest.approx(0.3)
+    assert halfway.threshold == pytest.approx(0.3)
     expected = halfway.expected
     assert (expected.acceptance, expected.wrong_accepted, expected.speed_up) == pytest.approx((0.85, 0.05, 3.25))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from semspec.decoding import STRATEGIES, Backends, Drafter, Generation, Prompts, Target, decode, prompts_of
+from semspec.decoding import Backends, Drafter, Generation, Prompts, Target, decode, prompts_of
 from semspec.engine.checkpoint import chat_template_digest
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Unavailable
@@ -21,6 +21,7 @@ from tests.decoding.test_three_ways import behind_sockets
 from tests.gateway.engines import Engines, served
 from tests.gateway.fakes import WINDOW, Fakes
 from tests.gateway.support import Gateway, GatewayFactory, content, make_settings, running_gateway
+from tests.variants import OF_PRODUCT, changed
 
 TARGETS = (
     "{% for message in messages %}{{ message['content'] + '\n\n' }}{% endfor %}"
@@ -28,7 +29,7 @@ TARGETS = (
 )
 DRAFTS = "{{ 'Day 1: ' }}{% for message in messages %}{{ message['content'] + ' ' }}{% endfor %}{{ '<think>\n\n' }}"
 QUESTION = "Tom has pens: 25. Day 1: Tom sells 6 pens. How many pens does Tom have now?"
-DRAFTING = [name for name, strategy in STRATEGIES.items() if Writer.DRAFT in strategy.writers]
+DRAFTING = [name for name in OF_PRODUCT if name not in ("target", "retrieval")]
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ async def prompts(drafter: Drafter, target: Target) -> Prompts:
 
 async def trace(backends: Backends, strategy: str) -> list[Any]:
     read, sampling = await prompts(backends.drafter, backends.target), SamplingParams(1.0, 0.97, 0, 7)
-    generation = Generation(Context((read.target,)), sampling, 50, strategy, draft_prompt=read.draft)
+    generation = changed(Generation(Context((read.target,)), sampling, 50, draft_prompt=read.draft), strategy)
     events = [event async for event in decode(generation, backends)]
     return comparable([dict(record_json(event)) for event in events if isinstance(event, SegmentRecord)])
 

@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from semspec.decoding.protocols import WithoutProbes
+from semspec.gateway.options import Defaults
 from semspec.gateway.served import Served, mismatch
 from semspec.likelihood import as_json
 from semspec.types import Segmentation
@@ -17,7 +18,7 @@ from tests.gateway.fakes import Fakes
 from tests.gateway.support import Gateway, make_settings, running_gateway
 
 WITHOUT_PROBES = {
-    "likelihood", "token-level", "retrieval", "spec-reason", "spec-thinking", "random", "target", "draft",
+    "likelihood", "token-level", "retrieval", "spec-reason", "spec-thinking", "target", "draft",
 }  # fmt: skip
 
 
@@ -63,20 +64,20 @@ async def test_generation_names_its_calibration(bare: Gateway) -> None:
 async def test_strictness_moves_the_threshold_on_the_calibrations_curve(bare: Gateway) -> None:
     for strictness, point in zip((0.0, 1.0), CURVE, strict=True):
         body = (await bare.chat(semspec={"strictness": strictness})).json()["semspec"]
-        assert body["parameters"]["likelihood_threshold"] == point.threshold
+        assert body["parameters"]["acceptance"]["threshold"] == point.threshold
         assert body["expected"]["acceptance"] == point.acceptance
-    both = await bare.chat(semspec={"strictness": 0.5, "likelihood_threshold": 0.5})
-    assert both.status_code == 400 and "give one of strictness and likelihood_threshold" in both.text
+    both = await bare.chat(semspec={"strictness": 0.5, "acceptance": {"threshold": 0.5}})
+    assert both.status_code == 400 and "give one of strictness and acceptance" in both.text
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.1, "high"])
 async def test_threshold_out_of_bounds_is_refused(bare: Gateway, threshold: object) -> None:
-    refused = await bare.chat(semspec={"likelihood_threshold": threshold})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "semspec.likelihood_threshold")
+    refused = await bare.chat(semspec={"acceptance": {"threshold": threshold}})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "semspec.acceptance.threshold")
 
 
 async def test_threshold_of_one_rejects_every_draft(bare: Gateway) -> None:
-    answer = (await bare.chat(semspec={"trace": True, "likelihood_threshold": 1})).json()
+    answer = (await bare.chat(semspec={"trace": True, "acceptance": {"threshold": 1}})).json()
     assert {record["verdict"] for record in answer["semspec"]["trace"]} == {"rewritten"}
 
 
@@ -126,7 +127,7 @@ async def test_default_strategy_that_needs_probes_is_a_mismatch() -> None:
     assert mismatch(served, make_settings(defaults={"strategy": "likelihood"})) is None
     reason = mismatch(served, make_settings())
     assert reason is not None and "SEMSPEC_GATEWAY_DEFAULTS" in reason and "choose 'likelihood'" in reason
-    assert served.segmentations("likelihood") == {Segmentation.PARAGRAPH}
+    assert served.segmentations(served.default(Defaults(), "likelihood")) == {Segmentation.PARAGRAPH}
 
 
 def test_calibration_that_cannot_be_read_is_refused_before_the_start(tmp_path: Path) -> None:

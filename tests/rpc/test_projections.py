@@ -25,6 +25,7 @@ from semspec.types import Context, GenerationParams, SamplingParams, Segment, St
 from tests.decoding.test_three_ways import PROMPT, Players, assert_same, engines, trace
 from tests.rpc.fakes import serving
 from tests.rpc.pools import GENEROUS_S, LENIENT
+from tests.variants import changed
 
 
 @pytest.fixture
@@ -81,7 +82,8 @@ async def test_trace_is_the_same_with_states_and_with_projections(
     monkeypatch.setattr(Projections, "_look_for", lambda *_: None)
     async with pooled(players) as backends:
         context, _ = await a_segment(backends)
-        generation = Generation(context, SamplingParams(1.0, 0.97, 0, 5), 120, strategy, gamma=2, session="s")
+        plain = Generation(context, SamplingParams(1.0, 0.97, 0, 5), 120, session="s")
+        generation = changed(plain, strategy, gamma=2)
         expected = await trace(generation, Backends(*players))
         assert_same(expected, await trace(generation, backends))
         whole = num_whole(backends)

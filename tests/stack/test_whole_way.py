@@ -28,6 +28,7 @@ from tests.stack.support import (
     text_of,
     until_first_segment,
 )
+from tests.variants import VARIANTS, changed
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -45,7 +46,6 @@ CASES: list[tuple[str, int, Segmentation, Acceptance]] = [
     ("last-hidden", 2, Segmentation.PARAGRAPH, Acceptance("sample")),
     ("surprisal", 1, Segmentation.PARAGRAPH, Acceptance("sample")),
     ("likelihood", 2, Segmentation.PARAGRAPH, Acceptance()),
-    ("random", 2, Segmentation.PARAGRAPH, Acceptance("sample")),
     ("target", 1, Segmentation.PARAGRAPH, Acceptance()),
     ("draft", 1, Segmentation.PARAGRAPH, Acceptance()),
 ]
@@ -54,9 +54,9 @@ CASES: list[tuple[str, int, Segmentation, Acceptance]] = [
 def fields(strategy: str, gamma: int, segmentation: Segmentation, acceptance: Acceptance) -> Json:
     """The request that asks for this; `sample` takes no threshold."""
     rule: Json = {"rule": acceptance.rule}
-    if acceptance.rule == "threshold":
+    if acceptance.threshold is not None:
         rule["threshold"] = acceptance.threshold
-    options = {"strategy": strategy, "gamma": gamma, "segmentation": segmentation.value, "acceptance": rule}
+    options = {**VARIANTS[strategy], "gamma": gamma, "segmentation": segmentation.value, "acceptance": rule}
     return {"max_tokens": MAX_TOKENS, "top_p": 0.97, "semspec": {**options, "trace": True}}
 
 
@@ -66,16 +66,8 @@ async def test_answer_over_rest_equals_the_loop_in_process(running: Running, pai
     prompt = await pair.backends.target.encode([Message("user", QUESTION)])
     for strategy, gamma, segmentation, acceptance in CASES:
         sampling = SamplingParams(1.0, 0.97, 0, seed)
-        generation = Generation(
-            Context((prompt,)),
-            sampling,
-            MAX_TOKENS,
-            strategy,
-            gamma=gamma,
-            segmentation=segmentation,
-            acceptance=acceptance,
-            session="here",
-        )
+        plain = Generation(Context((prompt,)), sampling, MAX_TOKENS, segmentation=segmentation, session="here")
+        generation = changed(plain, strategy, gamma=gamma, acceptance=acceptance)
         expected = await in_process(generation, pair)
         answer = await running.answer(seed=seed, **fields(strategy, gamma, segmentation, acceptance))
         assert_same(answer["semspec"]["trace"], expected)
@@ -118,7 +110,7 @@ async def test_strategy_the_pair_cannot_do_is_refused_and_not_listed(running: Ru
     assert refused.json()["error"]["param"] == "semspec.strategy"
     assert "chat template" in refused.json()["error"]["message"]
     listed = {model["id"] for model in (await running.http.get("/v1/models")).json()["data"]}
-    assert listed == {"semspec-demo", *(f"semspec-demo:{strategy}" for strategy, *_ in CASES)}
+    assert listed == {"semspec-demo", *(f"semspec-demo:{VARIANTS[name]['strategy']}" for name, *_ in CASES)}
 
 
 @pytest.mark.parametrize("strategy", ["semantic", "target", "draft"])

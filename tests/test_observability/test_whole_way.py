@@ -77,7 +77,7 @@ async def test_streamed_request_is_one_trace_over_four_services(observed: Observ
 
 async def test_no_span_holds_words_of_the_prompt_or_the_answer(observed: Observed) -> None:
     trace_id = TRACE_ID[::-1]
-    segments = await ask(observed, trace_id, semspec={"trace": True, "strategy": "semantic+token-level"})
+    segments = await ask(observed, trace_id, semspec={"trace": True, "rewrite": "token-level"})
     await trace_of(observed, trace_id)
     said = [QUESTION, *segments]
     for body in observed.collector.bodies:

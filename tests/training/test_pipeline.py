@@ -78,7 +78,7 @@ async def test_delivered_probes_serve_the_pair(run: Path, models: tuple[Path, Pa
     assert [(card["features"], card["layers"]) for card in cards] == [("states", "last"), ("surprisal", "all")]
     assert all("auroc" in card["metrics"] and "verdict" not in card["metrics"] for card in cards)
     serving = json.loads((run / "out" / "serving.json").read_text())
-    assert set(serving) == {"strategy", "gamma", "acceptance_rule", "threshold"}
+    assert set(serving) == {"strategy", "gamma", "acceptance"}
     for engine in (draft, target):
         await engine.aclose()
 

@@ -128,6 +128,14 @@ class Recommendation:
         return self.chosen.rule
 
 
+def served_rule(rule: Acceptance, gamma: int) -> dict[str, object]:
+    """The contents of `serving.json`: the gateway's defaults for the pair."""
+    acceptance = {
+        name: value for name, value in (("rule", rule.rule), ("threshold", rule.threshold)) if value is not None
+    }
+    return {"strategy": "semantic", "gamma": gamma, "acceptance": acceptance}
+
+
 def recommend(chosen_on: Drafts, test: Drafts, cost: Cost, limit: float = 0.03) -> Recommendation:
     """The candidate with the highest expected speed-up among those that accept at most `limit` of the wrong segments of
     `chosen_on`; if there is none, the one that accepts the fewest. `test` does not influence the choice.

@@ -5,12 +5,12 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from semspec.decoding import STRATEGIES, Generation
+from semspec.decoding import Generation
 from semspec.errors import InvalidRequest, NotFound, SemspecError
 from semspec.gateway.api.openai.formats import calls_grammar, format_grammar, offered, tools_json
 from semspec.gateway.api.openai.requests import ChatRequest, CompletionRequest, GenerationRequest, SemspecOptions
@@ -19,8 +19,8 @@ from semspec.gateway.generation.checks import check, check_strategy, setting_at,
 from semspec.gateway.generation.request import Request, RequestPrompt
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.served import Served
-from semspec.gateway.settings import PLAIN_OPTIONS, GatewaySettings
-from semspec.types import Acceptance, Context, Penalties, SamplingParams, Scoring, Segmentation, TokenIds
+from semspec.gateway.settings import GatewaySettings
+from semspec.types import Acceptance, Context, Penalties, SamplingParams, Segmentation, TokenIds
 
 PLACEHOLDERS = ("tgi", "dummy")
 """Names that Text Generation Inference's clients send for "the model that is served"."""
@@ -34,6 +34,11 @@ EFFORT_PARAMETER = f"chat_template_kwargs.{EFFORT}"
 
 Api = Literal["chat", "completions", "responses", "tgi"]
 
+OPTIONS = (
+    *("strategy", "rewrite", "probes", "num_speculative_tokens", "acceptance.threshold", "retrieval.gate"),
+    *("segmentation", "strictness", "session"),
+)
+"""Own options of a request that errors below this layer name."""
 _PREFIXES: dict[Api, str] = {"chat": "chatcmpl", "completions": "cmpl", "tgi": "tgi", "responses": "resp"}
 
 
@@ -51,7 +56,7 @@ class AnswerOptions(BaseModel):
     @classmethod
     def of(cls, api: Api, body: GenerationRequest, fields: Mapping[str, str], **own: Any) -> Self:
         """`fields`: those of the API; `own`: what its answers depend on beside the fields of each body."""
-        semspec = {name: f"semspec.{name}" for name in ("strategy", "segmentation", "strictness", "session")}
+        semspec = {name: f"semspec.{name}" for name in OPTIONS}
         if ":" in (body.model or ""):
             semspec["strategy"] = "model"
         penalties = next((name for name in PENALTIES if getattr(body, name) is not None), "")
@@ -156,15 +161,15 @@ def _prompts(body: CompletionRequest) -> tuple[str | TokenIds, ...]:
     return tuple(prompt if isinstance(prompt, str) else TokenIds(tuple(prompt)) for prompt in several)
 
 
-def model_names(settings: GatewaySettings, strategies: Iterable[str] = STRATEGIES) -> list[str]:
+def model_names(settings: GatewaySettings, strategies: Iterable[str]) -> list[str]:
     """Model names of the API: the pair's own name, and one for each of `strategies`."""
     return [settings.model_name, *(f"{settings.model_name}:{strategy}" for strategy in strategies)]
 
 
-def check_model(model: str | None, settings: GatewaySettings) -> str:
+def check_model(model: str | None, settings: GatewaySettings, strategies: Iterable[str]) -> str:
     """The name of the model that a request means. Raises: NotFound."""
     name = settings.model_name if model is None or model in PLACEHOLDERS else model
-    if name not in model_names(settings):
+    if name not in model_names(settings, strategies):
         raise NotFound(f"the model {name!r} does not exist; GET /v1/models lists those that do", "model")
     return name
 
@@ -182,25 +187,19 @@ class Resolver:
 
         Raises: InvalidRequest, NotFound, Unavailable, Mismatch.
         """
-        body, settings, options = asked.body, self._settings, asked.body.semspec
-        num_choices, model, penalties = self._num_choices(asked), check_model(body.model, settings), _penalties(body)
-        strategy = _strategy(model, options, settings)
+        body, settings, options, table = asked.body, self._settings, asked.body.semspec, self._readiness.table
+        num_choices, model, penalties = (
+            self._num_choices(asked),
+            check_model(body.model, settings, table),
+            _penalties(body),
+        )
+        name = _strategy(model, options, settings)
         is_chosen = options.strategy is not None or model != settings.model_name
         if not is_chosen and (asked.grammar or not penalties.is_neutral):
-            strategy = "target"
+            name = "target"
+        if name not in table:
+            raise InvalidRequest(f"strategy: it should be one of {', '.join(table)}", "strategy")
         served = self._readiness.require()
-        check_strategy(strategy, served)
-        acceptance, plain_options = _acceptance(options, settings), _plain_options(options, settings)
-        strictness, expected = options.strictness, None
-        if strictness is None and self._audit:
-            strictness = self._audit.tightened_strictness(strategy, acceptance)
-        if strictness is not None:
-            setting = setting_at(strictness, strategy, served)
-            expected = setting.expected
-            if STRATEGIES[strategy].needs_calibration:
-                plain_options["likelihood_threshold"] = setting.acceptance.threshold
-            else:
-                acceptance = setting.acceptance
         plan = Generation(
             context=Context(()),
             sampling=SamplingParams(
@@ -210,17 +209,25 @@ class Resolver:
                 min_p=body.min_p or 0.0,
             ),
             penalties=penalties,
-            strategy=strategy,
-            **plain_options,
+            strategy=name,
+            options=settings.defaults.options(name, options),
             segmentation=Segmentation(options.segmentation or settings.defaults.segmentation),
-            acceptance=acceptance,
-            scoring=_scoring(options, settings),
-            num_logprobs=supported_logprobs(asked.num_logprobs, asked.are_logprobs_optional, strategy, served),
             show_drafts=bool(options.trace and body.stream),
             grammar=asked.grammar,
         )
-        if check_plan := STRATEGIES[strategy].check:
-            check_plan(plan)
+        strategy = served.strategy(plan)
+        check_strategy(strategy, plan, served)
+        strictness, expected, acceptance = options.strictness, None, strategy.options.acceptance
+        if strictness is None and self._audit:
+            strictness = self._audit.tightened_strictness(strategy)
+        if strictness is not None:
+            setting = setting_at(strictness, strategy, served)
+            expected, acceptance = setting.expected, Acceptance("threshold", setting.threshold)
+        plan = replace(
+            plan,
+            options=replace(strategy.options, acceptance=acceptance),
+            num_logprobs=supported_logprobs(asked.num_logprobs, asked.are_logprobs_optional, strategy, served),
+        )
         request = Request(
             id=id,
             created=int(time.time()),
@@ -243,7 +250,7 @@ class Resolver:
             may_be_collected=body.store is not False,
             answer=asked.answer.model_dump_json(),
         )
-        check(request, served)
+        check(request, strategy, served)
         return request, served
 
     def _num_choices(self, asked: ClientRequest) -> int:
@@ -278,26 +285,8 @@ def _penalties(body: GenerationRequest) -> Penalties:
     )
 
 
-def _plain_options(options: SemspecOptions, settings: GatewaySettings) -> dict[str, Any]:
-    """The strategies' options, from the request or by default."""
-    given = {name: getattr(options, name, None) for name in PLAIN_OPTIONS}
-    return {name: getattr(settings.defaults, name) if value is None else value for name, value in given.items()}
-
-
 def _strategy(model: str, options: SemspecOptions, settings: GatewaySettings) -> str:
     alias = model.removeprefix(settings.model_name).lstrip(":") or None
     if alias is not None and options.strategy not in (None, alias):
         raise InvalidRequest(f"the model {model!r} already names another strategy", "semspec.strategy")
     return str(alias or options.strategy or settings.defaults.strategy)
-
-
-def _acceptance(options: SemspecOptions, settings: GatewaySettings) -> Acceptance:
-    given = options.acceptance
-    rule = given.rule or (settings.defaults.acceptance_rule if given.threshold is None else "threshold")
-    return Acceptance(rule, settings.defaults.threshold if given.threshold is None else given.threshold)
-
-
-def _scoring(options: SemspecOptions, settings: GatewaySettings) -> Scoring:
-    given = options.scoring
-    threshold = settings.defaults.score_threshold if given.threshold is None else given.threshold
-    return Scoring(given.method or settings.defaults.score_method, threshold)

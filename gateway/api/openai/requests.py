@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -10,7 +10,6 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
-    create_model,
     model_validator,
 )
 
@@ -26,22 +25,13 @@ from semspec.gateway.api.shared.fields import (
     parsed_json,
 )
 from semspec.gateway.api.shared.variables import Effort, TemplateVariables
+from semspec.gateway.options import AcceptanceOptions, StrategyOptions, Temperature, TopP, or_default
 from semspec.gateway.settings import (
     MAX_LOGPROBS,
     MAX_STOP_LENGTH,
     MAX_STOPS,
-    PLAIN_OPTIONS,
-    StrategyName,
-    Temperature,
-    TopP,
 )
-from semspec.types import MAX_SCORE, AcceptanceRule, Message, Role, ScoreMethod
-
-
-def or_default(model: type[RequestModel]) -> Any:
-    """Null in the place of an object counts as the object without fields."""
-    return BeforeValidator(lambda given: {} if given is None else given, json_schema_input_type=model | None)
-
+from semspec.types import Message, Role
 
 MAX_BIASES = 300
 SESSION_NAME = r"^[A-Za-z0-9_.-]{1,128}$"
@@ -147,42 +137,13 @@ class ChatMessage(CompatibleRequestModel):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class AcceptanceOptions(RequestModel):
-    """When a drafted segment is accepted: with probability min(1, ratio), or iff the ratio reaches `threshold`."""
-
-    rule: AcceptanceRule | None = None
-    threshold: float | None = Field(default=None, ge=0)
-
-    @model_validator(mode="after")
-    def _threshold_is_used(self) -> Self:
-        if self.rule == "sample" and self.threshold is not None:
-            raise ValueError("the rule 'sample' takes no threshold; leave it out or set rule to 'threshold'")
-        return self
-
-
-class ScoringOptions(RequestModel):
-    """`spec-reason` keeps a step iff the target's score of it reaches `threshold`."""
-
-    method: ScoreMethod | None = None
-    threshold: float | None = Field(default=None, ge=0, le=MAX_SCORE)
-
-
-_FIELDS: dict[str, Any] = {
-    name: (found.type | None, Field(default=None, ge=option.ge, le=option.le))
-    for name, (found, option) in PLAIN_OPTIONS.items()
-    if not option.is_operators
-}
-_Options: Any = create_model("_Options", __base__=RequestModel, **_FIELDS)
-
-
-class SemspecOptions(_Options):
+class SemspecOptions(StrategyOptions):
     """The request's `semspec` object: options beyond OpenAI's API. None selects the gateway's default."""
 
-    strategy: StrategyName | None = None
+    strategy: str | None = None
+    """One of those that the gateway has."""
     segmentation: Literal["paragraph", "sentence"] | None = None
-    acceptance: Annotated[AcceptanceOptions, or_default(AcceptanceOptions)] = AcceptanceOptions()
     strictness: float | None = Field(default=None, ge=0, le=1)
-    scoring: Annotated[ScoringOptions, or_default(ScoringOptions)] = ScoringOptions()
     session: str | None = Field(default=None, pattern=SESSION_NAME)
     trace: bool | None = None
 
@@ -190,9 +151,6 @@ class SemspecOptions(_Options):
     def _one_rule(self) -> Self:
         if self.strictness is not None and self.acceptance != AcceptanceOptions():
             raise ValueError("strictness chooses the acceptance rule; give one of strictness and acceptance")
-        options: Any = self  # has the strategies' options
-        if self.strictness is not None and options.likelihood_threshold is not None:
-            raise ValueError("strictness chooses the threshold; give one of strictness and likelihood_threshold")
         return self
 
 

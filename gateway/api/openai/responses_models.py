@@ -5,11 +5,11 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 
 from semspec.gateway.api.openai.formats import MAX_TOOLS, ResponseTool, ResponseToolChoice, TextOptions
-from semspec.gateway.api.openai.requests import False_, ObjectText, SemspecOptions, or_default, text_or_list
+from semspec.gateway.api.openai.requests import False_, ObjectText, SemspecOptions, text_or_list
 from semspec.gateway.api.shared.fields import RESPONSES_DEFAULTS, CompatibleRequestModel, RequestModel, Text
 from semspec.gateway.api.shared.statistics import AnswerMetrics, CompletionTokens, PromptTokens, Statistics
 from semspec.gateway.api.shared.variables import Effort, ReasoningOptions, TemplateVariables
-from semspec.gateway.settings import Temperature, TopP
+from semspec.gateway.options import Temperature, TopP, or_default
 from semspec.records import Body, if_any
 from semspec.types import Role
 

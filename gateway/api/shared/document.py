@@ -9,6 +9,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from semspec.decoding import Strategies
 from semspec.gateway.api.openai.conversion import PLACEHOLDERS, model_names
 from semspec.gateway.api.openai.formats import TextOptions
 from semspec.gateway.api.openai.responses_models import (
@@ -55,13 +56,13 @@ _REQUEST_ID = {"description": "also logged by the server", "schema": {"type": "s
 class DocumentedApp(FastAPI):
     """A FastAPI application with the completed OpenAPI document."""
 
-    def __init__(self, settings: GatewaySettings, **options: Any) -> None:
+    def __init__(self, settings: GatewaySettings, strategies: Strategies, **options: Any) -> None:
         super().__init__(**options)
-        self._settings = settings
+        self._settings, self._strategies = settings, strategies
 
     def openapi(self) -> Schema:
         if self.openapi_schema is None:
-            self.openapi_schema = completed(super().openapi(), self._settings)
+            self.openapi_schema = completed(super().openapi(), self._settings, self._strategies)
         return self.openapi_schema
 
 
@@ -70,7 +71,7 @@ def operation_id(route: APIRoute) -> str:
     return route.name
 
 
-def completed(document: Schema, settings: GatewaySettings) -> Schema:
+def completed(document: Schema, settings: GatewaySettings, strategies: Strategies) -> Schema:
     """Add to FastAPI's document what holds for every route, and remove what FastAPI assumes wrongly."""
     schemas = document["components"]["schemas"]
     for path, operations in document["paths"].items():
@@ -87,7 +88,7 @@ def completed(document: Schema, settings: GatewaySettings) -> Schema:
     for name in _FASTAPIS_OWN:
         if _REF.format(model=name) not in used:
             schemas.pop(name, None)
-    _complete_requests(schemas, settings)
+    _complete_requests(schemas, settings, strategies)
     return document
 
 
@@ -118,10 +119,11 @@ def _named(content: Schema) -> Schema:
     return content if name is None else {"schema": {"$ref": name}}
 
 
-def _complete_requests(schemas: Schema, settings: GatewaySettings) -> None:
+def _complete_requests(schemas: Schema, settings: GatewaySettings, strategies: Strategies) -> None:
     labels = {name: {"description": "accepted and ignored"} for name in sorted(LABELS)}
     for request in _WITH_MODEL:
-        schemas[request]["properties"]["model"] = {"enum": [*model_names(settings), *PLACEHOLDERS, None]}
+        schemas[request]["properties"]["model"] = {"enum": [*model_names(settings, strategies), *PLACEHOLDERS, None]}
+    schemas["SemspecOptions"]["properties"]["strategy"] = {"enum": [*strategies, None]}
     for request in ("ChatRequest", "CompletionRequest"):
         fields = schemas[request]["properties"]
         fields["n"]["anyOf"][0]["maximum"] = settings.max_n

@@ -15,15 +15,11 @@ export const BUNDLED = "semspec-demo";
 const ABOUT = {
   "": "The strategy this server has as its default.",
   semantic: "Drafted segments are accepted by what they mean.",
-  "semantic+token-level": "Semantic; refused segments are written with token-level speculation.",
-  "semantic+retrieval": "Semantic; refused segments are written with retrieved tokens.",
+  likelihood: "Drafted segments are accepted by the target’s probabilities over them.",
   "token-level": "The draft proposes tokens, the target verifies them. Lossless.",
   retrieval: "A datastore proposes tokens, the target verifies them. Lossless.",
   "spec-reason": "The target scores each drafted step from 0 to 9.",
   "spec-thinking": "The draft leads; the target takes over at words of doubt.",
-  "last-hidden": "Semantic, judged by probes that see the last layer only.",
-  surprisal: "Semantic, judged by the target’s surprisal only.",
-  random: "Drafts are accepted at random: a floor.",
   target: "The large model alone.",
   draft: "The small model alone.",
 };

@@ -50,7 +50,7 @@ export function parametersLine({ parameters, seed, id }) {
 
 function rule({ acceptance, strictness }) {
   const asked = typeof strictness === "number" ? `strictness ${strictness}, ` : "";
-  return acceptance.rule === "sample" ? `${asked}rule min(1, p/q)` : `${asked}rule p/q ≥ ${Number(acceptance.threshold.toFixed(3))}`;
+  return acceptance.rule === "sample" || acceptance.threshold === null ? `${asked}rule min(1, p/q)` : `${asked}rule p/q ≥ ${Number(acceptance.threshold.toFixed(3))}`;
 }
 
 /** A sentence for screen readers when something has come to an end. */

@@ -68,7 +68,7 @@ def router(responder: Responder, readiness: Readiness, settings: GatewaySettings
     async def info() -> TgiInfo:
         """The served model and its limits."""
         served = readiness.require()
-        window = served.max_context_tokens(settings.defaults.strategy)
+        window = served.max_context_tokens(served.default(settings.defaults))
         return TgiInfo(
             model_id=settings.model_name,
             model_sha=served.target.fingerprint,

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from semspec.gateway.api.openai.formats import SchemaObject
-from semspec.gateway.api.openai.requests import ChatMessage, False_, SemspecOptions, Stop, TokenId, or_default
+from semspec.gateway.api.openai.requests import ChatMessage, False_, SemspecOptions, Stop, TokenId
 from semspec.gateway.api.shared.fields import (
     TGI_DEFAULTS,
     CompatibleRequestModel,
@@ -15,7 +15,8 @@ from semspec.gateway.api.shared.fields import (
     parsed_json,
 )
 from semspec.gateway.generation.grammar import json_grammar, regex_grammar
-from semspec.gateway.settings import MAX_LOGPROBS, MAX_STOPS, Temperature, TopP
+from semspec.gateway.options import Temperature, TopP, or_default
+from semspec.gateway.settings import MAX_LOGPROBS, MAX_STOPS
 from semspec.grammars.limits import check_pattern
 
 

@@ -1,0 +1,177 @@
+"""A request's options of strategies, their limits, and the defaults that the operator gives them."""
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from semspec.decoding import STRATEGIES, Generation, Options, RetrievalOptions
+from semspec.decoding.generation import GateName, RewriteName
+from semspec.errors import InvalidRequest
+from semspec.types import (
+    LEAST_POSITIVE,
+    Acceptance,
+    AcceptanceRule,
+    Context,
+    Gate,
+    RetrievalSource,
+    SamplingParams,
+    ScoreMethod,
+    Segmentation,
+)
+
+if TYPE_CHECKING:
+    StrategyName = str
+else:
+    StrategyName = Literal[tuple(STRATEGIES)]
+
+
+def or_default(model: type[BaseModel]) -> Any:
+    """Null in the place of an object counts as the object without fields."""
+    return BeforeValidator(lambda given: {} if given is None else given, json_schema_input_type=model | None)
+
+
+def _not_tiny(number: float) -> float:
+    if 0 < number < LEAST_POSITIVE:
+        raise ValueError(f"Input should be 0, or at least {LEAST_POSITIVE}")
+    return number
+
+
+Temperature = Annotated[float, Field(ge=0, le=2), AfterValidator(_not_tiny)]
+TopP = Annotated[float, Field(ge=LEAST_POSITIVE, le=1)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class AcceptanceOptions(_Model):
+    """When a drafted segment is accepted: with probability min(1, ratio), or iff the ratio reaches `threshold`."""
+
+    rule: AcceptanceRule | None = None
+    threshold: float | None = Field(default=None, ge=0)
+    """A ratio for `semantic`, a probability for `likelihood`, a score from 0 to 9 for `spec-reason`."""
+    score_method: ScoreMethod | None = None
+    """Of `spec-reason`."""
+
+    @model_validator(mode="after")
+    def _threshold_is_used(self) -> Self:
+        if self.rule == "sample" and self.threshold is not None:
+            raise ValueError("the rule 'sample' takes no threshold; leave it out or set rule to 'threshold'")
+        return self
+
+
+class RetrievalChoices(_Model):
+    """Of `retrieval`, and of `semantic` with this rewrite."""
+
+    source: RetrievalSource | None = None
+    tree: bool | None = None
+    gate: GateName | None = None
+
+
+class StrategyOptions(_Model):
+    """What a request and the operator say of the strategies' options; None is left to the other, then to the built-in
+    value."""
+
+    rewrite: RewriteName | None = Field(
+        None, description="how semantic writes rejected segments: target (unset), token-level or retrieval"
+    )
+    probes: str | None = Field(
+        None, max_length=128, description="the verifier's probes that semantic judges by; unset or empty: the main ones"
+    )
+    gamma: int | None = Field(None, ge=1, le=8, description="segments drafted before the target scores them; unset: 1")
+    num_candidates: int | None = Field(
+        None, ge=1, le=4, description="alternatives of each segment that the draft writes; unset: 1"
+    )
+    num_speculative_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=64,
+        description="tokens proposed before the target verifies them; token-level: at most 16, unset 4; retrieval: "
+        "unset 8",
+    )
+    acceptance: Annotated[AcceptanceOptions, or_default(AcceptanceOptions)] = Field(
+        AcceptanceOptions(),
+        description="rule: sample (unset) or threshold; threshold: a ratio, .5 if unset, for likelihood a probability, "
+        "for spec-reason a score, 7 if unset; score_method: greedy (unset) or average, of spec-reason",
+    )
+    retrieval: Annotated[RetrievalChoices, or_default(RetrievalChoices)] = Field(
+        RetrievalChoices(),
+        description="source: all (unset), ngrams (no semantic neighbours), context (n-grams of the context) or "
+        "datastore (all without the context); tree: whether to propose alternatives; gate: exact (unset) or soft",
+    )
+
+
+class SoftGate(_Model):
+    """The numbers of retrieval's gate `soft`: an open gate keeps whatever a datastore has. See `semspec.types.Gate`."""
+
+    entropy: float = Field(0.05, ge=0, le=1)
+    floor: float = Field(0.1, ge=0, le=1)
+    top_k: int = Field(3, ge=0, le=1000)
+    density: float = Field(0.1, ge=0, le=1)
+    window: int = Field(16, ge=1, le=1024)
+
+
+class Defaults(StrategyOptions):
+    """What a request has that does not say it.
+
+    `num_speculative_tokens` and the acceptance's `threshold` mean something else in each strategy: those given here
+    hold for the strategy given here.
+    """
+
+    model_config = ConfigDict(strict=False)
+
+    strategy: StrategyName = Field("semantic", description=f"one of {', '.join(STRATEGIES)}")
+    segmentation: Segmentation = Field(Segmentation.PARAGRAPH, description="paragraph or sentence")
+    draft_ahead: bool = Field(True, description="true drafts on while the target reads")
+    soft_gate: SoftGate = Field(
+        SoftGate(),
+        description="the gate soft of retrieval, docs/retrieval.md: entropy .05, floor .1, density .1 (0 to 1), top_k "
+        "3 (at most 1000), window 16 (1 to 1024)",
+    )
+    temperature: Temperature = Field(0.6, description="0 is greedy")
+    top_p: TopP = Field(0.95, description="share of probability mass to draw from; 1 keeps all")
+    max_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="output budget, cut to what the model's window leaves; unset: a quarter of the window, 1,024 for "
+        "the bundled pair and 32,768 for the R1 distillations",
+    )
+
+    @model_validator(mode="after")
+    def _fit_the_strategy(self) -> Self:
+        try:
+            STRATEGIES[self.strategy](self.generation(self.strategy))
+        except InvalidRequest as error:
+            raise ValueError(error.message) from None
+        return self
+
+    def generation(self, strategy: str) -> Generation:
+        """A greedy generation with the default options of a strategy."""
+        return Generation(Context(()), SamplingParams(0.0), strategy=strategy, options=self.options(strategy))
+
+    def options(self, strategy: str, given: StrategyOptions | None = None) -> Options:
+        """The options of a request for `strategy` that gives these."""
+        acceptance, retrieval, plain = _values(self.acceptance), _values(self.retrieval), _values(self, PLAIN)
+        if strategy != self.strategy:
+            acceptance.pop("threshold", None)
+            plain.pop("num_speculative_tokens", None)
+        if given is not None:
+            rule = {} if given.acceptance.threshold is None else {"rule": "threshold"}
+            acceptance |= rule | _values(given.acceptance)
+            retrieval |= _values(given.retrieval)
+            plain |= _values(given, PLAIN)
+        return Options(
+            **plain,
+            acceptance=Acceptance(**acceptance),
+            retrieval=RetrievalOptions(**retrieval),
+            draft_ahead=self.draft_ahead,
+            soft_gate=Gate(**self.soft_gate.model_dump()),
+        )
+
+
+PLAIN = {"rewrite", "probes", "gamma", "num_candidates", "num_speculative_tokens"}
+"""Options that are a number or a string."""
+
+
+def _values(model: BaseModel, names: set[str] | None = None) -> dict[str, Any]:
+    return model.model_dump(include=names, exclude_none=True)

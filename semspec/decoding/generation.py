@@ -1,0 +1,228 @@
+"""What is generated and how: the request's options, the state of a generation, and what a strategy declares."""
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Generic, Literal, TypeVar
+
+from semspec.decoding.protocols import Backends
+from semspec.errors import InvalidRequest
+from semspec.types import (
+    NO_PENALTIES,
+    Acceptance,
+    Context,
+    Drafted,
+    FinishReason,
+    Gate,
+    GenerationParams,
+    Penalties,
+    Piece,
+    RetrievalSource,
+    SamplingParams,
+    Segment,
+    Segmentation,
+    SegmentEnd,
+    SegmentRecord,
+    Writer,
+    derive_seed,
+)
+
+RewriteName = Literal["target", "token-level", "retrieval"]
+GateName = Literal["exact", "soft"]
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievalOptions:
+    """How tokens are retrieved and verified."""
+
+    source: RetrievalSource = "all"
+    tree: bool = False
+    """Whether alternatives are proposed too, a tree of `num_speculative_tokens` tokens instead of a chain. Changes the
+    speed, and with the exact gate never the output."""
+    gate: GateName = "exact"
+    """`exact`: lossless; `soft`: keeps likely tokens too, at temperature 0 only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of strategies. A strategy reads its own and ignores the others; its file has their limits."""
+
+    rewrite: RewriteName = "target"
+    """How `semantic` writes the segments it rejects: by plain decoding of the target, or in rounds of that strategy."""
+    probes: str = ""
+    """The probes that `semantic` judges by, a name in `VerifierInfo.alternatives`; "": the pair's main ones."""
+    gamma: int = 1
+    """Segments drafted before the target scores them."""
+    num_candidates: int = 1
+    """Alternatives of each segment that the draft writes. Each is drawn and judged on its own; the first accepted is
+    kept, so more of the draft's are. Above 1, one segment is drafted at a time, whatever `gamma` is. Counts as 1 at
+    temperature 0."""
+    num_speculative_tokens: int | None = None
+    """Tokens proposed before the target verifies them; None: the strategy's own number."""
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    retrieval: RetrievalOptions = field(default_factory=RetrievalOptions)
+    draft_ahead: bool = True
+    """Draft the next segments while the target scores; a rejection cancels them. Affects speed, never the output."""
+    soft_gate: Gate = field(default_factory=Gate)
+    """The numbers of the gate `soft`."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What to generate, and how."""
+
+    context: Context
+    """As the target reads it."""
+    sampling: SamplingParams
+    max_tokens: int = 1024
+    """Budget in tokens, each segment counted with the tokenizer of the model that wrote it."""
+    strategy: str = "semantic"
+    """A name in the table of strategies."""
+    options: Options = field(default_factory=Options)
+    segmentation: Segmentation = Segmentation.PARAGRAPH
+    num_logprobs: int | None = None
+    """See `GenerationParams`."""
+    show_drafts: bool = False
+    """Emit a `Drafted` event as soon as segments are drafted."""
+    session: str = ""
+    draft_prompt: Piece | None = None
+    """The prompt as the draft reads it, in its own chat template; None: the prompt in `context`."""
+    grammar: str = ""
+    """See `GenerationParams`; only for strategies that take one."""
+    penalties: Penalties = NO_PENALTIES
+    """See `GenerationParams`; only for strategies that take grammars."""
+    fallback: str | None = None
+    """Why the target writes alone from here on; None: the strategy runs."""
+
+
+Step = SegmentRecord | Drafted
+"""What a strategy yields: the record of a kept segment, or drafted segments before the decision on them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The state of a generation. It consists only of the request and the context, so any replica can resume it."""
+
+    generation: Generation
+    context: Context
+    """As the target reads it."""
+
+    @property
+    def draft_context(self) -> Context:
+        """The context as the draft reads it."""
+        own = self.generation.draft_prompt
+        return self.context if own is None else Context((own, *self.segments))
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return tuple(piece for piece in self.context.pieces if isinstance(piece, Segment))
+
+    @property
+    def tokens_left(self) -> int:
+        return self.generation.max_tokens - sum(len(segment.token_ids) for segment in self.segments)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """None while the generation is incomplete."""
+        if self.segments and self.segments[-1].end is SegmentEnd.EOS:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.tokens_left <= 0 else None
+
+    def after(self, *segments: Segment) -> "Progress":
+        return replace(self, context=self.context.extended(*segments))
+
+    def past(self, step: Step) -> "Progress":
+        """The progress after `step`; drafted segments do not change it."""
+        return self.after(step.segment) if isinstance(step, SegmentRecord) else self
+
+    def params(
+        self, purpose: str, max_segments: int, want_states: bool = False, max_tokens: int | None = None
+    ) -> GenerationParams:
+        """Parameters for the next call, with the random stream `purpose`; `max_tokens` is capped at `tokens_left`."""
+        generation = self.generation
+        seed = derive_seed(generation.sampling.seed, purpose, self._stream(purpose))
+        return GenerationParams(
+            sampling=replace(generation.sampling, seed=seed),
+            segmentation=generation.segmentation,
+            max_segments=max_segments,
+            max_tokens=self.tokens_left if max_tokens is None else min(max_tokens, self.tokens_left),
+            want_states=want_states,
+            num_logprobs=generation.num_logprobs,
+            session=generation.session,
+            grammar=generation.grammar,
+            penalties=generation.penalties,
+        )
+
+    def _stream(self, purpose: str) -> int:
+        """Index of the random stream of `purpose`.
+
+        Drafting uses a new stream after each rewrite: the rejection depended on the draws of the rejected segment, so
+        reusing them would bias the output.
+        """
+        if purpose != "draft":
+            return 0
+        rewrites = [i for i, segment in enumerate(self.segments) if segment.writer is Writer.TARGET]
+        return rewrites[-1] + 1 if rewrites else 0
+
+
+Rounds = Callable[[Progress, Backends], AsyncGenerator[Step, None]]
+"""Yields the steps of a generation from its progress to its end. Raises: BackendUnavailable, and what the target
+raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """How the segments of a generation are written, and what that requires of the served models and probes."""
+
+    name: str
+    rounds: Rounds
+    options: Options
+    """With the strategy's own defaults filled in."""
+    writers: frozenset[Writer] = frozenset({Writer.DRAFT, Writer.TARGET})
+    """Models whose segments may be kept."""
+    uses_probes: bool = False
+    """Whether it judges by the verifier, with the probes that `options` name."""
+    needs_calibration: bool = False
+    """Whether it judges by `Backends.likelihood`."""
+    needs_one_vocabulary: bool = False
+    """Whether the target verifies draft tokens, so that both models must share their ordinary tokens."""
+    needs_earlier_turns: bool = False
+    """Whether it has the target score each step in a new turn, so that the chat template must keep earlier turns."""
+    needs_datastore: bool = False
+    """Whether the draft service retrieves from a datastore of the target's answers."""
+    supports_grammars: bool = False
+    """Whether all kept text is drawn in calls of `generate` to one model, which can hold it to a grammar and apply
+    penalties."""
+    supports_logprobs: bool = True
+    """Whether each kept token has the log-probability that its writer assigned to it."""
+
+    @property
+    def is_judged_by_main_probes(self) -> bool:
+        return self.uses_probes and not self.options.probes
+
+
+Strategies = Mapping[str, Callable[[Generation], Strategy]]
+"""A table of strategies by name, each as the options of a generation make it. Raises: InvalidRequest, naming the option
+that contradicts others or is beyond the strategy's limits."""
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits(Generic[Number]):
+    """A strategy's default and limits of a number that other strategies read with others."""
+
+    strategy: str
+    option: str
+    default: Number
+    least: float
+    most: float
+
+    def of(self, value: Number | None) -> Number:
+        """`value`, or the default for None. Raises: InvalidRequest when it is beyond the limits."""
+        if value is None:
+            return self.default
+        if self.least <= value <= self.most:
+            return value
+        bound = f"at least {self.least:g}" if value < self.least else f"at most {self.most:g}"
+        message = f"{self.option}: {value:g} should be {bound} for the strategy {self.strategy!r}"
+        raise InvalidRequest(message, self.option)

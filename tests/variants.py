@@ -1,0 +1,26 @@
+"""The strategies under test, those of experiments included, and their variants by a name each."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+from semspec.bench.strategies import STRATEGIES
+from semspec.decoding import Generation, Options
+
+__all__ = ["OF_PRODUCT", "STRATEGIES", "VARIANTS", "changed"]
+
+VARIANTS: dict[str, dict[str, Any]] = {name: {"strategy": name} for name in STRATEGIES} | {
+    "semantic+token-level": {"strategy": "semantic", "rewrite": "token-level"},
+    "semantic+retrieval": {"strategy": "semantic", "rewrite": "retrieval"},
+    "last-hidden": {"strategy": "semantic", "probes": "last-hidden"},
+    "surprisal": {"strategy": "semantic", "probes": "surprisal"},
+}
+"""Name -> fields of a request's `semspec` object."""
+OF_PRODUCT = [name for name in VARIANTS if name != "random"]
+_OPTIONS = {field.name for field in fields(Options)}
+
+
+def changed(generation: Generation, strategy: str = "", **changes: Any) -> Generation:
+    """`generation` by another variant, with fields of it or of its options replaced."""
+    changes = (VARIANTS[strategy] if strategy else {}) | changes
+    options = {name: changes.pop(name) for name in _OPTIONS & changes.keys()}
+    return replace(generation, options=replace(generation.options, **options), **changes)
