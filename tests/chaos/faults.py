@@ -3,6 +3,7 @@
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from semspec.stack.config import ROLES
 from tests.chaos import injections as made
@@ -20,6 +21,9 @@ class Promise(enum.StrEnum):
     SAME = "the same answer"
     ALONE = "an answer; if the target went on alone, it says so"
     DEGRADED = "the same answer; if it is not stored in full, it says so"
+
+
+SAME, TARGET_ALONE, DEGRADED = Promise
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +61,25 @@ FROZEN_S, SILENT_S = 4.0, 4.0
 IMPATIENT_S = 3.0
 """What a client waits for the next word that has no other way to learn that nobody is there."""
 
+
+def spared(name: str, how: str, holding: Holding, **own: Any) -> Fault:
+    """One of two replicas or gateways: the other serves meanwhile."""
+    return Fault(name, how, SAME, holding, FIRST, is_spared=True, **own)
+
+
 ONE_OF_EACH = (
-    Fault("draft killed", f"SIGKILL; none {UNTIL_ANSWERED}", Promise.ALONE, made.killed("draft"), is_short=True),
-    Fault("draft frozen", f"SIGSTOP {UNTIL_ANSWERED}", Promise.ALONE, made.frozen("draft")),
-    Fault("verifier killed", f"SIGKILL; none {UNTIL_ANSWERED}", Promise.ALONE, made.killed("verifier")),
-    Fault("verifier frozen", f"SIGSTOP {UNTIL_ANSWERED}", Promise.ALONE, made.frozen("verifier"), is_short=True),
-    Fault(
-        "target killed", "SIGKILL; started again at once", Promise.SAME, made.killed("target"), hold_s=0, is_short=True
-    ),
-    Fault("target frozen", "SIGSTOP for 4 s", Promise.SAME, made.frozen("target"), hold_s=FROZEN_S),
-    Fault("Redis killed", f"SIGKILL; none {UNTIL_ANSWERED}", Promise.DEGRADED, made.killed("redis"), is_short=True),
-    Fault("Redis frozen", f"SIGSTOP {UNTIL_ANSWERED}", Promise.DEGRADED, made.frozen("redis")),
+    Fault("draft killed", f"SIGKILL; none {UNTIL_ANSWERED}", TARGET_ALONE, made.killed("draft"), is_short=True),
+    Fault("draft frozen", f"SIGSTOP {UNTIL_ANSWERED}", TARGET_ALONE, made.frozen("draft")),
+    Fault("verifier killed", f"SIGKILL; none {UNTIL_ANSWERED}", TARGET_ALONE, made.killed("verifier")),
+    Fault("verifier frozen", f"SIGSTOP {UNTIL_ANSWERED}", TARGET_ALONE, made.frozen("verifier"), is_short=True),
+    Fault("target killed", "SIGKILL; started again at once", SAME, made.killed("target"), hold_s=0, is_short=True),
+    Fault("target frozen", "SIGSTOP for 4 s", SAME, made.frozen("target"), hold_s=FROZEN_S),
+    Fault("Redis killed", f"SIGKILL; none {UNTIL_ANSWERED}", DEGRADED, made.killed("redis"), is_short=True),
+    Fault("Redis frozen", f"SIGSTOP {UNTIL_ANSWERED}", DEGRADED, made.frozen("redis")),
 )
 
 TWO_OF_EACH = tuple(
-    Fault(
-        f"one of two {role}s {done}", how, Promise.SAME, holding(role), FIRST, is_spared=True, is_short=role == "target"
-    )
+    spared(f"one of two {role}s {done}", how, holding(role), is_short=role == "target")
     for role in ROLES
     for done, how, holding in (
         ("killed", f"SIGKILL; one {UNTIL_ANSWERED}", made.killed),
@@ -82,70 +88,56 @@ TWO_OF_EACH = tuple(
 )
 
 GATEWAYS = (
-    Fault(
+    spared(
         "gateway killed",
         "SIGKILL; clients that attach again are led to another",
-        Promise.SAME,
         made.turned_away(made.killed(FIRST)),
-        FIRST,
-        is_spared=True,
         is_short=True,
     ),
-    Fault(
+    spared(
         "gateway killed, no stream",
         "SIGKILL; clients ask another again, under the same Idempotency-Key",
-        Promise.SAME,
         made.turned_away(made.killed(FIRST)),
-        FIRST,
-        is_spared=True,
         asking=repeated,
         is_short=True,
     ),
-    Fault(
+    spared(
         "gateway frozen",
         "SIGSTOP; clients that hear nothing for 3 s attach again, and are led to another",
-        Promise.SAME,
         made.turned_away(made.frozen(FIRST)),
-        FIRST,
-        is_spared=True,
         read_s=IMPATIENT_S,
     ),
-    Fault(
-        "the only gateway killed", "SIGKILL; started again at once", Promise.SAME, made.killed(FIRST), FIRST, hold_s=0
-    ),
+    Fault("the only gateway killed", "SIGKILL; started again at once", SAME, made.killed(FIRST), FIRST, hold_s=0),
 )
 
 NETWORK = (
     *(
-        Fault(f"{name} far away", "each byte to and from it 50 ms late", Promise.SAME, made.linked(name.lower(), SLOW))
+        Fault(f"{name} far away", "each byte to and from it 50 ms late", SAME, made.linked(name.lower(), SLOW))
         for name in ("draft", "target", "verifier", "Redis")
     ),
-    Fault("target on a narrow line", "200 kB a second each way", Promise.SAME, made.linked("target", NARROW)),
-    Fault("draft cut off", f"its packets vanish {UNTIL_ANSWERED}", Promise.ALONE, made.linked("draft", SILENT)),
-    Fault("verifier cut off", f"its packets vanish {UNTIL_ANSWERED}", Promise.ALONE, made.linked("verifier", SILENT)),
-    Fault("target cut off", "its packets vanish for 4 s", Promise.SAME, made.linked("target", SILENT), hold_s=SILENT_S),
-    Fault("Redis cut off", f"its packets vanish {UNTIL_ANSWERED}", Promise.DEGRADED, made.linked("redis", SILENT)),
+    Fault("target on a narrow line", "200 kB a second each way", SAME, made.linked("target", NARROW)),
+    Fault("draft cut off", f"its packets vanish {UNTIL_ANSWERED}", TARGET_ALONE, made.linked("draft", SILENT)),
+    Fault("verifier cut off", f"its packets vanish {UNTIL_ANSWERED}", TARGET_ALONE, made.linked("verifier", SILENT)),
+    Fault("target cut off", "its packets vanish for 4 s", SAME, made.linked("target", SILENT), hold_s=SILENT_S),
+    Fault("Redis cut off", f"its packets vanish {UNTIL_ANSWERED}", DEGRADED, made.linked("redis", SILENT)),
     *(
-        Fault(
+        spared(
             f"one of two {role}s cut off",
             f"its packets vanish {UNTIL_ANSWERED}",
-            Promise.SAME,
             made.linked(role, SILENT),
-            FIRST,
-            is_spared=True,
             is_short=role == "draft",
         )
         for role in ROLES
     ),
-    Fault("draft's connections broken", RESET, Promise.ALONE, made.reset("draft"), hold_s=0),
-    Fault("verifier's connections broken", RESET, Promise.ALONE, made.reset("verifier"), hold_s=0),
-    Fault("target's connections broken", RESET, Promise.SAME, made.reset("target"), hold_s=0, is_short=True),
-    Fault("Redis' connections broken", RESET, Promise.SAME, made.reset("redis"), hold_s=0),
-    Fault("clients' connections broken", RESET, Promise.SAME, made.reset(CLIENTS), hold_s=0, is_short=True),
+    Fault("draft's connections broken", RESET, TARGET_ALONE, made.reset("draft"), hold_s=0),
+    Fault("verifier's connections broken", RESET, TARGET_ALONE, made.reset("verifier"), hold_s=0),
+    Fault("target's connections broken", RESET, SAME, made.reset("target"), hold_s=0, is_short=True),
+    Fault("Redis' connections broken", RESET, SAME, made.reset("redis"), hold_s=0),
+    Fault("clients' connections broken", RESET, SAME, made.reset(CLIENTS), hold_s=0, is_short=True),
     Fault(
         "clients cut off",
         "their packets vanish for 4 s; who hears nothing for 3 s attaches again",
-        Promise.SAME,
+        SAME,
         made.linked(CLIENTS, SILENT),
         hold_s=SILENT_S,
         read_s=IMPATIENT_S,
@@ -153,7 +145,7 @@ NETWORK = (
     Fault(
         "packets lost",
         "5% of those to and from the target, the others 5 to 15 ms late (network namespaces; asks for root)",
-        Promise.SAME,
+        SAME,
         made.nothing,
         FAR,
         prepared=behind_lossy_link,
@@ -165,7 +157,7 @@ RESOURCES = (
     Fault(
         "disk full",
         f"that of Redis, which writes all down, {UNTIL_ANSWERED} (a small tmpfs; asks for root)",
-        Promise.DEGRADED,
+        DEGRADED,
         made.disk_full,
         prepared=made.small_disk,
         why_not=made.can_mount,
@@ -173,14 +165,14 @@ RESOURCES = (
     Fault(
         "memory full",
         f"Redis at its `maxmemory` {UNTIL_ANSWERED}",
-        Promise.DEGRADED,
+        DEGRADED,
         made.commanded("CONFIG SET maxmemory 1", undo=("CONFIG", "SET", "maxmemory", "0")),
         is_short=True,
     ),
     Fault(
         "client hardly reads",
         "2 bytes a second, of more than fits on the way; later it attaches again",
-        Promise.SAME,
+        SAME,
         made.nothing,
         asking=hardly_read,
         num_requests=1,
@@ -188,7 +180,7 @@ RESOURCES = (
     Fault(
         "clock jumps",
         "Redis' and the gateway's go forward by two hours, and back (asks for a C compiler)",
-        Promise.SAME,
+        SAME,
         made.two_hours_ahead,
         hold_s=0.2,
         prepared=made.shiftable_clocks,
@@ -197,12 +189,12 @@ RESOURCES = (
 )
 
 REDIS = (
-    Fault("Redis' scripts forgotten", "`SCRIPT FLUSH`", Promise.SAME, made.commanded("SCRIPT FLUSH"), hold_s=0),
-    Fault("Redis emptied", "`FLUSHALL`", Promise.DEGRADED, made.commanded("FLUSHALL"), hold_s=0),
+    Fault("Redis' scripts forgotten", "`SCRIPT FLUSH`", SAME, made.commanded("SCRIPT FLUSH"), hold_s=0),
+    Fault("Redis emptied", "`FLUSHALL`", DEGRADED, made.commanded("FLUSHALL"), hold_s=0),
     Fault(
         "Redis asks for a password",
         f"another one than the gateways have {UNTIL_ANSWERED}",
-        Promise.DEGRADED,
+        DEGRADED,
         made.commanded(
             "CONFIG SET requirepass another",
             "CLIENT KILL TYPE normal SKIPME yes",
@@ -212,13 +204,13 @@ REDIS = (
     Fault(
         "Redis read-only",
         f"a replica of a server that is gone {UNTIL_ANSWERED}",
-        Promise.DEGRADED,
+        DEGRADED,
         made.commanded("REPLICAOF 127.0.0.1 1", undo=("REPLICAOF", "NO", "ONE")),
     ),
     Fault(
         "Redis loses the end of its log",
         "SIGKILL; the last 3,001 bytes of its append-only log are gone; started again at once",
-        Promise.DEGRADED,
+        DEGRADED,
         made.log_cut,
         hold_s=0,
         prepared=made.append_only_log,
@@ -229,7 +221,7 @@ RESTARTS = tuple(
     Fault(
         f"{names} restarted in turn",
         "two of them: SIGTERM, another in its place, the other when that is known; clients ask all the while",
-        Promise.SAME,
+        SAME,
         made.restarted(*pair),
         FIRST,
         hold_s=0,
