@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -57,11 +57,6 @@ def assemble(features: FeatureSet, layers: LayerSet, states: Tensor, surprisal: 
             raise ValueError(f"features {features!r} need surprisal statistics")
         parts.append(surprisal)
     return torch.cat([part.float() for part in parts], 1)
-
-
-def tensor_of(data: Sequence[bytes], shape: tuple[int, int]) -> Tensor:
-    """`[num_segments, *shape]` from little-endian fp32 buffers."""
-    return torch.frombuffer(bytearray(b"".join(data)), dtype=torch.float32).view(len(data), *shape)
 
 
 PROBE_FORMAT = 2

@@ -17,6 +17,7 @@ from semspec.commands.serve import EXAMPLE
 from tests.compose.project import BASE_IMAGE, Project, run, running, why_not
 from tests.compose.support import SETTINGS
 from tests.demo.solver import solve
+from tests.stack.support import Json, records_of
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
@@ -26,8 +27,6 @@ OFFICIAL_BASE_BYTES = 130 * 10**6
 """python:3.11-slim-bookworm as the registry has it; the base here may be another."""
 RESTART_MS = 1000
 """A target is never back before: less would mean that it was killed after its last word."""
-
-Json = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +63,6 @@ def chunks_of(http: httpx.Client, killer: AbstractContextManager[Any] | None = N
                     helper = None
     assert "error" not in chunks[-1], chunks[-1]
     return chunks
-
-
-def records_of(chunks: list[Json]) -> list[Json]:
-    return [chunk["semspec"]["segment"] for chunk in chunks if "segment" in chunk.get("semspec", {})]
 
 
 def told(chunks: list[Json]) -> list[Json]:

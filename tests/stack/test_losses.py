@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from tests.processes import Process
-from tests.stack.support import Json, Running, answer_of, text_of, until_first_segment
+from tests.stack.support import Json, Running, until_first_segment
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
@@ -43,22 +43,6 @@ async def test_target_goes_on_alone_without(running: Running, victim: Process) -
     await victim.start()
     await running.until_ready()
     assert (await running.answer(**SHORT))["semspec"]["fallback"] is None
-
-
-@pytest.mark.parametrize("victim", ["redis"], indirect=True)
-async def test_answer_is_whole_and_said_to_be_degraded_without(running: Running, victim: Process) -> None:
-    async with running.streaming(**LONG) as stream:
-        chunks = await until_first_segment(stream)
-        await victim.kill()
-        chunks += [chunk async for chunk in stream]
-    assert chunks[-1]["semspec"]["degraded"] is True and chunks[-1]["semspec"]["fallback"] is None
-    assert_unavailable(await running.http.get(f"/v1/generations/{chunks[0]['id']}/trace"))
-
-    await victim.start()
-    await running.until_stored()
-    again = await running.answer(**LONG)
-    assert again["semspec"]["degraded"] is False
-    assert answer_of(again) == text_of(chunks)
 
 
 @pytest.mark.parametrize("victim", ["target"], indirect=True)

@@ -45,8 +45,8 @@ async def test_doctor_has_nothing_to_fix_where_the_stack_comes_up(stack_config: 
     assert failures == []
 
 
-def alone(config: StackConfig, role: str) -> StackConfig:
-    """Only the service under test is real, to spare the others' start."""
+def alone(config: StackConfig, role: str = "") -> StackConfig:
+    """Only the service under test is real, to spare the others' start; without one, the gateway alone."""
     others = {"draft", "target", "verifier"} - {role}
     stand_ins = {other: (sys.executable, "-c", SERVICE, other.upper()) for other in others}
     return replace(config, commands={**config.commands, **stand_ins})
@@ -65,12 +65,6 @@ def only_complaint(error: StackError) -> str:
     assert "Traceback" not in error.log_tail
     (line,) = [line for line in error.log_tail.splitlines() if "level=CRITICAL" in line]
     return line
-
-
-def nothing_real(config: StackConfig) -> StackConfig:
-    """No service under test is real; the gateway is."""
-    stand_ins = {role: (sys.executable, "-c", SERVICE, role.upper()) for role in ("draft", "target", "verifier")}
-    return replace(config, commands={**config.commands, **stand_ins})
 
 
 async def test_gpu_that_is_not_there_is_one_line(stack_config: StackConfig) -> None:
@@ -92,7 +86,7 @@ async def test_malformed_chat_template(stack_config: StackConfig, pair: Pair, tm
 
 
 async def test_default_beyond_its_bounds(stack_config: StackConfig) -> None:
-    error = await refusal(nothing_real(replace(stack_config, serving={"gamma": 99})))
+    error = await refusal(alone(replace(stack_config, serving={"gamma": 99})))
     assert str(error) == "gateway ended with status 2"
     assert "SEMSPEC_GATEWAY_DEFAULTS: gamma: " in error.log_tail and "Traceback" not in error.log_tail
 
@@ -104,7 +98,7 @@ async def test_setting_that_does_not_exist(stack_config: StackConfig) -> None:
 
 async def test_port_that_is_taken(stack_config: StackConfig) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        error = await refusal(nothing_real(replace(stack_config, port=other.getsockname()[1])))
+        error = await refusal(alone(replace(stack_config, port=other.getsockname()[1])))
     assert str(error).startswith("cannot listen on 127.0.0.1 port ")
 
 
@@ -113,7 +107,7 @@ async def test_malformed_serving_file(pair: Pair, stack_config: StackConfig, tmp
     (tmp_path / "probes" / "serving.json").write_text("{")
     draft, target = (tmp_path / "probes" / f"{role}.safetensors" for role in ("draft", "target"))
     changed = replace(stack_config, serving=None, draft_probe=draft, target_probe=target)
-    error = await refusal(nothing_real(changed))
+    error = await refusal(alone(changed))
     assert "serving.json" in str(error) and str(error).endswith("train the probes again, or delete it")
 
 
