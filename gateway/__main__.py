@@ -23,8 +23,8 @@ from semspec.gateway.settings import NO_VERIFIER, GatewaySettings
 from semspec.gateway.store.store import Store
 from semspec.likelihood import load_calibration
 from semspec.observability import configure_logging, exported_traces
-from semspec.rpc.channel import ClientOptions
-from semspec.rpc.pool import PooledDrafter, PooledTarget, PooledVerifier, PoolOptions
+from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
+from semspec.rpc.connection import ClientOptions
 from semspec.rpc.tls import Certificates
 from semspec.settings import parse_command
 
@@ -95,11 +95,11 @@ async def _serve(settings: GatewaySettings, strategies: Strategies) -> None:
 
 
 def _connect(settings: GatewaySettings, connections: AsyncExitStack) -> Backends:
-    options = _pool_options(settings)
+    options = _client_options(settings)
     likelihood = load_calibration(settings.likelihood) if settings.likelihood else None
-    verifier = None if settings.verifier_address == NO_VERIFIER else PooledVerifier(settings.verifier_address, options)
-    drafter = PooledDrafter(settings.draft_address, options)
-    target = PooledTarget(settings.target_address, options)
+    verifier = None if settings.verifier_address == NO_VERIFIER else RemoteVerifier(settings.verifier_address, options)
+    drafter = RemoteDrafter(settings.draft_address, options)
+    target = RemoteTarget(settings.target_address, options)
     for backend in (drafter, target):
         connections.push_async_callback(backend.aclose)
     if verifier is not None:
@@ -107,17 +107,15 @@ def _connect(settings: GatewaySettings, connections: AsyncExitStack) -> Backends
     return Backends(drafter, target, verifier or WithoutProbes(), likelihood=likelihood)
 
 
-def _pool_options(settings: GatewaySettings) -> PoolOptions:
-    client = _client_options(settings)
-    return PoolOptions(client, health_timeout_s=settings.health_timeout_s)
-
-
 def _client_options(settings: GatewaySettings) -> ClientOptions:
-    token = settings.service_token.get_secret_value() if settings.service_token else None
-    if settings.service_ca is None:
-        return ClientOptions(token=token)
-    certificates = Certificates(settings.service_ca, settings.service_certificate, settings.service_key)
-    return ClientOptions(token=token, certificates=certificates)
+    certificates = None
+    if settings.service_ca:
+        certificates = Certificates(settings.service_ca, settings.service_certificate, settings.service_key)
+    return ClientOptions(
+        token=settings.service_token.get_secret_value() if settings.service_token else None,
+        certificates=certificates,
+        health_timeout_s=settings.health_timeout_s,
+    )
 
 
 def _server_config(settings: GatewaySettings, app: FastAPI) -> uvicorn.Config:

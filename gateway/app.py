@@ -34,7 +34,7 @@ from semspec.gateway.store.journal import Background, cancel_tasks
 from semspec.gateway.store.session_lease import Sessions
 from semspec.gateway.store.store import Store
 from semspec.keys import Keys
-from semspec.rpc.pool import PooledRole
+from semspec.rpc.clients import RemoteBackend
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def create_app(
     metrics.capacity(settings.max_concurrent)
     store.on_failure = metrics.redis_failure
     for service, backend in zip(POOLED, (backends.drafter, backends.target, backends.verifier), strict=True):
-        if isinstance(backend, PooledRole):
+        if isinstance(backend, RemoteBackend):
             metrics.of_services.replicas(service, backend)
     readiness = Readiness(backends, settings, store, metrics, strategies)
     admission = Admission(Limits.of(settings), metrics)

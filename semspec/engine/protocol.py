@@ -61,7 +61,7 @@ class StepCounter(Protocol):
 
 @runtime_checkable
 class CountsSteps(Protocol):
-    """A backend whose hanging is found by its steps: it is busy, and makes none (`semspec.rpc.stalls`)."""
+    """A backend whose hanging is found by its steps: it is busy, and makes none (`semspec.rpc.server.StallWatch`)."""
 
     @property
     def steps(self) -> StepCounter | None:

@@ -84,7 +84,7 @@ class TransformersEngine:
 
     @property
     def steps(self) -> Worker:
-        """Counts the steps; see `semspec.rpc.stalls`."""
+        """Counts the steps; see `semspec.rpc.server.StallWatch`."""
         return self._worker
 
     async def info(self) -> ModelInfo:

@@ -25,6 +25,8 @@ REQUEST_ID = "x-request-id"
 PARAMETER = "semspec-parameter"
 """Trailer of every error that a service raises: the invalid request field; empty if there is none."""
 
+MAX_MESSAGE_BYTES = 64 << 20
+"""Largest message that clients and services send and receive."""
 MAX_REQUEST_ID_LENGTH = 128
 OWN_METHODS = "/semspec."
 HEALTH_METHODS = "/grpc.health.v1.Health/"

@@ -1,18 +1,24 @@
-"""gRPC clients that implement the protocols of `semspec.decoding.protocols`, with one long-lived channel per client.
+"""Drafter, target and verifier served over gRPC: the protocols of `semspec.decoding.protocols`.
 
-Cancelling a call, or closing the generator of `generate`, cancels the RPC, which stops the model. Construct a client
-within the running event loop, and close it with `aclose`.
+Each call goes to the best replica of the service. Cancelling a call, or closing the generator of `generate`, cancels
+the RPC, which stops the model. Construct a client within the running event loop, and close it with `aclose`.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import TypeVar
+from copy import copy
+from dataclasses import replace
+from typing import Any, Self, TypeVar
 
 from semspec.clustering.equivalence import Alternatives
-from semspec.errors import InternalError
-from semspec.rpc.channel import DEFAULT_OPTIONS, ClientOptions
-from semspec.rpc.codec import generation, handshake, scoring
-from semspec.rpc.connection import Remote, RemoteModel, checked_response, encodable_request
+from semspec.errors import InternalError, SemspecError
+from semspec.rpc.codec.checks import check_duration, check_length
+from semspec.rpc.codec.messages import encode_request, message_of, read, read_each, reader
+from semspec.rpc.codec.values import UNKNOWN_CLUSTER, invalid
+from semspec.rpc.connection import DEFAULT_OPTIONS, ClientOptions, Connection
+from semspec.rpc.pool.pool import ELSEWHERE, Pool
+from semspec.rpc.pool.replica import Replica, ServiceSpec
+from semspec.rpc.pool.resolver import Lookup, look_up
 from semspec.types import (
     ChoiceScores,
     Context,
@@ -40,173 +46,274 @@ from semspec.v1 import (
     verifier_pb2_grpc,
 )
 
-R = TypeVar("R")
+T = TypeVar("T")
 
 
-class WritingClient(RemoteModel):
+async def _model(connection: Connection) -> object:
+    return _identity(await connection.call("Info", types_pb2.ModelInfoRequest(), reader(ModelInfo)))
+
+
+def _identity(info: ModelInfo) -> object:
+    return info.fingerprint, info.tokenizer, info.state_convention, info.datastore
+
+
+async def _probes(connection: Connection) -> object:
+    return replace(await connection.call("Info", verifier_pb2.VerifierInfoRequest(), reader(VerifierInfo)), build="")
+
+
+DRAFTS = ServiceSpec("semspec.v1.Draft", draft_pb2_grpc.DraftStub, _model)
+TARGETS = ServiceSpec("semspec.v1.Target", target_pb2_grpc.TargetStub, _model)
+VERIFIERS = ServiceSpec("semspec.v1.Verifier", verifier_pb2_grpc.VerifierStub, _probes)
+
+
+class RemoteBackend:
+    """A backend served by the replicas at an address list `host:port[,host:port...]`; a host may have many addresses.
+
+    Raises: InvalidRequest for an invalid address list.
+    """
+
+    _service: ServiceSpec
+    _model: object = None
+    """Model that all calls of a view require; see `RemoteModel.of`."""
+
+    def __init__(self, addresses: str, options: ClientOptions = DEFAULT_OPTIONS, lookup: Lookup = look_up) -> None:
+        self._pool = Pool(self._service, addresses, options, lookup)
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of replicas that serve the model."""
+        return self._pool.num_replicas
+
+    @property
+    def num_hung(self) -> int:
+        """Number of replicas that have work and make no step."""
+        return self._pool.num_hung
+
+    @property
+    def num_in_flight(self) -> int:
+        """Calls in flight at all replicas."""
+        return self._pool.num_in_flight
+
+    async def aclose(self) -> None:
+        """Cancel running calls and disconnect. Later calls raise Unavailable."""
+        await self._pool.aclose()
+
+    async def _call(self, name: str, request: Any, read: Callable[[Any], T], context: Context | None = None) -> T:
+        session = "" if context is None else request.session
+        return await self._pool.call(lambda one: one.call(name, request, read, context), session, self._model)
+
+
+class RemoteModel(RemoteBackend):
     """The calls that draft and target share."""
 
     _max_segments_at_once: int
     """Requests of no more segments get them in one response, which costs less than a stream."""
-    _stub: "draft_pb2_grpc.DraftAsyncStub | target_pb2_grpc.TargetAsyncStub"  # these exist for type checkers alone
+
+    @property
+    def num_whole_states(self) -> int:
+        """Segments whose states came whole, since the replica did not hold the projection that the call named."""
+        return self._pool.num_whole_states
+
+    def of(self, info: ModelInfo) -> Self:
+        """A view of the same replicas whose calls use only those that serve this model."""
+        view = copy(self)
+        view._model = _identity(info)
+        return view
 
     async def info(self) -> ModelInfo:
         """See `Model.info`."""
-        response = await self.call(self._stub.Info, types_pb2.ModelInfoRequest())
-        with checked_response():
-            return handshake.model_info_from_wire(response)
+        return await self._pool.call(lambda one: one.call("Info", types_pb2.ModelInfoRequest(), reader(ModelInfo)))
 
     async def encode(self, prompt: Prompt) -> Piece:
         """See `Model.encode`."""
-        with encodable_request():
-            request = generation.encode_request_to_wire(prompt)
-        response = await self.call(self._stub.Encode, request)
-        with checked_response():
-            return generation.encode_response_from_wire(response)
+        return await self._call("Encode", encode_request(prompt), _prompt)
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
-        """See `Model.generate`. Also raises DeadlineExceeded when no segment arrives within `idle_timeout_s`."""
+        """See `Model.generate`. A broken stream continues at another replica after its last segment.
 
-        def request_of(rest: Context, before: bytes) -> types_pb2.WriteRequest:
-            return generation.write_request_to_wire(rest, params, before)
+        The text is the same, because each draw depends only on the seed and the position. Also raises DeadlineExceeded
+        when no segment arrives within `idle_timeout_s`.
+        """
+        tried: dict[Replica, SemspecError] = {}
+        kept: list[Segment] = []
+        model = self._model
+        while (rest := _rest(params, kept)) is not None:
+            replica = await self._pool.choose(params.session, tried, model)
+            model = model or replica.model
+            stream = self._written(replica.connection, context.extended(*kept), rest)
+            try:
+                with replica.counted():
+                    async with aclosing(stream):
+                        while True:
+                            async with replica.while_reachable():
+                                generated = await anext(stream, None)
+                            if generated is None:
+                                return
+                            self._note(params.projection, generated.states)
+                            kept.append(generated.segment)
+                            model, tried = model or replica.model, {}
+                            yield generated
+            except ELSEWHERE as error:
+                replica.failed(error)
+                tried[replica] = error
+
+    async def _written(
+        self, connection: Connection, context: Context, params: GenerationParams
+    ) -> AsyncGenerator[GeneratedSegment, None]:
+        """What one replica writes. Raises: InternalError when that is more than it was asked for."""
+        request = message_of(types_pb2.WriteRequest, params)
+        num_tokens = num_segments = 0
+
+        def check(segments: Sequence[GeneratedSegment]) -> None:
+            nonlocal num_segments, num_tokens
+            num_segments += len(segments)
+            num_tokens += sum(len(one.segment.token_ids) for one in segments)
+            if 0 < params.max_segments < num_segments:
+                raise InternalError(f"malformed answer: {num_segments} segments, {params.max_segments} were asked for")
+            if num_tokens > params.max_tokens:
+                raise InternalError(f"malformed answer: {num_tokens} tokens, {params.max_tokens} were asked for")
 
         if 0 < params.max_segments <= self._max_segments_at_once:
-            reply = await self.call_about(self._stub.WriteAll, params.session, context, request_of)
-            with checked_response():
-                segments = [generation.written_from_wire(segment) for segment in reply.segments]
-            _check_size(params, len(segments), sum(len(one.segment.token_ids) for one in segments))
+            segments = await connection.call("WriteAll", request, _all_generated, context)
+            check(segments)
             for segment in segments:
                 yield segment
             return
-        num_segments, num_tokens = 0, 0
-        async with aclosing(self.stream_about(self._stub.Write, params.session, context, request_of)) as responses:
-            async for response in responses:
-                with checked_response():
-                    generated = generation.written_from_wire(response)
-                num_segments, num_tokens = num_segments + 1, num_tokens + len(generated.segment.token_ids)
-                _check_size(params, num_segments, num_tokens)
-                yield generated
+        async with aclosing(connection.stream("Write", request, reader(GeneratedSegment), context)) as stream:
+            async for segment in stream:
+                check([segment])
+                yield segment
+
+    def _note(self, digest: str, states: States | None) -> None:
+        """Count states on which a replica was to apply the projection `digest`, and did not."""
+        if digest and states is not None and not states.projection:
+            self._pool.num_whole_states += 1
 
 
-class RemoteDrafter(WritingClient):
+class RemoteDrafter(RemoteModel):
     """A `Drafter` served by `semspec.v1.Draft`."""
 
+    _service = DRAFTS
     _max_segments_at_once = 8
     """A strategy uses the segments of one call to the draft together."""
-
-    def __init__(self, address: str, options: ClientOptions = DEFAULT_OPTIONS) -> None:
-        super().__init__(address, options)
-        self._stub = self._draft = draft_pb2_grpc.DraftStub(self._channel)
 
     async def propose(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
     ) -> Proposal:
         """See `Drafter.propose`."""
-
-        def request_of(rest: Context, before: bytes) -> types_pb2.ProposeRequest:
-            return generation.propose_request_to_wire(rest, open_ids, params, num_tokens, before)
-
-        response = await self.call_about(self._draft.Propose, params.session, context, request_of)
-        with checked_response():
-            return generation.proposal_from_wire(response)
+        request = message_of(types_pb2.ProposeRequest, params, open_token_ids=open_ids, num_tokens=num_tokens)
+        return await self._call("Propose", request, reader(Proposal), context)
 
 
-class RemoteTarget(WritingClient):
+class RemoteTarget(RemoteModel):
     """A `Target` served by `semspec.v1.Target`."""
 
+    _service = TARGETS
     _max_segments_at_once = 1
     """What the target writes goes to the user segment by segment."""
 
-    def __init__(self, address: str, options: ClientOptions = DEFAULT_OPTIONS) -> None:
-        super().__init__(address, options)
-        self._stub = self._target = target_pb2_grpc.TargetStub(self._channel)
-
     async def tokenize(self, text: str) -> list[Token]:
         """See `Target.tokenize`."""
-        with encodable_request():
-            request = generation.tokenize_request_to_wire(text)
-        response = await self.call(self._target.Tokenize, request)
-        with checked_response():
-            return generation.tokenize_response_from_wire(response)
+        request = message_of(target_pb2.TokenizeRequest, text=text)
+        return await self._call("Tokenize", request, lambda response: read_each(Token, response.tokens, "tokens"))
 
     async def score(
         self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
     ) -> list[SegmentScore]:
         """See `Target.score`."""
 
-        def request_of(rest: Context, before: bytes) -> target_pb2.ReadRequest:
-            return scoring.read_request_to_wire(rest, segments, session, projection, before)
+        def scores_in(response: target_pb2.ReadResponse) -> list[SegmentScore]:
+            check_length(response.readings, "readings", len(segments), "segments")
+            check_duration(response)
+            num_cached = response.num_cached_tokens if response.HasField("num_cached_tokens") else None
+            return [
+                replace(score, duration_ms=response.duration_ms, num_cached_tokens=num_cached)
+                for score in read_each(SegmentScore, response.readings, "readings")
+            ]
 
-        response = await self.call_about(self._target.Read, session, context, request_of)
-        with checked_response():
-            return _one_each(scoring.read_response_from_wire(response), segments)
+        request = message_of(target_pb2.ReadRequest, segments=segments, session=session, projection=projection)
+        scores = await self._call("Read", request, scores_in, context)
+        for score in scores:
+            self._note(projection, score.states)
+        return scores
 
     async def verify_tokens(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
     ) -> VerifiedTokens:
         """See `Target.verify_tokens`."""
 
-        def request_of(rest: Context, before: bytes) -> target_pb2.VerifyRequest:
-            return scoring.verify_request_to_wire(rest, open_ids, proposal, params, before)
+        def verified_in(response: target_pb2.VerifyResponse) -> VerifiedTokens:
+            verified, num_proposed = read(VerifiedTokens, response), len(proposal.token_ids)
+            if verified.num_accepted > num_proposed:
+                raise invalid("num_accepted", f"{verified.num_accepted} of {num_proposed} proposed tokens")
+            return verified
 
-        response = await self.call_about(self._target.Verify, params.session, context, request_of)
-        with checked_response():
-            return scoring.verify_response_from_wire(response, len(proposal.token_ids))
+        request = message_of(target_pb2.VerifyRequest, params, proposal=proposal, open_token_ids=open_ids)
+        return await self._call("Verify", request, verified_in, context)
 
     async def score_choices(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
     ) -> ChoiceScores:
         """See `Target.score_choices`."""
 
-        def request_of(rest: Context, before: bytes) -> target_pb2.AskRequest:
-            return scoring.ask_request_to_wire(rest, question, prefill, options, session, before)
+        def choices_in(response: target_pb2.AskResponse) -> ChoiceScores:
+            check_length(response.probabilities, "probabilities", len(options), "options")
+            return read(ChoiceScores, response)
 
-        response = await self.call_about(self._target.Ask, session, context, request_of)
-        with checked_response():
-            return scoring.ask_response_from_wire(response, len(options))
+        request = message_of(
+            target_pb2.AskRequest, question=question, prefill=prefill, options=options, session=session
+        )
+        return await self._call("Ask", request, choices_in, context)
 
 
-class RemoteVerifier(Remote):
-    """A `Verifier` served by `semspec.v1.Verifier`."""
+class RemoteVerifier(RemoteBackend):
+    """A `Verifier` and `Clusterer` served by `semspec.v1.Verifier`."""
 
-    def __init__(self, address: str, options: ClientOptions = DEFAULT_OPTIONS) -> None:
-        super().__init__(address, options)
-        self._stub = verifier_pb2_grpc.VerifierStub(self._channel)
+    _service = VERIFIERS
 
     async def info(self) -> VerifierInfo:
         """See `Verifier.info`."""
-        response = await self.call(self._stub.Info, verifier_pb2.VerifierInfoRequest())
-        with checked_response():
-            return handshake.verifier_info_from_wire(response)
+        return await self._call("Info", verifier_pb2.VerifierInfoRequest(), reader(VerifierInfo))
 
     async def judge(
         self, draft_states: Sequence[States], scores: Sequence[SegmentScore], probes: str = ""
     ) -> list[Judgement]:
         """See `Verifier.judge`."""
-        with encodable_request():
-            request = scoring.judge_request_to_wire(draft_states, scores, probes)
-        response = await self.call(self._stub.Judge, request)
-        with checked_response():
-            return _one_each(scoring.judge_response_from_wire(response), draft_states)
+
+        def judgements_in(response: verifier_pb2.JudgeResponse) -> list[Judgement]:
+            check_length(response.judgements, "judgements", len(draft_states), "draft_states")
+            return read_each(Judgement, response.judgements, "judgements")
+
+        request = message_of(verifier_pb2.JudgeRequest, draft_states=draft_states, readings=scores, probes=probes)
+        return await self._call("Judge", request, judgements_in)
 
     async def cluster(self, group: Alternatives, ends: Sequence[SegmentEnd]) -> list[int | None]:
         """See `Clusterer.cluster`."""
-        with encodable_request():
-            request = scoring.cluster_request_to_wire(group, ends)
-        response = await self.call(self._stub.Cluster, request)
-        with checked_response():
-            return _one_each(scoring.cluster_response_from_wire(response), ends)
+
+        def clusters_in(response: verifier_pb2.ClusterResponse) -> list[int | None]:
+            check_length(response.clusters, "clusters", len(ends), "segments")
+            return [None if one == UNKNOWN_CLUSTER else one for one in response.clusters]
+
+        return await self._call("Cluster", message_of(verifier_pb2.ClusterRequest, group, ends=ends), clusters_in)
 
 
-def _check_size(params: GenerationParams, num_segments: int, num_tokens: int) -> None:
-    """Raises: InternalError when a service has written more than it was asked for."""
-    if 0 < params.max_segments < num_segments:
-        raise InternalError(f"malformed answer: {num_segments} segments, {params.max_segments} were asked for")
-    if num_tokens > params.max_tokens:
-        raise InternalError(f"malformed answer: {num_tokens} tokens, at most {params.max_tokens} were asked for")
+def _prompt(response: types_pb2.EncodeResponse) -> Piece:
+    piece = read(Piece, response.prompt, "prompt")
+    if isinstance(piece, Segment):
+        raise invalid("prompt.writer", f"must be the user, not the {piece.writer}")
+    return piece
 
 
-def _one_each(items: list[R], segments: Sequence[object]) -> list[R]:
-    if len(items) != len(segments):
-        raise InternalError(f"malformed answer: {len(items)} items for {len(segments)} segments")
-    return items
+def _all_generated(response: types_pb2.WriteAllResponse) -> list[GeneratedSegment]:
+    return [read(GeneratedSegment, one) for one in response.segments]
+
+
+def _rest(params: GenerationParams, kept: Sequence[Segment]) -> GenerationParams | None:
+    """Parameters for the rest of a call after the segments `kept`; None when it is complete."""
+    if not kept:
+        return params
+    max_tokens = params.max_tokens - sum(len(segment.token_ids) for segment in kept)
+    is_last = 0 < params.max_segments <= len(kept)
+    if kept[-1].end is SegmentEnd.EOS or max_tokens <= 0 or is_last:
+        return None
+    return replace(params, max_tokens=max_tokens, max_segments=max(params.max_segments - len(kept), 0))

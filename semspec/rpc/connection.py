@@ -1,14 +1,15 @@
-"""A connection to a service: one channel, and metadata, deadlines, errors and contexts of its calls."""
+"""A connection to a replica: one channel, and metadata, deadlines, errors and contexts of its calls."""
 
 import asyncio
+import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
 import grpc
 from grpc import aio
-from opentelemetry.trace import Span
 
 from semspec.errors import (
     DeadlineExceeded,
@@ -19,97 +20,178 @@ from semspec.errors import (
     Unavailable,
     from_grpc_status,
 )
-from semspec.rpc.calls import AUTHORIZATION, PARAMETER, call_metadata, client_span, decoded_response
-from semspec.rpc.channel import ClientOptions, open_channel
+from semspec.rpc.calls import (
+    AUTHORIZATION,
+    MAX_MESSAGE_BYTES,
+    PARAMETER,
+    call_metadata,
+    client_span,
+    decoded_response,
+    decoding,
+)
+from semspec.rpc.codec.messages import put_context
 from semspec.rpc.contexts import TAIL, LastContexts
+from semspec.rpc.tls import Certificates, channel_credentials
 from semspec.types import Context
 
-Q = TypeVar("Q")
-R = TypeVar("R")
+T = TypeVar("T")
+
+_IDEMPOTENT_CALLS = {
+    "semspec.v1.Draft": ("Info", "Encode", "Propose"),
+    "semspec.v1.Target": ("Info", "Encode", "Tokenize", "Read", "Verify", "Ask"),
+    "semspec.v1.Verifier": ("Info", "Judge"),
+}
+_RETRY_POLICY = {
+    "maxAttempts": 3,
+    "initialBackoff": "0.05s",
+    "maxBackoff": "0.5s",
+    "backoffMultiplier": 2,
+    "retryableStatusCodes": ["UNAVAILABLE"],
+}
 
 _log = logging.getLogger(__name__)
 
 
-class Remote:
-    """A channel, and metadata, deadline and error mapping of its calls."""
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """Options for calls to a service and for its replicas."""
 
-    def __init__(self, address: str, options: ClientOptions) -> None:
+    token: str | None = field(default=None, repr=False)
+    """Bearer token, if the service requires one."""
+    call_timeout_s: float = 60.0
+    """Deadline of a unary call, its retries included."""
+    idle_timeout_s: float = 60.0
+    """Maximum wait for the next segment of a `Write` stream; the stream as a whole has no deadline."""
+    certificates: Certificates | None = None
+    """For a service with TLS; None: no TLS."""
+    server_name: str = ""
+    """Name that the service's certificate must contain; empty: the host of its address."""
+    resolve_s: float = 5.0
+    """Interval between resolutions of host names."""
+    health_interval_s: float = 2.0
+    """Interval between health checks of a replica."""
+    health_timeout_s: float = 5.0
+    """Time without an answer to health checks after which a replica is unreachable."""
+
+
+DEFAULT_OPTIONS = ClientOptions()
+
+
+def open_channel(address: str, options: ClientOptions) -> aio.Channel:
+    """A channel to `address`. It connects at the first call. Its calls may return `Undecodable`: `decoded_response`."""
+    if options.certificates is None:
+        return cast(aio.Channel, _Decoding(aio.insecure_channel(address, _channel_options())))
+    override = (("grpc.ssl_target_name_override", options.server_name),) if options.server_name else ()
+    credentials = channel_credentials(options.certificates)
+    channel = aio.secure_channel(address, credentials, (*_channel_options(), *override))
+    return cast(aio.Channel, _Decoding(channel))
+
+
+class _Decoding:
+    """A channel whose calls return `Undecodable` for an answer that is no message."""
+
+    def __init__(self, channel: aio.Channel) -> None:
+        self._channel: Any = channel
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+    def unary_unary(self, *path: Any, response_deserializer: Any = None, **options: Any) -> Any:
+        return self._channel.unary_unary(*path, response_deserializer=decoding(response_deserializer), **options)
+
+    def unary_stream(self, *path: Any, response_deserializer: Any = None, **options: Any) -> Any:
+        return self._channel.unary_stream(*path, response_deserializer=decoding(response_deserializer), **options)
+
+
+def _channel_options() -> Sequence[tuple[str, int | str]]:
+    return (
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.per_rpc_retry_buffer_size", MAX_MESSAGE_BYTES),  # a larger request would not be retried
+        ("grpc.service_config", json.dumps(_service_config())),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 2_000),  # reconnects to a restarted service within seconds
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),  # no limit on pings during a long prefill
+        ("grpc.enable_http_proxy", 0),  # services are in the same network
+    )
+
+
+def _service_config() -> dict[str, object]:
+    names = [{"service": name, "method": call} for name, calls in _IDEMPOTENT_CALLS.items() for call in calls]
+    return {"methodConfig": [{"name": names, "retryPolicy": _RETRY_POLICY}]}
+
+
+class Connection:
+    """The calls to one replica, each by the name of its method.
+
+    Those about a context carry what the service does not remember of it. What a response holds is read here, so that
+    one that makes no sense is an error of the call.
+    """
+
+    def __init__(self, address: str, options: ClientOptions, stub: Callable[[aio.Channel], Any]) -> None:
         self._options = options
         self._authorization = ((AUTHORIZATION, f"Bearer {options.token}"),) if options.token else ()
-        self._channel = open_channel(address, options)
-
-    @property
-    def channel(self) -> aio.Channel:
-        """The channel of the calls, also used for health checks."""
-        return self._channel
+        self.channel = open_channel(address, options)
+        """Also used for health checks."""
+        self._stub = stub(self.channel)
+        self._contexts = LastContexts()
 
     async def aclose(self) -> None:
         """Cancel running calls and disconnect. Later calls raise Unavailable."""
-        await self._channel.close()
+        await self.channel.close()
 
-    def metadata(self, opened: Span) -> tuple[tuple[str, str], ...]:
-        """Authorization, trace context and request id of a call."""
-        return self._authorization + call_metadata(opened)
-
-    async def call(self, method: aio.UnaryUnaryMultiCallable[Q, R], request: Q) -> R:
-        """The response of a unary call."""
-        with client_span(method, request) as opened, rpc_errors():
-            response = await method(request, timeout=self._options.call_timeout_s, metadata=self.metadata(opened))
-            return decoded_response(response)
-
-
-class RemoteModel(Remote):
-    """A connection whose calls are about contexts: they carry what the service does not remember of them."""
-
-    def __init__(self, address: str, options: ClientOptions) -> None:
-        super().__init__(address, options)
-        self._contexts = LastContexts()
-
-    async def call_about(
-        self,
-        method: aio.UnaryUnaryMultiCallable[Q, R],
-        session: str,
-        context: Context,
-        request_of: Callable[[Context, bytes], Q],
-    ) -> R:
-        """A call that carries what is new in the context; or all of it, if the service asks for that."""
-        rest, before = self._contexts.rest(session, context)
+    async def call(self, name: str, request: Any, read: Callable[[Any], T], context: Context | None = None) -> T:
+        """What `read` makes of the response. `context`: sent with the request, without what the service remembers of
+        it; or all of it, if the service asks for that."""
+        if context is None:
+            return await self._call(name, request, read)
+        rest, before = self._contexts.rest(request.session, context)
         try:
-            response = await self.call(method, encoded(request_of, rest, before))
+            response = await self._call(name, _about(request, rest, before), read)
         except SemspecError as error:
             if not before or not _wants_whole(error):
                 raise
-            response = await self.call(method, encoded(request_of, context, b""))
-        self._contexts.note(session, context)
+            response = await self._call(name, _about(request, context), read)
+        self._contexts.note(request.session, context)
         return response
 
-    async def stream_about(
-        self,
-        method: aio.UnaryStreamMultiCallable[Q, R],
-        session: str,
-        context: Context,
-        request_of: Callable[[Context, bytes], Q],
-    ) -> AsyncGenerator[R, None]:
-        """The responses of a stream, otherwise as `call_about`. Raises: DeadlineExceeded when none arrives within
-        `idle_timeout_s`."""
-        for rest, before in (self._contexts.rest(session, context), (context, b"")):
+    async def _call(self, name: str, request: Any, read: Callable[[Any], T]) -> T:
+        method = getattr(self._stub, name)
+        with client_span(method, request) as opened, rpc_errors():
+            metadata = self._authorization + call_metadata(opened)
+            response = decoded_response(await method(request, timeout=self._options.call_timeout_s, metadata=metadata))
+        with _checked_response():
+            return read(response)
+
+    async def stream(
+        self, name: str, request: Any, read: Callable[[Any], T], context: Context
+    ) -> AsyncGenerator[T, None]:
+        """What `read` makes of each response of a stream, otherwise as `call`. Raises: DeadlineExceeded when none
+        arrives within `idle_timeout_s`."""
+        for rest, before in (self._contexts.rest(request.session, context), (context, b"")):
             is_first = True
             try:
-                async with aclosing(self._stream(method, encoded(request_of, rest, before))) as responses:
+                async with aclosing(self._stream(name, _about(request, rest, before))) as responses:
                     async for response in responses:
                         if is_first:
-                            self._contexts.note(session, context)
+                            self._contexts.note(request.session, context)
                             is_first = False
-                        yield response
+                        with _checked_response():
+                            item = read(response)
+                        yield item
                 return
             except SemspecError as error:
                 if not (before and is_first and _wants_whole(error)):
                     raise
 
-    async def _stream(self, method: aio.UnaryStreamMultiCallable[Q, R], request: Q) -> AsyncGenerator[R, None]:
+    async def _stream(self, name: str, request: Any) -> AsyncGenerator[Any, None]:
+        method = getattr(self._stub, name)
         with client_span(method, request) as opened:
             with rpc_errors():
-                call = method(request, metadata=self.metadata(opened))
+                call = method(request, metadata=self._authorization + call_metadata(opened))
             try:
                 responses = aiter(call)
                 while (response := await self._next(responses)) is not None:
@@ -117,7 +199,7 @@ class RemoteModel(Remote):
             finally:
                 call.cancel()
 
-    async def _next(self, responses: AsyncIterator[R]) -> R | None:
+    async def _next(self, responses: AsyncIterator[T]) -> T | None:
         timeout_s = self._options.idle_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -126,6 +208,11 @@ class RemoteModel(Remote):
                     return None if response is None else decoded_response(response)
         except TimeoutError:
             raise DeadlineExceeded(f"no segment within {timeout_s:g} s") from None
+
+
+def _about(request: T, context: Context, before: bytes = b"") -> T:
+    put_context(request, context, before)
+    return request
 
 
 def from_rpc_error(error: aio.AioRpcError) -> SemspecError:
@@ -173,22 +260,8 @@ def rpc_errors() -> Iterator[None]:
         ) from None  # gRPC cancels its calls, not the tasks that await them
 
 
-def encoded(request_of: Callable[[Context, bytes], Q], rest: Context, before: bytes) -> Q:
-    with encodable_request():
-        return request_of(rest, before)
-
-
 @contextmanager
-def encodable_request() -> Iterator[None]:
-    """Raise InvalidRequest for values protobuf cannot encode, such as a negative count or a lone surrogate."""
-    try:
-        yield
-    except ValueError as error:
-        raise InvalidRequest(f"cannot be sent: {error}") from error
-
-
-@contextmanager
-def checked_response() -> Iterator[None]:
+def _checked_response() -> Iterator[None]:
     """Raise InternalError for a malformed response: it is the service's defect, not the caller's."""
     try:
         yield

@@ -13,12 +13,11 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 
+from semspec.engine.protocol import StepCounter
 from semspec.errors import SemspecError, Unavailable
 from semspec.observability import configure_logging
-from semspec.rpc.calls import ErrorInterceptor, TokenInterceptor
-from semspec.rpc.channel import MAX_MESSAGE_BYTES
+from semspec.rpc.calls import MAX_MESSAGE_BYTES, ErrorInterceptor, TokenInterceptor
 from semspec.rpc.servicers import Backend, Service
-from semspec.rpc.stalls import StallWatch
 from semspec.rpc.tls import server_credentials
 from semspec.settings import ServiceSettings
 
@@ -32,11 +31,35 @@ _TRIM_BYTES = 256 << 20
 _MMAP_BYTES = 32 << 20  # the maximum that glibc accepts
 
 B = TypeVar("B")
+NUM_LOOKS = 10
+"""Number of looks within the limit. All must find the same counter, so time during which this process was suspended
+does not count."""
 WHOLE_PROCESS = ""
 """Name in health checks, NOT_SERVING only while the backend hangs."""
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 logger = logging.getLogger(__name__)
+
+
+class StallWatch:
+    """Whether a backend hangs, as with a stuck GPU kernel: no step for `stall_s` while busy. It then hangs until its
+    next step, busy or not. Calls that wait in a queue are no sign of it, as long as any call makes a step."""
+
+    def __init__(self, steps: StepCounter, stall_s: float) -> None:
+        self.is_stalled = False
+        self._steps, self._stall_s = steps, stall_s
+
+    async def run(self, report: Callable[[bool], Awaitable[None]]) -> None:
+        """Call `report` with each change, until cancelled."""
+        num_steps, num_looks = self._steps.num_steps, 0
+        while True:
+            await asyncio.sleep(self._stall_s / NUM_LOOKS)
+            before, num_steps = num_steps, self._steps.num_steps
+            stands_still = num_steps == before and (self._steps.is_busy or self.is_stalled)
+            num_looks = num_looks + 1 if stands_still else 0
+            if self.is_stalled != (num_looks >= NUM_LOOKS):
+                self.is_stalled = not self.is_stalled
+                await report(self.is_stalled)
 
 
 class ServiceServer(Generic[B]):

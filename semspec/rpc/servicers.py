@@ -3,21 +3,24 @@
 Servicers raise; the interceptor sets the status codes.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from grpc import aio
 
-from semspec.clustering.equivalence import Clusterer
+from semspec.clustering.equivalence import Alternatives, Clusterer
 from semspec.decoding.protocols import Verifier
 from semspec.engine.protocol import CountsSteps, Engine, StepCounter
 from semspec.errors import Unavailable
 from semspec.rpc.calls import Context
-from semspec.rpc.codec import generation, handshake, scoring
+from semspec.rpc.codec.checks import check_filled, check_length, check_positive
+from semspec.rpc.codec.messages import message_of, read, read_context, read_each, read_prompt
+from semspec.rpc.codec.values import END_OF, UNKNOWN_CLUSTER, invalid, known
 from semspec.rpc.contexts import LastContexts
-from semspec.rpc.stalls import CallCounter
+from semspec.types import GenerationParams, Proposal, Segment, SegmentScore, States
 from semspec.v1 import (
     draft_pb2_grpc,
     target_pb2,
@@ -36,6 +39,34 @@ B = TypeVar("B")
 
 class ServedVerifier(Verifier, Clusterer, Protocol):
     """What the verifier service serves."""
+
+
+class CallCounter:
+    """A counter for backends without one: a step is a call that has ended. Cancelled calls are none."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self._num_running = 0
+
+    @property
+    def is_busy(self) -> bool:
+        return self._num_running > 0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count the body as a call."""
+        self._num_running += 1
+        try:
+            yield
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            self.num_steps += 1
+            raise
+        else:
+            self.num_steps += 1
+        finally:
+            self._num_running -= 1
 
 
 class Backend(Generic[B]):
@@ -79,7 +110,7 @@ class Service(Generic[B]):
     """Has the loaded backend read its configuration again, on SIGHUP."""
 
 
-class WritingServicer:
+class ModelServicer:
     """The methods that draft and target share: `Info`, `Encode`, `Write` and `WriteAll`."""
 
     def __init__(self, engine: Backend[Engine]) -> None:
@@ -88,21 +119,21 @@ class WritingServicer:
 
     async def Info(self, request: types_pb2.ModelInfoRequest, context: Context) -> types_pb2.ModelInfo:
         """The served model."""
-        return handshake.model_info_to_wire(await self._engine.get().info())
+        return message_of(types_pb2.ModelInfo, await self._engine.get().info())
 
     async def Encode(self, request: types_pb2.EncodeRequest, context: Context) -> types_pb2.EncodeResponse:
         """Render and tokenize a prompt."""
-        prompt = generation.encode_request_from_wire(request)
-        return generation.encode_response_to_wire(await self._engine.get().encode(prompt))
+        prompt = await self._engine.get().encode(read_prompt(request))
+        return message_of(types_pb2.EncodeResponse, prompt=prompt)
 
     async def Write(
         self, request: types_pb2.WriteRequest, context: Context
     ) -> AsyncGenerator[types_pb2.WriteResponse, None]:
         """Stream each segment when it is complete; closing this generator closes the engine's."""
-        prefix, params = generation.write_request_from_wire(request, self._contexts)
+        params, prefix = read(GenerationParams, request), read_context(request, self._contexts)
         async with aclosing(self._engine.get().generate(prefix, params)) as segments:
             async for generated in segments:
-                yield generation.written_to_wire(generated)
+                yield message_of(types_pb2.WriteResponse, generated)
 
     async def WriteAll(self, request: types_pb2.WriteRequest, context: Context) -> types_pb2.WriteAllResponse:
         """All segments, once the last is finished."""
@@ -115,40 +146,53 @@ class WritingServicer:
         return response
 
 
-class DraftServicer(WritingServicer, draft_pb2_grpc.DraftServicer):
+class DraftServicer(ModelServicer, draft_pb2_grpc.DraftServicer):
     """`semspec.v1.Draft` over an engine."""
 
     async def Propose(self, request: types_pb2.ProposeRequest, context: Context) -> types_pb2.Proposal:
         """Tokens with their distributions, for a target to verify."""
-        prefix, open_ids, params, num_tokens = generation.propose_request_from_wire(request, self._contexts)
-        return generation.proposal_to_wire(await self._engine.get().propose(prefix, open_ids, params, num_tokens))
+        check_positive(request.num_tokens, "num_tokens")
+        params, prefix = read(GenerationParams, request), read_context(request, self._contexts)
+        open_ids = tuple(request.open_token_ids)
+        proposal = await self._engine.get().propose(prefix, open_ids, params, request.num_tokens)
+        return message_of(types_pb2.Proposal, proposal)
 
 
-class TargetServicer(WritingServicer, target_pb2_grpc.TargetServicer):
+class TargetServicer(ModelServicer, target_pb2_grpc.TargetServicer):
     """`semspec.v1.Target` over an engine."""
 
     async def Tokenize(self, request: target_pb2.TokenizeRequest, context: Context) -> target_pb2.TokenizeResponse:
-        """The tokens of a text."""
-        text = generation.tokenize_request_from_wire(request)
-        return generation.tokenize_response_to_wire(await self._engine.get().tokenize(text))
+        """The tokens of a text, which may be empty."""
+        return message_of(target_pb2.TokenizeResponse, tokens=await self._engine.get().tokenize(request.text))
 
     async def Read(self, request: target_pb2.ReadRequest, context: Context) -> target_pb2.ReadResponse:
         """Score segments that follow a context, in one forward pass."""
-        asked = scoring.read_request_from_wire(request, self._contexts)
-        return scoring.read_response_to_wire(await self._engine.get().score(*asked))
+        check_filled(request.segments, "segments")
+        segments = read_each(Segment, request.segments, "segments")
+        prefix = read_context(request, self._contexts)
+        scores = await self._engine.get().score(prefix, segments, request.session, request.projection)
+        response = message_of(target_pb2.ReadResponse, readings=scores)
+        if scores:
+            response.duration_ms = scores[0].duration_ms
+            if scores[0].num_cached_tokens is not None:
+                response.num_cached_tokens = scores[0].num_cached_tokens
+        return response
 
     async def Verify(self, request: target_pb2.VerifyRequest, context: Context) -> target_pb2.VerifyResponse:
         """Exact speculative sampling of proposed tokens."""
-        prefix, open_ids, proposal, params = scoring.verify_request_from_wire(request, self._contexts)
-        return scoring.verify_response_to_wire(
-            await self._engine.get().verify_tokens(prefix, open_ids, proposal, params)
-        )
+        params, proposal = read(GenerationParams, request), read(Proposal, request.proposal, "proposal")
+        prefix, open_ids = read_context(request, self._contexts), tuple(request.open_token_ids)
+        verified = await self._engine.get().verify_tokens(prefix, open_ids, proposal, params)
+        return message_of(target_pb2.VerifyResponse, verified)
 
     async def Ask(self, request: target_pb2.AskRequest, context: Context) -> target_pb2.AskResponse:
         """The probability of each one-token answer to a question about the context."""
-        prefix, question, prefill, options, session = scoring.ask_request_from_wire(request, self._contexts)
-        choices = await self._engine.get().score_choices(prefix, question, prefill, options, session)
-        return scoring.ask_response_to_wire(choices)
+        if not request.question.strip():
+            raise invalid("question", "is empty")
+        check_filled(request.options, "options")
+        asked = request.question, request.prefill, list(request.options), request.session
+        prefix = read_context(request, self._contexts)
+        return message_of(target_pb2.AskResponse, await self._engine.get().score_choices(prefix, *asked))
 
 
 class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
@@ -159,46 +203,54 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
 
     async def Info(self, request: verifier_pb2.VerifierInfoRequest, context: Context) -> verifier_pb2.VerifierInfo:
         """The models and states the probes were trained on."""
-        return handshake.verifier_info_to_wire(await self._verifier.get().info())
+        return message_of(verifier_pb2.VerifierInfo, await self._verifier.get().info())
 
     async def Judge(self, request: verifier_pb2.JudgeRequest, context: Context) -> verifier_pb2.JudgeResponse:
         """The semantic probability of each segment under both models."""
-        draft_states, scores, probes = scoring.judge_request_from_wire(request)
+        check_filled(request.draft_states, "draft_states")
+        check_length(request.readings, "readings", len(request.draft_states), "draft_states")
+        draft_states = read_each(States, request.draft_states, "draft_states")
+        scores = read_each(SegmentScore, request.readings, "readings")
         with self._verifier.calls.counted():
-            judgements = await self._verifier.get().judge(draft_states, scores, probes)
-        return scoring.judge_response_to_wire(judgements)
+            judgements = await self._verifier.get().judge(draft_states, scores, request.probes)
+        return message_of(verifier_pb2.JudgeResponse, judgements=judgements)
 
     async def Cluster(self, request: verifier_pb2.ClusterRequest, context: Context) -> verifier_pb2.ClusterResponse:
         """Which segments of one context mean the same."""
-        group, ends = scoring.cluster_request_from_wire(request)
-        return scoring.cluster_response_to_wire(await self._verifier.get().cluster(group, ends))
+        check_filled(request.segments, "segments")
+        check_length(request.ends, "ends", len(request.segments), "segments")
+        ends = [known(END_OF, end, f"ends[{index}]") for index, end in enumerate(request.ends)]
+        group = Alternatives("", request.question, request.reasoning, tuple(request.segments))
+        clusters = await self._verifier.get().cluster(group, ends)
+        numbers = [UNKNOWN_CLUSTER if one is None else one for one in clusters]
+        return verifier_pb2.ClusterResponse(clusters=numbers)
 
 
 def draft_service(load: Callable[[], Engine]) -> Service[Engine]:
     """`semspec.v1.Draft`, serving the engine that `load` returns."""
-    return Service(DRAFT, load, _register_draft, _close_engine, _reload_engine)
+
+    def register(engine: Backend[Engine], server: aio.Server) -> None:
+        draft_pb2_grpc.add_DraftServicer_to_server(DraftServicer(engine), server)
+
+    return Service(DRAFT, load, register, _close_engine, _reload_engine)
 
 
 def target_service(load: Callable[[], Engine]) -> Service[Engine]:
     """`semspec.v1.Target`, serving the engine that `load` returns."""
-    return Service(TARGET, load, _register_target, _close_engine, _reload_engine)
+
+    def register(engine: Backend[Engine], server: aio.Server) -> None:
+        target_pb2_grpc.add_TargetServicer_to_server(TargetServicer(engine), server)
+
+    return Service(TARGET, load, register, _close_engine, _reload_engine)
 
 
 def verifier_service(load: Callable[[], ServedVerifier]) -> Service[ServedVerifier]:
     """`semspec.v1.Verifier`, serving the probes that `load` returns."""
-    return Service(VERIFIER, load, _register_verifier)
 
+    def register(verifier: Backend[ServedVerifier], server: aio.Server) -> None:
+        verifier_pb2_grpc.add_VerifierServicer_to_server(VerifierServicer(verifier), server)
 
-def _register_draft(engine: Backend[Engine], server: aio.Server) -> None:
-    draft_pb2_grpc.add_DraftServicer_to_server(DraftServicer(engine), server)
-
-
-def _register_target(engine: Backend[Engine], server: aio.Server) -> None:
-    target_pb2_grpc.add_TargetServicer_to_server(TargetServicer(engine), server)
-
-
-def _register_verifier(verifier: Backend[ServedVerifier], server: aio.Server) -> None:
-    verifier_pb2_grpc.add_VerifierServicer_to_server(VerifierServicer(verifier), server)
+    return Service(VERIFIER, load, register)
 
 
 async def _close_engine(engine: Engine) -> None:

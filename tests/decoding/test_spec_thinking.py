@@ -9,7 +9,7 @@ import pytest
 from semspec.decoding.generation import Progress
 from semspec.decoding.spec_thinking import Rules, rounds
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.rpc.codec.common import piece_from_wire, put_piece
+from semspec.rpc.codec.messages import message_of, read
 from semspec.types import (
     Context,
     Finished,
@@ -219,9 +219,7 @@ def test_leaning_as_the_authors_count_it(text: str, leaning: int) -> None:
 
 
 def test_injected_sentence_survives_the_wire() -> None:
-    message = types_pb2.Piece()
-    put_piece(message, RULES.recap())
-    assert piece_from_wire(message, "context[1]") == RULES.recap()
+    assert read(Piece, message_of(types_pb2.Piece, RULES.recap())) == RULES.recap()
 
 
 async def test_injected_sentence_is_tokenized_by_its_reader(checkpoints: dict[str, Path]) -> None:

@@ -12,8 +12,8 @@ import pytest
 from semspec.decoding import Backends, Generation, Options, Verifier, decode
 from semspec.engine.protocol import Engine
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.rpc.channel import ClientOptions
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
+from semspec.rpc.connection import ClientOptions
 from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import ServedVerifier, Service, draft_service, target_service, verifier_service
 from semspec.settings import ServiceSettings

@@ -7,7 +7,7 @@ from semspec.cli import _parser
 from semspec.gateway.app import STORED_WITHIN_S
 from semspec.gateway.settings import GatewaySettings
 from semspec.observability import FLUSH_TIMEOUT_S
-from semspec.rpc.pool import PoolOptions
+from semspec.rpc.connection import ClientOptions
 from semspec.settings import ModelSettings, ServiceSettings
 from tests.manifests.environment import SETTINGS, environment, settings_of
 from tests.manifests.kustomize import Manifest, Objects
@@ -89,7 +89,7 @@ def _asks_over_tls(one: Pod, probe: Manifest, address: str, service: str) -> boo
 
 def _cut_off(one: Pod, settings: Settings) -> Iterator[str]:
     pause_s = one.main.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-    if pause_s < (1 if isinstance(settings, GatewaySettings) else LOOKUP_S + PoolOptions().resolve_s):
+    if pause_s < (1 if isinstance(settings, GatewaySettings) else LOOKUP_S + ClientOptions().resolve_s):
         yield f"{one}: begins to end while others still send to it"
     own_s = settings.settle_s + _ending_s(settings)
     if one.spec.get("terminationGracePeriodSeconds", 30) <= pause_s + own_s + FLUSH_TIMEOUT_S:

@@ -7,8 +7,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from google.protobuf.message import Message as Wire
+
 from semspec.clustering.equivalence import Alternatives, in_order_of_appearance
 from semspec.errors import InvalidRequest
+from semspec.rpc.codec.messages import message_of, put_context
 from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import Service
 from semspec.settings import ServiceSettings
@@ -51,6 +54,16 @@ LOGPROBS = (TokenLogprob(4, b"Two", -0.1, (TokenLogprob(4, b"Two", -0.1),)), Tok
 ORDER = GenerationParams(SamplingParams(seed=2**64 - 1), max_segments=3, want_states=True)
 HALVES = Distribution(struct.pack("<2I", 5, 2**32 - 1), struct.pack("<2f", 0.5, 0.5))
 PROPOSAL = Proposal((5, 2**32 - 1), (HALVES, HALVES), "tokens-1", 0.5)
+
+
+M = TypeVar("M", bound=Wire)
+
+
+def request_about(kind: type[M], context: Context, *values: object, **others: object) -> M:
+    """A request of this kind with its whole context."""
+    message = message_of(kind, *values, **others)
+    put_context(message, context)
+    return message
 
 
 def _shown(turn: Message) -> str:

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from semspec.engine.protocol import Engine
-from semspec.rpc.pool import PooledTarget, PoolOptions
+from semspec.rpc.clients import RemoteTarget
+from semspec.rpc.connection import ClientOptions
 from semspec.rpc.pool.pool import weight
 from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import Service, target_service
@@ -28,7 +29,7 @@ from tests.rpc.fakes import FakeEngine, serving
 
 GENEROUS_S = 60.0
 """Bound on anything that takes seconds on a quiet machine."""
-IMPATIENT = PoolOptions(resolve_s=0.05, health_interval_s=0.05, health_timeout_s=1.0)
+IMPATIENT = ClientOptions(resolve_s=0.05, health_interval_s=0.05, health_timeout_s=1.0)
 LENIENT = replace(IMPATIENT, health_timeout_s=GENEROUS_S)
 PROMPT = Context((Piece("How many?", tuple(b"How many?"), "bytes"),))
 NOVEL = GenerationParams(SamplingParams(seed=7), max_segments=0, session="s")
@@ -37,12 +38,12 @@ NOVEL = GenerationParams(SamplingParams(seed=7), max_segments=0, session="s")
 
 @asynccontextmanager
 async def targets(
-    *engines: FakeEngine | FakeModel, options: PoolOptions = LENIENT, service: ServiceSettings | None = None
-) -> AsyncIterator[tuple[PooledTarget, list[ServiceServer[Any]]]]:
+    *engines: FakeEngine | FakeModel, options: ClientOptions = LENIENT, service: ServiceSettings | None = None
+) -> AsyncIterator[tuple[RemoteTarget, list[ServiceServer[Any]]]]:
     """A pool that has met a server for each engine."""
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(serving(service_of(engine), service)) for engine in engines]
-        pool = PooledTarget(",".join(server.address for server in servers), options)
+        pool = RemoteTarget(",".join(server.address for server in servers), options)
         stack.push_async_callback(pool.aclose)
         await until(lambda: pool.num_replicas == len(engines))
         yield pool, servers

@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 from opentelemetry.trace import Span
 
-from semspec.errors import InvalidRequest, NotFound
+from semspec.errors import NotFound
 from semspec.rpc.calls import client_span
-from semspec.rpc.channel import ClientOptions
 from semspec.rpc.clients import RemoteTarget
-from semspec.rpc.codec import common, generation, scoring
+from semspec.rpc.codec.messages import read_context
+from semspec.rpc.connection import ClientOptions
 from semspec.rpc.contexts import LastContexts
 from semspec.rpc.servicers import target_service
 from semspec.settings import ServiceSettings
 from semspec.types import Context, Piece, Segment, SegmentEnd, Writer
-from semspec.v1 import types_pb2
 from tests.rpc.fakes import ORDER, SEGMENT, FakeEngine, serving
 from tests.rpc.test_services import targeting
 
@@ -151,22 +150,13 @@ async def test_older_service_is_sent_the_whole_context(monkeypatch: pytest.Monke
 
     def without_tail(message, kept):  # type: ignore[no-untyped-def]
         message.ClearField("tail")
-        return now(message, kept)
+        return read_context(message, kept)
 
-    now = common.context_from_wire
-    for module in (generation, scoring):
-        monkeypatch.setattr(module, "context_from_wire", without_tail)
+    monkeypatch.setattr("semspec.rpc.servicers.read_context", without_tail)
     engine, contexts = Contexts(), grown(Random(3))
     async with targeting(engine) as client:
         await ask(client, contexts)
     assert engine.received == contexts
-
-
-async def test_context_beside_a_tail_is_refused() -> None:
-    message = generation.write_request_to_wire(WHOLE, ORDER)
-    message.tail.CopyFrom(types_pb2.Tail(before=b"x"))
-    with pytest.raises(InvalidRequest, match="must be empty beside a tail"):
-        generation.write_request_from_wire(message, LastContexts())
 
 
 def _measured(sizes: list[int], method: object, request: Any) -> AbstractContextManager[Span]:

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from semspec.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded, SemspecError, Unavailable
-from semspec.rpc.channel import ClientOptions
-from semspec.rpc.pool import PooledDrafter, PooledTarget, PooledVerifier, replica
+from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
+from semspec.rpc.pool import replica
 from semspec.rpc.pool.pool import weight
 from semspec.rpc.servicers import draft_service, target_service, verifier_service
 from semspec.types import SegmentScore, Writer
@@ -53,8 +53,8 @@ async def test_drafts_and_verifiers_are_pooled_alike() -> None:
     async with (
         serving(draft_service(lambda: engine)) as draft,
         serving(verifier_service(lambda: local)) as server,
-        aclosing(PooledDrafter(draft.address, LENIENT)) as drafter,
-        aclosing(PooledVerifier(server.address, LENIENT)) as verifier,
+        aclosing(RemoteDrafter(draft.address, LENIENT)) as drafter,
+        aclosing(RemoteVerifier(server.address, LENIENT)) as verifier,
     ):
         assert await drafter.info() == await engine.info()
         assert await drafter.propose(CONTEXT, [5], ORDER, 2) == await engine.propose(CONTEXT, [5], ORDER, 2)
@@ -165,7 +165,7 @@ async def test_absent_service_is_unavailable_until_it_comes(monkeypatch: pytest.
     monkeypatch.setattr(replica, "REOPEN_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    async with aclosing(PooledTarget(f"127.0.0.1:{port}", IMPATIENT)) as target:
+    async with aclosing(RemoteTarget(f"127.0.0.1:{port}", IMPATIENT)) as target:
         for _ in range(3):
             with pytest.raises(Unavailable):
                 await target.info()
@@ -180,7 +180,7 @@ async def test_frozen_replica_costs_no_more_than_the_health_timeout() -> None:
         serving(service_of(slow)) as first,
         serving(service_of(other)) as second,
         listening(first.address) as link,
-        aclosing(PooledTarget(f"{link.address},{second.address}", IMPATIENT)) as target,
+        aclosing(RemoteTarget(f"{link.address},{second.address}", IMPATIENT)) as target,
     ):
         await until(lambda: target.num_replicas == 2)
         session = session_at(link, second)
@@ -200,7 +200,7 @@ async def test_calls_to_the_only_replica_are_cut_off_while_it_is_frozen() -> Non
     async with (
         serving(service_of(engine)) as server,
         listening(server.address) as link,
-        aclosing(PooledTarget(link.address, IMPATIENT)) as target,
+        aclosing(RemoteTarget(link.address, IMPATIENT)) as target,
     ):
         await until(lambda: target.num_replicas == 1)
         call = asyncio.create_task(target.score(CONTEXT, [SEGMENT], "s"))
@@ -228,7 +228,7 @@ async def test_replica_of_another_model_is_not_used_while_there_are_others(caplo
     async with (
         serving(service_of(older)) as first,
         serving(service_of(newer)) as second,
-        aclosing(PooledTarget(f"{first.address},{second.address}", LENIENT)) as target,
+        aclosing(RemoteTarget(f"{first.address},{second.address}", LENIENT)) as target,
     ):
         await until(lambda: target.num_replicas == 1)
         newer.may_tell.set()
@@ -245,10 +245,10 @@ async def test_replica_of_another_model_is_not_used_while_there_are_others(caplo
 
 
 async def test_wrong_token_is_refused_by_name() -> None:
-    options = replace(LENIENT, client=ClientOptions(token="wrong"))
+    options = replace(LENIENT, token="wrong")
     async with (
         serving(target_service(FakeEngine), service_settings(service_token="right")) as server,
-        aclosing(PooledTarget(server.address, options)) as target,
+        aclosing(RemoteTarget(server.address, options)) as target,
     ):
         with pytest.raises(Unavailable, match="refuses this caller"):
             await target.encode("x")
@@ -270,13 +270,13 @@ async def test_closed_pool_is_unavailable() -> None:
 
 def test_what_is_no_address_list_is_refused() -> None:
     async def construct() -> None:
-        PooledTarget("nowhere", LENIENT)
+        RemoteTarget("nowhere", LENIENT)
 
     with pytest.raises(InvalidRequest, match="'nowhere' is no address"):
         asyncio.run(construct())
 
 
-async def _connected(target: PooledTarget) -> None:
+async def _connected(target: RemoteTarget) -> None:
     """By a call that takes whichever model is there."""
     async with asyncio.timeout(GENEROUS_S):
         while True:

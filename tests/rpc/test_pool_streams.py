@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from semspec.errors import Unavailable
-from semspec.rpc.pool import PooledTarget
+from semspec.rpc.clients import RemoteTarget
 from semspec.types import Context, GeneratedSegment, GenerationParams, Segment, Writer
 from tests.chaos.proxy import Link, listening
 from tests.fakes import FakeModel
@@ -96,7 +96,7 @@ async def test_stream_does_not_go_on_with_another_model() -> None:
     async with (
         serving(service_of(first)) as server,
         serving(service_of(other)) as stranger,
-        aclosing(PooledTarget(f"{server.address},{stranger.address}", LENIENT)) as target,
+        aclosing(RemoteTarget(f"{server.address},{stranger.address}", LENIENT)) as target,
     ):
         await until(lambda: target.num_replicas == 1)
         other.may_tell.set()
@@ -114,7 +114,7 @@ async def test_stream_of_a_frozen_replica_goes_on_elsewhere() -> None:
         servers = [await stack.enter_async_context(serving(service_of(model))) for model in models]
         links = [await stack.enter_async_context(listening(server.address)) for server in servers]
         addresses = ",".join(link.address for link in links)
-        target = await stack.enter_async_context(aclosing(PooledTarget(addresses, IMPATIENT)))
+        target = await stack.enter_async_context(aclosing(RemoteTarget(addresses, IMPATIENT)))
         await until(lambda: target.num_replicas == 2)
         segments = list[Segment]()
         async for written in target.generate(PROMPT, NOVEL):
@@ -182,7 +182,7 @@ async def test_replicas_come_and_go_with_their_name() -> None:
             at = service_settings(host=f"127.0.0.{last}", port=port)
             servers.append(await stack.enter_async_context(serving(service_of(engine), at)))
             port = servers[0].port
-        target = await stack.enter_async_context(aclosing(PooledTarget(f"target:{port}", LENIENT, lookup)))
+        target = await stack.enter_async_context(aclosing(RemoteTarget(f"target:{port}", LENIENT, lookup)))
         await until(lambda: target.num_replicas == 2)
         session = session_at(*servers[:2])
         async with aclosing(target.generate(PROMPT, replace(NOVEL, session=session))) as stream:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from semspec.errors import Unavailable
-from semspec.rpc.channel import ClientOptions
-from semspec.rpc.pool import PooledTarget, replica
+from semspec.rpc.clients import RemoteTarget
+from semspec.rpc.pool import replica
 from semspec.rpc.tls import Certificates
 from semspec.settings import ServiceSettings
 from tests.certificates import Authority, another
@@ -37,14 +37,14 @@ async def test_replicas_prove_the_name_they_were_found_under(authority: Authorit
 
     mine = authority.issue("gateway", "gateway.example")
     certificates = Certificates(authority.file, mine.certificate, mine.key)
-    options = replace(LENIENT, client=ClientOptions(certificates=certificates))
+    options = replace(LENIENT, certificates=certificates)
     named = secured(authority, "target.example")
     async with serving(service_of(FakeEngine()), named) as first:
         second = named.model_copy(update={"host": "127.0.0.2", "port": first.port})
         async with (
             serving(service_of(FakeEngine()), second),
-            aclosing(PooledTarget(f"target.example:{first.port}", options, lookup)) as target,
-            aclosing(PooledTarget(first.address, options)) as unnamed,
+            aclosing(RemoteTarget(f"target.example:{first.port}", options, lookup)) as target,
+            aclosing(RemoteTarget(first.address, options)) as unnamed,
         ):
             await until(lambda: target.num_replicas == 2)
             assert len(await target.score(CONTEXT, [SEGMENT], "s")) == 1
@@ -59,10 +59,10 @@ async def test_renewed_certificate_is_shown_to_a_replica_that_refused_the_old(
     old, new = another(authority.folder).issue("gateway"), authority.issue("gateway")
     assert old.certificate != new.certificate
     shown = Certificates(authority.file, old.certificate, old.key)
-    options = replace(LENIENT, client=ClientOptions(certificates=shown))
+    options = replace(LENIENT, certificates=shown)
     async with (
         serving(service_of(FakeEngine()), secured(authority)) as server,
-        aclosing(PooledTarget(server.address, options)) as target,
+        aclosing(RemoteTarget(server.address, options)) as target,
     ):
         with pytest.raises(Unavailable):
             await target.info()

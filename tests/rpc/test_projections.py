@@ -19,7 +19,7 @@ from semspec.gateway.served import Served
 from semspec.probes import projection as projections
 from semspec.probes.probe import load_probe
 from semspec.probes.projection import Projection, Projections, ServedProbe
-from semspec.rpc.pool import PooledDrafter, PooledTarget, PooledVerifier
+from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.rpc.servicers import draft_service, target_service, verifier_service
 from semspec.types import Context, GenerationParams, SamplingParams, Segment, States, Writer
 from tests.decoding.test_three_ways import PROMPT, Players, assert_same, engines, trace
@@ -42,9 +42,9 @@ async def pooled(players: Players) -> AsyncIterator[Backends]:
     async with AsyncExitStack() as stack:
         services = (draft_service(lambda: draft), target_service(lambda: target), verifier_service(lambda: verifier))
         addresses = [(await stack.enter_async_context(serving(replace(one, close=None)))).address for one in services]
-        judge = await stack.enter_async_context(aclosing(PooledVerifier(addresses[2], LENIENT)))
-        drafter = await stack.enter_async_context(aclosing(PooledDrafter(addresses[0], LENIENT)))
-        scorer = await stack.enter_async_context(aclosing(PooledTarget(addresses[1], LENIENT)))
+        judge = await stack.enter_async_context(aclosing(RemoteVerifier(addresses[2], LENIENT)))
+        drafter = await stack.enter_async_context(aclosing(RemoteDrafter(addresses[0], LENIENT)))
+        scorer = await stack.enter_async_context(aclosing(RemoteTarget(addresses[1], LENIENT)))
         yield Backends(drafter, scorer, judge, projections=(await judge.info()).projections)
 
 
@@ -71,7 +71,7 @@ async def a_segment(backends: Backends) -> tuple[Context, Segment]:
 
 
 def num_whole(backends: Backends) -> list[int]:
-    assert isinstance(backends.drafter, PooledDrafter) and isinstance(backends.target, PooledTarget)
+    assert isinstance(backends.drafter, RemoteDrafter) and isinstance(backends.target, RemoteTarget)
     return [backends.drafter.num_whole_states, backends.target.num_whole_states]
 
 

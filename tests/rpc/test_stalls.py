@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from semspec.errors import Unavailable
-from semspec.rpc.stalls import NUM_LOOKS, CallCounter, StallWatch
+from semspec.rpc.server import NUM_LOOKS, StallWatch
+from semspec.rpc.servicers import CallCounter
 from semspec.types import Context, Segment, SegmentScore
 from tests.rpc.fakes import CONTEXT, SEGMENT, FakeEngine
 from tests.rpc.fakes import settings as service_settings

@@ -2,185 +2,43 @@
 
 import shutil
 import struct
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from semspec.engine.protocol import Engine
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InternalError, InvalidRequest, Mismatch, Unavailable
-from semspec.rpc.channel import ClientOptions
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget
-from semspec.rpc.codec import generation, scoring
-from semspec.rpc.contexts import LastContexts
+from semspec.rpc.connection import ClientOptions
 from semspec.rpc.servicers import draft_service, target_service
 from semspec.types import (
     ChoiceScores,
     Context,
     Distribution,
+    Gate,
     GenerationParams,
+    ModelInfo,
     Proposal,
+    Retrieval,
     SamplingParams,
     Segment,
+    Segmentation,
     SegmentEnd,
+    SegmentScore,
     VerifiedTokens,
     Writer,
 )
-from semspec.v1 import target_pb2, types_pb2
 from tests.engine.test_asking import CHATML
 from tests.engine.test_equivalence import PROMPT
 from tests.rpc.fakes import CONTEXT, HALVES, ORDER, PROPOSAL, SEGMENT, FakeEngine, serving
-from tests.rpc.test_convert import contexts, durations, orders, probabilities, segments, text, token_ids, uint32
 
 pytestmark = pytest.mark.slow
 OPEN_IDS = (8, 9)
-
-distributions = st.integers(1, 5).flatmap(
-    lambda size: st.builds(
-        Distribution, *[st.binary(min_size=4 * size, max_size=4 * size) for _ in ("token_ids", "probabilities")]
-    )
-)
-proposals = st.lists(st.tuples(uint32, distributions)).flatmap(
-    lambda pairs: st.builds(
-        Proposal, st.just(tuple(one for one, _ in pairs)), st.just(tuple(other for _, other in pairs)), text, durations
-    )
-)
-
-
-@given(contexts, token_ids, orders, st.integers(1, 2**32 - 1))
-def test_propose_request_survives_the_wire(
-    context: Context, open_ids: tuple[int, ...], params: GenerationParams, num_tokens: int
-) -> None:
-    sent = generation.propose_request_to_wire(context, open_ids, params, num_tokens).SerializeToString()
-    received = generation.propose_request_from_wire(types_pb2.ProposeRequest.FromString(sent), LastContexts())
-    assert received == (context, open_ids, GenerationParams(params.sampling, session=params.session), num_tokens)
-
-
-@given(proposals)
-def test_proposal_survives_the_wire(proposal: Proposal) -> None:
-    sent = generation.proposal_to_wire(proposal).SerializeToString()
-    assert generation.proposal_from_wire(types_pb2.Proposal.FromString(sent)) == proposal
-
-
-@given(proposals, st.data())
-def test_tree_survives_the_wire(proposal: Proposal, data: st.DataObject) -> None:
-    parents = tuple(data.draw(st.integers(-1, index - 1)) for index in range(len(proposal.token_ids)))
-    tree = replace(proposal, parents=parents)
-    sent = generation.proposal_to_wire(tree).SerializeToString()
-    assert generation.proposal_from_wire(types_pb2.Proposal.FromString(sent)) == tree
-
-
-@given(contexts, token_ids, proposals, orders)
-def test_verify_request_survives_the_wire(
-    context: Context, open_ids: tuple[int, ...], proposal: Proposal, params: GenerationParams
-) -> None:
-    sent = scoring.verify_request_to_wire(context, open_ids, proposal, params).SerializeToString()
-    received = scoring.verify_request_from_wire(target_pb2.VerifyRequest.FromString(sent), LastContexts())
-    assert received == (context, open_ids, proposal, replace(params, want_states=False, num_logprobs=None, grammar=""))
-
-
-@given(
-    st.builds(
-        VerifiedTokens,
-        st.lists(segments).map(tuple),
-        token_ids,
-        uint32,
-        durations,
-        num_cached_tokens=st.none() | uint32,
-    )
-)
-def test_verified_survives_the_wire(verified: VerifiedTokens) -> None:
-    sent = scoring.verify_response_to_wire(verified).SerializeToString()
-    received = scoring.verify_response_from_wire(target_pb2.VerifyResponse.FromString(sent), verified.num_accepted)
-    assert received == verified and received.num_cached_tokens == verified.num_cached_tokens
-
-
-@given(contexts, text.filter(str.strip), text, st.lists(text, min_size=1), text)
-def test_ask_request_survives_the_wire(
-    context: Context, question: str, prefill: str, options: list[str], session: str
-) -> None:
-    sent = scoring.ask_request_to_wire(context, question, prefill, options, session).SerializeToString()
-    received = scoring.ask_request_from_wire(target_pb2.AskRequest.FromString(sent), LastContexts())
-    assert received == (context, question, prefill, options, session)
-
-
-@given(st.builds(ChoiceScores, st.lists(probabilities).map(tuple), text, durations))
-def test_reply_survives_the_wire_to_the_last_bit(reply: ChoiceScores) -> None:
-    sent = scoring.ask_response_to_wire(reply).SerializeToString()
-    assert scoring.ask_response_from_wire(target_pb2.AskResponse.FromString(sent), len(reply.probabilities)) == reply
-
-
-Spoil = Callable[..., object]
-
-
-@pytest.mark.parametrize(
-    ("spoil", "field"),
-    [
-        (lambda m: m.ClearField("context"), "context"),
-        (lambda m: m.ClearField("sampling"), "sampling.top_p"),
-        (lambda m: m.ClearField("num_tokens"), "num_tokens"),
-    ],
-)
-def test_propose_request_is_refused_by_field(spoil: Spoil, field: str) -> None:
-    message = generation.propose_request_to_wire(CONTEXT, OPEN_IDS, ORDER, 4)
-    spoil(message)
-    with pytest.raises(InvalidRequest) as refusal:
-        generation.propose_request_from_wire(message, LastContexts())
-    assert refusal.value.parameter == field
-
-
-@pytest.mark.parametrize(
-    ("spoil", "field"),
-    [
-        (lambda m: m.ClearField("context"), "context"),
-        (lambda m: m.ClearField("segmentation"), "segmentation"),
-        (lambda m: m.ClearField("max_tokens"), "max_tokens"),
-        (lambda m: m.ClearField("max_segment_tokens"), "max_segment_tokens"),
-        (lambda m: setattr(m.sampling, "temperature", -1), "sampling.temperature"),
-        (lambda m: m.proposal.token_ids.append(1), "proposal.distributions"),
-        (lambda m: m.proposal.distributions.pop(), "proposal.distributions"),
-        (lambda m: m.proposal.parents.append(-1), "proposal.parents"),
-        (lambda m: m.proposal.parents.extend([-1, 1]), "proposal.parents[1]"),
-        (lambda m: m.proposal.parents.extend([-2, 0]), "proposal.parents[0]"),
-        (lambda m: m.proposal.distributions[1].ClearField("token_ids"), "proposal.distributions[1].token_ids"),
-        (
-            lambda m: setattr(m.proposal.distributions[0], "token_ids", b"1234567"),
-            "proposal.distributions[0].token_ids",
-        ),
-        (
-            lambda m: setattr(m.proposal.distributions[0], "probabilities", b""),
-            "proposal.distributions[0].probabilities",
-        ),
-    ],
-)
-def test_verify_request_is_refused_by_field(spoil: Spoil, field: str) -> None:
-    message = scoring.verify_request_to_wire(CONTEXT, OPEN_IDS, PROPOSAL, ORDER)
-    spoil(message)
-    with pytest.raises(InvalidRequest) as refusal:
-        scoring.verify_request_from_wire(message, LastContexts())
-    assert refusal.value.parameter == field
-    assert field in refusal.value.message
-
-
-@pytest.mark.parametrize(
-    ("spoil", "field"),
-    [
-        (lambda m: m.ClearField("context"), "context"),
-        (lambda m: m.ClearField("question"), "question"),
-        (lambda m: m.ClearField("options"), "options"),
-    ],
-)
-def test_ask_request_is_refused_by_field(spoil: Spoil, field: str) -> None:
-    message = scoring.ask_request_to_wire(CONTEXT, "Is it so?", "It is ", ["so"], "")
-    spoil(message)
-    with pytest.raises(InvalidRequest) as refusal:
-        scoring.ask_request_from_wire(message, LastContexts())
-    assert refusal.value.parameter == field
 
 
 @asynccontextmanager
@@ -194,21 +52,57 @@ async def served(draft: Engine, target: Engine) -> AsyncIterator[tuple[RemoteDra
             await remote.aclose()
 
 
-async def test_remote_calls_answer_as_the_engine_does() -> None:
-    engine = FakeEngine()
+class Recording(FakeEngine):
+    """Notes what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[tuple[object, ...]] = []
+
+    async def propose(self, *given: Any) -> Proposal:
+        self.given.append(given)
+        return await super().propose(*given)
+
+    async def score(self, *given: Any) -> list[SegmentScore]:
+        self.given.append(given)
+        return await super().score(*given)
+
+    async def verify_tokens(self, *given: Any) -> VerifiedTokens:
+        self.given.append(given)
+        return await super().verify_tokens(*given)
+
+    async def score_choices(self, *given: Any) -> ChoiceScores:
+        self.given.append(given)
+        return await super().score_choices(*given)
+
+
+async def test_engine_gets_what_the_caller_gives_and_the_caller_what_it_answers() -> None:
+    engine, local = Recording(), FakeEngine()
+    params = GenerationParams(
+        SamplingParams(0.5, 0.9, 7, 2**63, 0.1), Segmentation.SENTENCE, 5, 6, 4, session="s", gate=Gate(recent=(True,))
+    )
+    retrieving = GenerationParams(params.sampling, session="s", retrieval=Retrieval(b"state", "context", True))
+    calls: list[tuple[str, tuple[Any, ...]]] = [
+        ("propose", (CONTEXT, OPEN_IDS, retrieving, 3)),
+        ("score", (CONTEXT, [SEGMENT, SEGMENT], "s", "a projection")),
+        ("verify_tokens", (CONTEXT, OPEN_IDS, PROPOSAL, params)),
+        ("verify_tokens", (CONTEXT, OPEN_IDS, Proposal((), (), "", 0.0), params)),
+        ("score_choices", (CONTEXT, "Is it so?", "<think>It is ", ["so", "not", "maybe"], "s")),
+    ]
     async with served(engine, engine) as (drafter, target):
-        assert await drafter.propose(CONTEXT, OPEN_IDS, ORDER, 3) == await engine.propose(CONTEXT, OPEN_IDS, ORDER, 3)
-        for proposal in (PROPOSAL, Proposal((), (), "", 0.0)):
-            verified = await target.verify_tokens(CONTEXT, OPEN_IDS, proposal, ORDER)
-            assert verified == await engine.verify_tokens(CONTEXT, OPEN_IDS, proposal, ORDER)
-        asked = (CONTEXT, "Is it so?", "<think>It is ", ["so", "not", "maybe"], "s")
-        assert await target.score_choices(*asked) == await engine.score_choices(*asked)
+        for name, given in calls:
+            client = drafter if name == "propose" else target
+            assert await getattr(client, name)(*given) == await getattr(local, name)(*given)
+    assert engine.given == [given for _, given in calls]
 
 
 @pytest.mark.parametrize("call", ["propose", "verify", "ask", "tokenize"])
 async def test_calls_are_retried_while_the_service_is_away(call: str) -> None:
     class Recovering(FakeEngine):
         calls = 0
+
+        async def info(self) -> ModelInfo:
+            return await FakeEngine().info()
 
         def _fail(self) -> None:
             self.calls += 1

@@ -15,14 +15,14 @@ from grpc import aio
 
 from semspec.clustering.equivalence import Alternatives
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.rpc.channel import ClientOptions
 from semspec.rpc.clients import RemoteTarget
-from semspec.rpc.codec import generation, scoring
+from semspec.rpc.codec.messages import encode_request, message_of
+from semspec.rpc.connection import ClientOptions
 from semspec.rpc.servicers import Service, draft_service, target_service, verifier_service
 from semspec.types import Context, Message, SegmentEnd, SegmentScore, States, Writer
 from semspec.v1 import draft_pb2, target_pb2, types_pb2, verifier_pb2
 from tests.checkpoints import random_probes
-from tests.rpc.fakes import ORDER, PROPOSAL, SEGMENT, serving
+from tests.rpc.fakes import ORDER, PROPOSAL, SEGMENT, request_about, serving
 
 TOKEN = secrets.token_urlsafe(32)
 METHODS = [
@@ -87,17 +87,17 @@ async def sound_messages(address: str) -> dict[str, Wire]:
     context = Context((prompt,))
     reading = SegmentScore(States(bytes(4 * 4 * 32), (4, 32), "m"), (0.5,) * 7, 2, 0.0)
     messages: list[Wire] = [
-        generation.write_request_to_wire(context, SHORT),
-        generation.propose_request_to_wire(context, (1,), SHORT, 2),
-        generation.encode_request_to_wire([Message("user", "Hello?")]),
-        generation.tokenize_request_to_wire("Hello?"),
-        scoring.read_request_to_wire(context, [SEGMENT], "s"),
-        scoring.verify_request_to_wire(context, (1,), PROPOSAL, SHORT),
-        scoring.ask_request_to_wire(context, "Is it right?", "", ("yes", "no"), "s"),
-        scoring.judge_request_to_wire([reading.states], [reading]),
+        request_about(types_pb2.WriteRequest, context, SHORT),
+        request_about(types_pb2.ProposeRequest, context, SHORT, open_token_ids=(1,), num_tokens=2),
+        encode_request([Message("user", "Hello?")]),
+        target_pb2.TokenizeRequest(text="Hello?"),
+        request_about(target_pb2.ReadRequest, context, segments=[SEGMENT], session="s"),
+        request_about(target_pb2.VerifyRequest, context, SHORT, proposal=PROPOSAL, open_token_ids=(1,)),
+        request_about(target_pb2.AskRequest, context, question="Is it right?", options=("yes", "no"), session="s"),
+        message_of(verifier_pb2.JudgeRequest, draft_states=[reading.states], readings=[reading]),
         types_pb2.ModelInfoRequest(),
         verifier_pb2.VerifierInfoRequest(),
-        scoring.cluster_request_to_wire(SAME, [SegmentEnd.BOUNDARY] * 2),
+        message_of(verifier_pb2.ClusterRequest, SAME, ends=[SegmentEnd.BOUNDARY] * 2),
     ]
     return {message.DESCRIPTOR.full_name: message for message in messages}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from semspec.rpc.channel import ClientOptions
 from semspec.rpc.clients import RemoteDrafter
+from semspec.rpc.connection import ClientOptions
 from semspec.rpc.servicers import draft_service
 from semspec.rpc.tls import Certificates
 from tests.rpc.fakes import FakeEngine, serving, settings

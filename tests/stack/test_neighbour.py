@@ -15,8 +15,8 @@ import pytest
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Overloaded
 from semspec.keys import entry
-from semspec.rpc.channel import ClientOptions
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget
+from semspec.rpc.connection import ClientOptions
 from semspec.stack import Stack, StackConfig
 from semspec.types import Context, GenerationParams, SamplingParams, Segmentation, Writer
 from tests.checkpoints import random_probes, save_spelling_checkpoint

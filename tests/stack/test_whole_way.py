@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from semspec.decoding import Generation
-from semspec.rpc.channel import ClientOptions
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget
+from semspec.rpc.connection import ClientOptions
 from semspec.types import Acceptance, Context, Message, SamplingParams, Segmentation
 from tests.processes import GENEROUS_S
 from tests.stack.support import (

@@ -12,11 +12,13 @@ import random
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
+from operator import attrgetter
 from statistics import fmean
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from semspec.errors import InternalError, Overloaded, SemspecError, Unavailable
-from semspec.rpc.pool.replica import Client, Health, PoolOptions, Replica, ServiceSpec
+from semspec.rpc.connection import ClientOptions, Connection
+from semspec.rpc.pool.replica import Health, Replica, ServiceSpec
 from semspec.rpc.pool.resolver import Lookup, Resolver, look_up
 
 BALANCE = 1.25
@@ -77,7 +79,6 @@ def weight(session: str, address: str) -> int:
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
 
 
-C = TypeVar("C", bound=Client)
 R = TypeVar("R")
 
 ELSEWHERE = (Unavailable, Overloaded, InternalError)
@@ -87,19 +88,21 @@ answer that makes no sense."""
 _log = logging.getLogger(__name__)
 
 
-class Pool(Generic[C]):
+class Pool:
     """Sends each call to the best replica. Construct within the running loop, close with `aclose`.
 
     All calls go to replicas of one model: the first model served, until no replica serves it.
     Raises: InvalidRequest when `addresses` is no address list.
     """
 
-    def __init__(self, spec: ServiceSpec[C], addresses: str, options: PoolOptions, lookup: Lookup = look_up) -> None:
+    def __init__(self, spec: ServiceSpec, addresses: str, options: ClientOptions, lookup: Lookup = look_up) -> None:
         self._spec, self._options = spec, options
         self._resolver = Resolver(addresses, lookup)
-        self._members: dict[str, Replica[C]] = {}
-        self._leaving: dict[str, Replica[C]] = {}
+        self._members: dict[str, Replica] = {}
+        self._leaving: dict[str, Replica] = {}
         """Replicas removed from the address list; closed when their calls have ended."""
+        self.num_whole_states = 0
+        """Segments whose states came whole, which the clients count."""
         self._model: object = None
         self._mismatched: set[str] = set()
         self._is_resolved = asyncio.Event()
@@ -120,23 +123,23 @@ class Pool(Generic[C]):
         """Calls in flight."""
         return sum(replica.num_in_flight for group in (self._members, self._leaving) for replica in group.values())
 
-    async def call(self, work: Callable[[C], Awaitable[R]], session: str = "", model: object = None) -> R:
+    async def call(self, work: Callable[[Connection], Awaitable[R]], session: str = "", model: object = None) -> R:
         """The result of `work` from the best replica; on errors in `ELSEWHERE`, tries each other replica once.
 
         `model`: use only replicas that serve it. Raises: what `work` raises; the last error if all replicas failed.
         """
-        tried: dict[Replica[C], SemspecError] = {}
+        tried: dict[Replica, SemspecError] = {}
         while True:
             replica = await self.choose(session, tried, model)
             try:
                 with replica.counted():
                     async with replica.while_reachable():
-                        return await work(replica.client)
+                        return await work(replica.connection)
             except ELSEWHERE as error:
                 replica.failed(error)
                 tried[replica] = error
 
-    async def choose(self, session: str, tried: Mapping[Replica[C], SemspecError], model: object = None) -> Replica[C]:
+    async def choose(self, session: str, tried: Mapping[Replica, SemspecError], model: object = None) -> Replica:
         """The best replica not in `tried`. With `model`: among those that serve it or were not checked yet.
 
         Raises: the last error in `tried` when no replica remains, or Unavailable.
@@ -170,19 +173,19 @@ class Pool(Generic[C]):
             return Unavailable(f"{self.num_hung} replicas of the {self._spec.role} hang, no other answers{reason}")
         return Unavailable(f"no replica of the {self._spec.role} answers{reason}")
 
-    def _candidates(self, tried: Container[Replica[C]], model: object) -> list[Replica[C]]:
+    def _candidates(self, tried: Container[Replica], model: object) -> list[Replica]:
         return [
             replica
             for replica in self._usable()
             if replica not in tried and not replica.is_fenced and replica.may_serve(model)
         ]
 
-    def _usable(self) -> list[Replica[C]]:
+    def _usable(self) -> list[Replica]:
         """Members that serve the model or were not checked yet. Changes the model when no member serves it."""
         replicas = list(self._members.values())
-        serving = [replica for replica in replicas if replica.health is Health.SERVING]
-        if serving and self._model not in {replica.model for replica in replicas if replica.model is not None}:
-            self._model = serving[0].model
+        known = [replica for replica in replicas if replica.model is not None]
+        if known and self._model not in {replica.model for replica in known}:
+            self._model = min(known, key=attrgetter("health")).model
         return [replica for replica in replicas if replica.model in (None, self._model)]
 
     async def _keep_resolving(self) -> None:
@@ -205,9 +208,9 @@ class Pool(Generic[C]):
             elif address not in self._members:
                 self._members[address] = self._connect(address, name)
 
-    def _connect(self, address: str, server_name: str) -> Replica[C]:
-        options = replace(self._options.client, server_name=server_name or self._options.client.server_name)
-        return Replica(address, lambda: self._spec.connect(address, options), self._spec, self._options)
+    def _connect(self, address: str, server_name: str) -> Replica:
+        options = replace(self._options, server_name=server_name or self._options.server_name)
+        return Replica(address, self._spec, options)
 
     async def _close_idle(self) -> None:
         for address, replica in list(self._leaving.items()):

@@ -4,17 +4,17 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from types import TracebackType
-from typing import Generic, Protocol, TypeVar
+from typing import Any
 
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from semspec.errors import InternalError, Overloaded, SemspecError, Unavailable
 from semspec.rpc.calls import decoded_response
-from semspec.rpc.channel import ClientOptions
+from semspec.rpc.connection import ClientOptions, Connection
 
 
 class Health(IntEnum):
@@ -31,19 +31,6 @@ class Health(IntEnum):
     """Health checks time out. It gets no calls, and waiting calls are cancelled."""
 
 
-@dataclass(frozen=True, slots=True)
-class PoolOptions:
-    """Client options, and intervals of address resolution and health checks."""
-
-    client: ClientOptions = field(default_factory=ClientOptions)
-    resolve_s: float = 5.0
-    """Interval between resolutions of host names."""
-    health_interval_s: float = 2.0
-    """Interval between health checks of a replica."""
-    health_timeout_s: float = 5.0
-    """Time without an answer to health checks after which a replica is unreachable."""
-
-
 NUM_CHECKS = 2
 """Consecutive health checks that must time out before a replica is unreachable. One is not enough: this process may
 have been suspended during it."""
@@ -58,26 +45,15 @@ _log = logging.getLogger(__name__)
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
-class Client(Protocol):
-    """What the pool requires of the clients in `semspec.rpc.clients`."""
-
-    @property
-    def channel(self) -> aio.Channel: ...
-
-    async def aclose(self) -> None: ...
-
-
-C = TypeVar("C", bound=Client)
-
-
 @dataclass(frozen=True, slots=True)
-class ServiceSpec(Generic[C]):
+class ServiceSpec:
     """Properties common to the replicas of a service."""
 
     service: str
     """Service name in health checks: `semspec.v1.Draft`."""
-    connect: Callable[[str, ClientOptions], C]
-    identify: Callable[[C], Awaitable[object]]
+    stub: Callable[[aio.Channel], Any]
+    """Makes the stub of its calls."""
+    identify: Callable[[Connection], Awaitable[object]]
     """Returns the identity of what a replica serves; equal for interchangeable replicas."""
 
     @property
@@ -86,16 +62,16 @@ class ServiceSpec(Generic[C]):
         return self.service.rpartition(".")[2].lower()
 
 
-class Replica(Generic[C]):
-    """A client with health checks of its replica. Construct within the running loop, close with `aclose`."""
+class Replica:
+    """A connection with health checks of its replica. Construct within the running loop, close with `aclose`."""
 
-    def __init__(self, address: str, connect: Callable[[], C], spec: ServiceSpec[C], options: PoolOptions) -> None:
-        self.address, self.client = address, connect()
+    def __init__(self, address: str, spec: ServiceSpec, options: ClientOptions) -> None:
+        self.address, self.connection = address, Connection(address, options, spec.stub)
         self.health = Health.UNKNOWN
         self.model: object = None
         """Last known result of `ServiceSpec.identify`; None before the first."""
         self.num_in_flight = 0
-        self._connect, self._spec, self._options = connect, spec, options
+        self._spec, self._options = spec, options
         self._opened_at = asyncio.get_running_loop().time()
         self._overloaded_until = 0.0
         self._was_serving = True
@@ -147,13 +123,13 @@ class Replica(Generic[C]):
 
     async def check(self) -> None:
         """Check health and model now."""
-        self._update(*await self._check_health(health_pb2_grpc.HealthStub(self.client.channel)))
+        self._update(*await self._check_health(health_pb2_grpc.HealthStub(self.connection.channel)))
 
     async def aclose(self) -> None:
         """Cancel running calls and disconnect."""
         self._watch.cancel()
         await asyncio.wait([self._watch])
-        await self.client.aclose()
+        await self.connection.aclose()
 
     async def _keep_checking(self) -> None:
         while True:
@@ -171,7 +147,7 @@ class Replica(Generic[C]):
                     if decoded_response(await stub.Check(request)).status != SERVING:
                         process = decoded_response(await stub.Check(health_pb2.HealthCheckRequest(service="")))
                         return Health.NOT_SERVING if process.status == SERVING else Health.HUNG, None
-                    return Health.SERVING, await self._spec.identify(self.client)
+                    return Health.SERVING, await self._spec.identify(self.connection)
             except (aio.AioRpcError, aio.UsageError, SemspecError):
                 return Health.NOT_SERVING, None
             except TimeoutError:
@@ -195,9 +171,9 @@ class Replica(Generic[C]):
         if self.num_in_flight or now < self._opened_at + REOPEN_S:
             return
         self._opened_at = now
-        await self.client.aclose()
+        await self.connection.aclose()
         try:
-            self.client = self._connect()
+            self.connection = Connection(self.address, self._options, self._spec.stub)
         except SemspecError as error:
             _log.error("cannot call %s at %s: %s", self._spec.service, self.address, error.message)
 

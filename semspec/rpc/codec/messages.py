@@ -1,0 +1,276 @@
+"""Fills in messages from dataclasses and reads them back: the fields that both have, by their names."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, fields
+from enum import StrEnum
+from functools import cache
+from operator import attrgetter
+from types import NoneType
+from typing import Any, NamedTuple, TypeVar, cast, get_args, get_type_hints
+
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from semspec.errors import InvalidRequest, Mismatch
+from semspec.rpc.codec.checks import CHECKS, check_filled
+from semspec.rpc.codec.values import PUT, READ, RENAMED, invalid, known, numbers_of, put_piece, within
+from semspec.rpc.contexts import LastContexts
+from semspec.types import Context, Conversation, Piece, Prompt, TokenIds
+from semspec.v1 import types_pb2
+
+M = TypeVar("M", bound=Message)
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+_cached = cast(Callable[[F], F], cache)  # of arguments that mypy does not take for hashable: types of messages
+
+
+def message_of(kind: type[M], *values: object, **others: object) -> M:
+    """A message of this kind with the fields of `values`, dataclasses, and with `others`, by the message's names.
+
+    Nested messages are filled in place: a constructor would copy them at each level, which takes 4 ms instead of
+    0.03 ms for the states of a 32B model. Raises: InvalidRequest for a value that protobuf cannot encode.
+    """
+    message = kind()
+    with _encodable():
+        for value in values:
+            _filler(type(value), kind)(message, value)
+        for name, own in others.items():
+            if own is not None:
+                _putter(kind, name)(message, own)
+    return message
+
+
+@contextmanager
+def _encodable() -> Iterator[None]:
+    """Raises: InvalidRequest for a value that protobuf cannot encode: a negative count or a lone surrogate."""
+    try:
+        yield
+    except ValueError as error:
+        raise InvalidRequest(f"cannot be sent: {error}") from error
+
+
+def read(kind: type[T], message: Message, field: str = "") -> T:
+    """A dataclass of this kind, checked. Fields that the message does not have keep their defaults.
+
+    Raises: InvalidRequest, or Mismatch, that names the invalid field; its path begins with `field`.
+    """
+    try:
+        return reader(kind)(message)
+    except (InvalidRequest, Mismatch) as error:
+        raise within(field, error) if field else error from None
+
+
+def read_each(kind: type[T], messages: Sequence[Message], field: str) -> list[T]:
+    """The items of a repeated field, each as by `read`."""
+    found: list[T] = []
+    read_one = reader(kind)
+    try:
+        for message in messages:
+            found.append(read_one(message))
+    except (InvalidRequest, Mismatch) as error:
+        raise within(f"{field}[{len(found)}]", error) from None
+    return found
+
+
+@_cached
+def _filler(kind: type, message_kind: type[Message]) -> "Put":
+    if put := PUT.get(kind):
+        return put
+    plan = _plan(kind, message_kind)
+
+    def fill_fields(message: Message, value: Any) -> None:
+        for name, own in zip(plan.plain_names, plan.plain_values(value)):  # noqa: B905
+            if own or own.__class__ is float:  # -0.0 is sent, too
+                setattr(message, name, own)
+        for name, default, put, _ in plan.others:
+            own = getattr(value, name)
+            if own is not None and own is not default:
+                put(message, own)
+
+    return fill_fields
+
+
+@_cached
+def reader(kind: type[T]) -> Callable[[Any], T]:
+    """`read` of this kind."""
+
+    def read_fields(message: Message) -> T:
+        plan = _plan(kind, type(message))
+        values = dict(zip(plan.plain_own_names, plan.plain_fields(message)))  # noqa: B905  # strict costs as much again
+        for other in plan.others:
+            values[other.name] = other.read(message)
+        value = kind(**values)
+        if plan.check:
+            plan.check(value)
+        return value
+
+    return READ.get(kind, read_fields)
+
+
+Put = Callable[[Any, Any], None]
+
+
+class _Field(NamedTuple):
+    """A field whose value messages hold in another form, or may lack."""
+
+    name: str
+    """In the dataclass."""
+    default: object
+    """A value that is not sent."""
+    put: Put
+    read: Callable[[Any], Any]
+
+
+class _Plan(NamedTuple):
+    """How a dataclass is converted. Plain fields are those whose values are the same in the message."""
+
+    plain_own_names: tuple[str, ...]
+    plain_names: tuple[str, ...]
+    plain_values: Callable[[Any], tuple[Any, ...]]
+    plain_fields: Callable[[Any], tuple[Any, ...]]
+    others: tuple[_Field, ...]
+    check: Callable[[Any], None] | None
+
+
+@_cached
+def _plan(kind: type, message: type[Message]) -> _Plan:
+    hints, renamed = get_type_hints(kind), RENAMED.get(kind, {})
+    plain, others = list[tuple[str, str]](), list[_Field]()
+    for field in fields(kind):
+        descriptor = message.DESCRIPTOR.fields_by_name.get(renamed.get(field.name, field.name))
+        if descriptor is None:
+            continue
+        if descriptor.is_repeated or descriptor.has_presence or descriptor.enum_type:
+            default = () if descriptor.is_repeated else field.default if descriptor.message_type else MISSING
+            read_field = _field_reader(descriptor, hints[field.name], default)
+            others.append(_Field(field.name, default, _putter(message, descriptor.name), read_field))
+        else:
+            plain.append((field.name, descriptor.name))
+    own_names, names = tuple(own for own, _ in plain), tuple(name for _, name in plain)
+    return _Plan(own_names, names, _getter(own_names), _getter(names), tuple(others), CHECKS.get(kind))
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda value: tuple(getattr(value, name) for name in names)
+
+
+@_cached
+def _putter(kind: type[Message], name: str) -> Put:
+    """Sets the field `name` of a message."""
+    field: Any = kind.DESCRIPTOR.fields_by_name[name]
+    item_kind = field.message_type and GetMessageClass(field.message_type)
+
+    def put_items(message: Message, values: Any) -> None:
+        items = getattr(message, name)
+        for value in values:
+            _filler(type(value), item_kind)(items.add(), value)
+
+    def put_numbers(message: Message, values: Sequence[StrEnum]) -> None:
+        getattr(message, name).extend(_numbers(type(value), field)[value] for value in values)
+
+    if field.message_type and field.message_type.GetOptions().map_entry:
+        return lambda message, values: getattr(message, name).update(values)
+    if field.message_type and field.is_repeated:
+        return put_items
+    if field.message_type:
+        return lambda message, value: _filler(type(value), item_kind)(getattr(message, name), value)
+    if field.enum_type and field.is_repeated:
+        return put_numbers
+    if field.enum_type:
+        return lambda message, value: setattr(message, name, _numbers(type(value), field)[value])
+    if field.is_repeated:
+        return lambda message, values: getattr(message, name).extend(values)
+    return lambda message, value: setattr(message, name, value)
+
+
+def _field_reader(field: Any, hint: Any, default: object) -> Callable[[Any], Any]:
+    """Reads `field` of a message as a value of the type `hint`; absent, it is `default`, or None if that may be."""
+    name, is_optional = field.name, NoneType in get_args(hint)
+    kind = next(one for one in get_args(hint) if one is not NoneType) if is_optional else hint
+    kind = get_args(kind)[0] if field.is_repeated else kind
+    absent = None if default is MISSING else default
+
+    def read_items(message: Any) -> Any:
+        return tuple(read_each(kind, getattr(message, name), name)) or (None if is_optional else ())
+
+    def read_nested(message: Any) -> Any:
+        if (is_optional or default is not MISSING) and not message.HasField(name):
+            return absent
+        return read(kind, getattr(message, name), name)
+
+    if field.message_type and field.message_type.GetOptions().map_entry:
+        return lambda message: tuple(sorted(getattr(message, name).items()))
+    if field.message_type:
+        return read_items if field.is_repeated else read_nested
+    if field.enum_type:
+        members = {number: member for member, number in _numbers(kind, field).items()}
+        if not field.is_repeated:
+            return lambda message: known(members, getattr(message, name), name)
+        return lambda message: tuple(
+            known(members, number, f"{name}[{index}]") for index, number in enumerate(getattr(message, name))
+        )
+    if field.is_repeated:
+        return lambda message: tuple(getattr(message, name))
+    return lambda message: getattr(message, name) if message.HasField(name) else None
+
+
+@_cached
+def _numbers(members: type[StrEnum], field: Any) -> dict[Any, Any]:
+    return numbers_of(members, field.enum_type)
+
+
+def put_context(message: Any, context: Context, before: bytes = b"") -> None:
+    """Set the context of a request: its pieces after `before`, which the service keeps, if it is given. Raises:
+    InvalidRequest for a value that protobuf cannot encode."""
+    message.ClearField("context")
+    message.ClearField("tail")
+    pieces = message.context
+    if before:
+        message.tail.before, pieces = before, message.tail.pieces
+    with _encodable():
+        for piece in context.pieces:
+            put_piece(pieces.add(), piece)
+
+
+def read_context(message: Any, kept: LastContexts) -> Context:
+    """The whole context of a request; contains at least the prompt. It is noted in `kept`.
+
+    Raises: NotFound when the message has only the tail of a context that is not in `kept`.
+    """
+    if message.HasField("tail"):
+        if message.context:
+            raise invalid("context", "must be empty beside a tail")
+        pieces = read_each(Piece, message.tail.pieces, "tail.pieces")
+        context = kept.whole(message.session, message.tail.before, pieces)
+    else:
+        check_filled(message.context, "context")
+        context = Context(tuple(read_each(Piece, message.context, "context")))
+    kept.note(message.session, context)
+    return context
+
+
+def encode_request(prompt: Prompt) -> types_pb2.EncodeRequest:
+    """See `semspec.types.Prompt`."""
+    if isinstance(prompt, str):
+        return message_of(types_pb2.EncodeRequest, text=prompt)
+    if isinstance(prompt, TokenIds):
+        return message_of(types_pb2.EncodeRequest, tokens=prompt)
+    given = prompt if isinstance(prompt, Conversation) else Conversation(tuple(prompt))
+    return message_of(types_pb2.EncodeRequest, conversation=given)
+
+
+def read_prompt(message: types_pb2.EncodeRequest) -> Prompt:
+    """See `semspec.types.Prompt`."""
+    match message.WhichOneof("prompt"):
+        case "text":
+            return message.text
+        case "tokens":
+            return read(TokenIds, message.tokens, "tokens")
+        case "conversation":
+            given = read(Conversation, message.conversation, "conversation")
+            return given if given.tools or given.variables else list(given.messages)
+        case _:
+            raise invalid("prompt", "give a text, token ids or a conversation")
