@@ -32,10 +32,6 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
 
 
-def folder_name(device: torch.device) -> str:
-    return "gpu-" + re.sub(r"[^a-z0-9]+", "-", device_name(device).lower()).strip("-")
-
-
 def describe(device: torch.device) -> dict[str, Any]:
     facts: dict[str, Any] = {"device": device_name(device), "python": platform.python_version()}
     for name in PACKAGES:
@@ -119,7 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     logging.set_verbosity_error()
     device = torch.device(chosen.device, 0) if chosen.device == "cuda" else torch.device("cpu")
-    folder = chosen.output or RESULTS / folder_name(device)
+    name = re.sub(r"[^a-z0-9]+", "-", device_name(device).lower()).strip("-")
+    folder = chosen.output or RESULTS / f"gpu-{name}"
     head = {"scale": chosen.scale, "environment": describe(device), "gpu_at_start": gpu_state(device)}
     record = Record(folder, head, chosen.minutes * 60)
     Bench(record, SCALES[chosen.scale], device).run()
