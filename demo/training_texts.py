@@ -13,7 +13,7 @@ from semspec.demo.documents import DELIMITER, write_document, write_graded, writ
 from semspec.demo.problems import BOXES, SPLITS, Operator, apply, make_problem
 from semspec.demo.training import IGNORED, Batch, Recipe
 from semspec.demo.wording import DRAFT_AUTHOR, SLOTS, TARGET_AUTHOR
-from semspec.engine.tokenization import turn_after
+from semspec.engine.conversation import turn_after
 
 POOL_STEPS = 12
 """Texts are sampled for this many steps at a time and batched by length."""

@@ -4,7 +4,8 @@ import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
-from semspec.engine.tokenization import EARLIER_TURN, ModelTokenizer
+from semspec.engine.conversation import EARLIER_TURN
+from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import PROBE_FORMAT, card_format
 from semspec.training.config import PipelineConfig

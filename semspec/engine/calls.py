@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from semspec.engine.causal_lm import CausalLM
+from semspec.engine.conversation import option_ids
 from semspec.engine.gate import check_gate, gated_tokens
 from semspec.engine.logits import draw_first_tokens, draw_token, scores_of, token_logprob
 from semspec.engine.prefix_cache import Prefix, PrefixCache
@@ -25,7 +26,7 @@ from semspec.engine.speculative import (
     state_before,
 )
 from semspec.engine.steps import Feed, Output, Steps, fed
-from semspec.engine.tokenization import ModelTokenizer, option_ids
+from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.tree import MAX_TREE_TOKENS, Tree, as_chain, verify_tree
 from semspec.errors import InvalidRequest
 from semspec.probes.projection import Projections

@@ -21,8 +21,7 @@ from transformers import (
 from transformers.utils import cached_file
 
 from semspec import __version__
-from semspec.engine.conversation import template_variables
-from semspec.engine.tokenization import supports_choices
+from semspec.engine.conversation import supports_choices, template_variables
 from semspec.engine.weights import file_digests
 from semspec.errors import Mismatch
 from semspec.types import FINGERPRINT, ModelInfo

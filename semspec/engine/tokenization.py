@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
-from semspec.engine.conversation import render
+from semspec.engine.conversation import EARLIER_TURN, render, turn_after
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
 from semspec.types import (
     Context,
@@ -283,61 +283,3 @@ class TokenBytes:
 def _is_byte_level(tokenizer: "PreTrainedTokenizerBase") -> bool:
     decoder = tokenizer.backend_tokenizer.decoder if tokenizer.is_fast else None
     return decoder is not None and b'"type":"ByteLevel"' in decoder.__getstate__()
-
-
-EARLIER_TURN = "semspec: an earlier turn"
-"""Placeholder for the context when the template is rendered. The context itself is not rendered again, because
-templates remove the reasoning of earlier turns; its tokens are kept and continued."""
-THINK = "<think>"
-REMEDY = "choose another strategy, or a target that can be asked"
-
-
-def turn_after(tokenizer: "PreTrainedTokenizerBase", question: str, prefill: str) -> list[int]:
-    """Tokens that end the assistant's turn, add a user turn with `question`, and begin the answer with `prefill`.
-
-    If the template opens `<think>` itself, it is not repeated. Raises: Mismatch when the template drops earlier turns.
-    """
-    rendered = _rendered(tokenizer, question)
-    _, separator, suffix = rendered.rpartition(EARLIER_TURN)
-    if not separator or question.strip() not in suffix:
-        raise Mismatch(f"the target's chat template drops earlier turns, so it cannot be asked; {REMEDY}")
-    if suffix.rstrip().endswith(THINK):
-        prefill = prefill.removeprefix(THINK)
-    token_ids: list[int] = tokenizer.encode(suffix + prefill, add_special_tokens=False)
-    return token_ids
-
-
-def supports_choices(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """Whether `turn_after` works with this tokenizer's chat template."""
-    try:
-        return bool(turn_after(tokenizer, "A question?", ""))
-    except Mismatch:
-        return False
-
-
-def option_ids(tokenizer: "PreTrainedTokenizerBase", options: Sequence[str]) -> list[int]:
-    """The single token of each option. Raises: InvalidRequest when an option is not one token, or there are none."""
-    if not options:
-        raise InvalidRequest("options: at least one is needed", "options")
-    return [_single_token(tokenizer, option, f"options[{index}]") for index, option in enumerate(options)]
-
-
-def _single_token(tokenizer: "PreTrainedTokenizerBase", option: str, field: str) -> int:
-    token_ids: list[int] = tokenizer.encode(option, add_special_tokens=False)
-    if len(token_ids) != 1 or token_ids[0] == tokenizer.unk_token_id:
-        raise InvalidRequest(f"{field}: {option!r} is not one token of the target's vocabulary", field)
-    return token_ids[0]
-
-
-def _rendered(tokenizer: "PreTrainedTokenizerBase", question: str) -> str:
-    if tokenizer.chat_template is None:
-        raise Mismatch(f"the target has no chat template, so it cannot be asked; {REMEDY}")
-    turns = [
-        {"role": "user", "content": "A task."},
-        {"role": "assistant", "content": EARLIER_TURN},
-        {"role": "user", "content": question},
-    ]
-    try:
-        return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
-    except Exception as error:  # templates may raise any error
-        raise Mismatch(f"the target's chat template refuses a question after a turn: {error}; {REMEDY}") from error

@@ -17,7 +17,7 @@ from semspec.rpc.codec.messages import encode_request, message_of, read, read_ea
 from semspec.rpc.codec.values import UNKNOWN_CLUSTER, invalid
 from semspec.rpc.connection import DEFAULT_OPTIONS, ClientOptions, Connection
 from semspec.rpc.pool.pool import ELSEWHERE, Pool
-from semspec.rpc.pool.replica import Replica, ServiceSpec
+from semspec.rpc.pool.replica import DRAFTS, TARGETS, VERIFIERS, Replica, ServiceSpec, identity
 from semspec.rpc.pool.resolver import Lookup, look_up
 from semspec.types import (
     ChoiceScores,
@@ -37,33 +37,9 @@ from semspec.types import (
     VerifiedTokens,
     VerifierInfo,
 )
-from semspec.v1 import (
-    draft_pb2_grpc,
-    target_pb2,
-    target_pb2_grpc,
-    types_pb2,
-    verifier_pb2,
-    verifier_pb2_grpc,
-)
+from semspec.v1 import target_pb2, types_pb2, verifier_pb2
 
 T = TypeVar("T")
-
-
-async def _model(connection: Connection) -> object:
-    return _identity(await connection.call("Info", types_pb2.ModelInfoRequest(), reader(ModelInfo)))
-
-
-def _identity(info: ModelInfo) -> object:
-    return info.fingerprint, info.tokenizer, info.state_convention, info.datastore
-
-
-async def _probes(connection: Connection) -> object:
-    return replace(await connection.call("Info", verifier_pb2.VerifierInfoRequest(), reader(VerifierInfo)), build="")
-
-
-DRAFTS = ServiceSpec("semspec.v1.Draft", draft_pb2_grpc.DraftStub, _model)
-TARGETS = ServiceSpec("semspec.v1.Target", target_pb2_grpc.TargetStub, _model)
-VERIFIERS = ServiceSpec("semspec.v1.Verifier", verifier_pb2_grpc.VerifierStub, _probes)
 
 
 class RemoteBackend:
@@ -117,7 +93,7 @@ class RemoteModel(RemoteBackend):
     def of(self, info: ModelInfo) -> Self:
         """A view of the same replicas whose calls use only those that serve this model."""
         view = copy(self)
-        view._model = _identity(info)
+        view._model = identity(info)
         return view
 
     async def info(self) -> ModelInfo:

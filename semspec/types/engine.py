@@ -21,7 +21,6 @@ SURPRISAL_FEATURES = (
 )  # fmt: skip
 """Statistics of the logits of a scored segment, in this order: natural logarithms at temperature 1."""
 
-
 RetrievalSource = Literal["all", "ngrams", "context", "datastore"]
 """Where proposals are retrieved. `context`: earlier n-grams of the context; `ngrams`: also those of the datastore;
 `all`: also its semantic neighbours; `datastore`: as `all` without the context's own n-grams."""
@@ -125,7 +124,6 @@ class SegmentScore:
     duration_ms: float
     """Time of the forward pass; the same for all segments scored in it."""
     num_cached_tokens: int | None = field(default=None, compare=False)
-    """Tokens of the context that the engine had cached when the call began; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +176,6 @@ class VerifiedTokens:
     mismatches: tuple[bool, ...] = ()
     """Under a gate: whether each of the last judged tokens, at most `Gate.window`, was a mismatch."""
     num_cached_tokens: int | None = field(default=None, compare=False)
-    """Tokens of the context that the engine had cached when the call began; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)

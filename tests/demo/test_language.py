@@ -10,7 +10,7 @@ from semspec.demo.meaning import Proposition, has_its_place, is_right_now
 from semspec.demo.problems import SPLITS, make_problem
 from semspec.demo.tokenizer import build_tokenizer
 from semspec.demo.wording import DRAFT_AUTHOR, TARGET_AUTHOR, Author, read
-from semspec.engine.tokenization import option_ids, turn_after
+from semspec.engine.conversation import option_ids, turn_after
 
 pytestmark = pytest.mark.slow
 SEEDS = range(0, 60)

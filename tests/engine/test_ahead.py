@@ -7,8 +7,7 @@ import pytest
 
 from semspec.engine import worker
 from semspec.types import Context, GenerationParams
-from tests.engine.test_batching import load
-from tests.engine.test_equivalence import params, written
+from tests.engine.support import load, params, written
 
 
 @pytest.mark.parametrize(("ahead_s", "order"), [(1e9, ["needed", "ahead"]), (0.0, ["ahead", "needed"])])

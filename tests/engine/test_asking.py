@@ -10,17 +10,12 @@ from transformers import PreTrainedTokenizerBase
 
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.checkpoint import load_tokenizer
-from semspec.engine.tokenization import supports_choices, turn_after
+from semspec.engine.conversation import supports_choices, turn_after
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
 from semspec.types import Context, Message, Segment, SegmentEnd, Writer
-from tests.engine.speculation import only_prefix, spied
-from tests.engine.test_equivalence import PROMPT, params, written
+from tests.engine.support import CHATML, PROMPT, only_prefix, params, spied, written
 
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 REASONING = (
     "{% for m in messages %}{% if m.role == 'user' %}<|User|>{{ m.content | trim }}{% endif %}"
     "{% if m.role == 'assistant' %}{% set text = m.content %}"

@@ -26,10 +26,9 @@ from semspec.types import (
     Segment,
     SegmentScore,
     VerifiedTokens,
-    Writer,
     uniform,
 )
-from tests.engine.test_equivalence import HOT, assert_same, params, prompt, tensor, written
+from tests.engine.support import HOT, assert_same, load, params, prompt, tensor, written
 
 NUM_STREAMS = 32
 
@@ -49,14 +48,6 @@ async def batched(checkpoints: dict[str, Path]) -> AsyncIterator[TransformersEng
     engine = load(checkpoints["qwen2"])
     yield engine
     await engine.aclose()
-
-
-def load(
-    checkpoint: Path, cache_bytes: int = 1 << 30, kv_bytes: int = 4 << 30, name: EngineName = "auto"
-) -> TransformersEngine:
-    return TransformersEngine.load(
-        str(checkpoint), writer=Writer.TARGET, device="cpu", cache_bytes=cache_bytes, kv_bytes=kv_bytes, engine=name
-    )
 
 
 def steps_of(engine: TransformersEngine) -> list[list[int]]:

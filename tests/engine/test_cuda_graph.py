@@ -11,7 +11,7 @@ from semspec.engine.causal_lm import CausalLM, Forward
 from semspec.engine.cuda_graph import GraphedSteps, Outputs
 from semspec.engine.kv_cache import KV, BufferKV, Chunk
 from tests.engine.models import lm_of, random_ids, random_model
-from tests.engine.test_equivalence import assert_same
+from tests.engine.support import assert_same
 
 
 def remember(run: Callable[[], Outputs], device: torch.device) -> tuple[Callable[[], None], Outputs]:

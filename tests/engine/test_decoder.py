@@ -18,7 +18,7 @@ from semspec.types import Context, SamplingParams, Segment, SegmentEnd, Writer
 from tests.checkpoints import SIZES
 from tests.engine import models
 from tests.engine.models import lm_of, random_ids, random_model
-from tests.engine.test_equivalence import assert_same, params, prompt, tensor, written
+from tests.engine.support import assert_same, params, prompt, tensor, written
 
 STRETCHES = (37, 1, 1, 20, 1, 260, 5)
 """Tokens fed at a time: a prompt, single tokens, segments, and past the first buffer's end."""

@@ -15,7 +15,7 @@ from semspec.engine.kv_cache import KV, Chunk
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch, Overloaded, Unavailable
 from semspec.types import Context, GenerationParams, Message, SamplingParams, SegmentEnd, Writer
-from tests.engine.test_equivalence import params, prompt, written
+from tests.engine.support import params, prompt, written
 
 
 def before_each_forward(engine: TransformersEngine, call: Callable[[int], None]) -> None:

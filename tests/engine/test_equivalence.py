@@ -15,40 +15,14 @@ from semspec.engine.shared_prefix import MAX_SCORES
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import (
     Context,
-    GeneratedSegment,
-    GenerationParams,
     Piece,
     SamplingParams,
     Segment,
     Segmentation,
     SegmentEnd,
-    States,
     Writer,
 )
-
-PROMPT = "Tom has pens: 25. Day 1: Tom sells 6 pens. How many pens does Tom have now?\n\n<think>\n\n"
-HOT = SamplingParams(temperature=1.0, top_p=1.0, seed=11)
-
-
-def params(**fields: object) -> GenerationParams:
-    return GenerationParams(**({"sampling": HOT, "max_tokens": 120, "max_segment_tokens": 40} | fields))  # type: ignore[arg-type]
-
-
-async def prompt(engine: TransformersEngine) -> Context:
-    return Context((await engine.encode(PROMPT),))
-
-
-async def written(engine: TransformersEngine, context: Context, what: GenerationParams) -> list[GeneratedSegment]:
-    return [one async for one in engine.generate(context, what)]
-
-
-def tensor(states: States | None) -> Tensor:
-    assert states is not None
-    return torch.frombuffer(bytearray(states.data), dtype=torch.float32).view(states.shape)
-
-
-def assert_same(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
-    assert float((a - b).norm() / b.norm()) < tolerance
+from tests.engine.support import HOT, PROMPT, assert_same, params, prompt, tensor, written
 
 
 @pytest.mark.parametrize("seed", range(4))

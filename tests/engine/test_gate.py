@@ -10,12 +10,10 @@ from torch import Tensor
 from semspec.engine.gate import check_gate, gated_tokens
 from semspec.errors import InvalidRequest
 from semspec.types import Gate, SamplingParams
+from tests.engine.support import GATE, UNSURE
 
-UNSURE = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05]).log()
-"""Of the largest entropy it has 0.87; tokens in the order of their probability."""
 SURE = torch.tensor([0.996, 0.001, 0.001, 0.001, 0.001]).log()
 """Of the largest entropy it has 0.02."""
-GATE = Gate(entropy=0.05, floor=0.12, top_k=2, density=0.0, window=4)
 
 
 def num_kept(rows: list[Tensor], drafted: list[int], gate: Gate = GATE) -> int:

@@ -22,7 +22,7 @@ from semspec.rpc.servicers import target_service
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Context, GeneratedSegment, SamplingParams, Segmentation, SegmentEnd, TokenLogprob, Writer
 from tests.engine.models import lm_of, random_model
-from tests.engine.test_equivalence import params, prompt, written
+from tests.engine.support import params, prompt, written
 from tests.rpc.fakes import serving
 
 pytestmark = pytest.mark.slow

@@ -18,9 +18,7 @@ from semspec.retrieval.drafter import Retriever, RetrievingDraft, load_retriever
 from semspec.types import Context, Gate, Proposal, Retrieval, SamplingParams, SegmentRecord, Writer
 from tests.decoding.support import ConstantVerifier
 from tests.decoding.test_three_ways import behind_sockets
-from tests.engine.speculation import certainly, segments_of
-from tests.engine.test_equivalence import params, prompt
-from tests.engine.test_token_level import pairs
+from tests.engine.support import certainly, pairs, params, prompt, segments_of
 from tests.fakes import FakeVerifier
 from tests.retrieval.support import write
 from tests.variants import changed

@@ -17,8 +17,7 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import Context, SamplingParams, Segment, Segmentation, SegmentEnd, Writer
 from tests.decoding.support import ConstantVerifier
 from tests.decoding.test_three_ways import trace
-from tests.engine.speculation import segments_of, speculated
-from tests.engine.test_equivalence import params, prompt
+from tests.engine.support import params, prompt, segments_of, speculated
 from tests.variants import changed
 
 SENTENCE = Segmentation.SENTENCE

@@ -27,8 +27,7 @@ from semspec.types import (
 )
 from tests.checkpoints import random_probes
 from tests.decoding.test_three_ways import assert_same, behind_sockets, trace
-from tests.engine.speculation import certainly
-from tests.engine.test_equivalence import PROMPT, params, prompt
+from tests.engine.support import PROMPT, certainly, params, prompt
 from tests.variants import changed
 
 NUM_SEEDS = 200

@@ -13,7 +13,7 @@ from semspec.engine import speculative
 from semspec.engine.logits import draw_token, renormalised
 from semspec.engine.speculative import dense, draw_with_distribution, num_embedded, rejection_sample, sparse
 from semspec.types import Distribution, SamplingParams, uniform
-from tests.engine.speculation import always_accepting, own_stream
+from tests.engine.support import always_accepting, own_stream
 
 pytestmark = pytest.mark.slow
 NUM_SEEDS = 1000

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from scipy.stats import chisquare
-from torch import Tensor
 
 from semspec.demo.problems import SPLITS, make_problem
 from semspec.engine.logits import renormalised
@@ -30,17 +29,21 @@ from semspec.types import (
     SegmentEnd,
     Writer,
 )
-from tests.engine.speculation import (
+from tests.engine.support import (
+    HOT,
     always_accepting,
     certainly,
     is_fulfilled,
     nearly_certainly,
     only_prefix,
+    pairs,
+    params,
+    prompt,
     segments_of,
     speculated,
     spied,
+    written,
 )
-from tests.engine.test_equivalence import HOT, params, prompt, written
 
 pytestmark = pytest.mark.slow
 
@@ -74,24 +77,6 @@ async def test_engines_keep_the_targets_distribution(
     assert counts.keys() <= expected.keys()
     observed = [counts[pair] for pair in expected]
     assert chisquare(observed, [250 * probability for probability in expected.values()]).pvalue > 0.001
-
-
-def pairs(
-    engine: TransformersEngine, context: tuple[int, ...], sampling: SamplingParams
-) -> dict[tuple[int, ...], float]:
-    """Probability of each pair of tokens the engine's model may write after `context`."""
-
-    def following(tokens: tuple[int, ...]) -> Tensor:
-        return renormalised(engine._lm.forward(tokens, engine._lm.new_kv()).logits, sampling)[0].double()
-
-    table: dict[tuple[int, ...], float] = {}
-    first = following(context)
-    for one in first.nonzero()[:, 0].tolist():
-        second = following((*context, one))
-        for two in second.nonzero()[:, 0].tolist():
-            table[one, two] = float(first[one] * second[two])
-    total = sum(table.values())
-    return {pair: probability / total for pair, probability in table.items()}
 
 
 @pytest.mark.parametrize("segmentation", Segmentation)

@@ -22,9 +22,7 @@ from semspec.engine.tree import Tree, as_chain, paths_of
 from semspec.errors import InvalidRequest
 from semspec.types import Context, Distribution, Gate, Proposal, SamplingParams, Writer
 from tests.engine.models import lm_of, random_ids, random_model
-from tests.engine.speculation import certainly, segments_of
-from tests.engine.test_equivalence import assert_same, params, prompt
-from tests.engine.test_gate import GATE, UNSURE
+from tests.engine.support import GATE, UNSURE, assert_same, certainly, params, prompt, segments_of
 
 PARENTS = (-1, 0, -1, 1, 1, 2, 4, 0)
 """A tree with paths of one to four tokens."""

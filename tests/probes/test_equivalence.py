@@ -12,7 +12,7 @@ from semspec.errors import Mismatch
 from semspec.probes.verifier import ProbeVerifier
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import SegmentEnd
-from tests.probes.test_probe import card, save
+from tests.probes.support import card, save
 
 PARSER = {"kind": "python", "object": "semspec.demo.probe_data:ParserEquivalence"}
 PROBES = BUNDLED_PAIR / "probes"

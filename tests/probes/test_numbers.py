@@ -13,9 +13,7 @@ from safetensors.torch import load_file, save_file
 from semspec.errors import MAX_MESSAGE, InvalidRequest, Mismatch
 from semspec.probes.probe import Probe, load_probe, save_probe
 from semspec.probes.verifier import ProbeVerifier
-from tests.probes.test_probe import card, reading, save, states, verifier
-
-__all__ = ["verifier"]  # a fixture
+from tests.probes.support import card, reading, save, states
 
 NUMBERS = (math.nan, math.inf, -math.inf, 3e38, -3e38)
 

@@ -1,10 +1,8 @@
 """Probes: artifacts that refuse what they do not fit, and a verifier that refuses foreign states."""
 
 import json
-import struct
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,48 +10,17 @@ import torch
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import (
     LEAST_PROBABILITY,
-    FeatureSet,
-    LayerSet,
     Probe,
     ProbeCard,
     assemble,
     load_probe,
-    num_features,
     save_probe,
 )
 from semspec.probes.verifier import ProbeVerifier
-from semspec.types import SURPRISAL_FEATURES, Segmentation, SegmentScore, States
+from semspec.types import Segmentation
+from tests.probes.support import card, load_with, reading, save, save_pair, states
 
-SHAPE = (3, 4)
 SENTENCES = (Segmentation.SENTENCE,)
-
-
-def card(model: str, features: FeatureSet = "states", layers: LayerSet = "all", **others: Any) -> ProbeCard:
-    segmentations = (Segmentation.PARAGRAPH,)
-    return ProbeCard(
-        model, f"{model}-fingerprint", "tok", SHAPE, features, layers, segmentations, "cross", "d", **others
-    )
-
-
-def save(path: Path, probe_card: ProbeCard) -> Path:
-    torch.manual_seed(0)
-    save_probe(Probe(num_features(probe_card.features, probe_card.layers, probe_card.shape)), probe_card, path)
-    return path
-
-
-def states(fingerprint: str, value: float = 0.5, shape: tuple[int, int] = SHAPE) -> States:
-    return States(struct.pack("<f", value) * (shape[0] * shape[1]), shape, fingerprint)
-
-
-def reading(fingerprint: str, value: float = 0.5) -> SegmentScore:
-    return SegmentScore(states(fingerprint, value), (0.1,) * len(SURPRISAL_FEATURES), 5, 1.0)
-
-
-@pytest.fixture
-def verifier(tmp_path: Path) -> ProbeVerifier:
-    draft = save(tmp_path / "draft.safetensors", card("draft"))
-    target = save(tmp_path / "target.safetensors", card("target", "states+surprisal"))
-    return ProbeVerifier.load(draft, target)
 
 
 def test_artifact_survives_a_round_trip(tmp_path: Path) -> None:
@@ -64,26 +31,6 @@ def test_artifact_survives_a_round_trip(tmp_path: Path) -> None:
     inputs = torch.randn(5, 12)
     torch.manual_seed(0)
     assert torch.equal(artifact.probe(inputs), Probe(12).eval()(inputs))
-
-
-@pytest.fixture
-def alternatives(tmp_path: Path) -> Path:
-    """A folder with two pairs of probes beside the pair's own."""
-    folder = tmp_path / "alternatives"
-    save_pair(folder / "last-hidden", card("draft", layers="last"), card("target", layers="last"))
-    save_pair(folder / "surprisal", card("draft"), card("target", "surprisal"))
-    (folder / ".hidden").mkdir()
-    return folder
-
-
-def save_pair(folder: Path, draft: ProbeCard, target: ProbeCard) -> None:
-    save(folder / "draft.safetensors", draft)
-    save(folder / "target.safetensors", target)
-
-
-def load_with(alternatives: Path) -> ProbeVerifier:
-    own = save(alternatives.parent / "draft.safetensors", card("draft"))
-    return ProbeVerifier.load(own, save(alternatives.parent / "target.safetensors", card("target")), alternatives)
 
 
 async def test_alternatives_judge_as_they_would_alone(alternatives: Path) -> None:

@@ -15,9 +15,7 @@ from semspec.probes.probe import LayerSet, assemble, load_probe
 from semspec.probes.projection import ServedProbe
 from semspec.probes.verifier import ProbePair, ProbeVerifier
 from semspec.types import SURPRISAL_FEATURES, States
-from tests.probes.test_probe import SHAPE, alternatives, card, load_with, reading, save, states, verifier
-
-__all__ = ["alternatives", "verifier"]  # fixtures
+from tests.probes.support import SHAPE, card, load_with, reading, save, states
 
 
 async def test_calls_of_many_sessions_are_judged_as_one_at_a_time(alternatives: Path) -> None:

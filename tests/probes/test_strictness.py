@@ -9,7 +9,7 @@ from semspec.errors import Mismatch
 from semspec.probes.verifier import ProbeVerifier, operating_points
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import OperatingPoint
-from tests.probes.test_probe import card, save
+from tests.probes.support import card, save
 
 
 def row(threshold: float | None, acceptance: float | None = 0.5, **others: float | None) -> dict[str, Any]:

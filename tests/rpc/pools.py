@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from semspec.engine.protocol import Engine
-from semspec.rpc.clients import RemoteTarget
-from semspec.rpc.connection import ClientOptions
+from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
+from semspec.rpc.connection import DEFAULT_OPTIONS, ClientOptions
 from semspec.rpc.pool.pool import weight
 from semspec.rpc.server import ServiceServer
-from semspec.rpc.servicers import Service, target_service
+from semspec.rpc.servicers import Service, draft_service, target_service, verifier_service
 from semspec.settings import ServiceSettings
 from semspec.types import (
     Context,
@@ -25,7 +25,7 @@ from semspec.types import (
     Writer,
 )
 from tests.fakes import FakeModel
-from tests.rpc.fakes import FakeEngine, serving
+from tests.rpc.fakes import FakeEngine, FakeVerifier, serving
 
 GENEROUS_S = 60.0
 """Bound on anything that takes seconds on a quiet machine."""
@@ -105,3 +105,37 @@ class Newcomer(FakeModel):
     async def info(self) -> ModelInfo:
         await self.may_tell.wait()
         return await super().info()
+
+
+@asynccontextmanager
+async def drafting(
+    engine: FakeEngine, service: ServiceSettings | None = None, options: ClientOptions = DEFAULT_OPTIONS
+) -> AsyncIterator[RemoteDrafter]:
+    async with serving(draft_service(lambda: engine), service) as server:
+        client = RemoteDrafter(server.address, options)
+        try:
+            yield client
+        finally:
+            await client.aclose()
+
+
+@asynccontextmanager
+async def targeting(
+    engine: FakeEngine, service: ServiceSettings | None = None, options: ClientOptions = DEFAULT_OPTIONS
+) -> AsyncIterator[RemoteTarget]:
+    async with serving(target_service(lambda: engine), service) as server:
+        client = RemoteTarget(server.address, options)
+        try:
+            yield client
+        finally:
+            await client.aclose()
+
+
+@asynccontextmanager
+async def verifying(verifier: FakeVerifier) -> AsyncIterator[RemoteVerifier]:
+    async with serving(verifier_service(lambda: verifier)) as server:
+        client = RemoteVerifier(server.address)
+        try:
+            yield client
+        finally:
+            await client.aclose()

@@ -18,7 +18,7 @@ from semspec.rpc.servicers import target_service
 from semspec.settings import ServiceSettings
 from semspec.types import Context, Piece, Segment, SegmentEnd, Writer
 from tests.rpc.fakes import ORDER, SEGMENT, FakeEngine, serving
-from tests.rpc.test_services import targeting
+from tests.rpc.pools import targeting
 
 
 def segment(number: int, writer: Writer = Writer.DRAFT) -> Segment:

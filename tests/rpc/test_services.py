@@ -1,8 +1,8 @@
 """The clients against real servers on real sockets: what they answer, what they raise, and when they stop."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -31,8 +31,7 @@ from semspec.errors import (
 from semspec.observability import request_id
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.rpc.connection import ClientOptions
-from semspec.rpc.servicers import draft_service, target_service, verifier_service
-from semspec.settings import ServiceSettings
+from semspec.rpc.servicers import draft_service, target_service
 from semspec.types import (
     Context,
     GeneratedSegment,
@@ -48,45 +47,12 @@ from semspec.types import (
     TokenIds,
 )
 from tests.rpc.fakes import CONTEXT, ORDER, SEGMENT, STATES, SURPRISAL, FakeEngine, FakeVerifier, serving, settings
+from tests.rpc.pools import drafting, targeting, verifying
 
 NONCE = "0123456789abcdef"
 DEFAULTS = ClientOptions()
 STREAMED = replace(ORDER, max_segments=9)
 """Of more segments than a draft sends in one response."""
-
-
-@asynccontextmanager
-async def drafting(
-    engine: FakeEngine, service: ServiceSettings | None = None, options: ClientOptions = DEFAULTS
-) -> AsyncIterator[RemoteDrafter]:
-    async with serving(draft_service(lambda: engine), service) as server:
-        client = RemoteDrafter(server.address, options)
-        try:
-            yield client
-        finally:
-            await client.aclose()
-
-
-@asynccontextmanager
-async def targeting(
-    engine: FakeEngine, service: ServiceSettings | None = None, options: ClientOptions = DEFAULTS
-) -> AsyncIterator[RemoteTarget]:
-    async with serving(target_service(lambda: engine), service) as server:
-        client = RemoteTarget(server.address, options)
-        try:
-            yield client
-        finally:
-            await client.aclose()
-
-
-@asynccontextmanager
-async def verifying(verifier: FakeVerifier) -> AsyncIterator[RemoteVerifier]:
-    async with serving(verifier_service(lambda: verifier)) as server:
-        client = RemoteVerifier(server.address)
-        try:
-            yield client
-        finally:
-            await client.aclose()
 
 
 async def collected(stream: AsyncGenerator[GeneratedSegment, None]) -> list[GeneratedSegment]:

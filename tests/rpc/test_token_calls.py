@@ -33,8 +33,7 @@ from semspec.types import (
     VerifiedTokens,
     Writer,
 )
-from tests.engine.test_asking import CHATML
-from tests.engine.test_equivalence import PROMPT
+from tests.engine.support import CHATML, PROMPT
 from tests.rpc.fakes import CONTEXT, HALVES, ORDER, PROPOSAL, SEGMENT, FakeEngine, serving
 
 pytestmark = pytest.mark.slow

@@ -11,12 +11,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from semspec.engine.conversation import option_ids
 from semspec.engine.grammar import no_grammars
 from semspec.engine.scheduler import MAX_CALLS
 from semspec.engine.segmentation import TokenSegmenter, ended_by_look_ahead
 from semspec.engine.shaping import no_penalties
 from semspec.engine.speculative import check_no_retrieval, check_proposal, check_token_ids, shared_part
-from semspec.engine.tokenization import ModelTokenizer, option_ids, parameter_of
+from semspec.engine.tokenization import ModelTokenizer, parameter_of
 from semspec.engine.tree import as_chain
 from semspec.engine.vllm.options import check_installed, engine_args, load_model, prepare_environment
 from semspec.engine.vllm.process import Core

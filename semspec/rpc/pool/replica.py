@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from types import TracebackType
 from typing import Any
@@ -14,7 +14,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from semspec.errors import InternalError, Overloaded, SemspecError, Unavailable
 from semspec.rpc.calls import decoded_response
+from semspec.rpc.codec.messages import reader
 from semspec.rpc.connection import ClientOptions, Connection
+from semspec.types import ModelInfo, VerifierInfo
+from semspec.v1 import draft_pb2_grpc, target_pb2_grpc, types_pb2, verifier_pb2, verifier_pb2_grpc
 
 
 class Health(IntEnum):
@@ -60,6 +63,24 @@ class ServiceSpec:
     def role(self) -> str:
         """`draft`, `target` or `verifier`."""
         return self.service.rpartition(".")[2].lower()
+
+
+async def _model(connection: Connection) -> object:
+    return identity(await connection.call("Info", types_pb2.ModelInfoRequest(), reader(ModelInfo)))
+
+
+def identity(info: ModelInfo) -> object:
+    """Equal for models whose replicas are interchangeable."""
+    return info.fingerprint, info.tokenizer, info.state_convention, info.datastore
+
+
+async def _probes(connection: Connection) -> object:
+    return replace(await connection.call("Info", verifier_pb2.VerifierInfoRequest(), reader(VerifierInfo)), build="")
+
+
+DRAFTS = ServiceSpec("semspec.v1.Draft", draft_pb2_grpc.DraftStub, _model)
+TARGETS = ServiceSpec("semspec.v1.Target", target_pb2_grpc.TargetStub, _model)
+VERIFIERS = ServiceSpec("semspec.v1.Verifier", verifier_pb2_grpc.VerifierStub, _probes)
 
 
 class Replica:

@@ -1,20 +1,94 @@
-"""Rounds of drafting and verifying by engines, and looks inside."""
+"""What the tests of engines share: prompts and parameters, rounds of drafting and verifying, and looks inside."""
 
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from semspec.engine import speculative
-from semspec.engine.causal_lm import Forward
+from semspec.engine.causal_lm import EngineName, Forward
 from semspec.engine.kv_cache import KV, Chunk
+from semspec.engine.logits import renormalised
 from semspec.engine.prefix_cache import Prefix
 from semspec.engine.steps import Steps
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.types import Context, Distribution, GenerationParams, Proposal, Segment, SegmentEnd, derive_seed, uniform
-from tests.engine.test_equivalence import written
+from semspec.types import (
+    Context,
+    Distribution,
+    Gate,
+    GeneratedSegment,
+    GenerationParams,
+    Proposal,
+    SamplingParams,
+    Segment,
+    SegmentEnd,
+    States,
+    Writer,
+    derive_seed,
+    uniform,
+)
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+UNSURE = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05]).log()
+"""Of the largest entropy it has 0.87; tokens in the order of their probability."""
+GATE = Gate(entropy=0.05, floor=0.12, top_k=2, density=0.0, window=4)
+PROMPT = "Tom has pens: 25. Day 1: Tom sells 6 pens. How many pens does Tom have now?\n\n<think>\n\n"
+HOT = SamplingParams(temperature=1.0, top_p=1.0, seed=11)
+
+
+def params(**fields: object) -> GenerationParams:
+    return GenerationParams(**({"sampling": HOT, "max_tokens": 120, "max_segment_tokens": 40} | fields))  # type: ignore[arg-type]
+
+
+async def prompt(engine: TransformersEngine) -> Context:
+    return Context((await engine.encode(PROMPT),))
+
+
+async def written(engine: TransformersEngine, context: Context, what: GenerationParams) -> list[GeneratedSegment]:
+    return [one async for one in engine.generate(context, what)]
+
+
+def tensor(states: States | None) -> Tensor:
+    assert states is not None
+    return torch.frombuffer(bytearray(states.data), dtype=torch.float32).view(states.shape)
+
+
+def assert_same(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
+    assert float((a - b).norm() / b.norm()) < tolerance
+
+
+def load(
+    checkpoint: Path, cache_bytes: int = 1 << 30, kv_bytes: int = 4 << 30, name: EngineName = "auto"
+) -> TransformersEngine:
+    return TransformersEngine.load(
+        str(checkpoint), writer=Writer.TARGET, device="cpu", cache_bytes=cache_bytes, kv_bytes=kv_bytes, engine=name
+    )
+
+
+def pairs(
+    engine: TransformersEngine, context: tuple[int, ...], sampling: SamplingParams
+) -> dict[tuple[int, ...], float]:
+    """Probability of each pair of tokens the engine's model may write after `context`."""
+
+    def following(tokens: tuple[int, ...]) -> Tensor:
+        return renormalised(engine._lm.forward(tokens, engine._lm.new_kv()).logits, sampling)[0].double()
+
+    table: dict[tuple[int, ...], float] = {}
+    first = following(context)
+    for one in first.nonzero()[:, 0].tolist():
+        second = following((*context, one))
+        for two in second.nonzero()[:, 0].tolist():
+            table[one, two] = float(first[one] * second[two])
+    total = sum(table.values())
+    return {pair: probability / total for pair, probability in table.items()}
 
 
 def own_stream(seed: int) -> int:

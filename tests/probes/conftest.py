@@ -1,0 +1,25 @@
+"""Pairs of small probes."""
+
+from pathlib import Path
+
+import pytest
+
+from semspec.probes.verifier import ProbeVerifier
+from tests.probes.support import card, save, save_pair
+
+
+@pytest.fixture
+def verifier(tmp_path: Path) -> ProbeVerifier:
+    draft = save(tmp_path / "draft.safetensors", card("draft"))
+    target = save(tmp_path / "target.safetensors", card("target", "states+surprisal"))
+    return ProbeVerifier.load(draft, target)
+
+
+@pytest.fixture
+def alternatives(tmp_path: Path) -> Path:
+    """A folder with two pairs of probes beside the pair's own."""
+    folder = tmp_path / "alternatives"
+    save_pair(folder / "last-hidden", card("draft", layers="last"), card("target", layers="last"))
+    save_pair(folder / "surprisal", card("draft"), card("target", "surprisal"))
+    (folder / ".hidden").mkdir()
+    return folder

@@ -1,0 +1,44 @@
+"""Small probes, and states for them."""
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from semspec.probes.probe import FeatureSet, LayerSet, Probe, ProbeCard, num_features, save_probe
+from semspec.probes.verifier import ProbeVerifier
+from semspec.types import SURPRISAL_FEATURES, Segmentation, SegmentScore, States
+
+SHAPE = (3, 4)
+
+
+def card(model: str, features: FeatureSet = "states", layers: LayerSet = "all", **others: Any) -> ProbeCard:
+    segmentations = (Segmentation.PARAGRAPH,)
+    return ProbeCard(
+        model, f"{model}-fingerprint", "tok", SHAPE, features, layers, segmentations, "cross", "d", **others
+    )
+
+
+def save(path: Path, probe_card: ProbeCard) -> Path:
+    torch.manual_seed(0)
+    save_probe(Probe(num_features(probe_card.features, probe_card.layers, probe_card.shape)), probe_card, path)
+    return path
+
+
+def states(fingerprint: str, value: float = 0.5, shape: tuple[int, int] = SHAPE) -> States:
+    return States(struct.pack("<f", value) * (shape[0] * shape[1]), shape, fingerprint)
+
+
+def reading(fingerprint: str, value: float = 0.5) -> SegmentScore:
+    return SegmentScore(states(fingerprint, value), (0.1,) * len(SURPRISAL_FEATURES), 5, 1.0)
+
+
+def save_pair(folder: Path, draft: ProbeCard, target: ProbeCard) -> None:
+    save(folder / "draft.safetensors", draft)
+    save(folder / "target.safetensors", target)
+
+
+def load_with(alternatives: Path) -> ProbeVerifier:
+    own = save(alternatives.parent / "draft.safetensors", card("draft"))
+    return ProbeVerifier.load(own, save(alternatives.parent / "target.safetensors", card("target")), alternatives)
