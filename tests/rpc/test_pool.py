@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from semspec.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded, SemspecError, Unavailable
-from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
+from semspec.rpc.clients import RemoteTarget
 from semspec.rpc.pool import replica
 from semspec.rpc.pool.pool import weight
-from semspec.rpc.servicers import draft_service, target_service, verifier_service
-from semspec.types import SegmentScore, Writer
+from semspec.rpc.servicers import target_service
+from semspec.types import Writer
 from tests.chaos.proxy import PASSING, Link, listening
 from tests.fakes import FakeModel
-from tests.rpc.fakes import CONTEXT, ORDER, PROPOSAL, SEGMENT, STATES, SURPRISAL, FakeEngine, FakeVerifier, serving
+from tests.rpc.fakes import CONTEXT, ORDER, SEGMENT, FakeEngine, serving
 from tests.rpc.fakes import settings as service_settings
 from tests.rpc.pools import (
     GENEROUS_S,
@@ -30,38 +30,6 @@ from tests.rpc.pools import (
     targets,
     until,
 )
-
-
-async def test_pool_of_one_answers_as_the_engine_does() -> None:
-    engine = FakeEngine()
-    async with targets(engine) as (target, _):
-        assert await target.info() == await engine.info()
-        assert await target.encode("plain") == await engine.encode("plain")
-        assert await target.tokenize("abc") == await engine.tokenize("abc")
-        assert await target.score(CONTEXT, [SEGMENT], "s") == await engine.score(CONTEXT, [SEGMENT], "s")
-        assert await target.verify_tokens(CONTEXT, [5], PROPOSAL, ORDER) == await engine.verify_tokens(
-            CONTEXT, [5], PROPOSAL, ORDER
-        )
-        assert await target.score_choices(CONTEXT, "?", "", ["1", "2"]) == await engine.score_choices(
-            CONTEXT, "?", "", ["1", "2"]
-        )
-        assert await collected(target.generate(CONTEXT, ORDER)) == await collected(engine.generate(CONTEXT, ORDER))
-
-
-async def test_drafts_and_verifiers_are_pooled_alike() -> None:
-    engine, local = FakeEngine(), FakeVerifier()
-    async with (
-        serving(draft_service(lambda: engine)) as draft,
-        serving(verifier_service(lambda: local)) as server,
-        aclosing(RemoteDrafter(draft.address, LENIENT)) as drafter,
-        aclosing(RemoteVerifier(server.address, LENIENT)) as verifier,
-    ):
-        assert await drafter.info() == await engine.info()
-        assert await drafter.propose(CONTEXT, [5], ORDER, 2) == await engine.propose(CONTEXT, [5], ORDER, 2)
-        assert await verifier.info() == await local.info()
-        readings = [SegmentScore(STATES, SURPRISAL, 3, 0.0)]
-        assert await verifier.judge([STATES], readings) == await local.judge([STATES], readings)
-        await until(lambda: drafter.num_replicas == verifier.num_replicas == 1)
 
 
 async def test_session_stays_at_its_replica_and_all_are_used() -> None:
@@ -242,17 +210,6 @@ async def test_replica_of_another_model_is_not_used_while_there_are_others(caplo
                 with suppress(Unavailable):
                     await target.score(PROMPT, [SEGMENT], "s")
         assert (await target.info()).fingerprint == "weights-2"
-
-
-async def test_wrong_token_is_refused_by_name() -> None:
-    options = replace(LENIENT, token="wrong")
-    async with (
-        serving(target_service(FakeEngine), service_settings(service_token="right")) as server,
-        aclosing(RemoteTarget(server.address, options)) as target,
-    ):
-        with pytest.raises(Unavailable, match="refuses this caller"):
-            await target.encode("x")
-        assert target.num_replicas == 0
 
 
 async def test_closed_pool_is_unavailable() -> None:

@@ -138,16 +138,6 @@ async def test_cancelling_leaves_nothing_behind() -> None:
         await asyncio.wait_for(engine.closed.wait(), GENEROUS_S)
 
 
-async def test_closing_the_stream_stops_the_engine() -> None:
-    engine = FakeEngine(step_s=0.01)
-    async with targets(engine) as (target, _):
-        async with aclosing(target.generate(CONTEXT, replace(ORDER, max_segments=10_000))) as segments:
-            await anext(segments)
-            assert target.num_in_flight == 1
-        assert target.num_in_flight == 0
-        await asyncio.wait_for(engine.closed.wait(), GENEROUS_S)
-
-
 async def test_draining_replica_ends_its_stream_and_gets_no_new_call() -> None:
     engines = [FakeModel(Writer.TARGET, delay_s=0.2), FakeModel(Writer.TARGET)]
     patient = service_settings(settle_s=1.0, grace_s=GENEROUS_S)

@@ -31,7 +31,7 @@ from semspec.errors import (
 from semspec.observability import request_id
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.rpc.connection import ClientOptions
-from semspec.rpc.servicers import draft_service, target_service
+from semspec.rpc.servicers import target_service
 from semspec.types import (
     Context,
     GeneratedSegment,
@@ -383,10 +383,6 @@ async def test_answer_that_is_no_message_is_the_services_defect(caplog: pytest.L
     ):
         with pytest.raises(InternalError, match="malformed answer: the bytes are no message"):
             await call
-    pool = RemoteTarget(address, ClientOptions(health_interval_s=0.01))
-    with pytest.raises(InternalError, match="malformed answer"):
-        await pool.info()
-    await pool.aclose()
     await asyncio.gather(target.aclose(), verifier.aclose(), server.stop(0))
     assert not [record for record in caplog.records if record.exc_info or record.levelname == "ERROR"]
 
@@ -406,30 +402,6 @@ async def test_replica_whose_health_checks_made_no_sense_is_found_again() -> Non
                 await asyncio.sleep(0.01)
         assert (await pool.info()).model == "fake"
         await pool.aclose()
-
-
-async def test_absent_service_is_unavailable() -> None:
-    async with serving(draft_service(FakeEngine)) as server:
-        address = server.address
-    client = RemoteTarget(address, ClientOptions(call_timeout_s=5))
-    with pytest.raises(Unavailable):
-        await client.info()
-    with pytest.raises(Unavailable):
-        await collected(client.generate(CONTEXT, ORDER))
-    await client.aclose()
-
-
-async def test_closed_client_is_unavailable() -> None:
-    async with targeting(FakeEngine(step_s=30)) as target:
-        running = asyncio.create_task(target.score(CONTEXT, [SEGMENT]))
-        await target.info()
-        await target.aclose()
-        with pytest.raises(Unavailable, match="closed"):
-            await running
-        with pytest.raises(Unavailable, match="closed"):
-            await target.encode("x")
-        with pytest.raises(Unavailable, match="closed"):
-            await collected(target.generate(CONTEXT, ORDER))
 
 
 async def test_unavailable_unary_calls_are_retried_and_streams_are_not() -> None:
