@@ -106,4 +106,4 @@ async def test_service_that_lets_strangers_in_says_so(
     await eventually(port.exists)
     os.kill(os.getpid(), signal.SIGTERM)
     await serving
-    assert any("set a token or tls_client_ca" in line for line in caplog.messages) is is_warned
+    assert any("SEMSPEC_SERVICE_TOKEN or SEMSPEC_TLS_CLIENT_CA" in line for line in caplog.messages) is is_warned
