@@ -15,13 +15,13 @@ from fastapi import FastAPI
 
 from semspec.certificates import renewing_context
 from semspec.decoding import STRATEGIES, Backends, Strategies
+from semspec.decoding.likelihood.calibration import load_calibration
 from semspec.decoding.protocols import WithoutProbes
 from semspec.gateway.api.shared.drain import Drain
 from semspec.gateway.app import create_app
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import NO_VERIFIER, GatewaySettings
 from semspec.gateway.store.store import Store
-from semspec.likelihood import load_calibration
 from semspec.observability import configure_logging, exported_traces
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.rpc.connection import ClientOptions

@@ -10,12 +10,12 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from semspec.decoding import STRATEGIES, Backends, Strategies
+from semspec.decoding.likelihood.calibration import Calibration
 from semspec.errors import Mismatch, SemspecError, Unavailable
 from semspec.gateway.metrics import POOLED, Metrics
 from semspec.gateway.served import Served, mismatch
 from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.store import Store
-from semspec.likelihood import Calibration
 from semspec.types import ModelInfo, VerifierInfo
 
 _log = logging.getLogger(__name__)

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, Self, runtime_checkable
 
 from semspec.decoding import STRATEGIES, Backends, Generation, Strategies, Strategy
+from semspec.decoding.likelihood.calibration import Calibration
 from semspec.gateway.options import Defaults
 from semspec.gateway.settings import GatewaySettings
-from semspec.likelihood import Calibration
 from semspec.types import (
     MIN_CONTEXT_TOKENS,
     STATE_CONVENTION,

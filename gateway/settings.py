@@ -18,10 +18,10 @@ from pydantic_core import SchemaError
 from pydantic_settings import SettingsConfigDict
 
 from semspec.certificates import check_authority, check_pair
+from semspec.decoding.likelihood.calibration import load_calibration
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.gateway.options import Defaults
 from semspec.keys import read_entries
-from semspec.likelihood import load_calibration
 from semspec.rpc.pool.resolver import parse_endpoints
 from semspec.settings import MEBIBYTE, ProcessSettings
 

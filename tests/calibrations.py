@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from semspec.likelihood import CalibratedModel, Calibration
+from semspec.decoding.likelihood.calibration import CalibratedModel, Calibration
 from semspec.types import ModelInfo, OperatingPoint, Segmentation
 
 CURVE = (OperatingPoint(0.2, 0.9, 0.99, 0.3, 3.0), OperatingPoint(0.7, 0.6, 0.7, 0.05, 2.0))

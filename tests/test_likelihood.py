@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from semspec.decoding.likelihood.calibration import Calibration, as_json, load_calibration
 from semspec.errors import Mismatch
-from semspec.likelihood import Calibration, as_json, load_calibration
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Writer
 from tests.calibrations import calibration

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from semspec.decoding.likelihood.calibration import load_calibration
+from semspec.decoding.retrieval.datastore import Datastore
 from semspec.errors import Mismatch
-from semspec.likelihood import load_calibration
 from semspec.probes.probe import load_probe
-from semspec.retrieval.datastore import Datastore
 from semspec.stack import BUNDLED_PAIR, StackConfig, StackError
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, as_json
 from semspec.engine.batch import ContextBatch
 from semspec.errors import InvalidRequest, Mismatch
-from semspec.likelihood import CALIBRATION_FILE, as_json
 from semspec.probes.probe import save_probe
 from semspec.training.config import PipelineConfig
 from semspec.training.data.contexts import ProbeContext

@@ -11,15 +11,15 @@ from semspec.bench.configuration import Configuration
 from semspec.bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
 from semspec.bench.strategies import STRATEGIES
 from semspec.decoding import Backends, Generation, Verifier, decode, prompts_of
+from semspec.decoding.likelihood.calibration import load_calibration
 from semspec.decoding.protocols import WithoutProbes
+from semspec.decoding.retrieval.drafter import RetrievingDraft, load_retriever
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
 from semspec.gateway.options import Defaults, StrategyOptions
 from semspec.gateway.served import Served
-from semspec.likelihood import load_calibration
 from semspec.probes.verifier import ProbeVerifier
 from semspec.records import record_json
-from semspec.retrieval.drafter import RetrievingDraft, load_retriever
 from semspec.stack import StackConfig
 from semspec.types import Context, Finished, SamplingParams, Segmentation, SegmentRecord, Writer
 

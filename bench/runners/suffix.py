@@ -17,10 +17,10 @@ from semspec.bench.runners.in_process import InProcessRunner
 from semspec.bench.runners.protocol import Ask, Outcome, RunnerError
 from semspec.decoding import Backends
 from semspec.decoding.protocols import WithoutProbes
+from semspec.decoding.retrieval.alone import NoModel
+from semspec.decoding.retrieval.datastore import Datastore
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.gateway.options import Defaults
-from semspec.retrieval.alone import NoModel
-from semspec.retrieval.datastore import Datastore
 from semspec.stack import StackConfig
 from semspec.types import Context, Distribution, GenerationParams, Proposal, Writer
 

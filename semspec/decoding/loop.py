@@ -6,9 +6,11 @@ When the drafter or the verifier becomes unavailable, the loop continues with th
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from semspec.decoding import likelihood, retrieval, semantic, single, spec_reason, spec_thinking, token_level
+from semspec.decoding import semantic, single, spec_reason, spec_thinking, token_level
 from semspec.decoding.generation import Generation, Progress, Step, Strategies
+from semspec.decoding.likelihood import strategy as likelihood
 from semspec.decoding.protocols import Backends
+from semspec.decoding.retrieval import strategy as retrieval
 from semspec.decoding.single import written_by_target
 from semspec.decoding.steps import BackendUnavailable
 from semspec.errors import ContextTooLong

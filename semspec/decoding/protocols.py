@@ -4,8 +4,8 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from semspec.decoding.likelihood.calibration import Calibration
 from semspec.errors import Unavailable
-from semspec.likelihood import Calibration
 from semspec.types import (
     STATE_CONVENTION,
     ChoiceScores,

@@ -16,10 +16,11 @@ from functools import partial
 from math import inf
 from typing import Literal
 
-from semspec.decoding import retrieval, single, token_level
+from semspec.decoding import single, token_level
 from semspec.decoding.drafting import Draft, alternative, num_alternatives
 from semspec.decoding.generation import Generation, Limits, Options, Progress, RewriteName, Rounds, Step, Strategy
 from semspec.decoding.protocols import Backends
+from semspec.decoding.retrieval import strategy as retrieval
 from semspec.decoding.steps import (
     Stopwatch,
     by_draft,

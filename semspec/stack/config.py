@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from semspec.decoding.likelihood.calibration import CALIBRATION_FILE
 from semspec.keys import OPERATOR, entry
-from semspec.likelihood import CALIBRATION_FILE
 from semspec.stack.child import StackError
 
 ROLES = ("draft", "target", "verifier")

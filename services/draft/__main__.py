@@ -23,7 +23,7 @@ def load(settings: DraftSettings) -> Engine:
     """Load the model, the datastore, or both. Raises: Mismatch when one of them cannot be served."""
     if settings.datastore is None:
         return load_engine(settings, Writer.DRAFT)
-    from semspec.retrieval.drafter import RetrievingDraft, load_retriever  # needs numpy and safetensors
+    from semspec.decoding.retrieval.drafter import RetrievingDraft, load_retriever  # needs numpy and safetensors
 
     retriever = load_retriever(settings.datastore)
     return RetrievingDraft(load_engine(settings, Writer.DRAFT) if settings.model else None, retriever)

@@ -119,7 +119,7 @@ def _state_shapes() -> list[tuple[int, int]]:
 
 def likelihood(path: str) -> Json:
     """Load a calibration."""
-    from semspec.likelihood import load_calibration
+    from semspec.decoding.likelihood.calibration import load_calibration
 
     return {"identity": [], "said": [str(load_calibration(Path(path) / "likelihood.json"))]}
 
@@ -138,7 +138,7 @@ def serving(path: str) -> Json:
 
 def datastore(path: str) -> Json:
     """Load a datastore; `said`: what it knows to follow two tokens."""
-    from semspec.retrieval.datastore import Datastore
+    from semspec.decoding.retrieval.datastore import Datastore
 
     store = Datastore.load(Path(path))
     return {"identity": [store.card.digest], "said": list(store.static.match("\x03\x01", 2).continuations)}
@@ -201,7 +201,7 @@ def _warm_up() -> None:
     """Import what the jobs need; no computation, since threads do not survive a fork."""
     for name in ("engine.transformers_engine", "gateway.settings", "likelihood", "probes.verifier", "stack"):
         import_module(f"semspec.{name}")
-    for name in ("semspec.retrieval.datastore", "semspec.training.cli", "tests.training.support"):
+    for name in ("semspec.decoding.retrieval.datastore", "semspec.training.cli", "tests.training.support"):
         import_module(name)
 
 

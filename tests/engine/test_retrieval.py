@@ -12,9 +12,9 @@ import pytest
 from scipy.stats import chisquare
 
 from semspec.decoding import Backends, Generation, RetrievalOptions, decode
+from semspec.decoding.retrieval.drafter import Retriever, RetrievingDraft, load_retriever
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch
-from semspec.retrieval.drafter import Retriever, RetrievingDraft, load_retriever
 from semspec.types import Context, Gate, Proposal, Retrieval, SamplingParams, SegmentRecord, Writer
 from tests.decoding.support import ConstantVerifier
 from tests.decoding.test_three_ways import behind_sockets

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from semspec.decoding.likelihood.calibration import as_json
 from semspec.decoding.protocols import WithoutProbes
 from semspec.gateway.options import Defaults
 from semspec.gateway.served import Served, mismatch
-from semspec.likelihood import as_json
 from semspec.types import Segmentation
 from tests.calibrations import CURVE, calibration
 from tests.gateway.fakes import Fakes

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from semspec.retrieval.datastore import Card, write_datastore
-from semspec.retrieval.neighbours import Projection, build_index
-from semspec.retrieval.ngrams import DOCUMENT_END, sorted_places
+from semspec.decoding.retrieval.datastore import Card, write_datastore
+from semspec.decoding.retrieval.neighbours import Projection, build_index
+from semspec.decoding.retrieval.ngrams import DOCUMENT_END, sorted_places
 from semspec.types import ModelInfo
 
 WIDTH = 32

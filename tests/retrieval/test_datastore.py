@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from semspec.decoding.retrieval.datastore import Datastore
 from semspec.errors import Mismatch
-from semspec.retrieval.datastore import Datastore
 from semspec.types import ModelInfo
 from tests.retrieval.support import write
 
@@ -41,7 +41,7 @@ def test_neighbours_are_those_of_the_state(tmp_path: Path) -> None:
 
 def test_quantised_neighbours_are_mostly_the_exact_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("faiss")
-    monkeypatch.setattr("semspec.retrieval.neighbours.LEAST_QUANTISED", 1000)
+    monkeypatch.setattr("semspec.decoding.retrieval.neighbours.LEAST_QUANTISED", 1000)
     states = np.random.default_rng(1).normal(size=(6000, 64)).astype(np.float32)
     write(tmp_path, TARGET, [list(range(5999))], states)
     neighbours = Datastore.load(tmp_path).neighbours
@@ -116,7 +116,7 @@ def test_missing_datastore_is_refused(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from semspec.retrieval import datastore
+from semspec.decoding.retrieval import datastore
 from tests.retrieval.test_datastore import TARGET, write
 replace, left = Path.replace, [int(sys.argv[2])]
 def replacing(path, name):

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from semspec.decoding.retrieval.drafter import LEAST_MATCH, Retriever, load_retriever
 from semspec.errors import InvalidRequest, Mismatch
-from semspec.retrieval.drafter import LEAST_MATCH, Retriever, load_retriever
 from semspec.types import Context, Piece, Retrieval, RetrievalSource
 from tests.retrieval.support import write
 from tests.retrieval.test_datastore import DOCUMENTS, STATES, TARGET

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from semspec.retrieval.ngrams import (
+from semspec.decoding.retrieval.ngrams import (
     DOCUMENT_END,
     LONGEST_MATCH,
     MAX_MATCHES,

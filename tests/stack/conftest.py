@@ -10,8 +10,8 @@ import pytest_asyncio
 from safetensors.torch import load_file, save_file
 
 from semspec.decoding import Backends
+from semspec.decoding.likelihood.calibration import as_json
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.likelihood import as_json
 from semspec.stack import StackConfig
 from semspec.types import Writer
 from tests.calibrations import calibration

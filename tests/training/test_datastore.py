@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import yaml
 
+from semspec.decoding.retrieval.datastore import Datastore
+from semspec.decoding.retrieval.ngrams import DOCUMENT_END, as_text
 from semspec.engine.causal_lm import CausalLM
 from semspec.errors import InvalidRequest, Mismatch
-from semspec.retrieval.datastore import Datastore
-from semspec.retrieval.ngrams import DOCUMENT_END, as_text
 from semspec.training.config import DatastoreConfig
 from semspec.training.datastore import DatastoreBuild
 from semspec.training.files import read_rows

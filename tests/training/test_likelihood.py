@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import yaml
 
+from semspec.decoding.likelihood.calibration import load_calibration
 from semspec.errors import InvalidRequest
-from semspec.likelihood import load_calibration
 from semspec.training.cli import main
 from semspec.training.config import load_config
 from semspec.training.evaluation.acceptance import Cost

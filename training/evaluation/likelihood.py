@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
+from semspec.decoding.likelihood.calibration import CalibratedModel, Calibration, too_small_reason
 from semspec.errors import InvalidRequest
-from semspec.likelihood import CalibratedModel, Calibration, too_small_reason
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import Cost
 from semspec.training.evaluation.metrics import Floats, Mask, Resampling, auroc, dense_ranks

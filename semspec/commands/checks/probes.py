@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semspec.commands.checks import Check, fail, ok, refused, warn
+from semspec.decoding.likelihood.calibration import load_calibration
 from semspec.errors import Mismatch
-from semspec.likelihood import load_calibration
 from semspec.stack import StackConfig, StackError
 
 if TYPE_CHECKING:

@@ -42,8 +42,8 @@ def check_pair(config: StackConfig) -> Iterator[Check]:
 
     Call it when all settings, models and probes are found right by themselves.
     """
+    from semspec.decoding.likelihood.calibration import load_calibration
     from semspec.decoding.protocols import WithoutProbes
-    from semspec.likelihood import load_calibration
     from semspec.probes.verifier import ProbeVerifier
 
     settings = {name: read(config, name) for name in (*config.roles, "gateway")}
@@ -104,9 +104,9 @@ def _model_info(settings: Any) -> "ModelInfo":
     service could not load the checkpoint."""
     from transformers import AutoConfig, GenerationConfig
 
+    from semspec.decoding.retrieval.datastore import Datastore
     from semspec.engine.checkpoint import eos_ids, load_tokenizer, model_info
     from semspec.engine.tokenization import tokenize
-    from semspec.retrieval.datastore import Datastore
 
     name, revision = settings.model, settings.revision
     tokenizer = load_tokenizer(name, revision)

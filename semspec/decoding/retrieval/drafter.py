@@ -8,11 +8,11 @@ from time import perf_counter
 
 import numpy as np
 
+from semspec.decoding.retrieval.alone import NoModel
+from semspec.decoding.retrieval.datastore import Datastore
+from semspec.decoding.retrieval.ngrams import Match, agreed, as_text, earlier_match, merged
 from semspec.engine.protocol import CountsSteps, Engine, StepCounter
 from semspec.errors import InvalidRequest
-from semspec.retrieval.alone import NoModel
-from semspec.retrieval.datastore import Datastore
-from semspec.retrieval.ngrams import Match, agreed, as_text, earlier_match, merged
 from semspec.types import (
     ChoiceScores,
     Context,

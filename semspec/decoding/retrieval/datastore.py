@@ -16,10 +16,10 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from semspec.decoding.retrieval.neighbours import Neighbours, Projection, import_faiss
+from semspec.decoding.retrieval.ngrams import StaticTokens, TokenArray
 from semspec.errors import Mismatch
 from semspec.files import regular
-from semspec.retrieval.neighbours import Neighbours, Projection, import_faiss
-from semspec.retrieval.ngrams import StaticTokens, TokenArray
 from semspec.types import ModelInfo
 
 FORMAT = 1

@@ -2,7 +2,7 @@
 it.
 
 The rounds are those of SemanticSpec. In place of p/q stands one number, the calibrated probability that the target says
-what the segment says (`semspec.likelihood`); a segment is accepted iff it reaches a threshold.
+what the segment says (`calibration`); a segment is accepted iff it reaches a threshold.
 """
 
 from collections.abc import AsyncGenerator, Sequence

@@ -1,0 +1,1 @@
+"""The strategy `likelihood`, and the calibration that it judges by."""
