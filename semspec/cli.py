@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if argv and argv[0] in added:
         _loaded(added[argv[0]])(argv[1:])
         return
-    arguments = _parser(sorted(added)).parse_args(argv)
+    arguments = parser(sorted(added)).parse_args(argv)
     name = arguments.command
     try:
         status = _loaded(EntryPoint(name, f"semspec.commands.{name}:run", "semspec.commands"))(arguments)
@@ -51,7 +51,7 @@ def _loaded(command: EntryPoint) -> Callable[..., Any]:
     return loaded
 
 
-def _parser(added: Sequence[str]) -> argparse.ArgumentParser:
+def parser(added: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="semspec", description="Semantic speculative decoding on one machine.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)

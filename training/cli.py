@@ -46,7 +46,7 @@ COMMANDS = {
 def main(arguments: Sequence[str]) -> None:
     """`semspec train COMMAND --config FILE`. Exits 1 on a failure that a retry may fix, 2 on any other."""
     is_collect = arguments[:1] == ["collect"]  # has no configuration
-    options = collect.parser().parse_args(arguments[1:]) if is_collect else _parser().parse_args(arguments)
+    options = collect.parser().parse_args(arguments[1:]) if is_collect else parser().parse_args(arguments)
     quiet_libraries()
     reporter = Reporter()
     try:
@@ -119,7 +119,7 @@ def quiet_libraries() -> None:
     transformers.utils.logging.disable_progress_bar()
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="semspec train", description=__doc__)
     parser.add_argument(
         "command", choices=COMMANDS, help="; ".join(f"{name}: {text}" for name, text in COMMANDS.items())

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from semspec.cli import _parser
+from semspec.cli import parser
 from semspec.gateway.app import STORED_WITHIN_S
 from semspec.gateway.settings import GatewaySettings
 from semspec.observability import FLUSH_TIMEOUT_S
@@ -81,7 +81,7 @@ def _asks_over_tls(one: Pod, probe: Manifest, address: str, service: str) -> boo
     command: list[str] = probe.get("exec", {}).get("command", ())
     if list(command[:2]) != ["semspec", "health"] or "grpc" in probe:
         return False
-    asked: Any = _parser([]).parse_args(command[1:])
+    asked: Any = parser([]).parse_args(command[1:])
     files = (asked.ca, asked.certificate, asked.key)
     mounted = all(file and str(file.parent) in mounts(one.main) for file in files)
     return bool((asked.address, asked.service) == (address, service) and mounted and probe["timeoutSeconds"] >= 5)

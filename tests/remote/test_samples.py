@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from semspec.errors import Unavailable
+from semspec.errors import InvalidRequest, Unavailable
 from semspec.remote.client import Api
 from semspec.training.config import ServerSampler
 from semspec.training.data.writers import ServerWriter, WritingRecipe
@@ -55,6 +55,20 @@ async def test_end_without_a_word_is_a_sample(local: Local, context: Context, ap
     assert (segment.text, segment.end) == ("", SegmentEnd.EOS)
 
 
+async def test_budget_cuts_a_sample(local: Local, context: Context, api: Api) -> None:
+    [segment] = await sampled(local, context, api, Script([STEP], end="length"), [1])
+    assert (segment.text, segment.end) == (STEP, SegmentEnd.LENGTH)
+
+
 async def test_stream_that_breaks_off_is_no_sample(local: Local, context: Context, api: Api) -> None:
     with pytest.raises(Unavailable, match="broke off"):
         await sampled(local, context, api, Script([STEP], end=None), [1])
+
+
+async def test_missing_key_is_told_before_the_first_request(
+    local: Local, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SOME_KEY", raising=False)
+    config = ServerSampler(backend=api, base_url="http://127.0.0.1:9", model="m", api_key_env="SOME_KEY")
+    with pytest.raises(InvalidRequest, match="SOME_KEY is not set"):
+        ServerWriter(config, Writer.DRAFT, WritingRecipe(SamplingParams()), local.lm.tokenizer)

@@ -75,11 +75,6 @@ def test_measures_are_those_of_other_libraries_with_weights_as_repetitions() -> 
     assert expected_calibration_error(label, predicted, weights) == pytest.approx(error)
 
 
-def test_calibration_error_of_a_constant_bias() -> None:
-    predicted = np.linspace(0, 0.89, 1000)
-    assert expected_calibration_error(predicted + 0.1, predicted) == pytest.approx(0.1, abs=1e-3)
-
-
 def test_what_cannot_be_had_is_nan() -> None:
     ranks, same = dense_ranks(np.array([0.1, 0.2])), np.array([1.0, 1.0])
     for value in (

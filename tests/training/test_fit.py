@@ -23,7 +23,7 @@ from semspec.training.evaluation.metrics import expected_calibration_error
 from semspec.training.trainer.calibrate import calibrate
 from semspec.training.trainer.fit import fit, predict
 from semspec.training.trainer.recipe import FitRecipe, Role
-from semspec.training.trainer.reduction import Examples, fit_reduction
+from semspec.training.trainer.reduction import fit_reduction
 from semspec.training.trainer.states import BATCHES_AHEAD, FeatureSource, StateStore
 from semspec.types import Segmentation, SegmentScore, States
 from tests.training.samples import (
@@ -107,16 +107,6 @@ def test_scaling_and_projection_make_unit_features(data: Data) -> None:
     outputs = projected(source.read(data.labels, rows))
     assert outputs.shape == (len(rows), NUM_LAYERS * WIDTH)
     torch.testing.assert_close(outputs.std(0), torch.ones(NUM_LAYERS * WIDTH), rtol=0, atol=0.01)
-
-
-def test_projected_set_is_kept_only_where_it_fits(data: Data) -> None:
-    source, rows = data.source(), data.rows("train")
-    reduction = fit_reduction(source, data.labels, rows, WIDTH, CPU)
-    size = 2 * len(rows) * reduction.num_outputs
-    kept, read = (Examples(source, data.labels, data.wanted(), rows, reduction, limit) for limit in (size, size - 1))
-    assert (kept.num_bytes, read.num_bytes) == (size, 0)
-    for (one, p), (other, q) in zip(kept.in_order(), read.in_order(), strict=True):
-        assert torch.equal(one, other) and torch.equal(p, q)
 
 
 def test_fit_stops_when_validation_no_longer_improves(data: Data) -> None:

@@ -18,12 +18,8 @@ from semspec.probes.verifier import ProbeVerifier
 from semspec.training.cli import main
 from semspec.training.config import PipelineConfig, load_config
 from semspec.training.data.labels import read_labels
-from semspec.training.data.questions import Question
-from semspec.training.estimate import num_rows, planned_probes
 from semspec.training.files import read_rows
-from semspec.training.pilot import Piloted, groups_of
-from semspec.training.pipeline import Pipeline, stored_questions
-from semspec.training.progress import Reporter
+from semspec.training.pipeline import Pipeline
 from semspec.types import Context, GenerationParams, Message, SamplingParams, Writer
 from tests.training import support
 
@@ -169,29 +165,6 @@ def test_estimate_tells_its_progress_and_names_the_preset_where_the_run_is_long(
         assert ("--preset quick" in told.out) is is_named
         assert "pilot: 1 of 20 questions, those to train on: contexts" in told.err
         assert "1. kind of probe (served, draft)" in told.err
-
-
-def test_planned_probes_and_rows_are_those_of_the_run(run: Path) -> None:
-    config = load_config(run / "pair.yaml")
-    labels = read_labels(run / "work" / "labels" / "00000.parquet")
-    every = stored_questions(run / "work", config, Reporter(quiet=True))
-    probes = planned_probes(config, every)
-    assert len(probes) == len(list((run / "work" / "probes").glob("*.safetensors")))
-    num_contexts = len(np.unique(labels.context[labels.split != "test"]))
-    others = sum(question.split != "test" for question in every)
-    piloted = Piloted({}, {False: num_contexts / others}, 0, labels, run)
-    for role, variant in probes[:2]:
-        expected = np.sum((labels.split == "train") & (labels.by_draft | (role == "target")))
-        assert num_rows(config, role, variant, piloted, every) == pytest.approx(expected, rel=0.3)
-
-
-def test_pilot_takes_both_kinds_of_questions_in_turn() -> None:
-    every = [Question(str(i), "", "all", "test" if i % 5 == 0 else "train") for i in range(25)]
-    groups = groups_of(every, 2)
-    assert [kind for kind, _ in groups[:4]] == [False, True, False, True]
-    assert all(len(group) == 2 and {one.split == "test" for one in group} == {kind} for kind, group in groups)
-    assert len({one.id for _, group in groups for one in group}) == 24
-    assert [len(group) for _, group in groups_of(every[:6], 4)] == [2, 2, 2]
 
 
 def flipped(data: bytes) -> bytes:
