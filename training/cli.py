@@ -27,13 +27,7 @@ from semspec.training.progress import Reporter
 LONG_S = 3600.0
 """An estimate above it names the quick preset."""
 COMMANDS = {
-    "run": "every stage; with --shard i/n those that shard, and then stop",
-    "contexts": "write or cut reasoning traces, choose where to sample",
-    "samples": "sample next segments from both models, keep the states",
-    "clusters": "decide which segments mean the same",
-    "labels": "count semantic probabilities",
-    "probes": "fit the probes",
-    "report": "judge them on held-out questions",
+    "run": "every stage that is missing; with --shard i/n those that shard, and then stop",
     "calibrate": "the strategy likelihood, from a pilot: a pair can then be served without probes",
     "estimate": "time and disk of the whole run, from a pilot of a minute or more",
     "status": "which shards are there",
@@ -100,10 +94,6 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
             damaged = pipeline.damaged()
             print("\n".join(damaged) or "every file is as its manifest says")
             return 1 if damaged else 0
-        case stage:
-            if stage in ("contexts", "samples"):
-                pipeline.check_start()
-            pipeline.make(stage)
     return 0
 
 

@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from semspec.clustering.loading import EquivalenceConfig, PythonObject
 from semspec.errors import InvalidRequest
-from semspec.probes.probe import CalibrationKind
 from semspec.training.trainer.recipe import FitRecipe
 from semspec.types import SamplingParams, Segmentation
 
@@ -133,16 +132,6 @@ class SamplesConfig(Part):
         return SamplingParams(self.temperature, self.top_p, self.top_k, self.seed)
 
 
-class ProbesConfig(FitRecipe):
-    """The pair of probes to be served."""
-
-    labels: Literal["cross", "own"] = Field(
-        "cross",
-        description="cross: the target's probe also learns from draft-written segments; own: the paper's recipe",
-    )
-    calibration: CalibrationKind = "temperature"
-
-
 class ReportConfig(Part):
     """What the report compares, and the limit for the acceptance rule."""
 
@@ -186,7 +175,7 @@ class PipelineConfig(Part):
     reference: PythonObject | None = Field(
         None, description="equivalence to compare the clusters with; for the report only"
     )
-    probes: ProbesConfig = ProbesConfig()
+    probes: FitRecipe = FitRecipe()
     report: ReportConfig = ReportConfig()
     likelihood: LikelihoodConfig = LikelihoodConfig()
     shard_questions: int = Field(5, ge=1, description="questions a shard: what is lost when a worker dies")

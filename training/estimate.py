@@ -3,19 +3,20 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from semspec.training.config import PipelineConfig, ProbesConfig, SamplesConfig
+from semspec.training.config import PipelineConfig, SamplesConfig
 from semspec.training.data.labels import Labels
 from semspec.training.data.pair import Pair, states_dtype
 from semspec.training.data.questions import Question
 from semspec.training.pilot import Piloted
 from semspec.training.progress import Reporter, duration, timed
 from semspec.training.trainer.fit import fit
-from semspec.training.trainer.probes import SERVED, Variant, compared, curve, of_domains, training_of
-from semspec.training.trainer.recipe import Role
+from semspec.training.trainer.probes import Variant, Variants, training_of
+from semspec.training.trainer.recipe import FitRecipe, Role
 from semspec.training.trainer.states import FeatureSource, StateStore
 from semspec.types import Writer
 
@@ -79,17 +80,10 @@ def fit_seconds(config: PipelineConfig, piloted: Piloted, every: Sequence[Questi
 def planned_probes(config: PipelineConfig, every: Sequence[Question]) -> list[tuple[Role, Variant]]:
     """Role and variant of each probe that a run fits; those that several variants share, once."""
     domains = sorted({question.domain for question in every if question.split == "train"})
-    variants = [
-        Variant(SERVED, config.probes),
-        *(compared(config.probes) if config.report.variants else ()),
-        *curve(config),
-        *of_domains(config, domains),
-    ]
     roles: tuple[Role, ...] = ("draft", "target")
     found: dict[str, tuple[Role, Variant]] = {}
-    for variant in variants:
-        for role in roles:
-            found.setdefault(json.dumps([role, training_of(config, role, variant)]), (role, variant))
+    for variant, role in product(Variants.of(config, domains).all, roles):
+        found.setdefault(json.dumps([role, training_of(config, role, variant)]), (role, variant))
     return list(found.values())
 
 
@@ -103,7 +97,7 @@ def num_rows(
 
 
 def _fit_times(
-    role: Role, recipe: ProbesConfig, labels: Labels, store: StateStore, num_train: float
+    role: Role, recipe: FitRecipe, labels: Labels, store: StateStore, num_train: float
 ) -> tuple[float, float]:
     """Seconds a segment of what a fit does once, and of an epoch: of short fits to rows of the pilot, repeated where
     there are too few. Reduced features are kept in memory only if those of `num_train` segments fit there."""

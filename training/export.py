@@ -28,7 +28,7 @@ from semspec.training.evaluation.likelihood_page import headline, write_likeliho
 from semspec.training.evaluation.report import examples_table, write_report
 from semspec.training.files import AGAIN, StageFolder, digest_of, read_json, write_json
 from semspec.training.progress import Reporter, timed
-from semspec.training.trainer.probes import ALTERNATIVES, SERVED, Fitter, Variant, compared, curve, of_domains
+from semspec.training.trainer.probes import ALTERNATIVES, SERVED, Fitter, Variant, Variants
 from semspec.training.trainer.states import FeatureSource, StateStore
 from semspec.types import ModelInfo, SamplingParams, Segmentation, Writer
 
@@ -73,7 +73,7 @@ class Export:
 
     def fit(self) -> None:
         """Fit the served probes, then those that the report compares with; each is saved when it is complete."""
-        served, *others = self._variants()
+        served, *others = self._variants.all
         self._fitter.fitted("draft", served)
         self._fitter.fitted("target", served)
         for variant in others:
@@ -106,25 +106,13 @@ class Export:
             self._export_likelihood(likelihood)
         self._reporter.say(f"{report.verdict.headline}\n{folder}/report.html; probes in {self._config.output}")
 
-    def _variants(self) -> list[Variant]:
-        return [self._served, *self._compared(), *self._curve(), *self._domains()]
-
-    @property
-    def _served(self) -> Variant:
-        return Variant(SERVED, self._config.probes)
-
-    def _compared(self) -> list[Variant]:
-        return compared(self._config.probes) if self._config.report.variants else []
-
-    def _curve(self) -> list[Variant]:
-        return curve(self._config)
-
-    def _domains(self) -> list[Variant]:
-        """One variant for each domain with training, validation and calibration questions, if there are several."""
+    @cached_property
+    def _variants(self) -> Variants:
+        """Domains are those with training, validation and calibration questions."""
         labels = self._labels
         splits = {"train", "validation", "calibration"} & set(labels.split.tolist())
         domains = sorted(set.intersection(*(set(labels.domain[labels.split == split].tolist()) for split in splits)))
-        return of_domains(self._config, domains)
+        return Variants.of(self._config, domains)
 
     @cached_property
     def _fitter(self) -> Fitter:
@@ -182,8 +170,8 @@ class Export:
         write_json(self._config.output / CALIBRATION_FILE, as_json(found.calibration))
 
     def _evidence(self, cost: Cost, likelihood: LikelihoodReport | None) -> Evidence:
-        fitter, served, curve = self._fitter, self._served, self._curve()
-        variants = [fitter.predicted(variant) for variant in self._compared()]
+        fitter, served, curve = self._fitter, self._variants.served, self._variants.curve
+        variants = [fitter.predicted(variant) for variant in self._variants.compared]
         if likelihood is not None and self._config.report.variants:
             variants.append(predicted(self._labels, self._surprisal, likelihood.calibration))
         return Evidence(
@@ -193,7 +181,7 @@ class Export:
             cost=cost,
             variants=variants,
             learning_curve=[(fitter.num_contexts(one), fitter.predicted(one)) for one in (*curve, served) if curve],
-            domains={str(variant.domain): fitter.predicted(variant) for variant in self._domains()},
+            domains={str(variant.domain): fitter.predicted(variant) for variant in self._variants.domains},
             facts=self._facts(),
         )
 
@@ -248,13 +236,13 @@ class Export:
     def _export(self, report: Report) -> None:
         """Write probes and cards before `serving.json`, so that it exists only when they do."""
         output, rule, gamma = self._config.output, report.recommendation.rule, self._config.report.gamma
-        self._save(self._served, report, output)
+        self._save(self._variants.served, report, output)
         self._export_alternatives(report)
         write_json(output / "serving.json", served_rule(rule, gamma))
 
     def _export_alternatives(self, report: Report) -> None:
         """Export the probes that the verifier can serve for the baseline strategies."""
-        for variant in self._compared():
+        for variant in self._variants.compared:
             if variant.name in ALTERNATIVES:
                 self._save(variant, report, self._config.output / "alternatives" / ALTERNATIVES[variant.name])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from semspec.errors import InvalidRequest
-from semspec.training.evaluation.comparison import DomainCell, LearningPoint
+from semspec.training.evaluation.parts import DomainCell, LearningPoint
 from semspec.training.evaluation.report import MEASURES, domain_table, learning_table
 from semspec.training.report.document import Block, Code, Table, Text
 from semspec.training.report.numbers import Measured, measured_decimal

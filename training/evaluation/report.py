@@ -9,8 +9,8 @@ import numpy as np
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation import plots
 from semspec.training.evaluation.acceptance import Outcome, acceptance_of
-from semspec.training.evaluation.comparison import DomainCell, LearningPoint
 from semspec.training.evaluation.evaluate import Report
+from semspec.training.evaluation.parts import DomainCell, LearningPoint
 from semspec.training.evaluation.plots import PROBES
 from semspec.training.evaluation.verification import Criterion, Predicted, rightness
 from semspec.training.files import write_json

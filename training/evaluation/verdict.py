@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from semspec.training.evaluation.acceptance import Recommendation
-from semspec.training.evaluation.comparison import LearningPoint
+from semspec.training.evaluation.parts import LearningPoint
 from semspec.training.evaluation.verification import Criterion, ProbeUse, Variant
 from semspec.training.report.numbers import decimal, measured_decimal, measured_share, share
 

@@ -169,7 +169,9 @@ def _check(train: Probabilities, validation: Probabilities) -> None:
 
 def _identity(source: FeatureSource, recipe: FitRecipe, *arrays: NDArray[np.generic]) -> str:
     """Digest of a fit's settings and inputs, to recognise its checkpoint."""
-    settings = recipe.model_dump(mode="json", include=set(FitRecipe.model_fields) - {"device", "memory_gib"})
+    settings = recipe.model_dump(
+        mode="json", include=set(FitRecipe.model_fields) - {"device", "memory_gib", "labels", "calibration"}
+    )
     inputs = (source.role, source.features, source.layers, source.shape)
     digest = hashlib.sha256(json.dumps([settings, inputs]).encode())
     for array in arrays:

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from semspec.probes.probe import Probe, ProbeCard, load_probe, save_probe
-from semspec.training.config import PipelineConfig, ProbesConfig
+from semspec.probes.probe import Artifact, Probe, ProbeCard, load_probe, save_probe
+from semspec.training.config import PipelineConfig
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.verification import Predicted
 from semspec.training.files import digest_of
 from semspec.training.progress import Reporter
 from semspec.training.trainer.calibrate import calibrate
 from semspec.training.trainer.fit import fit, predict
-from semspec.training.trainer.recipe import Role
+from semspec.training.trainer.recipe import FitRecipe, Role
 from semspec.training.trainer.states import FeatureSource, StateStore
 from semspec.types import ModelInfo
 
@@ -33,33 +33,48 @@ class Variant:
     """One way to make a pair of probes."""
 
     name: str
-    recipe: ProbesConfig
+    recipe: FitRecipe
     share: float = 1.0
     """Share of the training questions to use."""
     domain: str | None = None
     """The only domain to train on, if set."""
 
 
-def compared(config: ProbesConfig) -> list[Variant]:
-    """Variants to compare with the served probes; each differs in one respect, or follows the paper."""
-    paper = {"features": "states", "layers": "all", "draft_layers": None, "labels": "own", "loss": "mse"}
-    return [
-        Variant("paper recipe", config.model_copy(update=paper)),
-        Variant("states alone", config.model_copy(update={"features": "states"})),
-        Variant("last layer", config.model_copy(update={"features": "states", "layers": "last"})),
-        Variant("surprisal alone", config.model_copy(update={"features": "surprisal"})),
-    ]
+@dataclass(frozen=True, slots=True)
+class Variants:
+    """All pairs of probes of a run."""
 
-
-def curve(config: PipelineConfig) -> list[Variant]:
+    served: Variant
+    compared: tuple[Variant, ...]
+    """Each differs from the served one in one respect, or follows the paper."""
+    curve: tuple[Variant, ...]
     """The served recipe on shares of the training questions."""
-    shares = config.report.learning_curve
-    return [Variant(f"{share:.1%} of the questions", config.probes, share=share) for share in shares]
-
-
-def of_domains(config: PipelineConfig, domains: Sequence[str]) -> list[Variant]:
+    domains: tuple[Variant, ...]
     """The served recipe on each of several domains."""
-    return [Variant(f"only {name}", config.probes, domain=name) for name in domains] if domains[1:] else []
+
+    @classmethod
+    def of(cls, config: PipelineConfig, domains: Sequence[str]) -> "Variants":
+        """`domains`: those with questions to train on."""
+        recipe, report = config.probes, config.report
+        changes: dict[str, dict[str, Any]] = {
+            "paper recipe": {
+                "features": "states", "layers": "all", "draft_layers": None, "labels": "own", "loss": "mse"
+            },
+            "states alone": {"features": "states"},
+            "last layer": {"features": "states", "layers": "last"},
+            "surprisal alone": {"features": "surprisal"},
+        }  # fmt: skip
+        others = changes.items() if report.variants else ()
+        return cls(
+            Variant(SERVED, recipe),
+            tuple(Variant(name, recipe.model_copy(update=update)) for name, update in others),
+            tuple(Variant(f"{share:.1%} of the questions", recipe, share=share) for share in report.learning_curve),
+            tuple(Variant(f"only {name}", recipe, domain=name) for name in domains) if domains[1:] else (),
+        )
+
+    @property
+    def all(self) -> tuple[Variant, ...]:
+        return (self.served, *self.compared, *self.curve, *self.domains)
 
 
 def training_of(config: PipelineConfig, role: Role, variant: Variant) -> dict[str, Any]:
@@ -73,14 +88,6 @@ def training_of(config: PipelineConfig, role: Role, variant: Variant) -> dict[st
     return dict[str, Any](
         json.loads(json.dumps(training | {"equivalence": config.equivalence.model_dump(mode="json")}))
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """A probe with its card."""
-
-    probe: Probe
-    card: ProbeCard
 
 
 @dataclass(slots=True)
@@ -106,13 +113,12 @@ class Fitter:
             draft_probability=self._probabilities("draft", variant, held_out & self.labels.by_draft),
         )
 
-    def fitted(self, role: Role, variant: Variant) -> Fitted:
+    def fitted(self, role: Role, variant: Variant) -> Artifact:
         """The variant's probe for one role's states, in the precision it is served with."""
         training = self._training(role, variant)
         path = self._path(role, training)
         if path.exists():
-            artifact = load_probe(path)
-            return Fitted(artifact.probe, artifact.card)
+            return load_probe(path)
         with self.reporter.bar(f"{variant.name}, {role}", 100, "%") as advance:
             probe = self._fit(role, variant, path.with_suffix(".checkpoint"), _Percent(advance))
         save_probe(probe, self._card(role, variant, training), path, torch.float16)

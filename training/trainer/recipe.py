@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from semspec.probes.probe import HIDDEN_SIZES, FeatureSet, LayerSet
+from semspec.probes.probe import HIDDEN_SIZES, CalibrationKind, FeatureSet, LayerSet
 
 Role = Literal["target", "draft"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -12,7 +12,7 @@ Size = Annotated[int, Field(ge=1)]
 
 
 class FitRecipe(BaseModel):
-    """How a probe is fitted. Optimizer as in SemanticSpec: AdamW, learning rate 1e-3, betas (0.9, 0.95)."""
+    """How probes are fitted. Optimizer as in SemanticSpec: AdamW, learning rate 1e-3, betas (0.9, 0.95)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -23,6 +23,11 @@ class FitRecipe(BaseModel):
         default="all", description="all, last, or a list: 0 is the embeddings, n the output of block n"
     )
     draft_layers: LayerSet | None = Field(default=None, description="the same of the draft's states; unset: as layers")
+    labels: Literal["cross", "own"] = Field(
+        default="cross",
+        description="cross: the target's probe also learns from draft-written segments; own: the paper's recipe",
+    )
+    calibration: CalibrationKind = "temperature"
     loss: Literal["mse", "bce"] = Field(default="bce", description="squared error (the paper's) or cross-entropy")
     num_epochs: int = Field(default=14, ge=1, description="at most; the learning rate falls to 0 over them")
     patience: int = Field(

@@ -50,7 +50,7 @@ def _calibration(path: Path) -> Check:
 def _curve(target: "ServedProbe") -> Check:
     points = target.card.metrics.get("strictness") or []
     if not points:
-        remedy = "`semspec train report` makes it; until then set acceptance by hand"
+        remedy = "`semspec train run` makes it; until then set acceptance by hand"
         return warn("strictness", "the target's probe has no operating curve: what a setting brings is unknown", remedy)
     return ok("strictness", f"{len(points)} operating points")
 
