@@ -111,25 +111,30 @@ class ContextsConfig(Part):
     max_tokens: int = Field(8192, ge=16, description="of a context, by the target's count; deeper ones are left out")
 
 
-class SamplesConfig(Part):
+class SamplingConfig(Part):
+    """How tokens are drawn."""
+
+    temperature: float = Field(0.6, ge=0, le=2)
+    top_p: float = Field(0.95, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    seed: int = Field(1, ge=0)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(self.temperature, self.top_p, self.top_k, self.seed)
+
+
+class SamplesConfig(SamplingConfig):
     """The next segments sampled at each context."""
 
     num_samples: int = Field(20, ge=2, description="from each model (SemanticSpec: N = 20)")
     num_test_samples: int | None = Field(
         None, ge=2, description="from the target where questions are for the report only; unset: num_samples"
     )
-    temperature: float = Field(0.6, ge=0, le=2)
-    top_p: float = Field(0.95, gt=0, le=1)
-    top_k: int = Field(0, ge=0)
-    seed: int = Field(1, ge=0)
     rows_at_once: int = Field(20, ge=1, description="alternatives in one forward; lower it when memory runs out")
     states_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="as kept on disk; auto: bfloat16, for float32 models float16"
     )
-
-    @property
-    def sampling(self) -> SamplingParams:
-        return SamplingParams(self.temperature, self.top_p, self.top_k, self.seed)
 
 
 class ReportConfig(Part):
@@ -207,17 +212,13 @@ def quick(config: PipelineConfig) -> PipelineConfig:
     )
 
 
-class AnswersConfig(Part):
+class AnswersConfig(SamplingConfig):
     """The answers whose tokens and states the datastore holds."""
 
     source: Literal["target", "data"] = Field(
         "target", description="written by the target, or the data's own (questions.trace), such as those of a server"
     )
     per_question: int = Field(1, ge=1, description="answers written to each question")
-    temperature: float = Field(0.6, ge=0, le=2)
-    top_p: float = Field(0.95, gt=0, le=1)
-    top_k: int = Field(0, ge=0)
-    seed: int = Field(1, ge=0)
     max_tokens: int = Field(2048, ge=1)
 
 

@@ -5,6 +5,7 @@ questions -> answers (shards) -> projection -> keys (shards) -> datastore. Every
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +29,7 @@ from semspec.training.data.stages import Questions
 from semspec.training.files import Row, StageFolder, check_format, digest_of, write_tensors
 from semspec.training.pipeline import stored_questions
 from semspec.training.progress import Reporter
-from semspec.types import Context, GenerationParams, Message, Piece, SamplingParams, Writer, derive_seed
+from semspec.types import Context, GenerationParams, Message, Piece, Writer, derive_seed
 
 _CACHE_BYTES = 256 << 20
 
@@ -138,7 +139,7 @@ class DatastoreBuild:
         engine = TransformersEngine(self._lm, Writer.TARGET, _CACHE_BYTES)
 
         async def answer(prompt: Piece, seed: int) -> list[int]:
-            sampling = SamplingParams(config.temperature, config.top_p, config.top_k, seed)
+            sampling = replace(config.sampling, seed=seed)
             params = GenerationParams(sampling, max_segments=0, max_tokens=config.max_tokens)
             stream = engine.generate(Context((prompt,)), params)
             return [token async for generated in stream for token in generated.segment.token_ids]

@@ -1,6 +1,6 @@
 """A pilot run on a few questions, from which a whole run is estimated."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -58,31 +58,33 @@ def run_pilot(
     `pilot` has an empty work folder and no stage yet, and its models are loaded.
     """
     groups = groups_of(every, size)
-    size = len(groups[0][1])
-    pilot.questions = Questions([question for _, group in groups for question in group], size)
+    pilot.questions = Questions([question for _, group in groups for question in group], len(groups[0][1]))
     pilot.clusters.load()
-    of_kind = Counter(question.split == "test" for question in every)
-    seconds: dict[Kind, dict[str, float]] = {kind: dict.fromkeys(names, 0.0) for kind in of_kind}
-    done, contexts, num_bytes = Counter[Kind](), Counter[Kind](), Counter[Kind]()
-    started, numbers = perf_counter(), list[int]()
-    for number, (kind, _) in enumerate(groups):
-        if set(done) == set(of_kind) and perf_counter() - started >= least_s:
+    totals = {kind: defaultdict[str, float](float) for kind, _ in groups}
+    started, num_done = perf_counter(), 0
+    for number, (kind, group) in enumerate(groups):
+        if all(totals.values()) and perf_counter() - started >= least_s:
             break
+        found = totals[kind]
         for name in names:
-            seconds[kind][name] += timed(partial(_shard, pilot, name, number, reporter))[1]
-        numbers.append(number)
-        done[kind] += size
-        contexts[kind] += pilot.contexts.num_contexts(number)
-        num_bytes[kind] += pilot.samples.folder.file(number, ".safetensors").stat().st_size
-        told = ", ".join(f"{name} {duration(seconds[kind][name])}" for name in names)
-        reporter.say(f"pilot: {sum(done.values())} of {len(every)} questions, those {_words(kind)}: {told}")
-    scale = {kind: of_kind[kind] / done[kind] for kind in of_kind}
+            found[name] += timed(partial(_shard, pilot, name, number, reporter))[1]
+        found["questions"] += len(group)
+        found["contexts"] += pilot.contexts.num_contexts(number)
+        found["bytes"] += pilot.samples.folder.file(number, ".safetensors").stat().st_size
+        num_done = number + 1
+        told = ", ".join(f"{name} {duration(found[name])}" for name in names)
+        reporter.say(f"pilot: {num_done * len(group)} of {len(every)} questions, those {_words(kind)}: {told}")
+    of_kind = Counter(question.split == "test" for question in every)
+    whole = {
+        name: sum(found[name] * of_kind[kind] / found["questions"] for kind, found in totals.items())
+        for name in (*names, "bytes")
+    }
     ids = {question.id: index for index, question in enumerate(pilot.questions.all)}
-    rows = [row for number in numbers for row in pilot.labels_of(number, ids)]
+    rows = [row for number in range(num_done) for row in pilot.labels_of(number, ids)]
     return Piloted(
-        {name: sum(seconds[kind][name] * scale[kind] for kind in of_kind) for name in names},
-        {kind: contexts[kind] / done[kind] for kind in of_kind},
-        sum(num_bytes[kind] * scale[kind] for kind in of_kind),
+        {name: whole[name] for name in names},
+        {kind: found["contexts"] / found["questions"] for kind, found in totals.items()},
+        whole["bytes"],
         arranged(rows, pilot.questions.all),
         pilot.work,
     )
