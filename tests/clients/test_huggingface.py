@@ -4,7 +4,6 @@ import re
 
 import pytest
 from huggingface_hub import InferenceClient, TextGenerationInputGrammarType
-from huggingface_hub.errors import ValidationError
 
 from tests.clients.conftest import GENEROUS_S, Server
 
@@ -27,15 +26,6 @@ def test_chat_completion_whole_and_streamed(server: Server, client: InferenceCli
     stream = client.chat_completion(messages, model="semspec-demo", seed=1, max_tokens=500, stream=True)
     said = "".join(choice.delta.content or "" for chunk in stream for choice in chunk.choices)
     assert said == whole.choices[0].message.content
-
-
-@pytest.mark.parametrize("model", [None, "tgi", "dummy"])
-def test_chat_without_a_name_for_the_model_asks_the_pair(
-    server: Server, client: InferenceClient, model: str | None
-) -> None:
-    messages = [{"role": "user", "content": server.question}]
-    answer = client.chat_completion(messages, model=model, seed=1, max_tokens=500)
-    assert server.answer in str(answer.choices[0].message.content) and answer.model == "semspec-demo"
 
 
 def test_text_generation_with_details(server: Server, client: InferenceClient) -> None:
@@ -70,9 +60,3 @@ def test_grammar_holds_what_follows_the_reasoning(server: Server, client: Infere
     text = client.text_generation(prompt(server), max_new_tokens=500, grammar=grammar)
     reasoning, mark, answer = text.partition("</think>")
     assert "day 1" in reasoning and mark and re.fullmatch("So [0-9]{1,3} coins[.]", answer.strip())
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_refusal_is_a_validation_error(server: Server, client: InferenceClient, stream: bool) -> None:
-    with pytest.raises(ValidationError, match="truncate"):
-        list(client.text_generation("Once", truncate=5, stream=stream))

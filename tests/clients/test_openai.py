@@ -54,14 +54,6 @@ async def test_stream_says_the_same_and_counts(server: Server, client: AsyncOpen
     assert [choice.finish_reason for chunk in chunks[:-1] for choice in chunk.choices][-1] == "stop"
 
 
-async def test_choices_differ_and_the_first_is_that_of_the_seed(server: Server, client: AsyncOpenAI) -> None:
-    alone = await client.chat.completions.create(**asked(server, temperature=1))
-    several = await client.chat.completions.create(**asked(server, temperature=1, n=3))
-    texts = [choice.message.model_extra["reasoning_content"] for choice in several.choices]
-    assert [choice.index for choice in several.choices] == [0, 1, 2] and len(set(texts)) == 3
-    assert texts[0] == alone.choices[0].message.model_extra["reasoning_content"]
-
-
 async def test_plain_completion_stops_and_tells_logprobs(server: Server, client: AsyncOpenAI) -> None:
     completion = await client.completions.create(
         model=f"{MODEL}:target", prompt=f"{server.question}\n\n<think>\n\n", stop=["</think>"], logprobs=2, seed=1

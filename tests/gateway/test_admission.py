@@ -1,13 +1,124 @@
-"""Slots for generations: shared fairly, queued for with a bound, and always released; see also the machine of
-`test_admission_in_any_order`."""
+"""Slots for generations: shared fairly, queued for with a bound, and always released, in any order of requests."""
 
+import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from semspec.gateway.generation.admission import MAX_RETRY_AFTER_S
-from tests.gateway.admission_clients import admission_clients, in_turn
+from semspec.errors import Overloaded
+from semspec.gateway.generation.admission import MAX_RETRY_AFTER_S, Admission, Limits
+from semspec.gateway.metrics import Metrics
 from tests.gateway.support import eventually
+
+NUM_STEPS = 4
+"""Rounds of the event loop after which every task waits."""
+
+
+@dataclass(eq=False)
+class Client:
+    """One request: waits for slots, and keeps them until `done` is set."""
+
+    owner: str
+    num_generations: int
+    number: int
+    is_running: bool = False
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    task: "asyncio.Task[None]" = field(init=False)
+
+    def ask(self, admission: Admission) -> None:
+        self.task = asyncio.create_task(self._hold(admission))
+
+    async def _hold(self, admission: Admission) -> None:
+        async with admission.admitted(self.owner, self.num_generations):
+            self.is_running = True
+            try:
+                await self.done.wait()
+            finally:
+                self.is_running = False
+
+    @property
+    def is_waiting(self) -> bool:
+        return not self.task.done() and not self.is_running
+
+    @property
+    def refusal(self) -> Overloaded | None:
+        error = self.task.exception() if self.task.done() and not self.task.cancelled() else None
+        return error if isinstance(error, Overloaded) else None
+
+
+class AdmissionClients:
+    """An admission queue and all its clients, by order of arrival."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.now_s = 0.0
+        """Only tests advance it."""
+        self.metrics = Metrics()
+        self.admission = Admission(limits, self.metrics, lambda: self.now_s)
+        self.clients: list[Client] = []
+
+    async def ask(self, owner: str = "", num_generations: int = 1) -> Client:
+        client = Client(owner, num_generations, len(self.clients))
+        self.clients.append(client)
+        client.ask(self.admission)
+        await settle()
+        return client
+
+    async def leave(self, client: Client) -> None:
+        client.done.set()
+        await settle()
+
+    async def hang_up(self, client: Client) -> None:
+        client.task.cancel()
+        await settle()
+
+    async def close(self) -> None:
+        for client in self.clients:
+            client.task.cancel()
+        await asyncio.gather(*(client.task for client in self.clients), return_exceptions=True)
+
+    @property
+    def running(self) -> list[Client]:
+        return [client for client in self.clients if client.is_running]
+
+    @property
+    def waiting(self) -> list[Client]:
+        return [client for client in self.clients if client.is_waiting]
+
+    def num_generations(self, owner: str | None = None) -> int:
+        return sum(client.num_generations for client in self.running if owner in (None, client.owner))
+
+
+async def settle() -> None:
+    for _ in range(NUM_STEPS):
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def admission_clients(
+    capacity: int, per_owner: int | None = None, max_queued: int = 1000, timeout_s: float = 600
+) -> AsyncIterator[AdmissionClients]:
+    clients = AdmissionClients(Limits(capacity, per_owner or capacity, max_queued, timeout_s))
+    try:
+        yield clients
+    finally:
+        await clients.close()
+        assert (clients.admission.num_running, clients.admission.num_waiting) == (0, 0)
+
+
+async def in_turn(here: AdmissionClients) -> list[Client]:
+    """All clients by order of admission; the longest running one leaves first."""
+    served = list(here.running)
+    for leaving in served:
+        await here.leave(leaving)
+        served.extend(client for client in here.running if client not in served)
+    return served
 
 
 async def test_one_greedy_owner_takes_nothing_from_a_modest_one() -> None:
@@ -72,7 +183,7 @@ async def test_refused_are_told_when_room_may_come(held_s: float, num_waiting: i
     async with admission_clients(capacity=2, max_queued=num_waiting) as here:
         for _ in range(40):
             client = await here.ask()
-            here.clock.now_s += held_s
+            here.now_s += held_s
             await here.leave(client)
         clients = [await here.ask() for _ in range(2 + num_waiting + 1)]
         assert clients[-1].refusal is not None and clients[-1].refusal.retry_after_s == retry_after_s
@@ -83,9 +194,89 @@ async def test_wait_is_measured_from_asking_to_having_room() -> None:
         first = await here.ask()
         await here.ask()
         assert b"semspec_gateway_queue_depth 1.0" in here.metrics.exposition()
-        here.clock.now_s += 3
+        here.now_s += 3
         await here.leave(first)
         exposed = here.metrics.exposition()
         assert b"semspec_gateway_queue_depth 0.0" in exposed
         assert b"semspec_gateway_queue_wait_seconds_count 2.0" in exposed
         assert b"semspec_gateway_queue_wait_seconds_sum 3.0" in exposed
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Requests arrive, end and disconnect in any order, several of them in one round of the event loop."""
+
+    capacity, per_owner, max_queued = 5, 3, 6
+    max_generations = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.here = self.loop.run_until_complete(self._open())
+
+    async def _open(self) -> AdmissionClients:
+        return AdmissionClients(Limits(self.capacity, self.per_owner, self.max_queued, 600))
+
+    @rule(owner=st.sampled_from("abc"), num_generations=st.integers(1, max_generations))
+    def come(self, owner: str, num_generations: int) -> None:
+        self.loop.run_until_complete(self.here.ask(owner, num_generations))
+
+    @precondition(lambda self: self.here.running)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        client = data.draw(st.sampled_from(self.here.running).map(lambda client: client.number))
+        self.loop.run_until_complete(self.here.leave(self.here.clients[client]))
+
+    @precondition(lambda self: self.here.running or self.here.waiting)
+    @rule(data=st.data())
+    def happen_at_once(self, data: st.DataObject) -> None:
+        """Several ends and disconnects in one round of the event loop."""
+        alive = [client.number for client in (*self.here.running, *self.here.waiting)]
+        for number in data.draw(st.lists(st.sampled_from(alive), min_size=1, max_size=4, unique=True)):
+            client = self.here.clients[number]
+            client.done.set() if data.draw(st.booleans()) else client.task.cancel()
+        self.loop.run_until_complete(settle())
+
+    @invariant()
+    def keeps_its_promises(self) -> None:
+        here, admission = self.here, self.here.admission
+        assert admission.num_running == here.num_generations() <= self.capacity
+        assert admission.num_waiting == len(here.waiting) <= self.max_queued
+        for owner in "abc":
+            assert here.num_generations(owner) <= self.per_owner
+        self._nobody_waits_while_the_next_in_turn_has_room()
+        self._first_come_first_served_within_an_owner()
+
+    def _nobody_waits_while_the_next_in_turn_has_room(self) -> None:
+        first = {client.owner: client for client in reversed(self.here.waiting)}.values()
+        held = {client: self.here.num_generations(client.owner) for client in first}
+        able = [client for client in first if held[client] + client.num_generations <= self.per_owner]
+        if able:
+            turn = min(able, key=lambda client: (held[client], client.number))
+            assert self.here.num_generations() + turn.num_generations > self.capacity
+
+    def _first_come_first_served_within_an_owner(self) -> None:
+        for owner in "abc":
+            oldest = next(
+                (client.number for client in self.here.waiting if client.owner == owner), len(self.here.clients)
+            )
+            assert all(client.number < oldest for client in self.here.running if client.owner == owner)
+
+    def teardown(self) -> None:
+        self.loop.run_until_complete(self.here.close())
+        assert (self.here.admission.num_running, self.here.admission.num_waiting) == (0, 0)
+        self.loop.close()
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 3)), min_size=1, max_size=40))
+@settings(max_examples=60, deadline=None)
+def test_everybody_in_the_queue_is_served_in_the_end(asked: list[tuple[str, int]]) -> None:
+    async def all_served() -> bool:
+        async with admission_clients(capacity=3, per_owner=3) as here:
+            clients = [await here.ask(*one) for one in asked]
+            return set(await in_turn(here)) == set(clients)
+
+    assert asyncio.run(all_served())

@@ -1,9 +1,12 @@
-"""Redis goes away; generations do not."""
+"""Services that break and a Redis that goes away: generations go on, and no client is told that it is at fault."""
 
+import pytest
 from redis.asyncio import Redis
 
+from semspec.errors import ContextTooLong, InternalError, InvalidRequest, SemspecError
+from semspec.types import Piece, Prompt
 from tests.gateway.fakes import NUM_SEGMENTS
-from tests.gateway.support import NO_REDIS, GatewayFactory, RedisServer
+from tests.gateway.support import NO_REDIS, Gateway, GatewayFactory, RedisServer
 
 
 async def test_redis_killed_mid_generation_leaves_the_answer_whole(
@@ -75,3 +78,30 @@ async def test_hung_redis_is_waited_for_once(start_gateway: GatewayFactory, mort
     exposed = (await gateway.http.get("/metrics")).text
     assert 'redis_failures_total{operation="begin"} 1.0' in exposed
     assert 'operation="append"' not in exposed, "what could not be begun is not waited for again"
+
+
+ERRORS = [InvalidRequest("bad ids", "token_ids"), ContextTooLong("full"), InternalError("not a number")]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("role", ["drafter", "verifier"])
+async def test_broken_helper_means_target_alone(gateway: Gateway, role: str, error: SemspecError) -> None:
+    getattr(gateway.fakes, role).lost = error
+    answer = await gateway.chat()
+    assert answer.status_code == 200
+    assert answer.json()["semspec"]["target_ratio"] == 1 and answer.json()["semspec"]["fallback"]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+async def test_broken_target_is_unavailable(gateway: Gateway, error: SemspecError) -> None:
+    encode = gateway.fakes.target.encode
+
+    async def then_break(prompt: Prompt) -> Piece:
+        piece = await encode(prompt)
+        gateway.fakes.target.lost = error
+        return piece
+
+    gateway.fakes.target.encode = then_break  # type: ignore[method-assign]  # the prompt itself is valid
+    answer = await gateway.chat()
+    assert answer.status_code == 503 and answer.headers["retry-after"]
+    assert answer.json()["error"]["code"] == "service_unavailable" and error.message not in answer.text

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from semspec.gateway.app import create_app
+from semspec.gateway.store.store import Store
 from semspec.keys import Keys, entry, new_key
 from tests.gateway.fakes import Fakes
 from tests.gateway.processes import SettingError
@@ -21,7 +22,6 @@ from tests.gateway.support import (
     bearer,
     eventually,
     make_settings,
-    make_store,
 )
 
 
@@ -111,6 +111,6 @@ def test_file_may_hold_comments_and_two_keys_of_one_owner(tmp_path: Path) -> Non
 
 def test_settings_and_their_errors_hide_the_entries() -> None:
     settings = make_settings()
-    app = create_app(settings, Fakes.make().backends, make_store(settings))
+    app = create_app(settings, Fakes.make().backends, Store.connect(settings))
     hash = entry(OWNER, API_KEY).partition(":")[2]
     assert hash not in repr(settings) and hash not in repr(vars(app.state))

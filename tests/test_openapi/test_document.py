@@ -9,8 +9,9 @@ import pytest
 from fastapi import FastAPI
 
 from semspec.gateway.app import create_app
+from semspec.gateway.store.store import Store
 from tests.gateway.fakes import Fakes
-from tests.gateway.support import make_settings, make_store
+from tests.gateway.support import make_settings
 
 pytestmark = pytest.mark.slow
 Json = dict[str, Any]
@@ -21,7 +22,7 @@ MANUAL = Path(__file__).parents[2] / "docs" / "api.md"
 @pytest.fixture
 def app() -> FastAPI:
     settings = make_settings(model_name="pair", max_n=3)
-    return create_app(settings, Fakes.make().backends, make_store(settings))
+    return create_app(settings, Fakes.make().backends, Store.connect(settings))
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def test_operation_asks_for_a_key_unless_it_is_open(document: Json) -> None:
 
 def test_document_of_a_gateway_without_keys_mentions_none() -> None:
     settings = make_settings(auth="none")
-    open_to_all = create_app(settings, Fakes.make().backends, make_store(settings)).openapi()
+    open_to_all = create_app(settings, Fakes.make().backends, Store.connect(settings)).openapi()
     assert "securitySchemes" not in open_to_all["components"]
     assert not any("401" in operation["responses"] for _, operation in operations(open_to_all))
 
