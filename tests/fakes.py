@@ -29,6 +29,7 @@ from semspec.types import (
     States,
     Token,
     TokenIds,
+    TokenLogprob,
     VerifiedTokens,
     VerifierInfo,
     Writer,
@@ -50,18 +51,15 @@ class FakeModel:
         self, writer: Writer, num_segments: int = 6, delay_s: float = 0.0, remarks: Sequence[str] = ("",)
     ) -> None:
         self.writer, self.num_segments, self.delay_s, self.remarks = writer, num_segments, delay_s, remarks
-        self.fingerprint = f"fake-{writer}"
+        self.model_info = ModelInfo(f"fake-{writer}", f"fake-{writer}", TOKENIZER, 1, 2, WINDOW, supports_choices=True)
+        if writer is Writer.DRAFT:
+            self.model_info = replace(self.model_info, datastore="fake", datastore_model="fake-target")
         self.errors: list[Exception] = []
         self.num_written = self.num_read = self.num_cancelled = 0
         self.agreement = 0.5
         """Probability of every proposed token; the proposals are certain of theirs."""
         self.proposed: list[int] = []
         """Number of tokens requested in each proposal."""
-
-    @property
-    def model_info(self) -> ModelInfo:
-        info = ModelInfo(f"fake-{self.writer}", self.fingerprint, TOKENIZER, 1, 2, WINDOW, supports_choices=True)
-        return info if self.writer is Writer.TARGET else replace(info, datastore="fake", datastore_model="fake-target")
 
     async def info(self) -> ModelInfo:
         return self.model_info
@@ -88,11 +86,11 @@ class FakeModel:
         budget, count = params.max_tokens, 0
         try:
             while budget > 0 and (params.max_segments == 0 or count < params.max_segments):
-                await self._work()
+                await self._before_segment(context)
                 segment = self._segment(context, params, budget)
                 states = self._states(context, segment) if params.want_states else None
                 self.num_written += 1
-                yield GeneratedSegment(segment, states, 1.0)
+                yield GeneratedSegment(segment, states, 1.0, self._logprobs(segment, params))
                 context, budget, count = context.extended(segment), budget - len(segment.token_ids), count + 1
                 if segment.end is SegmentEnd.EOS:
                     return
@@ -121,12 +119,12 @@ class FakeModel:
         begun, token_ids = tuple[int, ...](), list[int]()
         for token in open_ids:  # may hold whole segments, as tokens do not say where one ends
             begun = (*begun, token)
-            if segment := self._whole(context, begun, params.max_segment_tokens):
+            if segment := self._whole(context, begun, params, params.max_segment_tokens):
                 context, begun = context.extended(segment), ()
         while len(token_ids) < num_tokens:
             token_ids.append(self._next(context, begun, params))
             begun = (*begun, token_ids[-1])
-            if segment := self._whole(context, begun, params.max_segment_tokens):
+            if segment := self._whole(context, begun, params, params.max_segment_tokens):
                 if segment.end is SegmentEnd.EOS:
                     break
                 context, begun = context.extended(segment), ()
@@ -142,11 +140,13 @@ class FakeModel:
         begun, budget, num_accepted = tuple(open_ids), params.max_tokens, 0
         segments: list[Segment] = []
         for token in (*proposal.token_ids, None):
-            draw = uniform(params.sampling.seed, "token-accept", _length(context) + len(begun))
-            is_kept = token is not None and draw < self.agreement
-            begun = (*begun, token if token is not None and is_kept else self._next(context, begun, params))
+            own, place = self._next(context, begun, params), _length(context) + len(begun)
+            is_kept = token is not None and self._accepts(
+                token, own, uniform(params.sampling.seed, "token-accept", place)
+            )
+            begun = (*begun, token if token is not None and is_kept else own)
             num_accepted += is_kept
-            if segment := self._whole(context, begun, min(params.max_segment_tokens, budget)):
+            if segment := self._whole(context, begun, params, min(params.max_segment_tokens, budget)):
                 segments.append(segment)
                 context, begun, budget = context.extended(segment), (), budget - len(segment.token_ids)
                 if segment.end is SegmentEnd.EOS or budget <= 0 or len(segments) == params.max_segments:
@@ -160,7 +160,9 @@ class FakeModel:
     ) -> ChoiceScores:
         """Four times as sure of one option, chosen by the context, as of all others together."""
         await self._work()
-        chosen = int(len(options) * uniform(sum(context.pieces[-1].text.encode()), self.fingerprint, _length(context)))
+        chosen = int(
+            len(options) * uniform(sum(context.pieces[-1].text.encode()), self.model_info.fingerprint, _length(context))
+        )
         others = 0.2 / (len(options) - 1)
         return ChoiceScores(tuple(0.8 if i == chosen else others for i in range(len(options))), options[chosen], 1.0)
 
@@ -169,6 +171,17 @@ class FakeModel:
 
     async def aclose(self) -> None:
         """Nothing to free."""
+
+    async def _before_segment(self, context: Context) -> None:
+        await self._work()
+
+    def _accepts(self, token: int, own: int, draw: float) -> bool:
+        """Whether it keeps a proposed token where it would write its own."""
+        return draw < self.agreement
+
+    def _logprobs(self, segment: Segment, params: GenerationParams) -> tuple[TokenLogprob, ...] | None:
+        """It tells none."""
+        return None
 
     async def _work(self) -> None:
         if self.errors:
@@ -179,32 +192,40 @@ class FakeModel:
         begun: tuple[int, ...] = ()
         while True:
             begun = (*begun, self._next(context, begun, params))
-            if segment := self._whole(context, begun, min(params.max_segment_tokens, budget)):
+            if segment := self._whole(context, begun, params, min(params.max_segment_tokens, budget)):
                 return segment
 
     def _next(self, context: Context, begun: tuple[int, ...], params: GenerationParams) -> int:
         """The byte this model writes after `begun`, whoever wrote that."""
-        number = int(1000 * uniform(params.sampling.seed, "token", _length(context)))
-        text = f"{self.remarks[number % len(self.remarks)]}{self.writer} says {number}."
-        tail = "." if self._is_last(context) else "\n"
+        text = self._text(context, params)
+        tail = "." if self._is_last(context, params) else "\n"
         return ord(text[len(begun)] if len(begun) < len(text) else tail)
 
-    def _whole(self, context: Context, begun: tuple[int, ...], limit: int) -> Segment | None:
+    def _text(self, context: Context, params: GenerationParams) -> str:
+        """What the next segment says."""
+        number = int(1000 * uniform(params.sampling.seed, "token", _length(context)))
+        return f"{self.remarks[number % len(self.remarks)]}{self.writer} says {number}."
+
+    def _whole(self, context: Context, begun: tuple[int, ...], params: GenerationParams, limit: int) -> Segment | None:
         """The segment of the tokens begun, if it ends with them."""
         text = bytes(begun).decode()
         end = SegmentEnd.LENGTH if len(begun) >= limit else None
-        if self._is_last(context):
-            end = SegmentEnd.EOS if text.endswith(".") else end
+        if self._is_last(context, params):
+            end = SegmentEnd.EOS if self._is_over(text, context, params) else end
         elif text.strip() and text.endswith("\n\n"):
             end = SegmentEnd.BOUNDARY
         return Segment(text, begun, TOKENIZER, self.writer, end) if end else None
 
-    def _is_last(self, context: Context) -> bool:
-        return sum(isinstance(piece, Segment) for piece in context.pieces) + 1 >= self.num_segments
+    def _is_over(self, text: str, context: Context, params: GenerationParams) -> bool:
+        """Whether the last segment ends with this text."""
+        return text.endswith(".")
+
+    def _is_last(self, context: Context, params: GenerationParams) -> bool:
+        return num_written(context) + 1 >= self.num_segments
 
     def _states(self, context: Context, segment: Segment) -> States:
-        values = [uniform(sum(segment.token_ids), self.fingerprint, _length(context) + i) for i in range(4)]
-        return States(struct.pack("<4f", *values), (2, 2), self.fingerprint)
+        values = [uniform(sum(segment.token_ids), self.model_info.fingerprint, _length(context) + i) for i in range(4)]
+        return States(struct.pack("<4f", *values), (2, 2), self.model_info.fingerprint)
 
 
 class FakeVerifier:
@@ -215,12 +236,12 @@ class FakeVerifier:
     def __init__(self) -> None:
         self.errors: list[Exception] = []
         self.num_judged = 0
+        self.verifier_info = VerifierInfo(
+            "fake-draft", "fake-target", STATE_CONVENTION, tuple(Segmentation), alternatives=self.ALTERNATIVES
+        )
 
     async def info(self) -> VerifierInfo:
-        segmentations = tuple(Segmentation)
-        return VerifierInfo(
-            "fake-draft", "fake-target", STATE_CONVENTION, segmentations, alternatives=self.ALTERNATIVES
-        )
+        return self.verifier_info
 
     async def judge(
         self, draft_states: Sequence[States], scores: Sequence[SegmentScore], probes: str = ""
@@ -243,6 +264,11 @@ class FakeVerifier:
 
     def projection(self, digest: str) -> Projection:
         raise InvalidRequest("a fake has no probes", "digest")
+
+
+def num_written(context: Context) -> int:
+    """Segments."""
+    return sum(isinstance(piece, Segment) for piece in context.pieces)
 
 
 def _length(context: Context) -> int:

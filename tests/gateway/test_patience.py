@@ -27,8 +27,8 @@ class Forgetful(FakeModel):
         self._num_answers = num_answers
         self._num_calls = 0
 
-    def _answer(self) -> None:
-        super()._answer()
+    async def _work(self) -> None:
+        await super()._work()
         if self.prompts:
             self._num_calls += 1
             if 0 <= self._num_calls - self._num_answers < OUTAGE:
@@ -57,9 +57,9 @@ async def test_generation_goes_on_as_if_nothing_had_happened(
 class Confused(Forgetful):
     """The call that fails, and every handshake before it is back, are told by unlike errors."""
 
-    def _answer(self) -> None:
+    async def _work(self) -> None:
         try:
-            super()._answer()
+            await super()._work()
         except Unavailable:
             first = self._num_calls == self._num_answers
             raise Unavailable("not now") if first else InternalError("malformed answer") from None

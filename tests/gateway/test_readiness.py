@@ -37,7 +37,7 @@ def foreign(served: Served) -> Served:
         (lambda s: replace(s, draft=replace(s.draft, state_convention="states-v0")), ["draft", "states-v0", "upgrade"]),
         (
             lambda s: replace(s, verifier=replace(s.verifier, target_tokenizer="another")),
-            ["target", "tokenizer", "another", "characters", "tokenizer files back"],
+            ["target", "tokenizer", "another", "bytes", "tokenizer files back"],
         ),
         (
             lambda s: replace(s, target=replace(s.target, max_context_tokens=9)),
@@ -47,7 +47,7 @@ def foreign(served: Served) -> Served:
         (lambda s: replace(s, verifier=replace(s.verifier, segmentations=())), ["segmentation", "probes"]),
         (
             lambda s: replace(s, draft=replace(s.draft, datastore_model="of-another")),
-            ["of-another", "fingerprint-of-target", "SEMSPEC_DRAFT_DATASTORE"],
+            ["of-another", "fake-target", "SEMSPEC_DRAFT_DATASTORE"],
         ),
         (foreign, ["likelihood calibration is for the draft", "semspec train calibrate", "SEMSPEC_GATEWAY_LIKELIHOOD"]),
     ],

@@ -99,7 +99,7 @@ class Newcomer(FakeModel):
 
     def __init__(self, writer: Writer) -> None:
         super().__init__(writer)
-        self.fingerprint = "weights-2"
+        self.model_info = replace(self.model_info, fingerprint="weights-2")
         self.may_tell = asyncio.Event()
 
     async def info(self) -> ModelInfo:
