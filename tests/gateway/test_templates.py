@@ -21,7 +21,7 @@ from tests.decoding.test_three_ways import behind_sockets
 from tests.gateway.engines import Engines, served
 from tests.gateway.fakes import WINDOW, Fakes
 from tests.gateway.support import Gateway, GatewayFactory, content, make_settings, running_gateway
-from tests.variants import OF_PRODUCT, changed
+from tests.variants import OF_PRODUCT, VARIANTS, changed
 
 TARGETS = (
     "{% for message in messages %}{{ message['content'] + '\n\n' }}{% endfor %}"
@@ -186,7 +186,7 @@ async def test_digest_tells_templates_and_their_special_tokens_apart(engines: En
 async def test_draft_reads_its_own_prompt_in_every_strategy(
     start_gateway: GatewayFactory, fakes: Fakes, strategy: str
 ) -> None:
-    await (await start_gateway(fakes)).chat(model=f"semspec-demo:{strategy}")
+    await (await start_gateway(fakes)).chat(semspec=VARIANTS[strategy])
     assert fakes.drafter.prompts == ["[own]<user>How many?"]
     assert set(fakes.drafter.read) <= {"[own]<user>How many?"}
     assert set(fakes.target.read) <= {"<user>How many?"}
