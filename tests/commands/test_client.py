@@ -75,22 +75,16 @@ async def test_broken_stream_goes_on_behind_the_last_event() -> None:
     assert [line.rpartition("; ")[2] for line in breaks] == [f"try {n} of 4 to go on" for n in (1, 2, 1)]
 
 
-async def test_stream_that_stays_broken_is_given_up_with_what_to_do() -> None:
+@pytest.mark.parametrize("is_away", [True, False], ids=["gateway-gone", "no-progress"])
+async def test_stream_that_stays_broken_is_given_up_with_what_to_do(is_away: bool) -> None:
     def respond(request: httpx.Request) -> httpx.Response:
-        if request.method == "GET":
+        if is_away and request.method == "GET":
             raise httpx.ConnectError("refused", request=request)
         return httpx.Response(200, stream=Broken(events(1, 1)))
 
     breaks: list[str] = []
     with pytest.raises(Unavailable, match="semspec trace chatcmpl-1"):
         await chunks(respond, breaks)
-    assert len(breaks) == NUM_REATTACHMENTS
-
-
-async def test_stream_that_breaks_without_progress_is_given_up() -> None:
-    breaks: list[str] = []
-    with pytest.raises(Unavailable):
-        await chunks(lambda request: httpx.Response(200, stream=Broken(events(1, 1))), breaks)
     assert len(breaks) == NUM_REATTACHMENTS
 
 
@@ -107,7 +101,9 @@ def let_go(first: int, last: int, message: str, code: str = "service_unavailable
     return httpx.Response(200, text=events(first, last) + f"id: {last + 1}\ndata: {json.dumps({'error': error})}\n\n")
 
 
-async def test_stream_that_waits_for_a_slot_of_another_gateway_goes_on() -> None:
+@pytest.mark.parametrize("code", ["overloaded", "service_unavailable"])
+async def test_stream_that_a_gateway_ends_goes_on(code: str) -> None:
+    """No slot is free to continue it, or the gateway shuts down."""
     num_asked = 0
 
     def respond(request: httpx.Request) -> httpx.Response:
@@ -118,12 +114,12 @@ async def test_stream_that_waits_for_a_slot_of_another_gateway_goes_on() -> None
         if request.method == "POST":
             return httpx.Response(200, stream=Broken(events(1, 2)))
         if num_asked == 2:
-            return let_go(3, 2, "32 of 32 generations are running", "overloaded")
+            return let_go(3, 2, "not here", code)
         return httpx.Response(200, text=events(3, 4) + "data: [DONE]\n\n")
 
     breaks: list[str] = []
     assert await chunks(respond, breaks) == [1, 2, 3, 4]
-    assert len(breaks) == 2
+    assert breaks[1] == "the gateway let go (not here); try 2 of 4 to go on"
 
 
 async def test_error_of_a_failed_generation_is_raised_at_once() -> None:
@@ -137,19 +133,6 @@ async def test_error_of_a_failed_generation_is_raised_at_once() -> None:
     with pytest.raises(Unavailable, match="the target is gone"):
         await chunks(respond, breaks)
     assert breaks == []
-
-
-async def test_stream_of_a_gateway_that_shuts_down_goes_on_at_another() -> None:
-    def respond(request: httpx.Request) -> httpx.Response:
-        if request.method == "POST":
-            return let_go(1, 2, "this gateway is shutting down")
-        if request.url.path.endswith("/events"):
-            return httpx.Response(200, text=events(3, 3) + "data: [DONE]\n\n")
-        return httpx.Response(200, json={"status": "interrupted"})
-
-    breaks: list[str] = []
-    assert await chunks(respond, breaks) == [1, 2, 3]
-    assert breaks == ["the gateway let go (this gateway is shutting down); try 1 of 4 to go on"]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+import pytest
 import torch
+import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     LlamaConfig,
@@ -18,6 +20,7 @@ from semspec.clustering.nli import TextPair, TokenIds
 from semspec.demo.documents import DELIMITER, write_document
 from semspec.demo.problems import SPLITS
 from semspec.demo.wording import TARGET_AUTHOR, vocabulary_texts
+from semspec.training.cli import main
 from semspec.training.config import PipelineConfig
 from tests.words import END, build_tokenizer
 
@@ -141,3 +144,11 @@ def config(draft: Path, target: Path, output: Path, **changes: object) -> Pipeli
         "output": str(output),
     }
     return PipelineConfig.model_validate(values | changes)
+
+
+def semspec_train(command: str, settings: PipelineConfig, folder: Path) -> object:
+    """The exit code of the command; its configuration is then `folder`/pair.yaml, its work folder `folder`/work."""
+    (folder / "pair.yaml").write_text(yaml.safe_dump(settings.model_dump(mode="json", exclude_none=True)))
+    with pytest.raises(SystemExit) as end:
+        main([command, "--config", str(folder / "pair.yaml"), "--work", str(folder / "work"), "--threads", "1"])
+    return end.value.code

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from semspec.client import Gateway as Client
 from semspec.decoding import Backends
@@ -105,11 +104,7 @@ def test_contexts_are_those_that_the_engines_write_offline(
 
 def test_probes_are_trained_on_a_collection(collection: Path, models: tuple[Path, Path], tmp_path: Path) -> None:
     config = configured(collection, models, tmp_path / "out")
-    path = tmp_path / "pair.yaml"
-    path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_none=True)))
-    with pytest.raises(SystemExit) as end:
-        main(["run", "--config", str(path), "--work", str(tmp_path / "work"), "--threads", "1"])
-    assert end.value.code == 0
+    assert support.semspec_train("run", config, tmp_path) == 0
     verifier = ProbeVerifier.load(tmp_path / "out" / "draft.safetensors", tmp_path / "out" / "target.safetensors")
     recipe = read_json(collection / "recipe.json")
     info = asyncio.run(verifier.info())
@@ -140,13 +135,9 @@ def test_foreign_collection_is_refused_in_one_line_before_anything_is_made(
     recipe = read_json(foreign / "recipe.json")
     (recipe if len(place) == 1 else recipe[place[0]])[place[-1]] = "another"
     write_json(foreign / "recipe.json", recipe)
-    config = configured(foreign, models, tmp_path / "out")
-    path = tmp_path / "pair.yaml"
-    path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_none=True)))
-    with pytest.raises(SystemExit) as end:
-        main(["run", "--config", str(path), "--work", str(tmp_path / "work"), "--threads", "1"])
+    code = support.semspec_train("run", configured(foreign, models, tmp_path / "out"), tmp_path)
     line = capsys.readouterr().err
-    assert end.value.code == 2 and line.count("\n") == 1 and words in line and "Traceback" not in line
+    assert code == 2 and line.count("\n") == 1 and words in line and "Traceback" not in line
     assert not (tmp_path / "work").exists() and not (tmp_path / "out").exists()
 
 

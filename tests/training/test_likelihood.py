@@ -5,11 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from semspec.decoding.likelihood.calibration import load_calibration
 from semspec.errors import InvalidRequest
-from semspec.training.cli import main
 from semspec.training.config import load_config
 from semspec.training.evaluation.acceptance import Cost
 from semspec.training.evaluation.likelihood import LikelihoodReport, Pilot, calibrated, predicted
@@ -108,24 +106,18 @@ def test_prediction_for_the_probes_report_is_the_served_probability() -> None:
 def tiny(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `pair.yaml`, and `work` and `out` after `semspec train calibrate`."""
     folder = tmp_path_factory.mktemp("tiny")
-    write(folder, models, limit=32)
-    train(folder)
+    assert train(folder, models, limit=32) == 0
     return folder
 
 
-def write(folder: Path, models: tuple[Path, Path], limit: int) -> None:
+def train(folder: Path, models: tuple[Path, Path], limit: int) -> object:
+    """The exit code."""
     questions = {"python": "tests.training.support:solved", "id": "id", "trace": "solution", "limit": limit}
     equivalence = {"kind": "python", "object": "tests.training.support:ByAlphabet"}
     config = support.config(
         *models, folder / "out", questions=[questions], equivalence=equivalence, likelihood={"num_questions": 20}
     )
-    (folder / "pair.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_none=True)))
-
-
-def train(folder: Path) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["calibrate", "--config", str(folder / "pair.yaml"), "--work", str(folder / "work"), "--threads", "1"])
-    assert end.value.code == 0
+    return support.semspec_train("calibrate", config, folder)
 
 
 def test_command_writes_a_calibration_that_serves_and_a_page(tiny: Path) -> None:
@@ -138,10 +130,10 @@ def test_command_writes_a_calibration_that_serves_and_a_page(tiny: Path) -> None
     assert f"{found.threshold:.3f}" in page and "±" in page
 
 
-def test_same_command_makes_nothing_again(tiny: Path) -> None:
+def test_same_command_makes_nothing_again(tiny: Path, models: tuple[Path, Path]) -> None:
     before = {path: path.stat().st_mtime_ns for path in (tiny / "work").rglob("0*") if path.is_file()}
     text = (tiny / "out" / "likelihood.json").read_text()
-    train(tiny)
+    assert train(tiny, models, limit=32) == 0
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert (tiny / "out" / "likelihood.json").read_text() == text
 
@@ -159,9 +151,7 @@ def test_later_run_keeps_the_pilots_shards(tiny: Path) -> None:
 def test_small_pilot_ends_in_one_line_and_writes_nothing(
     models: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(tmp_path, models, limit=8)
-    with pytest.raises(SystemExit) as end:
-        main(["calibrate", "--config", str(tmp_path / "pair.yaml"), "--work", str(tmp_path / "work"), "--threads", "1"])
+    code = train(tmp_path, models, limit=8)
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("semspec train: ")]
-    assert end.value.code == 2 and len(lines) == 1 and "questions with labels, at least 20" in lines[0]
+    assert code == 2 and len(lines) == 1 and "questions with labels, at least 20" in lines[0]
     assert not (tmp_path / "out").exists() and not (tmp_path / "work" / "likelihood").exists()

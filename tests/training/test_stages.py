@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from semspec.engine.segmentation import cut
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch, Unavailable
 from semspec.training.config import ContextsConfig, PipelineConfig
@@ -21,7 +20,7 @@ from semspec.training.data.labels import Labels, gather_labels, label
 from semspec.training.data.questions import Question
 from semspec.training.files import Row, read_rows
 from semspec.training.pipeline import SHARDED, Pipeline
-from semspec.types import Segment, Segmentation, SegmentEnd, Writer
+from semspec.types import Segment, SegmentEnd, Writer
 from tests.training import support
 
 pytestmark = pytest.mark.slow
@@ -115,14 +114,6 @@ def segment_of(row: Row, engines: dict[Writer, TransformersEngine]) -> Segment:
 def check(served: bytes, kept: torch.Tensor) -> None:
     states = torch.frombuffer(bytearray(served), dtype=torch.float32).view(kept.shape)
     assert float((states - kept.float()).norm() / states.norm()) < 1e-3  # float16 on disk
-
-
-def test_traces_are_cut_as_a_writer_would_have_ended_them(checkpoints: dict[str, Path]) -> None:
-    text = "First, 3.5 is no end.\n\nThen e.g. this! And that?\n\n\nSo $x$ is 4. Done"
-    paragraphs = ["First, 3.5 is no end.\n\n", "Then e.g. this! And that?\n\n\n", "So $x$ is 4. Done"]
-    sentences = ["First, 3.5 is no end.", "\n\nThen e.g. this!", " And that?", "\n\n\nSo $x$ is 4.", " Done"]
-    assert list(cut(text, Segmentation.PARAGRAPH)) == paragraphs
-    assert list(cut(text, Segmentation.SENTENCE)) == sentences
 
 
 def test_given_traces_are_read_as_they_stand(models: tuple[Path, Path], tmp_path: Path) -> None:
