@@ -64,7 +64,7 @@ test-vllm:
 
 ## make test-manifests  every Kubernetes overlay: schemas, cross-references, policies (wants kubectl)
 test-manifests: setup
-	@$(BIN)/python -m pytest tests/manifests/test_builds.py tests/manifests/test_compose.py $(ARGS)
+	@$(BIN)/python -m pytest tests/manifests/test_builds.py $(ARGS)
 
 ## make lint         ruff, mypy --strict, import rules, freshness of the generated stubs, limits of size
 lint: setup

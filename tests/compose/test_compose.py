@@ -17,7 +17,6 @@ from semspec.gateway.app import STORED_WITHIN_S
 from semspec.keys import Keys
 from semspec.settings import described
 from semspec.stack import BUNDLED_PAIR, StackConfig
-from semspec.training.config import load_config
 from tests.compose.support import (
     BASE,
     ROOT,
@@ -126,18 +125,6 @@ def test_images_carry_this_version(services: Json) -> None:
     assert re.fullmatch(r"redis:\d+\.\d+-alpine", services["redis"]["image"])
 
 
-def test_gpus_are_asked_for_in_overlays_alone() -> None:
-    wanted = {
-        "base": {},
-        "two-gpu": {"draft": ["0"], "target": ["1"], "verifier": ["0"]},
-        "vllm": {"draft": ["0"], "target": ["1"], "verifier": ["0"]},
-        "tensor-parallel": {"draft": ["0"], "target": ["1", "2"], "verifier": ["0"]},
-    }
-    for name, overlays in VARIANTS.items():
-        services = composed(SECRETS | PAIR, *overlays)
-        assert {role: ids for role in services if (ids := gpus(services[role]))} == wanted[name]
-
-
 @pytest.mark.parametrize("variant", ["vllm", "tensor-parallel"])
 def test_vllm_has_the_gpus_that_it_uses(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     services = composed(SECRETS | PAIR, *VARIANTS[variant])
@@ -186,14 +173,6 @@ def test_example_names_every_variable_there_is() -> None:
     # docs/docker.md names these.
     assert used - named == {"BASE_IMAGE", "REDIS_IMAGE", "SEMSPEC_VERIFIER_ALTERNATIVES", "VLLM_IMAGE"}
     assert set(re.findall(r"^([A-Z_]+)=$", EXAMPLE, re.MULTILINE)) == set(SECRETS)
-
-
-def test_example_names_the_models_a_configuration_trains_probes_for() -> None:
-    config = load_config(ROOT / "training" / "configs" / "r1-1.5b-r1-32b.yaml")
-    example = dict(re.findall(r"^#([A-Z_]+)=(.+)$", EXAMPLE, re.MULTILINE))
-    for role, model in (("DRAFT", config.draft), ("TARGET", config.target)):
-        assert example[f"SEMSPEC_{role}_MODEL"] == model.model
-        assert example[f"SEMSPEC_{role}_REVISION"] == model.revision
 
 
 @pytest.fixture

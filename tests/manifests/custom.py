@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from semspec.gateway.metrics import Metrics
@@ -70,7 +69,7 @@ def check_certificates(objects: Objects) -> Iterator[str]:
 
 
 def check_monitors(objects: Objects) -> Iterator[str]:
-    """Scrapes without a key or without TLS where the gateway wants it, and alerts other than those of Prometheus."""
+    """Scrapes without a key or without TLS where the gateway wants it."""
     for monitor in of_kind(objects, "PodMonitor"):
         for endpoint in monitor["spec"]["podMetricsEndpoints"]:
             if endpoint["path"] != "/metrics" or "credentials" not in endpoint.get("authorization", {}):
@@ -80,6 +79,3 @@ def check_monitors(objects: Objects) -> Iterator[str]:
             job = [rule["replacement"] for rule in endpoint["relabelings"] if rule["targetLabel"] == "job"]
             if not any(f'job="{name}"' in ALERTS.read_text() for name in job):
                 yield f"{name_of(monitor)}: its job {job} is not the alerts'"
-    for rules in of_kind(objects, "PrometheusRule"):
-        if rules["spec"]["groups"] != yaml.safe_load(ALERTS.read_text())["groups"]:
-            yield f"{name_of(rules)}: is not {ALERTS.name}; the head of its file says how to copy it"

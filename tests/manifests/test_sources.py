@@ -106,10 +106,3 @@ def test_job_downloads_the_models_that_are_served() -> None:
 def test_alerts_are_those_of_prometheus() -> None:
     rules = read(KUBERNETES / "components" / "monitoring" / "alerts.yaml")
     assert rules["spec"] == read(ALERTS), "copy them as the head of the file says"
-
-
-def test_copied_folder_is_an_image_that_runs_as_nobody() -> None:
-    lines = (KUBERNETES / "files.Dockerfile").read_text().splitlines()
-    instructions = [line for line in lines if line and not line.startswith("#")]
-    assert re.fullmatch(r"ARG BASE_IMAGE=busybox:\d+\.\d+\.\d+", instructions[0])
-    assert instructions[1:4] == ["FROM ${BASE_IMAGE}", "COPY --chown=10001:10001 . /files", "USER 10001:10001"]
