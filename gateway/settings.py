@@ -23,7 +23,7 @@ from semspec.errors import InvalidRequest, Mismatch
 from semspec.gateway.options import Defaults
 from semspec.keys import read_entries
 from semspec.rpc.pool.resolver import parse_endpoints
-from semspec.settings import MEBIBYTE, ProcessSettings
+from semspec.settings import MEBIBYTE, ProcessSettings, shared
 
 MAX_CHOICES = 8
 MAX_STOPS = 16
@@ -176,19 +176,11 @@ class GatewaySettings(ProcessSettings):
         30.0, ge=0, description="longest a running generation waits for a lost target to come back, in seconds"
     )
     send_timeout_s: float = Field(60.0, gt=0, description="longest a client may take to read what was sent, in seconds")
-    settle_s: float = Field(
-        0.0,
-        ge=0,
-        le=300,
-        validation_alias="SEMSPEC_SETTLE_S",
-        description="seconds from announcing the shutdown to refusing connections",
+    settle_s: float = shared(
+        "SETTLE_S", 0.0, "seconds from announcing the shutdown to refusing connections", ge=0, le=300
     )
-    grace_s: float = Field(
-        20.0,
-        ge=0,
-        le=3600,
-        validation_alias="SEMSPEC_GRACE_S",
-        description="seconds for running requests to end at shutdown; less than the services'",
+    grace_s: float = shared(
+        "GRACE_S", 20.0, "seconds for running requests to end at shutdown; less than the services'", ge=0, le=3600
     )
 
     prompt_tokens_details: bool = Field(

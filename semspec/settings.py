@@ -44,11 +44,13 @@ MEBIBYTE = 1 << 20
 S = TypeVar("S", bound=BaseSettings)
 
 
-class ProcessSettings(BaseSettings):
-    """Settings of every process. An empty variable counts as unset.
+def shared(name: str, default: object, description: str, **bounds: Any) -> Any:
+    """A field with the same variable in all processes; those of other fields begin with the process's prefix."""
+    return Field(default, validation_alias=f"SEMSPEC_{name}", description=description, **bounds)
 
-    A field with an alias has one variable for all processes; the variables of others begin with a process's prefix.
-    """
+
+class ProcessSettings(BaseSettings):
+    """Settings of every process. An empty variable counts as unset."""
 
     model_config = SettingsConfigDict(
         env_ignore_empty=True,
@@ -59,31 +61,18 @@ class ProcessSettings(BaseSettings):
         loc_by_alias=False,
     )
 
-    host: str = Field(
-        "127.0.0.1",
-        min_length=1,
-        validation_alias="SEMSPEC_HOST",
-        description="address to listen on; 0.0.0.0 or :: for all interfaces",
+    host: str = shared("HOST", "127.0.0.1", "address to listen on; 0.0.0.0 or :: for all interfaces", min_length=1)
+    tls_certificate: Path | None = shared(
+        "TLS_CERTIFICATE", None, "PEM file of the certificate chain of this process as a server; unset: without TLS"
     )
-    tls_certificate: Path | None = Field(
-        None,
-        validation_alias="SEMSPEC_TLS_CERTIFICATE",
-        description="PEM file of the certificate chain of this process as a server; unset: without TLS",
+    tls_key: Path | None = shared("TLS_KEY", None, "PEM file of the certificate's private key")
+    service_token: SecretStr | None = shared(
+        "SERVICE_TOKEN", None, "bearer token that the gateway sends and services require; unset: none"
     )
-    tls_key: Path | None = Field(
-        None, validation_alias="SEMSPEC_TLS_KEY", description="PEM file of the certificate's private key"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = shared(
+        "LOG_LEVEL", "INFO", "DEBUG, INFO, WARNING or ERROR"
     )
-    service_token: SecretStr | None = Field(
-        None,
-        validation_alias="SEMSPEC_SERVICE_TOKEN",
-        description="bearer token that the gateway sends and services require; unset: none",
-    )
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        "INFO", validation_alias="SEMSPEC_LOG_LEVEL", description="DEBUG, INFO, WARNING or ERROR"
-    )
-    log_json: bool = Field(
-        False, validation_alias="SEMSPEC_LOG_JSON", description="true logs JSON lines instead of key=value"
-    )
+    log_json: bool = shared("LOG_JSON", False, "true logs JSON lines instead of key=value")
 
     @field_validator("tls_key")
     @classmethod
@@ -96,36 +85,24 @@ class ServiceSettings(ProcessSettings):
     """Settings of every gRPC service."""
 
     port: int = Field(0, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one")
-    port_file: Path | None = Field(
-        None,
-        validation_alias="SEMSPEC_PORT_FILE",
-        description="file to write the bound port to once the service is ready",
+    port_file: Path | None = shared("PORT_FILE", None, "file to write the bound port to once the service is ready")
+    tls_client_ca: Path | None = shared(
+        "TLS_CLIENT_CA", None, "PEM file of the CA of required client certificates; unset requires none"
     )
-    tls_client_ca: Path | None = Field(
-        None,
-        validation_alias="SEMSPEC_TLS_CLIENT_CA",
-        description="PEM file of the CA of required client certificates; unset requires none",
-    )
-    settle_s: float = Field(
+    settle_s: float = shared(
+        "SETTLE_S",
         1.0,
+        "seconds from reporting NOT_SERVING to refusing new calls, so that clients choose other replicas",
         ge=0,
         le=300,
-        validation_alias="SEMSPEC_SETTLE_S",
-        description="seconds from reporting NOT_SERVING to refusing new calls, so that clients choose other replicas",
     )
-    grace_s: float = Field(
-        25.0,
-        ge=0,
-        le=3600,
-        validation_alias="SEMSPEC_GRACE_S",
-        description="seconds for running calls to end at shutdown",
-    )
-    stall_s: float = Field(
+    grace_s: float = shared("GRACE_S", 25.0, "seconds for running calls to end at shutdown", ge=0, le=3600)
+    stall_s: float = shared(
+        "STALL_S",
         30.0,
+        "seconds without a step, while there is work, after which the model is taken to hang; more than the slowest "
+        "step takes",
         gt=0,
-        validation_alias="SEMSPEC_STALL_S",
-        description="seconds without a step, while there is work, after which the model is taken to hang; more than "
-        "the slowest step takes",
     )
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of the model; at most the cores it has to itself")
 
