@@ -10,7 +10,7 @@ from dataclasses import astuple, replace
 from typing import Any, Literal, TypeVar
 
 from semspec.decoding.generation import Progress, Step
-from semspec.decoding.protocols import Model
+from semspec.decoding.protocols import Model, WritesAtOnce
 from semspec.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -137,6 +137,8 @@ async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 async def write_all(model: Model, context: Context, params: GenerationParams) -> list[GeneratedSegment]:
     """All segments that `model` generates under `params`."""
+    if isinstance(model, WritesAtOnce) and 0 < params.max_segments <= model.max_segments_at_once:
+        return await model.generate_at_once(context, params)
     async with aclosing(model.generate(context, params)) as stream:
         return [segment async for segment in stream]
 
@@ -157,17 +159,25 @@ async def write_on(
         return
     index, clock = len(progress.segments), Stopwatch()
     context = progress.draft_context if stage == "draft_ms" else progress.context
+
+    def record(generated: GeneratedSegment) -> SegmentRecord:
+        return SegmentRecord(
+            index,
+            generated.segment,
+            accepted=None,
+            times=waited(stage, clock.lap_ms(), generated.duration_ms),
+            fallback=fallback,
+            logprobs=generated.logprobs,
+            num_cached_tokens=None if stage == "draft_ms" else generated.num_cached_tokens,
+        )
+
+    if params.max_segments == 1:
+        for generated in await write_all(model, context, params):
+            yield record(generated)
+        return
     async with aclosing(model.generate(context, params)) as stream:
         async for generated in stream:
-            yield SegmentRecord(
-                index,
-                generated.segment,
-                accepted=None,
-                times=waited(stage, clock.lap_ms(), generated.duration_ms),
-                fallback=fallback,
-                logprobs=generated.logprobs,
-                num_cached_tokens=None if stage == "draft_ms" else generated.num_cached_tokens,
-            )
+            yield record(generated)
             index += 1
             clock.lap_ms()  # excludes the time the consumer of the records took
 

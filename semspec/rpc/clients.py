@@ -15,7 +15,7 @@ from semspec.errors import InternalError, SemspecError
 from semspec.rpc.codec.checks import check_duration, check_length
 from semspec.rpc.codec.messages import encode_request, message_of, read, read_each, reader
 from semspec.rpc.codec.values import UNKNOWN_CLUSTER, invalid
-from semspec.rpc.connection import DEFAULT_OPTIONS, ClientOptions, Connection
+from semspec.rpc.connection import DEFAULT_OPTIONS, ClientOptions
 from semspec.rpc.pool.pool import ELSEWHERE, Pool
 from semspec.rpc.pool.replica import DRAFTS, TARGETS, VERIFIERS, Replica, ServiceSpec, identity
 from semspec.rpc.pool.resolver import Lookup, look_up
@@ -82,8 +82,7 @@ class RemoteBackend:
 class RemoteModel(RemoteBackend):
     """The calls that draft and target share."""
 
-    _max_segments_at_once: int
-    """Requests of no more segments get them in one response, which costs less than a stream."""
+    max_segments_at_once: int
 
     @property
     def num_whole_states(self) -> int:
@@ -116,7 +115,8 @@ class RemoteModel(RemoteBackend):
         while (rest := _rest(params, kept)) is not None:
             replica = await self._pool.choose(params.session, tried, model)
             model = model or replica.model
-            stream = self._written(replica.connection, context.extended(*kept), rest)
+            request, written = message_of(types_pb2.WriteRequest, rest), list[GeneratedSegment]()
+            stream = replica.connection.stream("Write", request, reader(GeneratedSegment), context.extended(*kept))
             try:
                 with replica.counted():
                     async with aclosing(stream):
@@ -125,6 +125,8 @@ class RemoteModel(RemoteBackend):
                                 generated = await anext(stream, None)
                             if generated is None:
                                 return
+                            written.append(generated)
+                            _check_size(rest, written)
                             self._note(params.projection, generated.states)
                             kept.append(generated.segment)
                             model, tried = model or replica.model, {}
@@ -133,32 +135,18 @@ class RemoteModel(RemoteBackend):
                 replica.failed(error)
                 tried[replica] = error
 
-    async def _written(
-        self, connection: Connection, context: Context, params: GenerationParams
-    ) -> AsyncGenerator[GeneratedSegment, None]:
-        """What one replica writes. Raises: InternalError when that is more than it was asked for."""
-        request = message_of(types_pb2.WriteRequest, params)
-        num_tokens = num_segments = 0
+    async def generate_at_once(self, context: Context, params: GenerationParams) -> list[GeneratedSegment]:
+        """See `WritesAtOnce.generate_at_once`."""
 
-        def check(segments: Sequence[GeneratedSegment]) -> None:
-            nonlocal num_segments, num_tokens
-            num_segments += len(segments)
-            num_tokens += sum(len(one.segment.token_ids) for one in segments)
-            if 0 < params.max_segments < num_segments:
-                raise InternalError(f"malformed answer: {num_segments} segments, {params.max_segments} were asked for")
-            if num_tokens > params.max_tokens:
-                raise InternalError(f"malformed answer: {num_tokens} tokens, {params.max_tokens} were asked for")
+        def read(response: types_pb2.WriteAllResponse) -> list[GeneratedSegment]:
+            segments = _all_generated(response)
+            _check_size(params, segments)
+            return segments
 
-        if 0 < params.max_segments <= self._max_segments_at_once:
-            segments = await connection.call("WriteAll", request, _all_generated, context)
-            check(segments)
-            for segment in segments:
-                yield segment
-            return
-        async with aclosing(connection.stream("Write", request, reader(GeneratedSegment), context)) as stream:
-            async for segment in stream:
-                check([segment])
-                yield segment
+        segments = await self._call("WriteAll", message_of(types_pb2.WriteRequest, params), read, context)
+        for generated in segments:
+            self._note(params.projection, generated.states)
+        return segments
 
     def _note(self, digest: str, states: States | None) -> None:
         """Count states on which a replica was to apply the projection `digest`, and did not."""
@@ -170,7 +158,7 @@ class RemoteDrafter(RemoteModel):
     """A `Drafter` served by `semspec.v1.Draft`."""
 
     _service = DRAFTS
-    _max_segments_at_once = 8
+    max_segments_at_once = 8
     """A strategy uses the segments of one call to the draft together."""
 
     async def propose(
@@ -185,7 +173,7 @@ class RemoteTarget(RemoteModel):
     """A `Target` served by `semspec.v1.Target`."""
 
     _service = TARGETS
-    _max_segments_at_once = 1
+    max_segments_at_once = 1
     """What the target writes goes to the user segment by segment."""
 
     async def tokenize(self, text: str) -> list[Token]:
@@ -282,6 +270,15 @@ def _prompt(response: types_pb2.EncodeResponse) -> Piece:
 
 def _all_generated(response: types_pb2.WriteAllResponse) -> list[GeneratedSegment]:
     return [read(GeneratedSegment, one) for one in response.segments]
+
+
+def _check_size(params: GenerationParams, written: Sequence[GeneratedSegment]) -> None:
+    """Raises: InternalError when that is more than a replica was asked for."""
+    num_tokens = sum(len(one.segment.token_ids) for one in written)
+    if 0 < params.max_segments < len(written):
+        raise InternalError(f"malformed answer: {len(written)} segments, {params.max_segments} were asked for")
+    if num_tokens > params.max_tokens:
+        raise InternalError(f"malformed answer: {num_tokens} tokens, {params.max_tokens} were asked for")
 
 
 def _rest(params: GenerationParams, kept: Sequence[Segment]) -> GenerationParams | None:
