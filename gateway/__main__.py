@@ -17,7 +17,7 @@ from semspec.certificates import renewing_context
 from semspec.decoding import STRATEGIES, Backends, Strategies
 from semspec.decoding.likelihood.calibration import load_calibration
 from semspec.decoding.protocols import WithoutProbes
-from semspec.gateway.api.shared.drain import Drain
+from semspec.gateway.api.shared.middleware import Drain
 from semspec.gateway.app import create_app
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import NO_VERIFIER, GatewaySettings

@@ -14,14 +14,12 @@ from semspec.gateway.api.openai import completions, responses, responses_format
 from semspec.gateway.api.openai.conversion import Api, Resolver
 from semspec.gateway.api.shared import operations, playground, resources
 from semspec.gateway.api.shared.document import TAGS, DocumentedApp, operation_id
-from semspec.gateway.api.shared.drain import Drain, UntilDrained
 from semspec.gateway.api.shared.errors import install_handlers
-from semspec.gateway.api.shared.middleware import Authenticated, BodyDeadline, BodyLimit, HttpFraming, Observed
+from semspec.gateway.api.shared.middleware import Authenticated, BodyGuard, Drain, HttpFraming, Observed
 from semspec.gateway.api.shared.sse import GENERATION_ID, FormatFactory, Responder
 from semspec.gateway.api.tgi import generation as tgi
 from semspec.gateway.api.tgi import tokens
 from semspec.gateway.generation.admission import Admission, Limits
-from semspec.gateway.generation.attach import Attacher
 from semspec.gateway.generation.audit import Audit
 from semspec.gateway.generation.choice import ChoiceRunner
 from semspec.gateway.generation.collection import Collection
@@ -30,16 +28,13 @@ from semspec.gateway.generation.preparation import Preparation
 from semspec.gateway.metrics import POOLED, Metrics
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import GatewaySettings
-from semspec.gateway.store.journal import Background, cancel_tasks
-from semspec.gateway.store.session_lease import Sessions
+from semspec.gateway.store.leases import Background, Leases, cancel_tasks
 from semspec.gateway.store.store import Store
 from semspec.keys import Keys
 from semspec.rpc.clients import RemoteBackend
 
 _log = logging.getLogger(__name__)
 
-SESSION_LEASE_S = 30.0
-"""Seconds that a dead gateway holds its sessions."""
 STORED_WITHIN_S = 2.0
 """Longest wait, at shutdown, for traces to be stored."""
 RECEIVE_TIMEOUT_S = 30.0
@@ -62,20 +57,19 @@ def create_app(
     Routes get their dependencies as arguments; `app.state` exposes some to the entry point and to tests.
     """
     metrics, background, drain, keys = Metrics(), Background(), Drain(), _keys(settings)
-    metrics.capacity(settings.max_concurrent)
-    store.on_failure = metrics.redis_failure
+    metrics.capacity.set(settings.max_concurrent)
+    store.on_failure = lambda operation: metrics.redis_failures.labels(operation).inc()
     for service, backend in zip(POOLED, (backends.drafter, backends.target, backends.verifier), strict=True):
         if isinstance(backend, RemoteBackend):
             metrics.of_services.replicas(service, backend)
     readiness = Readiness(backends, settings, store, metrics, strategies)
     admission = Admission(Limits.of(settings), metrics)
     audit = Audit(backends, readiness, admission, metrics, settings) if settings.audit.share else None
-    collection = Collection(store, keys, readiness, metrics, settings) if keys and settings.collect.share else None
-    runner = ChoiceRunner(backends, readiness, metrics, background, settings, audit, collection)
-    sessions = Sessions(store, background, SESSION_LEASE_S)
-    attacher = Attacher(runner, store, sessions, background, settings)
+    leases = Leases(store, background, settings.writer_lease_s)
+    collection = Collection(leases, keys, readiness, metrics, settings) if keys and settings.collect.share else None
+    runner = ChoiceRunner(backends, readiness, metrics, settings, audit, collection)
     preparation = Preparation(backends, readiness, metrics, settings, collection)
-    generations = Generations(runner, admission, preparation, readiness, attacher, store, sessions, settings)
+    generations = Generations(runner, admission, preparation, readiness, leases, store)
     formats: dict[Api, FormatFactory] = {
         "chat": completions.ChatFormat,
         "completions": completions.CompletionFormat,
@@ -127,9 +121,7 @@ def create_app(
     ):
         app.include_router(router)
     install_handlers(app, metrics)
-    app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
-    app.add_middleware(BodyDeadline, timeout_s=RECEIVE_TIMEOUT_S)
-    app.add_middleware(UntilDrained, drain=drain)
+    app.add_middleware(BodyGuard, max_body_bytes=settings.max_body_bytes, timeout_s=RECEIVE_TIMEOUT_S, drain=drain)
     if keys is not None:
         app.add_middleware(Authenticated, keys=keys, metrics=metrics)
     app.add_middleware(HttpFraming)

@@ -57,21 +57,21 @@ class Metrics:
         self._request_seconds = seconds(
             "request_duration_seconds", "From a request's head to the last byte of its answer.", ("route",)
         )
-        self._refusals = counter("refusals", "Requests answered with an error, by its code.", ("code",))
+        self.refusals = counter("refusals", "Requests answered with an error, by its code.", ("code",))
 
         self.in_flight = gauge("generations_in_flight", "Generations running.")
-        self._capacity = gauge("generations_capacity", "Generations that may run at once.")
+        self.capacity = gauge("generations_capacity", "Generations that may run at once.")
         self.queue_depth = gauge("queue_depth", "Requests waiting for a slot.")
-        self._queue_wait_seconds = seconds("queue_wait_seconds", "An admitted request's wait for a slot.")
+        self.queue_wait_seconds = seconds("queue_wait_seconds", "An admitted request's wait for a slot.")
         self._generations = counter("generations", "Generations ended.", ("strategy", "status"))
         self._generation_seconds = seconds("generation_duration_seconds", "Of a finished generation.", ("strategy",))
-        self._first_segment_seconds = seconds(
+        self.first_segment_seconds = seconds(
             "time_to_first_segment_seconds", "From a generation's start to its first kept segment.", ("strategy",)
         )
-        self._fallbacks = counter("fallbacks", "Generations the target had to finish alone.")
-        self._resumptions = counter("resumptions", "Times that a generation went on after it had lost the target.")
-        self._degraded = counter("degraded_generations", "Generations not stored in full.")
-        self._redis_failures = counter("redis_failures", "Operations Redis did not answer.", ("operation",))
+        self.fallbacks = counter("fallbacks", "Generations the target had to finish alone.")
+        self.resumptions = counter("resumptions", "Times that a generation went on after it had lost the target.")
+        self.degraded_generations = counter("degraded_generations", "Generations not stored in full.")
+        self.redis_failures = counter("redis_failures", "Operations Redis did not answer.", ("operation",))
 
         self._segments = counter("segments", "Segments kept, by how they came to be.", ("verdict",))
         self._rejections = counter("segment_rejections", "Drafted segments the target replaced.")
@@ -79,13 +79,13 @@ class Metrics:
         self._tokens = counter("tokens", "Output tokens, by writer.", ("writer",))
         self._proposed_tokens = counter("proposed_tokens", "Tokens the draft proposed to the target one by one.")
         self._accepted_tokens = counter("accepted_tokens", "Proposed tokens the target kept, in segments of its own.")
-        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens.")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens.")
         by_owner = partial(Counter, namespace=_NAMESPACE, registry=self._by_owner)
         self._owner_generations = by_owner(
             "owner_generations", "Generations ended, by the name of the API key.", ("owner", "status")
         )
         self._owner_tokens = by_owner("owner_tokens", "Output tokens, by the name of the API key.", ("owner",))
-        self._collection = counter(
+        self.collection = counter(
             "collection_answers", "Answers chosen for the collection, by what became of them.", ("result",)
         )
         self._speculation = _Speculation(self._registry)
@@ -96,24 +96,9 @@ class Metrics:
         registries = (self._registry, self._by_owner) if with_owners else (self._registry,)
         return b"".join(map(generate_latest, registries))
 
-    def capacity(self, num_generations: int) -> None:
-        self._capacity.set(num_generations)
-
     def request(self, method: str, route: str, status: int, duration_s: float) -> None:
         self._requests.labels(method, route, str(status)).inc()
         self._request_seconds.labels(route).observe(duration_s)
-
-    def refusal(self, code: str) -> None:
-        self._refusals.labels(code).inc()
-
-    def queue_wait(self, duration_s: float) -> None:
-        self._queue_wait_seconds.observe(duration_s)
-
-    def redis_failure(self, operation: str) -> None:
-        self._redis_failures.labels(operation).inc()
-
-    def prompt(self, num_tokens: int) -> None:
-        self._prompt_tokens.inc(num_tokens)
 
     def segment(self, record: SegmentRecord, owner: str = "") -> None:
         """Count a kept segment of a generation of `owner`, the name of an API key; empty without authentication."""
@@ -130,21 +115,6 @@ class Metrics:
         for stage, duration_ms in stages.items():
             if duration_ms > 0:
                 self._stage_seconds.labels(stage).observe(duration_ms / 1e3)
-
-    def collected(self, result: str) -> None:
-        self._collection.labels(result).inc()
-
-    def first_segment(self, strategy: str, duration_s: float) -> None:
-        self._first_segment_seconds.labels(strategy).observe(duration_s)
-
-    def fallback(self) -> None:
-        self._fallbacks.inc()
-
-    def resumed(self) -> None:
-        self._resumptions.inc()
-
-    def degraded(self) -> None:
-        self._degraded.inc()
 
     def generation(self, strategy: str, status: str, duration_s: float, owner: str = "") -> None:
         self._generations.labels(strategy, status).inc()

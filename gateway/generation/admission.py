@@ -121,7 +121,7 @@ class Admission:
             self._running[request.owner] += request.num_generations
             arrival, request.since = request.since, self._clock()
             if self._metrics:
-                self._metrics.queue_wait(request.since - arrival)
+                self._metrics.queue_wait_seconds.observe(request.since - arrival)
             request.is_running = True
             request.settled.set()
         self.on_change()

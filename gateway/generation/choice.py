@@ -26,8 +26,7 @@ from semspec.gateway.generation.request import ChoiceRequest
 from semspec.gateway.metrics import Metrics
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import GatewaySettings
-from semspec.gateway.store.journal import Background, Journal
-from semspec.gateway.store.session_lease import SessionLease
+from semspec.gateway.store.leases import Journal, SessionLease
 from semspec.observability import known, span
 from semspec.records import SegmentTrace, statistics
 from semspec.types import GRAMMAR, Drafted, Finished, FinishReason, Message, SegmentRecord
@@ -51,7 +50,6 @@ class ChoiceRunner:
         backends: Backends,
         readiness: Readiness,
         metrics: Metrics,
-        background: Background,
         settings: GatewaySettings,
         audit: Audit | None = None,
         collection: Collection | None = None,
@@ -59,8 +57,7 @@ class ChoiceRunner:
         self._backends = backends
         self._readiness = readiness
         self._metrics = metrics
-        self._background = background
-        self._settings = settings
+        self.settings = settings
         self._audit = audit
         self._collection = collection
 
@@ -73,7 +70,7 @@ class ChoiceRunner:
         can be resumed. Raises: Cancelled, and what the decoding loop raises.
         """
         self._metrics.in_flight.inc()
-        journal.beat(self._settings.writer_lease_s / 3, self._background)
+        journal.beat()
         status = "interrupted"
         try:
             reason = await self._decode(choice, output, journal, emit)
@@ -88,7 +85,7 @@ class ChoiceRunner:
             await journal.finish("failed")
             raise
         finally:
-            journal.leave(self._background)
+            journal.leave()
             self._count_end(choice, output, journal, status)
         emit(ended)
 
@@ -97,7 +94,7 @@ class ChoiceRunner:
 
         A span of the generation covers all its calls, including drafting ahead.
         """
-        fingerprint, timeout_s = choice.served.target.fingerprint, self._settings.target_patience_s
+        fingerprint, timeout_s = choice.served.target.fingerprint, self.settings.target_patience_s
         retry = TargetRetry(self._backends.target, fingerprint, timeout_s)
         with span("generation", attributes=_request_attributes(choice.generation)) as generation_span:
             try:
@@ -109,7 +106,7 @@ class ChoiceRunner:
                         self._readiness.suspect()
                         await retry.target_is_back(error, len(output.records))
                         self._readiness.recover()
-                        self._metrics.resumed()
+                        self._metrics.resumptions.inc()
             finally:
                 generation_span.set_attributes(_result_attributes(output))
             generation_span.set_attribute("semspec.finish_reason", reason.value)
@@ -135,7 +132,7 @@ class ChoiceRunner:
                     case Drafted() as drafted:
                         emit(drafted)
                     case SegmentRecord() as record:
-                        if not self._settings.prompt_tokens_details:
+                        if not self.settings.prompt_tokens_details:
                             record = replace(record, num_cached_tokens=None)
                         await self._keep(choice, record, output, journal)
                         emit(output.add(record))
@@ -144,11 +141,11 @@ class ChoiceRunner:
     async def _keep(self, choice: ChoiceRequest, record: SegmentRecord, output: ChoiceOutput, journal: Journal) -> None:
         if record.fallback is not None and output.fallback is None:
             _log.warning("fallback: the target generates alone", extra={"reason": record.fallback})
-            self._metrics.fallback()
+            self._metrics.fallbacks.inc()
             self._readiness.suspect(record.fallback)
         await journal.append(record.index, SegmentTrace.of(record).model_dump_json())
         if not output.records:
-            self._metrics.first_segment(choice.generation.strategy, output.latency_s)
+            self._metrics.first_segment_seconds.labels(choice.generation.strategy).observe(output.latency_s)
         self._metrics.segment(record, choice.request.owner)
         if self._audit is not None:
             self._audit.offer(choice, output.records, record)
@@ -172,7 +169,7 @@ class ChoiceRunner:
         await journal.finish("finished", finish_reason=reason.value, usage=json.dumps(usage([output])))
         output.degraded = journal.degraded or not committed
         if self._collection is not None and not journal.degraded:
-            self._background.spawn(self._collection.offer(choice, output))
+            self._collection.offer(choice, output)
         return ended
 
     def _count_end(self, choice: ChoiceRequest, output: ChoiceOutput, journal: Journal, status: str) -> None:
@@ -180,9 +177,9 @@ class ChoiceRunner:
             status = "cancelled"
         self._metrics.in_flight.dec()
         self._metrics.generation(choice.generation.strategy, status, output.latency_s, choice.request.owner)
-        log_end(choice, output, status, self._settings.log_prompts)
+        log_end(choice, output, status, self.settings.log_prompts)
         if journal.degraded or output.degraded:
-            self._metrics.degraded()
+            self._metrics.degraded_generations.inc()
 
 
 @contextmanager

@@ -23,8 +23,8 @@ from semspec.gateway.metrics import Metrics
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.served import Served
 from semspec.gateway.settings import GatewaySettings, pattern_of
+from semspec.gateway.store.leases import Leases
 from semspec.gateway.store.replies import reading
-from semspec.gateway.store.store import Store
 from semspec.keys import COLLECTOR, CONSENTS, Keys
 from semspec.records import SegmentTrace
 from semspec.types import Segment, Segmentation, SegmentEnd, uniform
@@ -72,9 +72,10 @@ class Collection:
     """Lists finished answers of keys with the option `consents`, and hands them to keys with `collector`."""
 
     def __init__(
-        self, store: Store, keys: Keys, readiness: Readiness, metrics: Metrics, settings: GatewaySettings
+        self, leases: Leases, keys: Keys, readiness: Readiness, metrics: Metrics, settings: GatewaySettings
     ) -> None:
-        self._store, self._keys, self._readiness = store, keys, readiness
+        self._leases, self._store = leases, leases.store
+        self._keys, self._readiness = keys, readiness
         self._metrics, self._settings = metrics, settings
         self._except = pattern_of(settings.collect.exclude) if settings.collect.exclude else None
 
@@ -89,14 +90,16 @@ class Collection:
     def may_read(self, owner: str) -> bool:
         return self._keys.has(owner, COLLECTOR)
 
-    async def offer(self, choice: ChoiceRequest, output: ChoiceOutput) -> None:
+    def offer(self, choice: ChoiceRequest, output: ChoiceOutput) -> None:
         """List a finished choice, which is stored, if it is wanted. Its texts are not logged."""
-        if not self.wants(choice.request):
-            return
+        if self.wants(choice.request):
+            self._leases.background.spawn(self._list(choice, output))
+
+    async def _list(self, choice: ChoiceRequest, output: ChoiceOutput) -> None:
         try:
-            self._metrics.collected(await self._listed(choice, output))
+            self._metrics.collection.labels(await self._listed(choice, output)).inc()
         except SemspecError as error:
-            self._metrics.collected("failed")
+            self._metrics.collection.labels("failed").inc()
             _log.warning("generation %s is not collected: %s", choice.id, error.message)
 
     async def _listed(self, choice: ChoiceRequest, output: ChoiceOutput) -> str:

@@ -1,29 +1,29 @@
 """Begins a request's generations or attaches to existing ones, and runs them concurrently."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Self
 
-from semspec.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    NotFound,
-)
+from semspec.errors import Cancelled, Conflict, DeadlineExceeded, NotFound
 from semspec.gateway.generation.admission import Admission
-from semspec.gateway.generation.attach import Attacher, SharedSlots
 from semspec.gateway.generation.checks import check_session_size, deadline_s
 from semspec.gateway.generation.choice import ChoiceRunner, Emit
-from semspec.gateway.generation.output import ChoiceEvent, ChoiceOutput
+from semspec.gateway.generation.output import ChoiceEvent, ChoiceOutput, Ended
 from semspec.gateway.generation.preparation import Preparation
 from semspec.gateway.generation.request import ChoiceRequest, Request, stored_choice, stored_fields
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.served import Served
-from semspec.gateway.settings import GatewaySettings
-from semspec.gateway.store.journal import Journal, cancel_tasks
-from semspec.gateway.store.session_lease import SessionLease, Sessions
+from semspec.gateway.store.leases import Journal, Leases, SessionLease, cancel_tasks
+from semspec.gateway.store.replies import reading
 from semspec.gateway.store.store import FIRST_FENCE, Store
+from semspec.records import SegmentTrace
+from semspec.types import FinishReason
+
+POLL_S = 0.25
+"""Longest wait for an event of a generation that runs elsewhere."""
 
 Work = Callable[[Emit], Coroutine[None, None, None]]
 """Generates one choice, and emits its events."""
@@ -91,6 +91,27 @@ class Run:
         self._queue.put_nowait(Cancelled("the generation was cancelled"))
 
 
+class SharedSlots:
+    """Acquires the slots of all choices of a request at once, when this gateway resumes the first of them.
+
+    Acquiring them one by one could deadlock two requests.
+    """
+
+    def __init__(self, admission: Admission, request: Request, stack: AsyncExitStack) -> None:
+        """The slots are released when `stack` is closed."""
+        self._lock = asyncio.Lock()
+        self._admission, self._request, self._stack = admission, request, stack
+        self._are_taken = False
+
+    async def take(self) -> None:
+        """Raises: Overloaded."""
+        async with self._lock:
+            if not self._are_taken:
+                admitted = self._admission.admitted(self._request.owner, self._request.num_choices)
+                await self._stack.enter_async_context(admitted)
+                self._are_taken = True
+
+
 class Generations:
     """All generations of this gateway."""
 
@@ -100,19 +121,15 @@ class Generations:
         admission: Admission,
         preparation: Preparation,
         readiness: Readiness,
-        attacher: Attacher,
+        leases: Leases,
         store: Store,
-        sessions: Sessions,
-        settings: GatewaySettings,
     ) -> None:
         self._runner = runner
         self._admission = admission
         self._preparation = preparation
         self._readiness = readiness
-        self._attacher = attacher
+        self._leases = leases
         self._store = store
-        self._sessions = sessions
-        self._settings = settings
 
     @asynccontextmanager
     async def begin(self, request: Request, served: Served) -> AsyncIterator[Run]:
@@ -120,22 +137,21 @@ class Generations:
 
         Raises: every error with which a resolved request may be refused.
         """
-        settings = self._settings
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._admission.admitted(request.owner, request.num_choices))
             lease = None
             if request.session is not None:
                 writer = f"{request.id} {FIRST_FENCE}"
-                lease = await self._sessions.claimed(request.session, request.owner, writer, stack)
+                lease = await self._leases.session(request.session, request.owner, writer, stack)
             turns = lease.turns if lease else ()
-            check_session_size(request, turns, settings.max_session_bytes)
+            check_session_size(request, turns, self._runner.settings.max_session_bytes)
             choices = await self._preparation.choices(request, turns, served)
             was_cancelled, outputs = asyncio.Event(), [choice.output() for choice in choices]
             works = [
-                partial(self._begin, choice, output, Journal(self._store, choice.id, was_cancelled), lease)
+                partial(self._begin, choice, output, self._leases.journal(choice.id, was_cancelled), lease)
                 for choice, output in zip(choices, outputs, strict=True)
             ]
-            limit_s = deadline_s(choices, settings)
+            limit_s = deadline_s(choices, self._runner.settings)
             async with Run(request, served, outputs, works, was_cancelled, limit_s) as run:
                 yield run
 
@@ -152,10 +168,10 @@ class Generations:
         async with AsyncExitStack() as stack:
             slots = SharedSlots(self._admission, first.request, stack)
             works = [
-                partial(self._attacher.run, choice, output, num_seen, was_cancelled, slots)
+                partial(self._follow, choice, output, num_seen, was_cancelled, slots)
                 for choice, output, num_seen in zip(choices, outputs, [*seen, *[0] * len(choices)], strict=False)
             ]
-            limit_s = deadline_s(choices, self._settings)
+            limit_s = deadline_s(choices, self._runner.settings)
             async with Run(first.request, served, outputs, works, was_cancelled, limit_s) as run:
                 yield run
 
@@ -176,5 +192,64 @@ class Generations:
                 choice = ChoiceRequest(index, request, generation, first.served, first.num_turns)
             else:
                 choice = (await self._preparation.choices(request, (), first.served))[index]
-            await Journal(self._store, choice.id, asyncio.Event()).begin(stored_fields(choice))
+            await self._leases.journal(choice.id, asyncio.Event()).begin(stored_fields(choice))
             return choice
+
+    async def _follow(
+        self,
+        choice: ChoiceRequest,
+        output: ChoiceOutput,
+        num_seen: int,
+        was_cancelled: asyncio.Event,
+        slots: SharedSlots,
+        emit: Emit,
+    ) -> None:
+        """Emit all events from the first segment on; the client already has `num_seen` segments.
+
+        Raises: Cancelled; Conflict when the stored trace has a gap, the client has more than was stored, or the session
+        is in use; Overloaded; Unavailable; what the decoding loop raises.
+        """
+        event = "0"
+        while isinstance(fence := await self._store.take(choice.id), str):
+            await self._emit_stored(output, emit)
+            if fence == "ended":
+                emit(await self._outcome(output))
+                return
+            event = await self._store.next_event(choice.id, event, POLL_S)
+        async with AsyncExitStack() as stack:  # this gateway is the writer now; if it fails, another may resume
+            journal = self._leases.journal(choice.id, was_cancelled, fence)
+            journal.beat()
+            stack.callback(journal.leave)
+            await slots.take()
+            await self._emit_stored(output, emit, num_seen)
+            lease, request = None, choice.request
+            if request.session is not None:
+                writer = f"{request.id} {fence}"
+                lease = await self._leases.session(request.session, request.owner, writer, stack)
+            await self._runner.run(choice, output, journal, lease, emit)
+
+    async def _emit_stored(self, output: ChoiceOutput, emit: Emit, num_seen: int = 0) -> None:
+        """Emit the segments stored since the last call.
+
+        Raises: Conflict when fewer are stored than the client has seen: generating them again may give other segments,
+        since some strategies depend on more than the seed.
+        """
+        lines = await self._store.trace(output.id, len(output.records))
+        num_stored = len(output.records) + len(lines)
+        if num_seen > num_stored:
+            message = f"only {num_stored} segments were stored, not the {num_seen} you have; start a new generation"
+            raise Conflict(message, "last-event-id")
+        with reading(f"generation {output.id}"):
+            records = [SegmentTrace.model_validate_json(line).record() for line in lines]
+        for record in records:
+            emit(output.add(record))
+
+    async def _outcome(self, output: ChoiceOutput) -> Ended:
+        meta = await self._store.generation(output.id)
+        if meta["status"] == "cancelled":
+            raise Cancelled(f"generation {output.id} was cancelled")
+        with reading(f"generation {output.id}"):
+            is_degraded, reason = json.loads(meta["degraded"]), FinishReason(meta["finish_reason"])
+        if is_degraded:
+            raise Conflict(f"generation {output.id} was not stored in full; start a new one", "id")
+        return output.finish(reason)

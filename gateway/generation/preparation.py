@@ -69,7 +69,7 @@ class Preparation:
         """All choices of one of the request's prompts; `first` is the index of the first of them."""
         prompts = await self._prompts(request, prompt, turns, served)
         max_tokens = budget(request, prompts, served, self._settings.defaults.max_tokens)
-        self._metrics.prompt(len(prompts.target.token_ids))
+        self._metrics.prompt_tokens.inc(len(prompts.target.token_ids))
         indices = range(first, first + request.num_choices_per_prompt)
         return [
             ChoiceRequest(index, request, request.generation(index, prompts, max_tokens), served, len(turns))

@@ -7,7 +7,7 @@ as long as its lease lasts), `semspec:{ID}:events` (stream with the last change,
 session), `semspec:sessions:{OWNER}` (sorted set of the owner's last sessions), `semspec:idempotency:{DIGEST}` (the id
 and content of a key's request), `semspec:collection` (stream of the ids of collected generations) and
 `semspec:handshake:{TARGET}` (the services' reported models and probes). A session's ID begins with its owner, see
-`session_lease.py`.
+`leases.py`.
 """
 
 import asyncio
@@ -33,8 +33,6 @@ from semspec.types import Message
 
 FIRST_FENCE = 1
 """The fence of a generation's first writer; each writer that takes the generation over raises it."""
-
-Arguments = Sequence[str | int]
 
 _REFUSALS: dict[str, Callable[[str], SemspecError]] = {
     "exists": lambda subject: Conflict(f"{subject} exists already"),
@@ -88,27 +86,24 @@ class Store:
 
     async def begin(self, generation: str, meta: Mapping[str, str]) -> None:
         """Create a generation, whose writer gets `FIRST_FENCE`. Raises: Conflict, Unavailable."""
-        arguments: Arguments = [self._ttl_s, self._lease_ms, secrets.token_hex(8), *_pairs(meta)]
-        await self._run("begin", _writer_keys(generation), arguments, f"generation {generation}")
+        await self._run("begin", generation, self._ttl_s, self._lease_ms, secrets.token_hex(8), *_pairs(meta))
 
     async def append(self, generation: str, fence: int, version: int, record: str) -> None:
         """Append the record of segment number `version`. Raises: Cancelled, Conflict, NotFound, Unavailable."""
-        arguments: Arguments = [fence, version, record, self._max_generation_bytes, self._ttl_s, self._lease_ms]
-        await self._run("append", _generation_keys(generation), arguments, f"generation {generation}")
+        limits = self._max_generation_bytes, self._ttl_s, self._lease_ms
+        await self._run("append", generation, fence, version, record, *limits)
 
     async def finish(self, generation: str, fence: int, outcome: Mapping[str, str]) -> None:
         """Store a generation's outcome and release it. Raises: Cancelled, Conflict, NotFound, Unavailable."""
-        arguments: Arguments = [fence, self._ttl_s, *_pairs(outcome)]
-        await self._run("finish", _generation_keys(generation), arguments, f"generation {generation}")
+        await self._run("finish", generation, fence, self._ttl_s, *_pairs(outcome))
 
     async def hold(self, generation: str, fence: int) -> None:
         """Renew the lease of a generation's writer. Raises: Cancelled, Conflict, NotFound, Unavailable."""
-        await self._run("hold", _writer_keys(generation), [fence, self._lease_ms], f"generation {generation}")
+        await self._run("hold", generation, fence, self._lease_ms)
 
     async def take(self, generation: str) -> int | Literal["held", "ended"]:
         """Become the writer of a generation; returns the new fence, or why not. Raises: NotFound, Unavailable."""
-        arguments: Arguments = [self._ttl_s, self._lease_ms]
-        _, outcome = await self._run("take", _writer_keys(generation), arguments, f"generation {generation}")
+        _, outcome = await self._run("take", generation, self._ttl_s, self._lease_ms)
         match outcome:
             case "held" | "ended":
                 return outcome
@@ -117,24 +112,24 @@ class Store:
 
     async def cancel(self, generation: str) -> None:
         """Cancel a generation, unless it has ended. Raises: NotFound, Unavailable."""
-        await self._run("cancel", [*_writer_keys(generation), _events(generation)], [], f"generation {generation}")
+        await self._run("cancel", generation)
 
     async def remember(self, digest: str, value: str) -> str:
         """The value of an idempotency key, which a new key takes from `value`. Raises: Unavailable."""
-        reply = await self._run("remember", [_idempotency(digest)], [value, self._ttl_s], "this idempotency key")
-        return reply[1]
+        return (await self._run("remember", digest, value, self._ttl_s))[1]
 
     async def disown(self, digest: str, value: str) -> None:
         """Delete an idempotency key if it has this `value`. Raises: Unavailable."""
-        await self._run("disown", [_idempotency(digest)], [value], "this idempotency key")
+        await self._run("disown", digest, value)
 
     async def keep_handshake(self, target: str, served: str) -> None:
         """Store what is served with a target (by its fingerprint), for gateways started later. Raises: Unavailable."""
-        await self._guarded("keep", self._client.set(_handshake(target), served), "the handshake")
+        await self._guarded("keep", self._client.set(f"semspec:handshake:{target}", served), "the handshake")
 
     async def handshake(self, target: str) -> str | None:
         """What was served with this target at the last complete handshake. Raises: Unavailable."""
-        served: str | None = await self._guarded("read", self._client.get(_handshake(target)), "the handshake")
+        call = self._client.get(f"semspec:handshake:{target}")
+        served: str | None = await self._guarded("read", call, "the handshake")
         return served
 
     async def check(self) -> None:
@@ -147,14 +142,14 @@ class Store:
         Raises: NotFound, Unavailable.
         """
         try:
-            _, *pairs = await self._run("read", _writer_keys(generation), [], f"generation {generation}")
+            _, *pairs = await self._run("read", generation)
         except NotFound:
             raise missing_generation(generation) from None
         return dict(zip(pairs[::2], pairs[1::2], strict=True))
 
     async def trace(self, generation: str, start: int = 0) -> list[str]:
         """The records of a generation from number `start` on, in order, as JSON. Raises: Unavailable."""
-        call = self._client.lrange(_segments(generation), start, -1)
+        call = self._client.lrange(_key("generation", generation, "segments"), start, -1)
         records: list[str] = await self._guarded("read", call, f"generation {generation}")
         return records
 
@@ -164,7 +159,7 @@ class Store:
         Returns: the id of the last event; `after` if none came within `timeout_s`. Raises: Unavailable.
         """
         block_ms = max(1, _ms(min(timeout_s, self._max_block_s)))  # 0 would block without a timeout
-        call = self._client.xread({_events(generation): after}, count=1, block=block_ms)
+        call = self._client.xread({_key("generation", generation, "events"): after}, count=1, block=block_ms)
         reply = await self._guarded("read", call, f"generation {generation}")
         if not reply:
             return after
@@ -174,25 +169,24 @@ class Store:
 
     async def claim(self, session: str, token: str, lease_s: float) -> tuple[Message, ...]:
         """Claim a session for one generation; returns its turns so far. Raises: Conflict, Unavailable."""
-        keys = [_claim(session), _turns(session)]
-        turns = await self._run("claim", keys, [token, _ms(lease_s)], f"session {session}")
+        turns = await self._run("claim", session, token, _ms(lease_s))
         with reading(f"session {session}"):
             return _messages(turns[1:])
 
     async def turns(self, session: str) -> tuple[Message, ...]:
         """The turns of a session; none if it does not exist. Raises: Unavailable."""
         subject = f"session {session}"
-        lines = await self._guarded("read", self._client.lrange(_turns(session), 0, -1), subject)
+        lines = await self._guarded("read", self._client.lrange(_key("session", session, "turns"), 0, -1), subject)
         with reading(subject):
             return _messages(lines)
 
     async def forget(self, session: str) -> None:
         """Delete a session's turns. Raises: Conflict while a generation has it; NotFound, Unavailable."""
-        await self._run("forget", [_claim(session), _turns(session)], [], f"session {session}")
+        await self._run("forget", session)
 
     async def list_session(self, owner: str, name: str, session: str) -> None:
         """Put an owner's session first in the list of the last ones. Raises: Unavailable."""
-        steps, key = self._client.pipeline(), _listed(owner)
+        steps, key = self._client.pipeline(), f"semspec:sessions:{{{owner}}}"
         steps.zadd(key, {name: time.time()})
         steps.zremrangebyrank(key, 0, -MAX_LISTED - 1)
         steps.expire(key, self._ttl_s)
@@ -201,13 +195,13 @@ class Store:
     async def listed(self, owner: str) -> list[tuple[str, float]]:
         """Names of an owner's last sessions, with the seconds since 1970 of their last turn, the latest first; some may
         have expired. Raises: Unavailable."""
-        reply = self._client.zrange(_listed(owner), 0, -1, desc=True, withscores=True)
+        reply = self._client.zrange(f"semspec:sessions:{{{owner}}}", 0, -1, desc=True, withscores=True)
         pairs = await self._guarded("list", reply, "the list of sessions")
         return [(str(name), float(at)) for name, at in pairs]
 
     async def unlist(self, owner: str, name: str) -> None:
         """Take a session from its owner's list. Raises: Unavailable."""
-        await self._guarded("list", self._client.zrem(_listed(owner), name), f"session {name}")
+        await self._guarded("list", self._client.zrem(f"semspec:sessions:{{{owner}}}", name), f"session {name}")
 
     async def collect(self, generation: str, max_listed: int) -> None:
         """List a generation for the collection, and drop the oldest beyond `max_listed`. Raises: Unavailable."""
@@ -228,20 +222,23 @@ class Store:
 
     async def renew(self, session: str, token: str, lease_s: float) -> None:
         """Renew a session's lease. Raises: Conflict, Unavailable."""
-        await self._run("renew", [_claim(session)], [token, _ms(lease_s)], f"session {session}")
+        await self._run("renew", session, token, _ms(lease_s))
 
     async def commit(self, session: str, token: str, version: int, turns: Sequence[Message]) -> None:
         """Append turns after the first `version` ones and release the session. Raises: Conflict, Unavailable."""
         lines = [json.dumps(asdict(turn)) for turn in turns]
-        keys = [_claim(session), _turns(session)]
-        await self._run("commit", keys, [token, version, self._ttl_s, *lines], f"session {session}")
+        await self._run("commit", session, token, version, self._ttl_s, *lines)
 
     async def release(self, session: str, token: str) -> None:
         """Release a session unchanged. Raises: Unavailable."""
-        await self._run("release", [_claim(session)], [token], f"session {session}")
+        await self._run("release", session, token)
 
-    async def _run(self, name: str, keys: list[str], arguments: Arguments, subject: str) -> list[str]:
-        reply = await self._guarded(name, self._scripts[name](keys=keys, args=arguments), subject)
+    async def _run(self, name: str, id: str, *arguments: str | int) -> list[str]:
+        """Run a script on the generation, session or idempotency key `id`."""
+        kind, *parts = _SCRIPTS[name]
+        subject = "this idempotency key" if kind == "idempotency" else f"{kind} {id}"
+        script = self._scripts[name](keys=[_key(kind, id, part) for part in parts], args=arguments)
+        reply = await self._guarded(name, script, subject)
         with reading(subject):
             lines: list[str] = [reply] if isinstance(reply, str) else list(reply)
             refusal = None if lines[0] == "ok" else _REFUSALS[lines[0]](subject)
@@ -274,10 +271,30 @@ def missing_generation(id: str) -> NotFound:
     return NotFound(f"generation {id} does not exist, or has expired", "id")
 
 
-_SCRIPTS = (
-    "begin", "append", "finish", "hold", "take", "read", "cancel", "remember", "disown",
-    "claim", "renew", "commit", "release", "forget",
-)  # fmt: skip
+_SCRIPTS = {
+    "begin": ("generation", "meta", "writer"),
+    "append": ("generation", "meta", "segments", "writer", "events"),
+    "finish": ("generation", "meta", "segments", "writer", "events"),
+    "hold": ("generation", "meta", "writer"),
+    "take": ("generation", "meta", "writer"),
+    "read": ("generation", "meta", "writer"),
+    "cancel": ("generation", "meta", "writer", "events"),
+    "remember": ("idempotency", ""),
+    "disown": ("idempotency", ""),
+    "claim": ("session", "claim", "turns"),
+    "renew": ("session", "claim"),
+    "commit": ("session", "claim", "turns"),
+    "release": ("session", "claim"),
+    "forget": ("session", "claim", "turns"),
+}
+"""What each script is about, and the parts of it that are its keys."""
+
+
+def _key(kind: str, id: str, part: str) -> str:
+    """A key of a generation, a session or an idempotency key."""
+    if kind == "idempotency":
+        return f"semspec:idempotency:{id}"
+    return f"semspec:{'session:' if kind == 'session' else ''}{{{id}}}:{part}"
 
 
 def _source(name: str) -> str:
@@ -289,50 +306,6 @@ def _messages(lines: Sequence[str]) -> tuple[Message, ...]:
 
 
 _MESSAGE = TypeAdapter(Message)
-
-
-def _meta(generation: str) -> str:
-    return f"semspec:{{{generation}}}:meta"
-
-
-def _segments(generation: str) -> str:
-    return f"semspec:{{{generation}}}:segments"
-
-
-def _writer(generation: str) -> str:
-    return f"semspec:{{{generation}}}:writer"
-
-
-def _events(generation: str) -> str:
-    return f"semspec:{{{generation}}}:events"
-
-
-def _writer_keys(generation: str) -> list[str]:
-    return [_meta(generation), _writer(generation)]
-
-
-def _generation_keys(generation: str) -> list[str]:
-    return [_meta(generation), _segments(generation), _writer(generation), _events(generation)]
-
-
-def _listed(owner: str) -> str:
-    return f"semspec:sessions:{{{owner}}}"
-
-
-def _idempotency(digest: str) -> str:
-    return f"semspec:idempotency:{digest}"
-
-
-def _handshake(target: str) -> str:
-    return f"semspec:handshake:{target}"
-
-
-def _claim(session: str) -> str:
-    return f"semspec:session:{{{session}}}:claim"
-
-
-def _turns(session: str) -> str:
-    return f"semspec:session:{{{session}}}:turns"
 
 
 def _pairs(fields: Mapping[str, str]) -> list[str]:

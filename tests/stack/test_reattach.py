@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from semspec.client import Event
-from semspec.gateway.store.session_lease import stored_name
+from semspec.gateway.store.leases import stored_name
 from semspec.stack import Stack, StackConfig
 from semspec.stack.config import OWNER
 from tests.gateway.support import free_port

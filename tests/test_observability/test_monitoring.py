@@ -35,23 +35,23 @@ def busy() -> Metrics:
     """Everything counted at least once."""
     metrics = Metrics()
     metrics.of_services.up(dict.fromkeys(SERVICES, True))
-    metrics.capacity(32)
+    metrics.capacity.set(32)
     metrics.in_flight.inc()
     metrics.request("POST", "/v1/completions", 200, 1.0)
-    metrics.refusal("overloaded")
-    metrics.queue_wait(0.5)
-    metrics.redis_failure("append")
-    metrics.prompt(3)
-    metrics.first_segment("semantic", 0.5)
+    metrics.refusals.labels("overloaded").inc()
+    metrics.queue_wait_seconds.observe(0.5)
+    metrics.redis_failures.labels("append").inc()
+    metrics.prompt_tokens.inc(3)
+    metrics.first_segment_seconds.labels("semantic").observe(0.5)
     metrics.generation("semantic", "finished", 2.0)
-    metrics.fallback()
-    metrics.degraded()
+    metrics.fallbacks.inc()
+    metrics.degraded_generations.inc()
     for record in (ACCEPTED, REWRITTEN, PROPOSED):
         metrics.segment(record)
     metrics.audit.judged(True, 0.9, 0.9, 0.0)
     metrics.audit.tested(1.0, False)
     metrics.audit.skipped("failed")
-    metrics.collected("listed")
+    metrics.collection.labels("listed").inc()
     return metrics
 
 

@@ -12,33 +12,11 @@ from pydantic import BaseModel
 
 from semspec import records
 from semspec.errors import InvalidRequest, SemspecError
-from semspec.gateway.api.openai.answers import (
-    AnsweredCall,
-    AssistantMessage,
-    CallDelta,
-    CalledFunction,
-    ChatChoice,
-    ChatCompletion,
-    ChatCompletionChunk,
-    ChatLogprobs,
-    ChatTokenLogprob,
-    ChoiceMessage,
-    ChunkChoice,
-    ChunkDrafted,
-    ChunkSegment,
-    CompletionChoice,
-    CompletionLogprobs,
-    DraftedSegment,
-    DraftedSegments,
-    NoDelta,
-    TextCompletion,
-    TextCompletionChunk,
-    TopLogprob,
-)
+from semspec.gateway.api.openai import answers
 from semspec.gateway.api.openai.conversion import AnswerOptions, chat_request, completion_request
 from semspec.gateway.api.openai.requests import ChatRequest, CompletionRequest
+from semspec.gateway.api.shared import document
 from semspec.gateway.api.shared.errors import error_body
-from semspec.gateway.api.shared.openapi import CHAT, COMPLETION, IDEMPOTENT
 from semspec.gateway.api.shared.sse import Responder
 from semspec.gateway.api.shared.statistics import (
     AnswerMetrics,
@@ -58,12 +36,12 @@ def router(responder: Responder) -> APIRouter:
     """`/v1/chat/completions` and `/v1/completions`."""
     routes = APIRouter(prefix="/v1", tags=["completions"])
 
-    @routes.post("/chat/completions", response_model=None, responses=CHAT, openapi_extra=IDEMPOTENT)
+    @routes.post("/chat/completions", response_model=None, responses=document.CHAT, openapi_extra=document.IDEMPOTENT)
     async def chat_completions(http: HttpRequest, body: ChatRequest) -> Response:
         """Answer a conversation."""
         return await responder.respond(http, chat_request(body), body)
 
-    @routes.post("/completions", response_model=None, responses=COMPLETION, openapi_extra=IDEMPOTENT)
+    @routes.post("/completions", response_model=None, responses=document.COMPLETION, openapi_extra=document.IDEMPOTENT)
     async def completions(http: HttpRequest, body: CompletionRequest) -> Response:
         """Continue a text."""
         return await responder.respond(http, completion_request(body), body)
@@ -80,6 +58,10 @@ class _OpenAIFormat(ABC):
     """What both formats share. See `semspec.gateway.api.shared.sse.Format`."""
 
     last_line: str | None = "[DONE]"
+    _chunk_body: type[BaseModel]
+    _whole_body: type[BaseModel]
+    _objects: tuple[str, str]
+    """Values of `object` in the two."""
 
     def __init__(self, request: Request, options: Mapping[str, Any], system_fingerprint: str) -> None:
         self._request = request
@@ -102,7 +84,7 @@ class _OpenAIFormat(ABC):
             return [self._chunk([self._piece(index, event.delta, None)])] if event.delta != Delta() else []
         choice = self._piece(index, event.delta, self._logprobs(event.record.logprobs, event.offset))
         if self._options.trace:
-            return [self._chunk([choice], semspec=ChunkSegment(segment=SegmentTrace.of(event.record)))]
+            return [self._chunk([choice], semspec=answers.ChunkSegment(segment=SegmentTrace.of(event.record)))]
         return [self._chunk([choice])]
 
     def closing(self, index: int, ended: Ended, outputs: Sequence[ChoiceOutput]) -> list[BaseModel]:
@@ -115,9 +97,11 @@ class _OpenAIFormat(ABC):
         return [self._chunk(end), self._chunk([], usage=self._usage(outputs), **extra)]
 
     def response(self, outputs: Sequence[ChoiceOutput]) -> BaseModel:
-        return self._whole(
-            [self._choice(index, output) for index, output in enumerate(outputs)],
+        return self._whole_body(
+            object=self._objects[1],
+            choices=[self._choice(index, output) for index, output in enumerate(outputs)],
             usage=self._usage(outputs),
+            **self._head,
             **statistics(outputs, self._request, self._options.trace),
         )
 
@@ -127,11 +111,8 @@ class _OpenAIFormat(ABC):
     def _usage(self, outputs: Sequence[ChoiceOutput]) -> TokenCounts:
         return TokenCounts(**usage(outputs, len(self._request.prompts)))
 
-    @abstractmethod
-    def _chunk(self, choices: Sequence[Any], **fields: Any) -> BaseModel: ...
-
-    @abstractmethod
-    def _whole(self, choices: Sequence[Any], **fields: Any) -> BaseModel: ...
+    def _chunk(self, choices: Sequence[BaseModel], **fields: Any) -> BaseModel:
+        return self._chunk_body(object=self._objects[0], choices=choices, **self._head, **{"usage": None, **fields})
 
     @abstractmethod
     def _piece(self, index: int, delta: Delta, logprobs: Any) -> BaseModel: ...
@@ -149,6 +130,9 @@ class _OpenAIFormat(ABC):
 class ChatFormat(_OpenAIFormat):
     """`POST /v1/chat/completions`. Reasoning up to `</think>` is sent as both `reasoning` and `reasoning_content`."""
 
+    _chunk_body, _whole_body = answers.ChatCompletionChunk, answers.ChatCompletion
+    _objects = ("chat.completion.chunk", "chat.completion")
+
     def __init__(self, request: Request, options: Mapping[str, Any], system_fingerprint: str) -> None:
         super().__init__(request, options, system_fingerprint)
         self._num_calls = [0] * request.num_choices
@@ -157,75 +141,64 @@ class ChatFormat(_OpenAIFormat):
     def opening(self, index: int) -> list[BaseModel]:
         return [self._chunk([self._piece(index, Delta(), None)])]
 
-    def _chunk(self, choices: Sequence[ChunkChoice], **fields: Any) -> BaseModel:
-        fields = {"usage": None, **fields}
-        return ChatCompletionChunk(object="chat.completion.chunk", choices=list(choices), **self._head, **fields)
-
-    def _whole(self, choices: Sequence[ChatChoice], **fields: Any) -> BaseModel:
-        return ChatCompletion(object="chat.completion", choices=list(choices), **self._head, **fields)
-
-    def _piece(self, index: int, delta: Delta, logprobs: ChatLogprobs | None) -> ChunkChoice:
+    def _piece(self, index: int, delta: Delta, logprobs: answers.ChatLogprobs | None) -> answers.ChunkChoice:
         first = self._num_calls[index]
         self._num_calls[index] += len(delta.calls)
-        calls = [CallDelta(index=first + i, **_call(call)) for i, call in enumerate(delta.calls)] or None
-        message = AssistantMessage(**_message(delta), tool_calls=calls)
-        return ChunkChoice(index=index, delta=message, logprobs=logprobs, finish_reason=None)
+        calls = [answers.CallDelta(index=first + i, **_call(call)) for i, call in enumerate(delta.calls)] or None
+        message = answers.AssistantMessage(**_message(delta), tool_calls=calls)
+        return answers.ChunkChoice(index=index, delta=message, logprobs=logprobs, finish_reason=None)
 
-    def _final_piece(self, index: int, reason: FinishReason) -> ChunkChoice:
+    def _final_piece(self, index: int, reason: FinishReason) -> answers.ChunkChoice:
         ending = _ending(reason, self._num_calls[index])
-        return ChunkChoice(index=index, delta=NoDelta(), logprobs=None, finish_reason=ending)
+        return answers.ChunkChoice(index=index, delta=answers.NoDelta(), logprobs=None, finish_reason=ending)
 
-    def _choice(self, index: int, output: ChoiceOutput) -> ChatChoice:
-        calls = [AnsweredCall(**_call(call)) for call in output.seen.calls]
-        return ChatChoice(
+    def _choice(self, index: int, output: ChoiceOutput) -> answers.ChatChoice:
+        calls = [answers.AnsweredCall(**_call(call)) for call in output.seen.calls]
+        return answers.ChatChoice(
             index=index,
-            message=ChoiceMessage(**_message(output.seen), tool_calls=calls or None, refusal=None),
+            message=answers.ChoiceMessage(**_message(output.seen), tool_calls=calls or None, refusal=None),
             logprobs=self._logprobs(output.logprobs, 0),
             finish_reason=_ending(output.finish_reason, len(calls)),
         )
 
-    def _logprobs(self, tokens: Sequence[TokenLogprob] | None, offset: int) -> ChatLogprobs | None:
+    def _logprobs(self, tokens: Sequence[TokenLogprob] | None, offset: int) -> answers.ChatLogprobs | None:
         if tokens is None:
             return None
         content = [
-            ChatTokenLogprob(
-                **_token(token), top_logprobs=[TopLogprob(**_token(other)) for other in token.alternatives]
+            answers.ChatTokenLogprob(
+                **_token(token), top_logprobs=[answers.TopLogprob(**_token(other)) for other in token.alternatives]
             )
             for token in tokens
         ]
-        return ChatLogprobs(content=content, refusal=None)
+        return answers.ChatLogprobs(content=content, refusal=None)
 
 
 class CompletionFormat(_OpenAIFormat):
     """`POST /v1/completions`."""
 
-    def _chunk(self, choices: Sequence[CompletionChoice], **fields: Any) -> BaseModel:
-        fields = {"usage": None, **fields}
-        return TextCompletionChunk(object="text_completion", choices=list(choices), **self._head, **fields)
+    _chunk_body, _whole_body = answers.TextCompletionChunk, answers.TextCompletion
+    _objects = ("text_completion", "text_completion")
 
-    def _whole(self, choices: Sequence[CompletionChoice], **fields: Any) -> BaseModel:
-        return TextCompletion(object="text_completion", choices=list(choices), **self._head, **fields)
+    def _piece(self, index: int, delta: Delta, logprobs: answers.CompletionLogprobs | None) -> answers.CompletionChoice:
+        return answers.CompletionChoice(index=index, text=delta.content, logprobs=logprobs, finish_reason=None)
 
-    def _piece(self, index: int, delta: Delta, logprobs: CompletionLogprobs | None) -> CompletionChoice:
-        return CompletionChoice(index=index, text=delta.content, logprobs=logprobs, finish_reason=None)
+    def _final_piece(self, index: int, reason: FinishReason) -> answers.CompletionChoice:
+        return answers.CompletionChoice(index=index, text="", logprobs=None, finish_reason=reason)
 
-    def _final_piece(self, index: int, reason: FinishReason) -> CompletionChoice:
-        return CompletionChoice(index=index, text="", logprobs=None, finish_reason=reason)
-
-    def _choice(self, index: int, output: ChoiceOutput) -> CompletionChoice:
-        return CompletionChoice(
+    def _choice(self, index: int, output: ChoiceOutput) -> answers.CompletionChoice:
+        return answers.CompletionChoice(
             index=index,
             text=output.seen.content,
             logprobs=self._logprobs(output.logprobs, 0),
             finish_reason=output.finish_reason,
         )
 
-    def _logprobs(self, tokens: Sequence[TokenLogprob] | None, offset: int) -> CompletionLogprobs | None:
+    def _logprobs(self, tokens: Sequence[TokenLogprob] | None, offset: int) -> answers.CompletionLogprobs | None:
         """`offset` is the position of the first token in the whole text, in characters."""
         if tokens is None:
             return None
         texts = [_text(token) for token in tokens]
-        return CompletionLogprobs(
+        return answers.CompletionLogprobs(
             tokens=texts,
             token_logprobs=[token.logprob for token in tokens],
             top_logprobs=[{_text(other): other.logprob for other in token.alternatives} for token in tokens],
@@ -271,16 +244,22 @@ def _message(text: Delta) -> dict[str, Any]:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": CalledFunction(name=call.name, arguments=call.arguments)}
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": answers.CalledFunction(name=call.name, arguments=call.arguments),
+    }
 
 
 def _ending(reason: FinishReason | None, num_calls: int) -> FinishReason | Literal["tool_calls"] | None:
     return "tool_calls" if num_calls and reason is FinishReason.STOP else reason
 
 
-def _drafted(event: Drafted) -> ChunkDrafted:
-    segments = [DraftedSegment(text=segment.text, num_tokens=len(segment.token_ids)) for segment in event.segments]
-    return ChunkDrafted(drafted=DraftedSegments(index=event.index, segments=segments))
+def _drafted(event: Drafted) -> answers.ChunkDrafted:
+    segments = [
+        answers.DraftedSegment(text=segment.text, num_tokens=len(segment.token_ids)) for segment in event.segments
+    ]
+    return answers.ChunkDrafted(drafted=answers.DraftedSegments(index=event.index, segments=segments))
 
 
 def _token(token: TokenLogprob) -> dict[str, Any]:

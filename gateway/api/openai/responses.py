@@ -30,8 +30,8 @@ from semspec.gateway.api.openai.responses_models import (
     ResponseFailure,
     ResponseRequest,
 )
+from semspec.gateway.api.shared.document import IDEMPOTENT, RESPONSE, STORED
 from semspec.gateway.api.shared.middleware import OwnerOf, owner_of
-from semspec.gateway.api.shared.openapi import IDEMPOTENT, RESPONSE, STORED_RESPONSE
 from semspec.gateway.api.shared.resources import GenerationId, owned
 from semspec.gateway.api.shared.sse import Responder
 from semspec.gateway.generation.output import ChoiceOutput
@@ -89,7 +89,7 @@ def router(responder: Responder, readiness: Readiness, store: Store) -> APIRoute
         turns = await history(previous, owner_of(http)) if previous is not None else ()
         return await responder.respond(http, response_request(body, turns), body)
 
-    @routes.get("/{id}", responses=STORED_RESPONSE)
+    @routes.get("/{id}", responses=STORED)
     async def response(id: GenerationId, owner: OwnerOf) -> ModelResponse:
         """A stored response, as far as it is written."""
         fields, request, output = await output_of(id, owner)

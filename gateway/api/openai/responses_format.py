@@ -6,30 +6,10 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from semspec.errors import SemspecError
+from semspec.gateway.api.openai import responses_models as bodies
 from semspec.gateway.api.openai.completions import statistics
 from semspec.gateway.api.openai.conversion import AnswerOptions
 from semspec.gateway.api.openai.formats import ResponseTool, ResponseToolChoice
-from semspec.gateway.api.openai.responses_models import (
-    CallItem,
-    Incomplete,
-    Item,
-    ItemStatus,
-    MessageItem,
-    ModelResponse,
-    OutputText,
-    Part,
-    ReasoningEffort,
-    ReasoningItem,
-    ReasoningPart,
-    ResponseArguments,
-    ResponseArgumentsDelta,
-    ResponseDelta,
-    ResponseItem,
-    ResponsePart,
-    ResponseState,
-    ResponseText,
-    ResponseUsage,
-)
 from semspec.gateway.api.shared.errors import error_body
 from semspec.gateway.api.shared.variables import Effort
 from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept, usage
@@ -66,8 +46,10 @@ class ResponsesApiFormat:
 
     def opening(self, index: int) -> list[BaseModel]:
         response = self._response("in_progress", [])
-        created = ResponseState(type="response.created", response=response, sequence_number=self._next())
-        return [created, ResponseState(type="response.in_progress", response=response, sequence_number=self._next())]
+        return [
+            self._event(bodies.ResponseState, f"response.{name}", response=response)
+            for name in ("created", "in_progress")
+        ]
 
     def drafted(self, event: Drafted) -> list[BaseModel]:
         return []
@@ -80,8 +62,7 @@ class ResponsesApiFormat:
         events = [] if self._num_items else list(self._opened("message"))
         if self._is_open:
             events += self._closed(response.output[-1].status)
-        kind: Any = f"response.{response.status}"
-        return [*events, ResponseState(type=kind, response=response, sequence_number=self._next())]
+        return [*events, self._event(bodies.ResponseState, f"response.{response.status}", response=response)]
 
     def response(self, outputs: Sequence[ChoiceOutput]) -> BaseModel:
         return self._whole(outputs[0])
@@ -89,23 +70,28 @@ class ResponsesApiFormat:
     def error(self, error: SemspecError) -> BaseModel:
         return error_body(error)
 
-    def stored(self, output: ChoiceOutput) -> ModelResponse:
+    def stored(self, output: ChoiceOutput) -> bodies.ModelResponse:
         """A response without statistics, whose times are not stored."""
-        status: ItemStatus = "incomplete" if output.finish_reason is FinishReason.LENGTH else "completed"
+        status: bodies.ItemStatus = "incomplete" if output.finish_reason is FinishReason.LENGTH else "completed"
         calls = [_call_item(call, call.arguments, "completed") for call in output.seen.calls]
         texts = _split(output.seen) or ([] if calls else [("message", "")])
-        statuses: list[ItemStatus] = ["completed"] * len(texts)
+        statuses: list[bodies.ItemStatus] = ["completed"] * len(texts)
         if texts:
             statuses[-1] = status
         items = [self._item(*text, own) for text, own in zip(texts, statuses, strict=True)]
         return self._response(status, [*items, *calls], output)
 
-    def _whole(self, output: ChoiceOutput) -> ModelResponse:
+    def _whole(self, output: ChoiceOutput) -> bodies.ModelResponse:
         return self.stored(output).model_copy(update=statistics([output], self._request, self._options.trace))
 
-    def _response(self, status: ItemStatus, items: list[Item], output: ChoiceOutput | None = None) -> ModelResponse:
+    def _response(
+        self,
+        status: bodies.ItemStatus,
+        items: list[bodies.Item],
+        output: ChoiceOutput | None = None,
+    ) -> bodies.ModelResponse:
         request, options = self._request, self._options
-        return ModelResponse(
+        return bodies.ModelResponse(
             parallel_tool_calls=options.parallel_tool_calls,
             tool_choice=options.tool_choice,
             tools=options.tools,
@@ -113,13 +99,13 @@ class ResponsesApiFormat:
             created_at=request.created,
             status=status,
             error=None,
-            incomplete_details=Incomplete(reason="max_output_tokens") if status == "incomplete" else None,
+            incomplete_details=bodies.Incomplete(reason="max_output_tokens") if status == "incomplete" else None,
             instructions=request.instructions or None,
             max_output_tokens=request.max_tokens,
             model=request.model,
             output=items,
             previous_response_id=options.previous_response_id,
-            reasoning=ReasoningEffort(effort=options.effort) if options.effort else None,
+            reasoning=bodies.ReasoningEffort(effort=options.effort) if options.effort else None,
             temperature=request.plan.sampling.temperature,
             top_p=request.plan.sampling.top_p,
             usage=None if output is None else _usage(output),
@@ -132,8 +118,7 @@ class ResponsesApiFormat:
                 yield from self._closed("completed") if self._is_open else ()
                 yield from self._opened(kind)
             self._texts[-1] = (kind, self._texts[-1][1] + text)
-            name: Any = "response.reasoning_text.delta" if kind == "reasoning" else "response.output_text.delta"
-            yield ResponseDelta(type=name, delta=text, **self._place(), sequence_number=self._next())
+            yield self._event(bodies.ResponseText, f"{_text_of(kind)}.delta", delta=text, **self._place())
         for call in delta.calls:
             yield from self._called(call)
 
@@ -145,32 +130,31 @@ class ResponsesApiFormat:
         begun, done = _call_item(call, "", "in_progress"), _call_item(call, call.arguments, "completed")
         yield self._item_event("added", index, begun)
         place: dict[str, Any] = {"item_id": begun.id, "output_index": index}
-        yield ResponseArgumentsDelta(delta=call.arguments, **place, sequence_number=self._next())
-        yield ResponseArguments(name=call.name, arguments=call.arguments, **place, sequence_number=self._next())
+        kind, whole = "response.function_call_arguments", {"name": call.name, "arguments": call.arguments}
+        yield self._event(bodies.ResponseArguments, f"{kind}.delta", delta=call.arguments, **place)
+        yield self._event(bodies.ResponseArguments, f"{kind}.done", **whole, **place)
         yield self._item_event("done", index, done)
 
-    def _item_event(self, name: str, index: int, item: Item) -> ResponseItem:
-        kind: Any = f"response.output_item.{name}"
-        return ResponseItem(type=kind, output_index=index, item=item, sequence_number=self._next())
+    def _item_event(self, name: str, index: int, item: bodies.Item) -> BaseModel:
+        return self._event(bodies.ResponseItem, f"response.output_item.{name}", output_index=index, item=item)
+
+    def _event(self, event: type[BaseModel], type: str, **fields: Any) -> BaseModel:
+        self._num_events += 1
+        return event(type=type, sequence_number=self._num_events - 1, **fields)
 
     def _opened(self, kind: Kind) -> Iterator[BaseModel]:
         self._texts.append((kind, ""))
         self._num_items, self._is_open = self._num_items + 1, True
         item, place = self._item(kind, None, "in_progress"), self._place()
         yield self._item_event("added", place["output_index"], item)
-        yield ResponsePart(
-            type="response.content_part.added", part=_part(kind, ""), **place, sequence_number=self._next()
-        )
+        yield self._event(bodies.ResponsePart, "response.content_part.added", part=_part(kind, ""), **place)
 
-    def _closed(self, status: ItemStatus) -> Iterator[BaseModel]:
+    def _closed(self, status: bodies.ItemStatus) -> Iterator[BaseModel]:
         """The events that end the last item."""
         (kind, text), place = self._texts[-1], self._place()
         self._is_open = False
-        name: Any = "response.reasoning_text.done" if kind == "reasoning" else "response.output_text.done"
-        yield ResponseText(type=name, text=text, **place, sequence_number=self._next())
-        yield ResponsePart(
-            type="response.content_part.done", part=_part(kind, text), **place, sequence_number=self._next()
-        )
+        yield self._event(bodies.ResponseText, f"{_text_of(kind)}.done", text=text, **place)
+        yield self._event(bodies.ResponsePart, "response.content_part.done", part=_part(kind, text), **place)
         yield self._item_event("done", place["output_index"], self._item(kind, text, status))
 
     def _place(self) -> dict[str, Any]:
@@ -180,22 +164,18 @@ class ResponsesApiFormat:
     def _item_id(self, kind: str) -> str:
         return f"{'rs' if kind == 'reasoning' else 'msg'}-{self._request.id.partition('-')[2]}"
 
-    def _item(self, kind: str, text: str | None, status: ItemStatus) -> Item:
+    def _item(self, kind: str, text: str | None, status: bodies.ItemStatus) -> bodies.Item:
         """An item with its one part; without any, if `text` is None."""
         if kind == "reasoning":
-            reasoning = [] if text is None else [ReasoningPart(text=text)]
-            return ReasoningItem(id=self._item_id(kind), content=reasoning, status=status)
-        content = [] if text is None else [OutputText(text=text)]
-        return MessageItem(id=self._item_id(kind), content=content, status=status)
-
-    def _next(self) -> int:
-        self._num_events += 1
-        return self._num_events - 1
+            reasoning = [] if text is None else [bodies.ReasoningPart(text=text)]
+            return bodies.ReasoningItem(id=self._item_id(kind), content=reasoning, status=status)
+        content = [] if text is None else [bodies.OutputText(text=text)]
+        return bodies.MessageItem(id=self._item_id(kind), content=content, status=status)
 
 
-def _call_item(call: ToolCall, arguments: str, status: ItemStatus) -> CallItem:
+def _call_item(call: ToolCall, arguments: str, status: bodies.ItemStatus) -> bodies.CallItem:
     id = f"fc-{call.id.partition('-')[2]}"
-    return CallItem(id=id, call_id=call.id, name=call.name, arguments=arguments, status=status)
+    return bodies.CallItem(id=id, call_id=call.id, name=call.name, arguments=arguments, status=status)
 
 
 def _split(text: Delta) -> list[tuple[Kind, str]]:
@@ -204,13 +184,17 @@ def _split(text: Delta) -> list[tuple[Kind, str]]:
     return [part for part in parts if part[1]]
 
 
-def _part(kind: str, text: str) -> Part:
-    return ReasoningPart(text=text) if kind == "reasoning" else OutputText(text=text)
+def _text_of(kind: Kind) -> str:
+    return "response.reasoning_text" if kind == "reasoning" else "response.output_text"
 
 
-def _usage(output: ChoiceOutput) -> ResponseUsage:
+def _part(kind: str, text: str) -> bodies.Part:
+    return bodies.ReasoningPart(text=text) if kind == "reasoning" else bodies.OutputText(text=text)
+
+
+def _usage(output: ChoiceOutput) -> bodies.ResponseUsage:
     counts = usage([output])
-    return ResponseUsage(
+    return bodies.ResponseUsage(
         input_tokens=counts["prompt_tokens"],
         input_tokens_details=counts.get("prompt_tokens_details"),
         output_tokens=counts["completion_tokens"],

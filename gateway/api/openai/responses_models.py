@@ -273,53 +273,32 @@ class ResponsePart(_Event):
     part: Part
 
 
-class ResponseDelta(_Event):
-    """The next text of a part."""
-
-    type: Literal["response.reasoning_text.delta", "response.output_text.delta"]
-    item_id: str
-    output_index: int
-    content_index: int
-    delta: str
-    logprobs: tuple[()] = ()
-
-
 class ResponseText(_Event):
-    """The whole text of a part."""
+    """The next text of a part, or all of it."""
 
-    type: Literal["response.reasoning_text.done", "response.output_text.done"]
+    type: Literal[
+        "response.reasoning_text.delta",
+        "response.output_text.delta",
+        "response.reasoning_text.done",
+        "response.output_text.done",
+    ]
     item_id: str
     output_index: int
     content_index: int
-    text: str
+    delta: str | None = if_any()
+    text: str | None = if_any()
     logprobs: tuple[()] = ()
-
-
-class ResponseArgumentsDelta(_Event):
-    """The arguments of a call, which come as a whole."""
-
-    type: Literal["response.function_call_arguments.delta"] = "response.function_call_arguments.delta"
-    item_id: str
-    output_index: int
-    delta: str
 
 
 class ResponseArguments(_Event):
-    """The whole arguments of a call."""
+    """The arguments of a call, which come as a whole."""
 
-    type: Literal["response.function_call_arguments.done"] = "response.function_call_arguments.done"
+    type: Literal["response.function_call_arguments.delta", "response.function_call_arguments.done"]
     item_id: str
     output_index: int
-    name: str
-    arguments: str
+    delta: str | None = if_any()
+    name: str | None = if_any()
+    arguments: str | None = if_any()
 
 
-EVENTS = (
-    ResponseState,
-    ResponseItem,
-    ResponsePart,
-    ResponseDelta,
-    ResponseText,
-    ResponseArgumentsDelta,
-    ResponseArguments,
-)
+EVENTS = (ResponseState, ResponseItem, ResponsePart, ResponseText, ResponseArguments)

@@ -76,7 +76,7 @@ def install_handlers(app: FastAPI, metrics: Metrics) -> None:
     """Map every exception that a route or a middleware may raise to a response."""
 
     def counted(error: SemspecError, request: Request) -> Response:
-        metrics.refusal(_code(error))
+        metrics.refusals.labels(_code(error)).inc()
         return error_response(error, request.url.path)
 
     async def on_semspec_error(request: Request, error: Exception) -> Response:
@@ -92,7 +92,7 @@ def install_handlers(app: FastAPI, metrics: Metrics) -> None:
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
         http = error if isinstance(error, HTTPException) else HTTPException(500)
-        metrics.refusal(_http_code(http.status_code))
+        metrics.refusals.labels(_http_code(http.status_code)).inc()
         return http_error_response(http, request.url.path)
 
     async def on_client_gone(request: Request, error: Exception) -> Response:

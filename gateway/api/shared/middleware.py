@@ -1,5 +1,5 @@
 """ASGI middleware: request id, metrics, span and log line; unhandled errors; HTTP's version and framing; API keys; the
-body's size and deadline."""
+body's size and deadline, and the end of the drain."""
 
 import asyncio
 import logging
@@ -17,8 +17,14 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from semspec.errors import Unauthenticated, represent
-from semspec.gateway.api.shared.errors import CLIENT_GONE_STATUS, error_response, http_error_response, internal_error
+from semspec.errors import Unauthenticated, Unavailable, represent
+from semspec.gateway.api.shared.errors import (
+    CLIENT_GONE_STATUS,
+    UNAVAILABLE_RETRY_AFTER_S,
+    error_response,
+    http_error_response,
+    internal_error,
+)
 from semspec.gateway.metrics import Metrics
 from semspec.keys import Keys
 from semspec.observability import mark_failed, request_id, span
@@ -64,23 +70,33 @@ POLLED = ("/health", "/ping", "/ready", "/metrics", "/v1/services")
 _REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
 
-class Observed:
+class HttpMiddleware:
+    """ASGI middleware of HTTP requests alone."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self.handle if scope["type"] == "http" else self._app)(scope, receive, send)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise NotImplementedError
+
+
+class Observed(HttpMiddleware):
     """Assigns a request id, records metrics, a span and a log line, and answers unhandled exceptions with 500."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self._app = app
+        super().__init__(app)
         self._metrics = metrics
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         id = _valid_or_new_id(Headers(scope=scope).get("x-request-id", ""))
         request_id.set(id)
         with _request_span(scope, id) as request_span:
-            await self._handle(scope, receive, send, id, request_span)
+            await self._respond(scope, receive, send, id, request_span)
 
-    async def _handle(self, scope: Scope, receive: Receive, send: Send, id: str, request_span: Span) -> None:
+    async def _respond(self, scope: Scope, receive: Receive, send: Send, id: str, request_span: Span) -> None:
         status: int | None = None
 
         async def send_with_id(message: Message) -> None:
@@ -133,17 +149,11 @@ def _end_span(request_span: Span, method: str, route: str, status: int) -> None:
         mark_failed(request_span, str(status))
 
 
-class HttpFraming:
+class HttpFraming(HttpMiddleware):
     """Refuses versions of HTTP that this server does not speak, and closes connections after a request that others may
     have framed otherwise: one with both a length and a transfer coding (RFC 9112, 6.3)."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
 
         async def send_and_close(message: Message) -> None:
@@ -159,93 +169,111 @@ class HttpFraming:
         await self._app(scope, receive, send_and_close if is_ambiguous else send)
 
 
-class Authenticated:
+class Authenticated(HttpMiddleware):
     """Requires an API key on every route except static files and health checks.
 
     Unknown paths require it too, so that a client without a key cannot find out which exist. The body is not read.
     """
 
     def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics) -> None:
-        self._app = app
+        super().__init__(app)
         self._keys = keys
         self._metrics = metrics
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         key = key_of(Headers(scope=scope))
         owner = None if key is None else self._keys.owner(key)
         if owner is not None:
             scope.setdefault("state", {})["owner"] = owner
         elif not is_open(scope["method"], scope["path"]):
             error = unauthenticated(key)
-            self._metrics.refusal(represent(error).code)
+            self._metrics.refusals.labels(represent(error).code).inc()
             await error_response(error, scope["path"])(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
 
-class BodyLimit:
-    """Rejects a body over the limit, by its `content-length` or while it is read.
+class ShuttingDown(HTTPException):
+    """The drain time is over. FastAPI turns errors while it reads a body into 400, except an `HTTPException`."""
 
-    A body may be longer than announced: with `transfer-encoding: chunked` the length is ignored.
+    def __init__(self) -> None:
+        headers = {"retry-after": str(UNAVAILABLE_RETRY_AFTER_S), "connection": "close"}
+        super().__init__(503, "this gateway is shutting down; send the request to another", headers)
+
+
+def handed_over(generation: str) -> Unavailable:
+    """The error of a request whose generation, if it has begun, another gateway can continue."""
+    return Unavailable(
+        f"this gateway is shutting down; attach to generation {generation} at another: "
+        f"GET /v1/generations/{generation}/events, or repeat the request if that is not found"
+    )
+
+
+class Drain:
+    """Whether the time that running requests have at shutdown is over."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._waiting: set[asyncio.Timeout] = set()
+
+    def end(self) -> None:
+        """Make every `receive`, running or later, raise ShuttingDown."""
+        self.is_over = True
+        for timeout in self._waiting:
+            timeout.reschedule(0)
+
+    async def receive(self, receive: Receive) -> Message:
+        """The client's next message. Raises: ShuttingDown."""
+        if self.is_over:
+            raise ShuttingDown
+        try:
+            async with asyncio.timeout(None) as timeout:
+                self._waiting.add(timeout)
+                try:
+                    return await receive()
+                finally:
+                    self._waiting.discard(timeout)
+        except TimeoutError:
+            raise ShuttingDown from None
+
+
+class BodyGuard(HttpMiddleware):
+    """Rejects a body over the limit, by its `content-length` or while it is read, since with `transfer-encoding:
+    chunked` the length is ignored; and one that takes too long, so that a slow client cannot keep a connection busy.
+
+    When the drain is over, ends the requests that wait for their client. Routes that generate always wait for it, see
+    `unless_disconnected`; the others take a moment.
     """
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
-        self._app = app
-        self._max_body_bytes = max_body_bytes
+    def __init__(self, app: ASGIApp, max_body_bytes: int, timeout_s: float, drain: Drain) -> None:
+        super().__init__(app)
+        self._max_body_bytes, self._timeout_s = max_body_bytes, timeout_s
+        self._drain = drain
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         announced = Headers(scope=scope).get("content-length", "0")
-        is_announced_too_large = announced.isdecimal() and int(announced) > self._max_body_bytes
-        num_bytes = 0
+        is_too_large, num_bytes = announced.isdecimal() and int(announced) > self._max_body_bytes, 0
+        deadline, is_whole = asyncio.get_running_loop().time() + self._timeout_s, False
 
-        async def receive_limited() -> Message:
-            nonlocal num_bytes
-            if is_announced_too_large:
+        async def receive_guarded() -> Message:
+            nonlocal num_bytes, is_whole
+            if is_too_large:
                 raise self._too_large()
-            message = await receive()
+            try:  # the disconnect, for which a request waits after the body, may come as late as the response's end
+                async with asyncio.timeout_at(None if is_whole else deadline):
+                    message = await self._drain.receive(receive)
+            except TimeoutError:
+                raise self._too_slow() from None
+            is_whole = is_whole or not message.get("more_body", False)
             num_bytes += len(message.get("body", b""))
             if num_bytes > self._max_body_bytes:
                 raise self._too_large()
             return message
 
-        await self._app(scope, receive_limited, send)
+        await self._app(scope, receive_guarded, send)
 
     def _too_large(self) -> HTTPException:
         return HTTPException(413, f"the body exceeds {self._max_body_bytes} bytes")
-
-
-class BodyDeadline:
-    """Rejects a body that takes too long, so that a slow client cannot keep a connection busy."""
-
-    def __init__(self, app: ASGIApp, timeout_s: float) -> None:
-        self._app = app
-        self._timeout_s = timeout_s
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        deadline, is_whole = asyncio.get_running_loop().time() + self._timeout_s, False
-
-        async def receive_in_time() -> Message:
-            nonlocal is_whole
-            if is_whole:  # waits for the disconnect, which may come as late as the response's end
-                return await receive()
-            try:
-                async with asyncio.timeout_at(deadline):
-                    message = await receive()
-            except TimeoutError:
-                raise self._too_slow() from None
-            is_whole = not message.get("more_body", False)
-            return message
-
-        await self._app(scope, receive_in_time, send)
 
     def _too_slow(self) -> HTTPException:
         message = f"the body did not arrive within {self._timeout_s:g} seconds"

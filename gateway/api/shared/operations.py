@@ -11,9 +11,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from semspec import __version__
 from semspec.decoding import Backends
 from semspec.errors import SemspecError
+from semspec.gateway.api.shared.document import METRICS, READY
 from semspec.gateway.api.shared.errors import public
 from semspec.gateway.api.shared.middleware import OwnerOf, is_anonymous
-from semspec.gateway.api.shared.openapi import METRICS, READY
 from semspec.gateway.api.shared.resource_models import Health, Ready, Service, Services, Version
 from semspec.gateway.metrics import Metrics
 from semspec.gateway.readiness import Readiness, describe

@@ -12,40 +12,16 @@ from fastapi.responses import Response
 from semspec.errors import Conflict, NotFound
 from semspec.gateway.api.openai.conversion import model_names
 from semspec.gateway.api.openai.requests import SESSION_NAME
+from semspec.gateway.api.shared import document
+from semspec.gateway.api.shared import resource_models as bodies
 from semspec.gateway.api.shared.middleware import OwnerOf
-from semspec.gateway.api.shared.openapi import (
-    COLLECTION,
-    EVENTS,
-    FORGOTTEN,
-    GENERATION,
-    MODEL,
-    MODELS,
-    SESSION,
-    SESSIONS,
-    TRACE,
-)
-from semspec.gateway.api.shared.resource_models import (
-    CollectedAnswer,
-    CollectedModel,
-    CollectionPage,
-    GenerationPrompt,
-    GenerationTrace,
-    ListedSession,
-    ModelName,
-    ModelNames,
-    Session,
-    SessionForgotten,
-    SessionList,
-    StoredGeneration,
-    Turn,
-)
 from semspec.gateway.api.shared.sse import Responder
 from semspec.gateway.generation.collection import Answer, Collection
 from semspec.gateway.generation.request import stored_request
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import GatewaySettings
+from semspec.gateway.store.leases import stored_name
 from semspec.gateway.store.replies import reading
-from semspec.gateway.store.session_lease import stored_name
 from semspec.gateway.store.store import Store, missing_generation
 from semspec.records import SegmentText, SegmentTrace
 from semspec.types import Message, ModelInfo, Piece
@@ -59,18 +35,18 @@ def generations(responder: Responder, store: Store) -> APIRouter:
     """`/v1/generations`."""
     routes = APIRouter(prefix="/v1/generations", tags=["generations"])
 
-    @routes.get("/{id}", responses=GENERATION)
-    async def generation(id: GenerationId, owner: OwnerOf) -> StoredGeneration:
+    @routes.get("/{id}", responses=document.STORED)
+    async def generation(id: GenerationId, owner: OwnerOf) -> bodies.StoredGeneration:
         """A generation's parameters, models, prompt and outcome."""
         return _public(id, await owned(id, owner, store))
 
-    @routes.get("/{id}/trace", responses=TRACE)
-    async def trace(id: GenerationId, owner: OwnerOf) -> GenerationTrace:
+    @routes.get("/{id}/trace", responses=document.STORED)
+    async def trace(id: GenerationId, owner: OwnerOf) -> bodies.GenerationTrace:
         """The records of all kept segments so far, in order."""
         stored, lines = _public(id, await owned(id, owner, store)), await store.trace(id)
         with reading(f"generation {id}"):
             segments = [SegmentTrace.model_validate_json(line) for line in lines]
-        return GenerationTrace(
+        return bodies.GenerationTrace(
             id=id,
             object="generation.trace",
             status=stored.status,
@@ -78,7 +54,7 @@ def generations(responder: Responder, store: Store) -> APIRouter:
             segments=segments,
         )
 
-    @routes.get("/{id}/events", response_model=None, responses=EVENTS)
+    @routes.get("/{id}/events", response_model=None, responses=document.EVENTS)
     async def events(
         id: GenerationId,
         owner: OwnerOf,
@@ -89,8 +65,8 @@ def generations(responder: Responder, store: Store) -> APIRouter:
         await owned(id, owner, store)
         return responder.attach(id, [int(count) for count in (last_event_id or "0").split("-")], trace)
 
-    @routes.post("/{id}/cancel", responses=GENERATION)
-    async def cancel(id: GenerationId, owner: OwnerOf) -> StoredGeneration:
+    @routes.post("/{id}/cancel", responses=document.STORED)
+    async def cancel(id: GenerationId, owner: OwnerOf) -> bodies.StoredGeneration:
         """Cancel a generation and the other choices of its request; an ended one is unchanged."""
         meta = await owned(id, owner, store)
         for choice_id in stored_request(id, meta).choice_ids:
@@ -105,12 +81,12 @@ def collection(collection: Collection | None) -> APIRouter:
     """`/v1/collection`: answers for training probes."""
     routes = APIRouter(prefix="/v1/collection", tags=["generations"])
 
-    @routes.get("", responses=COLLECTION)
+    @routes.get("", responses=document.STORED)
     async def collected(
         owner: OwnerOf,
         after: Annotated[str, Query(pattern=r"^\d{1,15}(-\d{1,9})?$", description="`next` of the page before")] = "0",
         limit: Annotated[int, Query(ge=1, le=100, description="of answers in the page")] = 20,
-    ) -> CollectionPage:
+    ) -> bodies.CollectionPage:
         """Answers whose owners consent, the oldest first; only for a key with the option `collector`."""
         if collection is None or not collection.may_read(owner):
             raise NotFound(
@@ -118,7 +94,7 @@ def collection(collection: Collection | None) -> APIRouter:
                 "key's entry the option collector"
             )
         page = await collection.read(after, limit)
-        return CollectionPage(
+        return bodies.CollectionPage(
             object="list",
             draft=_collected_model(page.served.draft),
             target=_collected_model(page.served.target),
@@ -134,25 +110,25 @@ def sessions(store: Store) -> APIRouter:
     """`/v1/sessions`: stored conversations."""
     routes = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 
-    @routes.get("", responses=SESSIONS)
-    async def sessions(owner: OwnerOf) -> SessionList:
+    @routes.get("", responses=document.SESSIONS)
+    async def sessions(owner: OwnerOf) -> bodies.SessionList:
         """The owner's last conversations."""
         found = await store.listed(owner)
         turns = await asyncio.gather(*(store.turns(stored_name(name, owner)) for name, _ in found))
         kept = [(name, at, own) for (name, at), own in zip(found, turns, strict=True) if own]
-        return SessionList(object="list", data=[_listed(*one) for one in kept])
+        return bodies.SessionList(object="list", data=[_listed(*one) for one in kept])
 
-    @routes.get("/{id}", responses=SESSION)
-    async def session(id: SessionName, owner: OwnerOf) -> Session:
+    @routes.get("/{id}", responses=document.STORED)
+    async def session(id: SessionName, owner: OwnerOf) -> bodies.Session:
         """The turns of a conversation so far, without reasoning."""
         turns = await store.turns(stored_name(id, owner))
         if not turns:
             raise _missing(id)
-        shown = [Turn(role=turn.role, content=turn.content) for turn in turns]
-        return Session(id=id, object="session", turns=shown)
+        shown = [bodies.Turn(role=turn.role, content=turn.content) for turn in turns]
+        return bodies.Session(id=id, object="session", turns=shown)
 
-    @routes.delete("/{id}", responses=FORGOTTEN)
-    async def forget(id: SessionName, owner: OwnerOf) -> SessionForgotten:
+    @routes.delete("/{id}", responses=document.FORGOTTEN)
+    async def forget(id: SessionName, owner: OwnerOf) -> bodies.SessionForgotten:
         """Delete a conversation; answers 409 while a request uses it."""
         try:
             await store.forget(stored_name(id, owner))
@@ -162,7 +138,7 @@ def sessions(store: Store) -> APIRouter:
         except Conflict:
             message = f"session {id} is answering a request; wait for it, or cancel its generation"
             raise Conflict(message, "id") from None
-        return SessionForgotten(id=id, object="session", deleted=True)
+        return bodies.SessionForgotten(id=id, object="session", deleted=True)
 
     return routes
 
@@ -171,17 +147,19 @@ def models(readiness: Readiness, settings: GatewaySettings) -> APIRouter:
     """`/v1/models`: the pair, and each strategy as a separate model, so that any client can choose one."""
     routes = APIRouter(prefix="/v1/models", tags=["models"])
 
-    def names() -> dict[str, ModelName]:
+    def names() -> dict[str, bodies.ModelName]:
         served, root = model_names(settings, readiness.strategies), settings.model_name
-        return {name: ModelName(id=name, object="model", created=0, owned_by="semspec", root=root) for name in served}
+        return {
+            name: bodies.ModelName(id=name, object="model", created=0, owned_by="semspec", root=root) for name in served
+        }
 
-    @routes.get("", responses=MODELS)
-    async def models() -> ModelNames:
+    @routes.get("", responses=document.MODELS)
+    async def models() -> bodies.ModelNames:
         """All values for a request's `model`, with the strategies that this pair supports."""
-        return ModelNames(object="list", data=list(names().values()))
+        return bodies.ModelNames(object="list", data=list(names().values()))
 
-    @routes.get("/{name:path}", description="One model name", responses=MODEL)
-    async def model(name: str) -> ModelName:
+    @routes.get("/{name:path}", description="One model name", responses=document.MODEL)
+    async def model(name: str) -> bodies.ModelName:
         """One model name."""
         served = names()
         if name not in served:
@@ -202,7 +180,7 @@ async def owned(id: str, owner: str, store: Store) -> dict[str, str]:
     return fields
 
 
-def _public(id: str, meta: Mapping[str, str]) -> StoredGeneration:
+def _public(id: str, meta: Mapping[str, str]) -> bodies.StoredGeneration:
     """The fields of a generation that clients may see. Raises: Unavailable when they cannot be read."""
     with reading(f"generation {id}"):
         fields = {
@@ -220,16 +198,16 @@ def _public(id: str, meta: Mapping[str, str]) -> StoredGeneration:
                 for name in ("parameters", "models", "prompt", "draft_prompt", "usage")
             },
         }
-        return StoredGeneration.model_validate(fields)
+        return bodies.StoredGeneration.model_validate(fields)
 
 
-def _collected_model(info: ModelInfo) -> CollectedModel:
-    return CollectedModel(fingerprint=info.fingerprint, tokenizer=info.tokenizer)
+def _collected_model(info: ModelInfo) -> bodies.CollectedModel:
+    return bodies.CollectedModel(fingerprint=info.fingerprint, tokenizer=info.tokenizer)
 
 
-def _collected_answer(answer: Answer) -> CollectedAnswer:
+def _collected_answer(answer: Answer) -> bodies.CollectedAnswer:
     prompts = answer.choice.prompts
-    return CollectedAnswer(
+    return bodies.CollectedAnswer(
         id=answer.choice.id,
         owner=answer.choice.request.owner,
         conversation=answer.conversation,
@@ -240,13 +218,15 @@ def _collected_answer(answer: Answer) -> CollectedAnswer:
     )
 
 
-def _prompt(piece: Piece) -> GenerationPrompt:
-    return GenerationPrompt(text=piece.text, token_ids=list(piece.token_ids), tokenizer=piece.tokenizer)
+def _prompt(piece: Piece) -> bodies.GenerationPrompt:
+    return bodies.GenerationPrompt(text=piece.text, token_ids=list(piece.token_ids), tokenizer=piece.tokenizer)
 
 
-def _listed(name: str, updated: float, turns: Sequence[Message]) -> ListedSession:
+def _listed(name: str, updated: float, turns: Sequence[Message]) -> bodies.ListedSession:
     question = next((turn.content for turn in turns if turn.role == "user"), "")[:200]
-    return ListedSession(id=name, object="session", updated=int(updated), num_turns=len(turns), question=question)
+    return bodies.ListedSession(
+        id=name, object="session", updated=int(updated), num_turns=len(turns), question=question
+    )
 
 
 def _missing(id: str) -> NotFound:

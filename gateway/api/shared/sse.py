@@ -15,10 +15,9 @@ from starlette.types import Receive, Scope, Send
 
 from semspec.errors import SemspecError
 from semspec.gateway.api.openai.conversion import Api, ClientRequest, Resolver, naming, new_id
-from semspec.gateway.api.shared.drain import ShuttingDown, handed_over
 from semspec.gateway.api.shared.errors import ClientGone, internal_error
 from semspec.gateway.api.shared.idempotency import HEADER, IdempotencyKey
-from semspec.gateway.api.shared.middleware import owner_of
+from semspec.gateway.api.shared.middleware import ShuttingDown, handed_over, owner_of
 from semspec.gateway.generation.generations import Generations, Run
 from semspec.gateway.generation.output import ChoiceEvent, ChoiceOutput, Ended, Kept
 from semspec.gateway.generation.preparation import ENCODE_DEADLINE_S

@@ -16,18 +16,10 @@ from semspec.errors import InvalidRequest, SemspecError
 from semspec.gateway.api.openai.completions import statistics
 from semspec.gateway.api.openai.conversion import AnswerOptions, ClientRequest
 from semspec.gateway.api.openai.requests import GenerationRequest
+from semspec.gateway.api.shared.document import EITHER, GENERATE, GENERATE_STREAM, IDEMPOTENT, INFO
 from semspec.gateway.api.shared.errors import tgi_error_body
-from semspec.gateway.api.shared.openapi import EITHER, GENERATE, GENERATE_STREAM, IDEMPOTENT, INFO
 from semspec.gateway.api.shared.sse import GENERATION_ID, Responder
-from semspec.gateway.api.tgi.answers import (
-    TgiAnswer,
-    TgiChunk,
-    TgiDetails,
-    TgiEnd,
-    TgiInfo,
-    TgiStarted,
-    TgiToken,
-)
+from semspec.gateway.api.tgi import answers
 from semspec.gateway.api.tgi.requests import TgiRequest
 from semspec.gateway.api.tgi.stream import SegmentStream, ShownToken, TokenStream
 from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept
@@ -65,11 +57,11 @@ def router(responder: Responder, readiness: Readiness, settings: GatewaySettings
         return Response(b"[%b]" % bytes(answer.body), media_type="application/json", headers=headers)
 
     @routes.get("/info", responses=INFO)
-    async def info() -> TgiInfo:
+    async def info() -> answers.TgiInfo:
         """The served model and its limits."""
         served = readiness.require()
         window = served.max_context_tokens(served.default(settings.defaults))
-        return TgiInfo(
+        return answers.TgiInfo(
             model_id=settings.model_name,
             model_sha=served.target.fingerprint,
             model_pipeline_tag="text-generation",
@@ -161,14 +153,14 @@ class TgiFormat:
         chunks = [self._chunk(token) for token in tokens]
         end = {
             "generated_text": self._text(output),
-            "details": TgiEnd(**self._end(output, self._num_events + 1)) if self._options.details else None,
+            "details": answers.TgiEnd(**self._end(output, self._num_events + 1)) if self._options.details else None,
             **statistics(outputs, self._request, self._options.trace),
         }
         return [*chunks, self._chunk(last, **end)]
 
     def response(self, outputs: Sequence[ChoiceOutput]) -> BaseModel:
         (output,) = outputs
-        return TgiAnswer(
+        return answers.TgiAnswer(
             generated_text=self._text(output),
             details=self._details(output) if self._options.details else None,
             **statistics(outputs, self._request, self._options.trace),
@@ -184,8 +176,8 @@ class TgiFormat:
     def _chunk(self, token: ShownToken, **end: Any) -> BaseModel:
         self._num_events += 1
         if self._num_events == 1:  # a client whose stream breaks needs the id to attach again
-            end = {"semspec": TgiStarted(id=self._request.id), **end}
-        return TgiChunk(
+            end = {"semspec": answers.TgiStarted(id=self._request.id), **end}
+        return answers.TgiChunk(
             index=self._num_events,
             token=_token(token),
             top_tokens=_alternatives(token) if self._request.plan.num_logprobs else None,
@@ -201,9 +193,9 @@ class TgiFormat:
             "seed": self._request.seed if self._request.plan.sampling.temperature > 0 else None,
         }
 
-    def _details(self, output: ChoiceOutput) -> TgiDetails:
+    def _details(self, output: ChoiceOutput) -> answers.TgiDetails:
         tokens = _shown(self._request, output)
-        return TgiDetails(
+        return answers.TgiDetails(
             **self._end(output, len(tokens)),
             prefill=[],
             tokens=[_token(token) for token in tokens],
@@ -232,13 +224,13 @@ def _reason(output: ChoiceOutput) -> Literal["length", "eos_token", "stop_sequen
     return "length" if output.finish_reason is FinishReason.LENGTH else "eos_token"
 
 
-def _token(token: ShownToken) -> TgiToken:
-    return TgiToken(id=token.id, text=token.text, logprob=token.logprob, special=token.special)
+def _token(token: ShownToken) -> answers.TgiToken:
+    return answers.TgiToken(id=token.id, text=token.text, logprob=token.logprob, special=token.special)
 
 
-def _alternatives(token: ShownToken) -> list[TgiToken]:
+def _alternatives(token: ShownToken) -> list[answers.TgiToken]:
     return [
-        TgiToken(
+        answers.TgiToken(
             id=other.token_id, text=other.data.decode(errors="replace"), logprob=other.logprob, special=not other.data
         )
         for other in token.alternatives

@@ -13,8 +13,8 @@ from pydantic import TypeAdapter
 from semspec.decoding import Target
 from semspec.errors import DeadlineExceeded, InternalError, InvalidRequest
 from semspec.gateway.api.openai.conversion import check_model
+from semspec.gateway.api.shared.document import DETOKENIZE, TOKENIZE
 from semspec.gateway.api.shared.middleware import owner_of
-from semspec.gateway.api.shared.openapi import DETOKENIZE, TOKENIZE
 from semspec.gateway.api.shared.sse import unless_disconnected
 from semspec.gateway.api.tgi.answers import Detokenized, TgiSimpleToken, Tokens
 from semspec.gateway.api.tgi.requests import DetokenizeRequest, TokenizeInputs, TokenizeMessages, TokenizeRequest

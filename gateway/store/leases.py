@@ -1,0 +1,227 @@
+"""What a writer holds in Redis. Of a generation: each record is stored before it is sent, and a heartbeat renews the
+writer's lease. Of a session: one generation at a time claims it, renews the claim while it runs, then releases it."""
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+
+from semspec.errors import Cancelled, Conflict, SemspecError, Unavailable
+from semspec.gateway.store.store import FIRST_FENCE, Store
+from semspec.types import Message
+
+SESSION_LEASE_S = 30.0
+"""Seconds that a dead gateway holds its sessions."""
+
+_log = logging.getLogger(__name__)
+
+
+class Background:
+    """Tasks that outlive the request that started them, such as heartbeats and final writes to the store.
+
+    It references them against garbage collection, logs their errors, and waits for them at shutdown.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait up to `timeout_s` seconds for the tasks to end, then cancel them."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+        await cancel_tasks(*self._tasks)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a background task failed", exc_info=error)
+
+
+async def cancel_tasks(*tasks: "asyncio.Task[None]") -> None:
+    """Cancel tasks and wait for their clean-up; their errors are reported elsewhere."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Journal:
+    """Stores a generation as long as its writer has the current fence.
+
+    After a failure nothing more is stored, so records have no gaps. Without Redis the generation continues as
+    `degraded`; it stops only when it is cancelled.
+    """
+
+    def __init__(self, leases: "Leases", generation: str, cancelled: asyncio.Event, fence: int) -> None:
+        """`cancelled` is set when the generation is cancelled, here or through another gateway."""
+        self._leases, self._store = leases, leases.store
+        self._generation = generation
+        self._fence = fence
+        self._cancelled = cancelled
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._is_stored = True
+        self._has_ended = False
+        self.degraded = False
+        """Whether something is missing in Redis."""
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    async def begin(self, meta: Mapping[str, str]) -> None:
+        """Create the generation. Raises: Conflict when its id exists."""
+        try:
+            await self._store.begin(self._generation, meta)
+        except Unavailable as error:
+            self._is_stored = False
+            self._degrade(error)
+
+    def beat(self) -> None:
+        """Renew the writer's lease from time to time, until `finish` or `leave`."""
+        if self._heartbeat is None and self._is_stored:
+            self._heartbeat = self._leases.background.spawn(self._renew(self._leases.writer_lease_s / 3))
+
+    async def append(self, index: int, record: str) -> None:
+        """Store the record of the next segment, as JSON."""
+        if not self.degraded:
+            await self._try(self._store.append(self._generation, self._fence, index, record))
+
+    async def finish(self, status: str, **outcome: str) -> None:
+        """Store the generation's outcome, if its beginning is stored."""
+        self._stop()
+        self._has_ended = True
+        if self._is_stored:
+            fields = {"status": status, "degraded": json.dumps(self.degraded), **outcome}
+            await self._try(self._store.finish(self._generation, self._fence, fields))
+
+    def leave(self) -> None:
+        """Release the generation; if it has not ended, another writer can resume it."""
+        self._stop()
+        if not self._has_ended and not self.is_cancelled:
+            self._leases.background.spawn(self.finish("interrupted"))
+
+    def _stop(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+
+    async def _renew(self, interval_s: float) -> None:
+        while not self._cancelled.is_set():
+            await asyncio.sleep(interval_s)
+            try:
+                await self._store.hold(self._generation, self._fence)
+            except Cancelled:
+                self._cancelled.set()
+            except Unavailable:
+                pass  # the next record or heartbeat retries
+            except SemspecError as error:
+                _log.warning("%s; this gateway no longer stores it", error.message)
+                self.degraded = True
+                return
+
+    async def _try(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except Cancelled:
+            self._cancelled.set()
+        except SemspecError as error:
+            self._degrade(error)
+
+    def _degrade(self, error: SemspecError) -> None:
+        self.degraded = True
+        _log.warning("generation %s is not stored in full: %s", self._generation, error.message)
+
+
+def stored_name(session: str, owner: str) -> str:
+    """The session's name in the store; sessions of different owners are separate, even with the same name."""
+    return f"{owner}/{session}" if owner else session
+
+
+class SessionLease:
+    """One writer's lease on a session, from `claim` to `commit` or `release`."""
+
+    def __init__(self, leases: "Leases", name: str, owner: str, token: str) -> None:
+        """`token` is "ID FENCE NONCE": the next writer of the same generation may take the session over."""
+        self._leases, self._store = leases, leases.store
+        self._name, self._owner = name, owner
+        self._session = stored_name(name, owner)
+        self._token = token
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._open = True
+        self.turns: tuple[Message, ...] = ()
+        """The conversation so far."""
+
+    async def claim(self) -> None:
+        """Raises: Conflict, Unavailable."""
+        try:
+            self.turns = await self._store.claim(self._session, self._token, SESSION_LEASE_S)
+        except Conflict:
+            message = f"session {self._name} is answering another request; wait for it or use another session"
+            raise Conflict(message, "session") from None
+        self._heartbeat = self._leases.background.spawn(self._renew(SESSION_LEASE_S))
+
+    async def commit(self, turns: Sequence[Message], version: int) -> bool:
+        """Append turns after the first `version` ones and release the session; False if they could not be stored."""
+        if not await self._end(self._store.commit(self._session, self._token, version, turns)):
+            return False
+        try:
+            await self._store.list_session(self._owner, self._name, self._session)
+        except SemspecError as error:
+            _log.warning("session %s is not in its owner's list: %s", self._session, error.message)
+        return True
+
+    async def release(self) -> None:
+        """Release the session unchanged, if it was not committed."""
+        if self._open:
+            await self._end(self._store.release(self._session, self._token))
+
+    async def _end(self, operation: Coroutine[None, None, None]) -> bool:
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+        try:
+            await operation
+        except SemspecError as error:
+            _log.warning("session %s could not be stored or released: %s", self._session, error.message)
+            return False
+        self._open = False
+        return True
+
+    async def _renew(self, lease_s: float) -> None:
+        while True:
+            await asyncio.sleep(lease_s / 3)
+            try:
+                await self._store.renew(self._session, self._token, lease_s)
+            except Conflict:
+                _log.warning("session %s was claimed by another request", self._session)
+                return
+            except SemspecError as error:
+                _log.warning("the lease of session %s was not renewed: %s", self._session, error.message)
+
+
+class Leases:
+    """What this gateway's generations hold while it writes them: their journals, and the leases of their sessions."""
+
+    def __init__(self, store: Store, background: Background, writer_lease_s: float) -> None:
+        self.store = store
+        self.background = background
+        self.writer_lease_s = writer_lease_s
+
+    def journal(self, generation: str, cancelled: asyncio.Event, fence: int = FIRST_FENCE) -> Journal:
+        return Journal(self, generation, cancelled, fence)
+
+    async def session(self, session: str, owner: str, writer: str, stack: AsyncExitStack) -> SessionLease:
+        """Claim an owner's session until `stack` is closed; `writer` is a generation's id and fence.
+
+        Raises: Conflict when another generation has the session; Unavailable when Redis does not answer, since an
+        answer without the conversation would be wrong.
+        """
+        lease = SessionLease(self, session, owner, f"{writer} {secrets.token_hex(4)}")
+        stack.callback(lambda: self.background.spawn(lease.release()))  # also if `claim` is interrupted
+        await lease.claim()
+        return lease
