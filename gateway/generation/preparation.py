@@ -1,9 +1,10 @@
 """What comes before a generation: its grammar is compiled and its prompts are tokenized."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
+from typing import TypeVar
 
 from semspec.decoding import Backends, Prompts, prompts_of
 from semspec.errors import ContextTooLong, DeadlineExceeded, InternalError, InvalidRequest, SemspecError
@@ -22,6 +23,8 @@ from semspec.types import Conversation, Message, Piece, Prompt, Writer
 
 ENCODE_DEADLINE_S = 10.0
 """Longest that tokenizing a prompt may take."""
+
+T = TypeVar("T")
 
 
 class Preparation:
@@ -84,7 +87,7 @@ class Preparation:
         prompt: Prompt = (*first, *turns, *given) if isinstance(given, tuple) else given
         if (request.tools or request.variables) and isinstance(prompt, tuple):
             prompt = Conversation(prompt, request.tools, request.variables)
-        encoded = asyncio.ensure_future(self._encode(request, prompt))
+        encoded = asyncio.ensure_future(self.tokenized(lambda: self._backends.target.encode(prompt), "prompt"))
         if Writer.DRAFT in served.strategy(request.plan).writers:
             return await self._with_draft(request, prompt, encoded, served)
         if self._collection and self._collection.wants(request):
@@ -102,18 +105,21 @@ class Preparation:
         except ContextTooLong as error:
             raise ContextTooLong(error.message, error.parameter or "prompt") from error
 
-    async def _encode(self, request: Request, prompt: Prompt) -> Piece:
+    async def tokenized(self, call: Callable[[], Awaitable[T]], parameter: str) -> T:
+        """The target's answer about a text, which errors name as `parameter`.
+
+        Raises: InvalidRequest, DeadlineExceeded, and what the target raises.
+        """
         try:
             async with asyncio.timeout(ENCODE_DEADLINE_S):
                 with broken_target(InternalError):
-                    return await self._backends.target.encode(prompt)
+                    return await call()
         except TimeoutError:
             self._readiness.suspect()
             raise DeadlineExceeded("the target took too long to tokenize the prompt; retry") from None
         except InvalidRequest as error:
             is_of_template = error.parameter in ("tools", "chat_template_kwargs")
-            field = error.parameter if is_of_template else "prompt"
-            raise type(error)(error.message, field) from error
+            raise type(error)(error.message, error.parameter if is_of_template else parameter) from error
         except SemspecError:
             self._readiness.suspect()
             raise

@@ -10,7 +10,6 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 from pydantic import BaseModel
 
-from semspec import records
 from semspec.errors import InvalidRequest, SemspecError
 from semspec.gateway.api.openai import answers
 from semspec.gateway.api.openai.conversion import AnswerOptions, chat_request, completion_request
@@ -18,16 +17,10 @@ from semspec.gateway.api.openai.requests import ChatRequest, CompletionRequest
 from semspec.gateway.api.shared import document
 from semspec.gateway.api.shared.errors import error_body
 from semspec.gateway.api.shared.sse import Responder
-from semspec.gateway.api.shared.statistics import (
-    AnswerMetrics,
-    ChoiceStatistics,
-    SpeculativeDecoding,
-    Statistics,
-    TokenCounts,
-)
-from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept, numbers, usage
+from semspec.gateway.api.shared.statistics import TokenCounts, statistics
+from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept, usage
 from semspec.gateway.generation.parsers import Delta, ToolCall
-from semspec.gateway.generation.request import Parameters, Request
+from semspec.gateway.generation.request import Request
 from semspec.records import SegmentTrace
 from semspec.types import Drafted, FinishReason, TokenLogprob
 
@@ -204,33 +197,6 @@ class CompletionFormat(_OpenAIFormat):
             top_logprobs=[{_text(other): other.logprob for other in token.alternatives} for token in tokens],
             text_offset=[*accumulate(map(len, texts), initial=offset)][:-1],
         )
-
-
-def statistics(outputs: Sequence[ChoiceOutput], request: Request, trace: bool) -> dict[str, Any]:
-    """The response fields beyond OpenAI's: `semspec`, over all choices and for each of several; and `metrics`, null
-    for several choices, as in vLLM."""
-    is_one = len(outputs) == 1
-    total = Statistics(
-        **numbers(outputs),
-        parameters=Parameters.of(outputs[0].generation, request.strictness, request.stops),
-        expected=request.expected,
-        seed=request.seed,
-        choices=None if is_one else [_choice_statistics(output, trace) for output in outputs],
-        trace=_trace(outputs[0]) if is_one and trace else None,
-    )
-    decisions = records.statistics(outputs[0].records).steps if is_one else []
-    decoding = records.speculative_decoding(decisions)
-    metrics = AnswerMetrics(speculative_decoding=None if decoding is None else SpeculativeDecoding(**decoding))
-    return {"semspec": total, "metrics": metrics}
-
-
-def _choice_statistics(output: ChoiceOutput, trace: bool) -> ChoiceStatistics:
-    seed = output.generation.sampling.seed
-    return ChoiceStatistics(**numbers([output]), seed=seed, trace=_trace(output) if trace else None)
-
-
-def _trace(output: ChoiceOutput) -> list[SegmentTrace]:
-    return [SegmentTrace.of(record) for record in output.records]
 
 
 def _message(text: Delta) -> dict[str, Any]:

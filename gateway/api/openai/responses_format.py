@@ -7,10 +7,10 @@ from pydantic import BaseModel
 
 from semspec.errors import SemspecError
 from semspec.gateway.api.openai import responses_models as bodies
-from semspec.gateway.api.openai.completions import statistics
 from semspec.gateway.api.openai.conversion import AnswerOptions
 from semspec.gateway.api.openai.formats import ResponseTool, ResponseToolChoice
 from semspec.gateway.api.shared.errors import error_body
+from semspec.gateway.api.shared.statistics import statistics
 from semspec.gateway.api.shared.variables import Effort
 from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept, usage
 from semspec.gateway.generation.parsers import Delta, ToolCall

@@ -1,7 +1,5 @@
 """The playground: one static page."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.resources import files
 from types import MappingProxyType
 
@@ -31,25 +29,14 @@ HEADERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Asset:
-    """A static file of the page."""
-
-    body: bytes
-    media_type: str
-
-
-def _load_assets() -> Mapping[str, Asset]:
-    """The folder's files by name; only these can be requested."""
-    assets = {}
-    for entry in files("semspec.gateway").joinpath("api", "static").iterdir():
-        media_type = MEDIA_TYPES.get(entry.name.rpartition(".")[2])
-        if media_type is not None:
-            assets[entry.name] = Asset(entry.read_bytes(), media_type)
-    return MappingProxyType(assets)
-
-
-ASSETS = _load_assets()
+FILES = MappingProxyType(
+    {
+        entry.name: entry.read_bytes()
+        for entry in files("semspec.gateway").joinpath("api", "static").iterdir()
+        if entry.name.rpartition(".")[2] in MEDIA_TYPES
+    }
+)
+"""The folder's files by name; only these can be requested."""
 
 
 @router.get("/", response_model=None, include_in_schema=False)
@@ -65,7 +52,6 @@ async def static(name: str) -> Response:
 
 
 def _response(name: str) -> Response:
-    if name not in ASSETS:
+    if name not in FILES:
         raise NotFound(f"the playground has no file {name!r}; the page is at /", "name")
-    asset = ASSETS[name]
-    return Response(asset.body, media_type=asset.media_type, headers=HEADERS)
+    return Response(FILES[name], media_type=MEDIA_TYPES[name.rpartition(".")[2]], headers=HEADERS)

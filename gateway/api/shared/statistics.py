@@ -1,6 +1,11 @@
-"""Schemas of a response's statistics: `semspec`, OpenAI's `usage` and vLLM's `metrics`."""
+"""A response's statistics: `semspec`, OpenAI's `usage` and vLLM's `metrics`."""
 
-from semspec.gateway.generation.request import Parameters
+from collections.abc import Sequence
+from typing import Any
+
+from semspec import records
+from semspec.gateway.generation.output import ChoiceOutput, numbers
+from semspec.gateway.generation.request import Parameters, Request
 from semspec.gateway.generation.strictness import Expected
 from semspec.records import Body, SegmentTrace, if_any
 
@@ -88,3 +93,30 @@ class TokenCounts(Body):
     """Only where the target reports what it had cached."""
     completion_tokens_details: CompletionTokens | None = if_any()
     """Only of chats."""
+
+
+def statistics(outputs: Sequence[ChoiceOutput], request: Request, trace: bool) -> dict[str, Any]:
+    """The response fields beyond OpenAI's: `semspec`, over all choices and for each of several; and `metrics`, null
+    for several choices, as in vLLM."""
+    is_one = len(outputs) == 1
+    total = Statistics(
+        **numbers(outputs),
+        parameters=Parameters.of(outputs[0].generation, request.strictness, request.stops),
+        expected=request.expected,
+        seed=request.seed,
+        choices=None if is_one else [_choice_statistics(output, trace) for output in outputs],
+        trace=_trace(outputs[0]) if is_one and trace else None,
+    )
+    decisions = records.statistics(outputs[0].records).steps if is_one else []
+    decoding = records.speculative_decoding(decisions)
+    metrics = AnswerMetrics(speculative_decoding=None if decoding is None else SpeculativeDecoding(**decoding))
+    return {"semspec": total, "metrics": metrics}
+
+
+def _choice_statistics(output: ChoiceOutput, trace: bool) -> ChoiceStatistics:
+    seed = output.generation.sampling.seed
+    return ChoiceStatistics(**numbers([output]), seed=seed, trace=_trace(output) if trace else None)
+
+
+def _trace(output: ChoiceOutput) -> list[SegmentTrace]:
+    return [SegmentTrace.of(record) for record in output.records]

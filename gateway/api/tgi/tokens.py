@@ -11,15 +11,13 @@ from fastapi.responses import Response
 from pydantic import TypeAdapter
 
 from semspec.decoding import Target
-from semspec.errors import DeadlineExceeded, InternalError, InvalidRequest
 from semspec.gateway.api.openai.conversion import check_model
 from semspec.gateway.api.shared.document import DETOKENIZE, TOKENIZE
 from semspec.gateway.api.shared.middleware import owner_of
 from semspec.gateway.api.shared.sse import unless_disconnected
 from semspec.gateway.api.tgi.answers import Detokenized, TgiSimpleToken, Tokens
 from semspec.gateway.api.tgi.requests import DetokenizeRequest, TokenizeInputs, TokenizeMessages, TokenizeRequest
-from semspec.gateway.generation.choice import broken_target
-from semspec.gateway.generation.preparation import ENCODE_DEADLINE_S, Preparation
+from semspec.gateway.generation.preparation import Preparation
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import GatewaySettings
 from semspec.types import Token, TokenIds
@@ -36,16 +34,8 @@ def router(target: Target, preparation: Preparation, readiness: Readiness, setti
         return await unless_disconnected(http.receive, answered(owner_of(http), field, call))
 
     async def answered(owner: str, field: str, call: Callable[[], Awaitable[T]]) -> T:
-        """What the target answers; its refusals name `field`."""
-        try:
-            async with preparation.admitted(owner), asyncio.timeout(ENCODE_DEADLINE_S):
-                with broken_target(InternalError):
-                    return await call()
-        except InvalidRequest as error:
-            raise type(error)(error.message, field) from error
-        except TimeoutError:
-            readiness.suspect()
-            raise DeadlineExceeded("the target took too long to tokenize the text; retry") from None
+        async with preparation.admitted(owner):
+            return await preparation.tokenized(call, field)
 
     @routes.post("/tokenize", responses=TOKENIZE, response_model=list[TgiSimpleToken] | Tokens)
     async def tokenize(http: HttpRequest, body: TokenizeRequest) -> Response:
