@@ -13,10 +13,11 @@ from semspec.decoding import STRATEGIES, Backends, Strategies
 from semspec.gateway.api.openai import completions, responses, responses_format
 from semspec.gateway.api.openai.conversion import Api, Resolver
 from semspec.gateway.api.shared import operations, playground, resources
+from semspec.gateway.api.shared.answers import Format
 from semspec.gateway.api.shared.document import TAGS, DocumentedApp, operation_id
 from semspec.gateway.api.shared.errors import install_handlers
 from semspec.gateway.api.shared.middleware import Authenticated, BodyGuard, Drain, HttpFraming, Observed
-from semspec.gateway.api.shared.sse import GENERATION_ID, FormatFactory, Responder
+from semspec.gateway.api.shared.sse import GENERATION_ID, Responder
 from semspec.gateway.api.tgi import generation as tgi
 from semspec.gateway.api.tgi import tokens
 from semspec.gateway.generation.admission import Admission, Limits
@@ -70,10 +71,10 @@ def create_app(
     runner = ChoiceRunner(backends, readiness, metrics, settings, audit, collection)
     preparation = Preparation(backends, readiness, metrics, settings, collection)
     generations = Generations(runner, admission, preparation, readiness, leases, store)
-    formats: dict[Api, FormatFactory] = {
+    formats: dict[Api, type[Format]] = {
         "chat": completions.ChatFormat,
         "completions": completions.CompletionFormat,
-        "responses": responses_format.ResponsesApiFormat,
+        "responses": responses_format.ResponsesFormat,
         "tgi": tgi.TgiFormat,
     }
     responder = Responder(Resolver(readiness, settings, audit), generations, store, settings, formats)

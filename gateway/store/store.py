@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.resources import files
+from itertools import chain
 from typing import Any, Literal, Self
 
 from pydantic import TypeAdapter
@@ -36,7 +37,7 @@ FIRST_FENCE = 1
 
 _REFUSALS: dict[str, Callable[[str], SemspecError]] = {
     "exists": lambda subject: Conflict(f"{subject} exists already"),
-    "missing": lambda subject: NotFound(f"{subject} does not exist, or has expired"),
+    "missing": lambda subject: NotFound(f"{subject} does not exist, or has expired", "id"),
     "cancelled": lambda subject: Cancelled(f"{subject} was cancelled"),
     "fenced": lambda subject: Conflict(f"{subject} was taken over by another writer"),
     "conflict": lambda subject: Conflict(f"{subject} was changed or is used by another request"),
@@ -61,7 +62,8 @@ class Store:
         self._ttl_s = ttl_s
         self._max_generation_bytes = max_generation_bytes
         self._lease_ms = _ms(writer_lease_s)
-        self._scripts = {name: client.register_script(_source(name)) for name in _SCRIPTS}
+        folder = files("semspec.gateway").joinpath("store", "lua")
+        self._scripts = {name: client.register_script(folder.joinpath(f"{name}.lua").read_text()) for name in _SCRIPTS}
         self._calls: set[asyncio.Future[Any]] = set()
         self.on_failure: Callable[[str], None] = lambda operation: None
         """Called with the operation's name whenever Redis fails."""
@@ -86,7 +88,7 @@ class Store:
 
     async def begin(self, generation: str, meta: Mapping[str, str]) -> None:
         """Create a generation, whose writer gets `FIRST_FENCE`. Raises: Conflict, Unavailable."""
-        await self._run("begin", generation, self._ttl_s, self._lease_ms, secrets.token_hex(8), *_pairs(meta))
+        await self._run("begin", generation, self._ttl_s, self._lease_ms, secrets.token_hex(8), *chain(*meta.items()))
 
     async def append(self, generation: str, fence: int, version: int, record: str) -> None:
         """Append the record of segment number `version`. Raises: Cancelled, Conflict, NotFound, Unavailable."""
@@ -95,7 +97,7 @@ class Store:
 
     async def finish(self, generation: str, fence: int, outcome: Mapping[str, str]) -> None:
         """Store a generation's outcome and release it. Raises: Cancelled, Conflict, NotFound, Unavailable."""
-        await self._run("finish", generation, fence, self._ttl_s, *_pairs(outcome))
+        await self._run("finish", generation, fence, self._ttl_s, *chain(*outcome.items()))
 
     async def hold(self, generation: str, fence: int) -> None:
         """Renew the lease of a generation's writer. Raises: Cancelled, Conflict, NotFound, Unavailable."""
@@ -141,10 +143,7 @@ class Store:
 
         Raises: NotFound, Unavailable.
         """
-        try:
-            _, *pairs = await self._run("read", generation)
-        except NotFound:
-            raise missing_generation(generation) from None
+        _, *pairs = await self._run("read", generation)
         return dict(zip(pairs[::2], pairs[1::2], strict=True))
 
     async def trace(self, generation: str, start: int = 0) -> list[str]:
@@ -171,14 +170,14 @@ class Store:
         """Claim a session for one generation; returns its turns so far. Raises: Conflict, Unavailable."""
         turns = await self._run("claim", session, token, _ms(lease_s))
         with reading(f"session {session}"):
-            return _messages(turns[1:])
+            return tuple(map(_MESSAGE.validate_json, turns[1:]))
 
     async def turns(self, session: str) -> tuple[Message, ...]:
         """The turns of a session; none if it does not exist. Raises: Unavailable."""
         subject = f"session {session}"
         lines = await self._guarded("read", self._client.lrange(_key("session", session, "turns"), 0, -1), subject)
         with reading(subject):
-            return _messages(lines)
+            return tuple(map(_MESSAGE.validate_json, lines))
 
     async def forget(self, session: str) -> None:
         """Delete a session's turns. Raises: Conflict while a generation has it; NotFound, Unavailable."""
@@ -266,11 +265,6 @@ class Store:
             call.exception()  # mark it as retrieved, since the caller may be cancelled
 
 
-def missing_generation(id: str) -> NotFound:
-    """The error for a generation that does not exist or belongs to another owner."""
-    return NotFound(f"generation {id} does not exist, or has expired", "id")
-
-
 _SCRIPTS = {
     "begin": ("generation", "meta", "writer"),
     "append": ("generation", "meta", "segments", "writer", "events"),
@@ -297,19 +291,7 @@ def _key(kind: str, id: str, part: str) -> str:
     return f"semspec:{'session:' if kind == 'session' else ''}{{{id}}}:{part}"
 
 
-def _source(name: str) -> str:
-    return files("semspec.gateway").joinpath("store", "lua", f"{name}.lua").read_text()
-
-
-def _messages(lines: Sequence[str]) -> tuple[Message, ...]:
-    return tuple(map(_MESSAGE.validate_json, lines))
-
-
 _MESSAGE = TypeAdapter(Message)
-
-
-def _pairs(fields: Mapping[str, str]) -> list[str]:
-    return [item for pair in fields.items() for item in pair]
 
 
 def _ms(seconds: float) -> int:

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from semspec.gateway.api.shared.statistics import AnswerMetrics, Statistics, TokenCounts
+from semspec.gateway.api.shared.answers import AnswerMetrics, Statistics, TokenCounts
 from semspec.records import Body, SegmentTrace, if_any
 from semspec.types import FinishReason
 

@@ -1,6 +1,6 @@
 """OpenAI's API: routes, and response formats of chat and plain completions."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Literal
@@ -10,14 +10,13 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 from pydantic import BaseModel
 
-from semspec.errors import InvalidRequest, SemspecError
+from semspec.errors import InvalidRequest
 from semspec.gateway.api.openai import answers
-from semspec.gateway.api.openai.conversion import AnswerOptions, chat_request, completion_request
+from semspec.gateway.api.openai.conversion import chat_request, completion_request
 from semspec.gateway.api.openai.requests import ChatRequest, CompletionRequest
 from semspec.gateway.api.shared import document
-from semspec.gateway.api.shared.errors import error_body
+from semspec.gateway.api.shared.answers import Format, TokenCounts, statistics
 from semspec.gateway.api.shared.sse import Responder
-from semspec.gateway.api.shared.statistics import TokenCounts, statistics
 from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept, usage
 from semspec.gateway.generation.parsers import Delta, ToolCall
 from semspec.gateway.generation.request import Request
@@ -47,8 +46,8 @@ def router(responder: Responder) -> APIRouter:
     return routes
 
 
-class _OpenAIFormat(ABC):
-    """What both formats share. See `semspec.gateway.api.shared.sse.Format`."""
+class _OpenAIFormat(Format):
+    """What both formats share."""
 
     last_line: str | None = "[DONE]"
     _chunk_body: type[BaseModel]
@@ -57,17 +56,13 @@ class _OpenAIFormat(ABC):
     """Values of `object` in the two."""
 
     def __init__(self, request: Request, options: Mapping[str, Any], system_fingerprint: str) -> None:
-        self._request = request
-        self._options = AnswerOptions.model_validate(options)
+        super().__init__(request, options, system_fingerprint)
         self._head = {
             "id": request.id,
             "created": request.created,
             "model": request.model,
             "system_fingerprint": system_fingerprint,
         }
-
-    def opening(self, index: int) -> list[BaseModel]:
-        return []
 
     def drafted(self, event: Drafted) -> list[BaseModel]:
         return [self._chunk([], semspec=_drafted(event))] if self._options.trace else []
@@ -97,9 +92,6 @@ class _OpenAIFormat(ABC):
             **self._head,
             **statistics(outputs, self._request, self._options.trace),
         )
-
-    def error(self, error: SemspecError) -> BaseModel:
-        return error_body(error)
 
     def _usage(self, outputs: Sequence[ChoiceOutput]) -> TokenCounts:
         return TokenCounts(**usage(outputs, len(self._request.prompts)))

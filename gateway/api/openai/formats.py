@@ -77,7 +77,7 @@ class TextFormat(RequestModel):
 class TextOptions(CompatibleRequestModel):
     """The Responses API's `text`."""
 
-    neutral: ClassVar[dict[str, tuple[object, ...]]] = {"verbosity": ()}
+    noop_fields: ClassVar[dict[str, tuple[object, ...]]] = {"verbosity": ()}
     labels = frozenset()
 
     format: TextFormat | None = None
@@ -112,14 +112,10 @@ class NamedTool(RequestModel):
     function: NamedFunction
 
 
-class ResponseTool(RequestModel):
+class ResponseTool(Function):
     """A function that a response may call, as the Responses API has it."""
 
     type: Literal["function"]
-    name: str = Field(pattern=NAME)
-    description: Text | None = None
-    parameters: SchemaObject | None = None
-    strict: bool | None = None
 
     @property
     def tool(self) -> Tool:

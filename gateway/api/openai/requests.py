@@ -18,13 +18,14 @@ from semspec.gateway.api.shared.fields import (
     OPENAI_DEFAULTS,
     SUPPORTED_IN_CHATS,
     CompatibleRequestModel,
+    Effort,
     Repetition,
     RequestModel,
+    TemplateVariables,
     Text,
     encodable,
     parsed_json,
 )
-from semspec.gateway.api.shared.variables import Effort, TemplateVariables
 from semspec.gateway.options import AcceptanceOptions, StrategyOptions, Temperature, TopP, or_default
 from semspec.gateway.settings import (
     MAX_LOGPROBS,
@@ -195,7 +196,7 @@ class GenerationRequest(CompatibleRequestModel):
 class ChatRequest(GenerationRequest):
     """Body of `POST /v1/chat/completions`."""
 
-    neutral: ClassVar[Mapping[str, Sequence[object]]] = {
+    noop_fields: ClassVar[Mapping[str, Sequence[object]]] = {
         name: values for name, values in OPENAI_DEFAULTS.items() if name not in SUPPORTED_IN_CHATS
     }
 

@@ -20,7 +20,7 @@ from semspec.gateway.api.openai.formats import (
 )
 from semspec.gateway.api.openai.requests import ChatMessage, FunctionCall, GenerationRequest
 from semspec.gateway.api.openai.requests import ToolCall as GivenCall
-from semspec.gateway.api.openai.responses_format import ResponseOptions, ResponsesApiFormat
+from semspec.gateway.api.openai.responses_format import ResponseOptions, ResponsesFormat
 from semspec.gateway.api.openai.responses_models import (
     InputCall,
     InputCallOutput,
@@ -29,6 +29,7 @@ from semspec.gateway.api.openai.responses_models import (
     ModelResponse,
     ResponseFailure,
     ResponseRequest,
+    joined,
 )
 from semspec.gateway.api.shared.document import IDEMPOTENT, RESPONSE, STORED
 from semspec.gateway.api.shared.middleware import OwnerOf, owner_of
@@ -93,7 +94,7 @@ def router(responder: Responder, readiness: Readiness, store: Store) -> APIRoute
     async def response(id: GenerationId, owner: OwnerOf) -> ModelResponse:
         """A stored response, as far as it is written."""
         fields, request, output = await output_of(id, owner)
-        stored = ResponsesApiFormat(request, json.loads(request.answer), "").stored(output)
+        stored = ResponsesFormat(request, json.loads(request.answer), "").stored(output)
         if fields["status"] == "finished":
             return stored
         status, failure = _STATUSES[fields["status"]], None
@@ -156,9 +157,9 @@ def messages_of(given: str | Sequence[InputItem]) -> list[ChatMessage]:
     for item in given:
         match item:
             case InputMessage():
-                messages.append(ChatMessage(role=item.role, content=item.text))
+                messages.append(ChatMessage(role=item.role, content=joined(item.content)))
             case InputCallOutput():
-                messages.append(ChatMessage(role="tool", content=item.text, tool_call_id=item.call_id))
+                messages.append(ChatMessage(role="tool", content=joined(item.output), tool_call_id=item.call_id))
             case InputCall():
                 function = FunctionCall(name=item.name, arguments=item.arguments)
                 call = GivenCall(id=item.call_id, type="function", function=function)

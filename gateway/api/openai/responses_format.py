@@ -5,17 +5,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from semspec.errors import SemspecError
 from semspec.gateway.api.openai import responses_models as bodies
 from semspec.gateway.api.openai.conversion import AnswerOptions
 from semspec.gateway.api.openai.formats import ResponseTool, ResponseToolChoice
-from semspec.gateway.api.shared.errors import error_body
-from semspec.gateway.api.shared.statistics import statistics
-from semspec.gateway.api.shared.variables import Effort
+from semspec.gateway.api.shared.answers import Format, statistics
+from semspec.gateway.api.shared.fields import Effort
 from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept, usage
 from semspec.gateway.generation.parsers import Delta, ToolCall
 from semspec.gateway.generation.request import Request
-from semspec.types import Drafted, FinishReason
+from semspec.types import FinishReason
 
 Kind = Literal["reasoning", "message"]
 
@@ -30,14 +28,13 @@ class ResponseOptions(AnswerOptions):
     parallel_tool_calls: bool
 
 
-class ResponsesApiFormat:
+class ResponsesFormat(Format):
     """`POST /v1/responses`, and its events: the reasoning, if there is any, and the message."""
 
-    last_line: str | None = None
+    options = ResponseOptions
 
     def __init__(self, request: Request, options: Mapping[str, Any], system_fingerprint: str) -> None:
-        self._request = request
-        self._options = ResponseOptions.model_validate(options)
+        super().__init__(request, options, system_fingerprint)
         self._num_events = self._num_items = 0
         self._is_open = False
         """Whether the last text is an item that goes on."""
@@ -51,9 +48,6 @@ class ResponsesApiFormat:
             for name in ("created", "in_progress")
         ]
 
-    def drafted(self, event: Drafted) -> list[BaseModel]:
-        return []
-
     def text(self, index: int, event: Kept | Ended) -> list[BaseModel]:
         return list(self._added(event.delta))
 
@@ -66,9 +60,6 @@ class ResponsesApiFormat:
 
     def response(self, outputs: Sequence[ChoiceOutput]) -> BaseModel:
         return self._whole(outputs[0])
-
-    def error(self, error: SemspecError) -> BaseModel:
-        return error_body(error)
 
     def stored(self, output: ChoiceOutput) -> bodies.ModelResponse:
         """A response without statistics, whose times are not stored."""

@@ -6,9 +6,16 @@ from pydantic import Discriminator, Field, Tag
 
 from semspec.gateway.api.openai.formats import MAX_TOOLS, ResponseTool, ResponseToolChoice, TextOptions
 from semspec.gateway.api.openai.requests import False_, ObjectText, SemspecOptions, text_or_list
-from semspec.gateway.api.shared.fields import RESPONSES_DEFAULTS, CompatibleRequestModel, RequestModel, Text
-from semspec.gateway.api.shared.statistics import AnswerMetrics, CompletionTokens, PromptTokens, Statistics
-from semspec.gateway.api.shared.variables import Effort, ReasoningOptions, TemplateVariables
+from semspec.gateway.api.shared.answers import AnswerMetrics, CompletionTokens, PromptTokens, Statistics
+from semspec.gateway.api.shared.fields import (
+    RESPONSES_DEFAULTS,
+    CompatibleRequestModel,
+    Effort,
+    ReasoningOptions,
+    RequestModel,
+    TemplateVariables,
+    Text,
+)
 from semspec.gateway.options import Temperature, TopP, or_default
 from semspec.records import Body, if_any
 from semspec.types import Role
@@ -17,34 +24,37 @@ from semspec.types import Role
 class InputPart(CompatibleRequestModel):
     """A text part of an input message; `output_text` in an assistant's earlier turn."""
 
-    neutral: ClassVar[dict[str, tuple[object, ...]]] = {"annotations": ([],), "logprobs": ([],)}
+    noop_fields: ClassVar[dict[str, tuple[object, ...]]] = {"annotations": ([],), "logprobs": ([],)}
     labels = frozenset()
 
     type: Literal["input_text", "output_text"]
     text: Text
 
 
+InputContent = Annotated[
+    Annotated[Text, Tag("<text>")] | Annotated[list[InputPart], Tag("<list>")], Discriminator(text_or_list)
+]
+
+
+def joined(content: str | list[InputPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
 class InputMessage(CompatibleRequestModel):
     """A message of the input; a message of an earlier response is one too."""
 
-    neutral: ClassVar[dict[str, tuple[object, ...]]] = {"phase": ()}
+    noop_fields: ClassVar[dict[str, tuple[object, ...]]] = {"phase": ()}
     labels = frozenset({"id", "status"})
 
     type: Literal["message"] = "message"
     role: Role
-    content: Annotated[
-        Annotated[Text, Tag("<text>")] | Annotated[list[InputPart], Tag("<list>")], Discriminator(text_or_list)
-    ]
-
-    @property
-    def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+    content: InputContent
 
 
 class InputReasoning(CompatibleRequestModel):
     """The reasoning of an earlier response; it is not sent to the model."""
 
-    neutral: ClassVar[dict[str, tuple[object, ...]]] = {}
+    noop_fields: ClassVar[dict[str, tuple[object, ...]]] = {}
     labels = frozenset({"id", "status", "summary", "content", "encrypted_content"})
 
     type: Literal["reasoning"]
@@ -53,7 +63,7 @@ class InputReasoning(CompatibleRequestModel):
 class InputCall(CompatibleRequestModel):
     """A tool's call in an earlier response."""
 
-    neutral: ClassVar[dict[str, tuple[object, ...]]] = {"async": (), "namespace": (), "caller": ()}
+    noop_fields: ClassVar[dict[str, tuple[object, ...]]] = {"async": (), "namespace": (), "caller": ()}
     labels = frozenset({"id", "status"})
 
     type: Literal["function_call"]
@@ -65,26 +75,17 @@ class InputCall(CompatibleRequestModel):
 class InputCallOutput(CompatibleRequestModel):
     """What a tool answered."""
 
-    neutral: ClassVar[dict[str, tuple[object, ...]]] = {"caller": ()}
+    noop_fields: ClassVar[dict[str, tuple[object, ...]]] = {"caller": ()}
     labels = frozenset({"id", "status"})
 
     type: Literal["function_call_output"]
     call_id: Text = Field(min_length=1)
-    output: Annotated[
-        Annotated[Text, Tag("<text>")] | Annotated[list[InputPart], Tag("<list>")], Discriminator(text_or_list)
-    ]
-
-    @property
-    def text(self) -> str:
-        return self.output if isinstance(self.output, str) else "".join(part.text for part in self.output)
-
-
-_KINDS = ("reasoning", "function_call", "function_call_output")
+    output: InputContent
 
 
 def _kind_of_item(item: object) -> str:
     kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)  # a model when it is serialized
-    return f"<{kind}>" if kind in _KINDS else "<message>"
+    return f"<{kind}>" if kind in ("reasoning", "function_call", "function_call_output") else "<message>"
 
 
 InputItem = Annotated[
@@ -105,7 +106,7 @@ class ResponseStreamOptions(RequestModel):
 class ResponseRequest(CompatibleRequestModel):
     """Body of `POST /v1/responses`."""
 
-    neutral = RESPONSES_DEFAULTS
+    noop_fields = RESPONSES_DEFAULTS
 
     model: str | None = None
     input: Annotated[

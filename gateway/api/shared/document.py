@@ -23,11 +23,15 @@ from semspec.gateway.api.openai.responses_models import (
     ModelResponse,
 )
 from semspec.gateway.api.shared.errors import TGI_PATHS, Error, TgiError
-from semspec.gateway.api.shared.fields import LABELS, RESPONSES_DEFAULTS, TGI_DEFAULTS
-from semspec.gateway.api.shared.fields import OPENAI_DEFAULTS as OPENAI_NEUTRAL
+from semspec.gateway.api.shared.fields import (
+    LABELS,
+    OPENAI_DEFAULTS,
+    RESPONSES_DEFAULTS,
+    TGI_DEFAULTS,
+    ReasoningOptions,
+)
 from semspec.gateway.api.shared.idempotency import MAX_KEY_LENGTH
 from semspec.gateway.api.shared.middleware import is_open
-from semspec.gateway.api.shared.variables import ReasoningOptions
 from semspec.gateway.api.tgi.answers import TgiAnswer, TgiChunk
 from semspec.gateway.settings import GatewaySettings
 
@@ -270,20 +274,22 @@ def _complete_requests(schemas: Schema, settings: GatewaySettings, strategies: S
     for request in ("ChatRequest", "CompletionRequest"):
         fields = schemas[request]["properties"]
         fields["n"]["anyOf"][0]["maximum"] = settings.max_n
-        fields |= _neutral({name: values for name, values in OPENAI_NEUTRAL.items() if name not in fields}) | labels
+        fields |= (
+            _noop_schemas({name: values for name, values in OPENAI_DEFAULTS.items() if name not in fields}) | labels
+        )
     for request in ("TokenizePrompt", "TokenizeMessages"):
-        schemas[request]["properties"] |= _neutral(OPENAI_NEUTRAL) | labels
-    schemas["ResponseRequest"]["properties"] |= _neutral(RESPONSES_DEFAULTS) | labels
+        schemas[request]["properties"] |= _noop_schemas(OPENAI_DEFAULTS) | labels
+    schemas["ResponseRequest"]["properties"] |= _noop_schemas(RESPONSES_DEFAULTS) | labels
     for item in (InputMessage, InputPart, InputReasoning, InputCall, InputCallOutput, ReasoningOptions, TextOptions):
         ignored = {name: {"description": "accepted and ignored"} for name in sorted(item.labels)}
-        schemas[item.__name__]["properties"] |= _neutral(item.neutral) | ignored
-    of_messages = {name: OPENAI_NEUTRAL[name] for name in _OF_MESSAGES}
-    schemas["ChatMessage"]["properties"] |= _neutral(of_messages)
+        schemas[item.__name__]["properties"] |= _noop_schemas(item.noop_fields) | ignored
+    of_messages = {name: OPENAI_DEFAULTS[name] for name in _OF_MESSAGES}
+    schemas["ChatMessage"]["properties"] |= _noop_schemas(of_messages)
     if "TgiRequest" in schemas:
-        schemas["TgiParameters"]["properties"] |= _neutral(TGI_DEFAULTS)
+        schemas["TgiParameters"]["properties"] |= _noop_schemas(TGI_DEFAULTS)
 
 
-def _neutral(fields: Mapping[str, Sequence[object]]) -> Schema:
+def _noop_schemas(fields: Mapping[str, Sequence[object]]) -> Schema:
     """Schemas of unsupported fields, which accept only values without effect."""
     return {
         name: {"enum": [*values, None], "description": "not supported: only these values, which have no effect"}

@@ -1,10 +1,11 @@
-"""Fields that the gateway does not support, but accepts with values that have no effect."""
+"""Parts of request bodies that several APIs share, and unsupported fields that are accepted with values without
+effect."""
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 
 from semspec.text import is_utf8
 from semspec.types import LEAST_REPETITION
@@ -130,28 +131,77 @@ class RequestModel(BaseModel):
 class CompatibleRequestModel(RequestModel):
     """Accepts an API's unsupported fields if their value has no effect."""
 
-    neutral: ClassVar[Mapping[str, Sequence[object]]] = OPENAI_DEFAULTS
+    noop_fields: ClassVar[Mapping[str, Sequence[object]]] = OPENAI_DEFAULTS
     labels: ClassVar[frozenset[str]] = LABELS
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_neutral(cls, values: Any) -> Any:
+    def _drop_noops(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
         return {name: value for name, value in values.items() if not cls._has_no_effect(name, value)}
 
     @classmethod
     def _has_no_effect(cls, name: str, value: object) -> bool:
-        if name in cls.neutral:
-            return value is None or _is_one_of(value, cls.neutral[name])
+        if name in cls.noop_fields:
+            return value is None or _is_one_of(value, cls.noop_fields[name])
         return name in cls.labels
 
 
 def is_known(name: str) -> bool:
     """Whether one of the APIs has this field, so that only its value is unsupported."""
-    return any(name in neutral for neutral in (OPENAI_DEFAULTS, RESPONSES_DEFAULTS, REASONING_DEFAULTS, TGI_DEFAULTS))
+    return any(name in fields for fields in (OPENAI_DEFAULTS, RESPONSES_DEFAULTS, REASONING_DEFAULTS, TGI_DEFAULTS))
 
 
 def _is_one_of(value: object, others: Sequence[object]) -> bool:
     """Whether a JSON value equals one of `others`; in JSON, unlike in Python, false is not 0."""
     return any(value == other and isinstance(value, bool) is isinstance(other, bool) for other in others)
+
+
+MAX_VARIABLES, MAX_VARIABLE_LENGTH, MAX_VARIABLE = 32, 1000, 1 << 31
+"""Their number, the length of a text and the largest number."""
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+def _scalar(value: object) -> object:
+    if isinstance(value, str) and len(value) <= MAX_VARIABLE_LENGTH:
+        return encodable(value)
+    is_number = isinstance(value, int | float) and -MAX_VARIABLE <= value <= MAX_VARIABLE
+    if not (value is None or is_number):
+        raise ValueError(
+            f"Input should be a text of at most {MAX_VARIABLE_LENGTH} characters, a number up to 2^31, "
+            "true, false or null"
+        )
+    return value
+
+
+TemplateVariables = Annotated[
+    dict[
+        Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")],
+        Annotated[
+            Any,
+            AfterValidator(_scalar),
+            WithJsonSchema(
+                {
+                    "anyOf": [
+                        {"type": "string", "maxLength": MAX_VARIABLE_LENGTH},
+                        {"type": "number", "minimum": -MAX_VARIABLE, "maximum": MAX_VARIABLE},
+                        {"type": "boolean"},
+                        {"type": "null"},
+                    ]
+                }
+            ),
+        ],
+    ],
+    Field(max_length=MAX_VARIABLES, description="variables of the chat template, by name"),
+]
+
+
+class ReasoningOptions(CompatibleRequestModel):
+    """The Responses API's `reasoning`."""
+
+    noop_fields = REASONING_DEFAULTS
+    labels = frozenset()
+
+    effort: Effort | None = None

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from semspec.gateway.api.shared.statistics import TokenCounts
+from semspec.gateway.api.shared.answers import TokenCounts
 from semspec.gateway.generation.request import Parameters
 from semspec.records import Body, SegmentText, SegmentTrace, if_any
 from semspec.types import FinishReason, Role, Segmentation

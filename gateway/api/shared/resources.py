@@ -22,7 +22,7 @@ from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.leases import stored_name
 from semspec.gateway.store.replies import reading
-from semspec.gateway.store.store import Store, missing_generation
+from semspec.gateway.store.store import Store
 from semspec.records import SegmentText, SegmentTrace
 from semspec.types import Message, ModelInfo, Piece
 
@@ -176,7 +176,7 @@ async def owned(id: str, owner: str, store: Store) -> dict[str, str]:
     """
     fields = await store.generation(id)
     if stored_request(id, fields).owner != owner:
-        raise missing_generation(id)
+        raise NotFound(f"generation {id} does not exist, or has expired", "id")
     return fields
 
 

@@ -4,9 +4,9 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
@@ -15,13 +15,13 @@ from starlette.types import Receive, Scope, Send
 
 from semspec.errors import SemspecError
 from semspec.gateway.api.openai.conversion import Api, ClientRequest, Resolver, naming, new_id
+from semspec.gateway.api.shared.answers import Format
 from semspec.gateway.api.shared.errors import ClientGone, internal_error
 from semspec.gateway.api.shared.idempotency import HEADER, IdempotencyKey
 from semspec.gateway.api.shared.middleware import ShuttingDown, handed_over, owner_of
 from semspec.gateway.generation.generations import Generations, Run
-from semspec.gateway.generation.output import ChoiceEvent, ChoiceOutput, Ended, Kept
+from semspec.gateway.generation.output import ChoiceEvent, Ended
 from semspec.gateway.generation.preparation import ENCODE_DEADLINE_S
-from semspec.gateway.generation.request import Request
 from semspec.gateway.served import Served
 from semspec.gateway.settings import GatewaySettings
 from semspec.gateway.store.store import Store
@@ -33,44 +33,6 @@ GENERATION_ID = "x-generation-id"
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-
-
-class Format(Protocol):
-    """Formats a generation for one API: schemas of the chunks and of the whole response."""
-
-    last_line: str | None
-    """The data of a stream's last event."""
-
-    def opening(self, index: int) -> Sequence[BaseModel]:
-        """Chunks before a choice's first text."""
-        ...
-
-    def drafted(self, event: Drafted) -> Sequence[BaseModel]:
-        """Chunks with drafted segments that wait for their verdict, if the client requested them."""
-        ...
-
-    def text(self, index: int, event: Kept | Ended) -> Sequence[BaseModel]:
-        """Chunks of a segment, or of the text buffered until the end.
-
-        Called for each event, even if the client has its text already.
-        """
-        ...
-
-    def closing(self, index: int, ended: Ended, outputs: Sequence[ChoiceOutput]) -> Sequence[BaseModel]:
-        """A choice's last chunks, after all text; with the `outputs` of all choices, also those of the stream."""
-        ...
-
-    def response(self, outputs: Sequence[ChoiceOutput]) -> BaseModel:
-        """The whole response."""
-        ...
-
-    def error(self, error: SemspecError) -> BaseModel:
-        """The last event of a failed stream."""
-        ...
-
-
-FormatFactory = Callable[[Request, Mapping[str, Any], str], Format]
-"""(request, its `AnswerOptions`, system fingerprint) -> the format of its response."""
 
 
 Opened = tuple[Run, Format]
@@ -85,7 +47,7 @@ class Responder:
         generations: Generations,
         store: Store,
         settings: GatewaySettings,
-        formats: Mapping[Api, FormatFactory],
+        formats: Mapping[Api, type[Format]],
     ) -> None:
         self._resolver = resolver
         self._generations = generations
@@ -242,9 +204,10 @@ class _Chunks:
         """The last event of a failed stream."""
         if isinstance(error, SemspecError):
             _log.warning("stream failed: %s", error.message)
-            return _events([self._format.error(error)])
-        _log.error("stream failed", exc_info=error)
-        return _events([self._format.error(internal_error())])
+        else:
+            _log.error("stream failed", exc_info=error)
+            error = internal_error()
+        return _events([self._format.error(error)])
 
     def ended(self) -> bytes:
         return b"" if self._format.last_line is None else f"data: {self._format.last_line}\n\n".encode()

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from semspec.gateway.api.shared.statistics import AnswerMetrics, Statistics
+from semspec.gateway.api.shared.answers import AnswerMetrics, Statistics
 from semspec.records import Body, if_any
 
 

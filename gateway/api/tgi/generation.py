@@ -15,10 +15,10 @@ from semspec import __version__
 from semspec.errors import InvalidRequest, SemspecError
 from semspec.gateway.api.openai.conversion import AnswerOptions, ClientRequest
 from semspec.gateway.api.openai.requests import GenerationRequest
+from semspec.gateway.api.shared.answers import Format, statistics
 from semspec.gateway.api.shared.document import EITHER, GENERATE, GENERATE_STREAM, IDEMPOTENT, INFO
 from semspec.gateway.api.shared.errors import tgi_error_body
 from semspec.gateway.api.shared.sse import GENERATION_ID, Responder
-from semspec.gateway.api.shared.statistics import statistics
 from semspec.gateway.api.tgi import answers
 from semspec.gateway.api.tgi.requests import TgiRequest
 from semspec.gateway.api.tgi.stream import SegmentStream, ShownToken, TokenStream
@@ -26,7 +26,7 @@ from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept
 from semspec.gateway.generation.request import Request
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.settings import MAX_STOPS, GatewaySettings
-from semspec.types import Drafted, FinishReason
+from semspec.types import FinishReason
 
 
 def router(responder: Responder, readiness: Readiness, settings: GatewaySettings) -> APIRouter:
@@ -125,22 +125,15 @@ def tgi_request(body: TgiRequest, stream: bool) -> ClientRequest:
     )
 
 
-class TgiFormat:
+class TgiFormat(Format):
     """`POST /generate`, and its stream: one event per token or, for strategies without logprobs, per segment."""
 
-    last_line: str | None = None
+    options = TgiOptions
 
     def __init__(self, request: Request, options: Mapping[str, Any], system_fingerprint: str) -> None:
-        self._request = request
-        self._options = TgiOptions.model_validate(options)
+        super().__init__(request, options, system_fingerprint)
         self._tokens = _stream_of(request)
         self._num_events = 0
-
-    def opening(self, index: int) -> list[BaseModel]:
-        return []
-
-    def drafted(self, event: Drafted) -> list[BaseModel]:
-        return []
 
     def text(self, index: int, event: Kept | Ended) -> list[BaseModel]:
         if isinstance(event, Ended):

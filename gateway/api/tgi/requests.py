@@ -102,7 +102,7 @@ TgiGrammar = Annotated[
 class TgiParameters(CompatibleRequestModel):
     """TGI's `parameters`."""
 
-    neutral = TGI_DEFAULTS
+    noop_fields = TGI_DEFAULTS
     labels = frozenset()
 
     do_sample: bool | None = None

@@ -1,13 +1,61 @@
-"""A response's statistics: `semspec`, OpenAI's `usage` and vLLM's `metrics`."""
+"""What the answers of all APIs have: their format's base, and statistics, which are `semspec`, OpenAI's `usage` and
+vLLM's `metrics`."""
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import BaseModel
+
 from semspec import records
-from semspec.gateway.generation.output import ChoiceOutput, numbers
+from semspec.errors import SemspecError
+from semspec.gateway.api.openai.conversion import AnswerOptions
+from semspec.gateway.api.shared.errors import error_body
+from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept, numbers
 from semspec.gateway.generation.request import Parameters, Request
 from semspec.gateway.generation.strictness import Expected
 from semspec.records import Body, SegmentTrace, if_any
+from semspec.types import Drafted
+
+
+class Format(ABC):
+    """Formats a generation for one API: chunks of a stream, and the whole response."""
+
+    last_line: str | None = None
+    """The data of a stream's last event."""
+    options: type[AnswerOptions] = AnswerOptions
+
+    def __init__(self, request: Request, options: Mapping[str, Any], system_fingerprint: str) -> None:
+        self._request = request
+        self._options: Any = self.options.model_validate(options)
+        self._system_fingerprint = system_fingerprint
+
+    def opening(self, index: int) -> Sequence[BaseModel]:
+        """Chunks before a choice's first text."""
+        return ()
+
+    def drafted(self, event: Drafted) -> Sequence[BaseModel]:
+        """Chunks with drafted segments that wait for their verdict, if the client requested them."""
+        return ()
+
+    @abstractmethod
+    def text(self, index: int, event: Kept | Ended) -> Sequence[BaseModel]:
+        """Chunks of a segment, or of the text buffered until the end.
+
+        Called for each event, even if the client has its text already.
+        """
+
+    @abstractmethod
+    def closing(self, index: int, ended: Ended, outputs: Sequence[ChoiceOutput]) -> Sequence[BaseModel]:
+        """A choice's last chunks, after all text; with the `outputs` of all choices, also those of the stream."""
+
+    @abstractmethod
+    def response(self, outputs: Sequence[ChoiceOutput]) -> BaseModel:
+        """The whole response."""
+
+    def error(self, error: SemspecError) -> BaseModel:
+        """The last event of a failed stream."""
+        return error_body(error)
 
 
 class Numbers(Body):
