@@ -10,13 +10,13 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from semspec import __version__
 from semspec.decoding import STRATEGIES, Backends, Strategies
-from semspec.gateway.api.openai import completions, responses, responses_format
-from semspec.gateway.api.openai.conversion import Api, Resolver
+from semspec.gateway.api.openai import completions, responses
 from semspec.gateway.api.shared import operations, playground, resources
 from semspec.gateway.api.shared.answers import Format
 from semspec.gateway.api.shared.document import TAGS, DocumentedApp, operation_id
 from semspec.gateway.api.shared.errors import install_handlers
 from semspec.gateway.api.shared.middleware import Authenticated, BodyGuard, Drain, HttpFraming, Observed
+from semspec.gateway.api.shared.resolver import Api, Resolver
 from semspec.gateway.api.shared.sse import GENERATION_ID, Responder
 from semspec.gateway.api.tgi import generation as tgi
 from semspec.gateway.api.tgi import tokens
@@ -74,7 +74,7 @@ def create_app(
     formats: dict[Api, type[Format]] = {
         "chat": completions.ChatFormat,
         "completions": completions.CompletionFormat,
-        "responses": responses_format.ResponsesFormat,
+        "responses": responses.ResponsesFormat,
         "tgi": tgi.TgiFormat,
     }
     responder = Responder(Resolver(readiness, settings, audit), generations, store, settings, formats)

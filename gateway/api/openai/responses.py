@@ -1,41 +1,25 @@
-"""OpenAI's Responses API: a text in, reasoning and an answer out, whole or as events; stored as a generation is."""
+"""OpenAI's Responses API: routes, and a response with reasoning, message and calls as items of its output, whole or as
+events; it is stored as a generation is."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from fastapi import APIRouter
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
+from pydantic import BaseModel
 
 from semspec.errors import Conflict, InvalidRequest, NotFound
-from semspec.gateway.api.openai.conversion import EFFORT_PARAMETER, ClientRequest, variables_of
-from semspec.gateway.api.openai.formats import (
-    NamedFunction,
-    NamedResponseTool,
-    NamedTool,
-    calls_grammar,
-    offered,
-    tools_json,
-)
-from semspec.gateway.api.openai.requests import ChatMessage, FunctionCall, GenerationRequest
-from semspec.gateway.api.openai.requests import ToolCall as GivenCall
-from semspec.gateway.api.openai.responses_format import ResponseOptions, ResponsesFormat
-from semspec.gateway.api.openai.responses_models import (
-    InputCall,
-    InputCallOutput,
-    InputItem,
-    InputMessage,
-    ModelResponse,
-    ResponseFailure,
-    ResponseRequest,
-    joined,
-)
+from semspec.gateway.api.openai import responses_answers as bodies
+from semspec.gateway.api.openai.responses_requests import ResponseOptions, ResponseRequest, response_request
+from semspec.gateway.api.shared.answers import Format, statistics
 from semspec.gateway.api.shared.document import IDEMPOTENT, RESPONSE, STORED
 from semspec.gateway.api.shared.middleware import OwnerOf, owner_of
 from semspec.gateway.api.shared.resources import GenerationId, owned
 from semspec.gateway.api.shared.sse import Responder
-from semspec.gateway.generation.output import ChoiceOutput
+from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept, usage
+from semspec.gateway.generation.parsers import Delta, ToolCall
 from semspec.gateway.generation.request import Request, stored_choice, stored_request
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.store.replies import reading
@@ -91,7 +75,7 @@ def router(responder: Responder, readiness: Readiness, store: Store) -> APIRoute
         return await responder.respond(http, response_request(body, turns), body)
 
     @routes.get("/{id}", responses=STORED)
-    async def response(id: GenerationId, owner: OwnerOf) -> ModelResponse:
+    async def response(id: GenerationId, owner: OwnerOf) -> bodies.ModelResponse:
         """A stored response, as far as it is written."""
         fields, request, output = await output_of(id, owner)
         stored = ResponsesFormat(request, json.loads(request.answer), "").stored(output)
@@ -99,79 +83,178 @@ def router(responder: Responder, readiness: Readiness, store: Store) -> APIRoute
             return stored
         status, failure = _STATUSES[fields["status"]], None
         if status == "failed":
-            failure = ResponseFailure(code="server_error", message="the generation failed; send the request again")
+            failure = bodies.ResponseFailure(
+                code="server_error", message="the generation failed; send the request again"
+            )
         return stored.model_copy(update={"status": status, "error": failure, "incomplete_details": None})
 
     return routes
 
 
-def response_request(body: ResponseRequest, turns: tuple[Message, ...]) -> ClientRequest:
-    """What a response's body asks for after earlier `turns`. Raises: InvalidRequest."""
-    shared = GenerationRequest(
-        model=body.model,
-        seed=body.seed,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        stream=body.stream,
-        semspec=body.semspec,
+Kind = Literal["reasoning", "message"]
+
+
+class ResponsesFormat(Format):
+    """`POST /v1/responses`, and its events: the reasoning, if there is any, and the message."""
+
+    options = ResponseOptions
+
+    def __init__(self, request: Request, options: Mapping[str, Any], system_fingerprint: str) -> None:
+        super().__init__(request, options, system_fingerprint)
+        self._num_events = self._num_items = 0
+        self._is_open = False
+        """Whether the last text is an item that goes on."""
+        self._texts: list[tuple[Kind, str]] = []
+        """Kind and text so far of each item of the output that is a text."""
+
+    def opening(self, index: int) -> list[BaseModel]:
+        response = self._response("in_progress", [])
+        return [
+            self._event(bodies.ResponseState, f"response.{name}", response=response)
+            for name in ("created", "in_progress")
+        ]
+
+    def text(self, index: int, event: Kept | Ended) -> list[BaseModel]:
+        return list(self._added(event.delta))
+
+    def closing(self, index: int, ended: Ended, outputs: Sequence[ChoiceOutput]) -> list[BaseModel]:
+        response = self._whole(outputs[0])
+        events = [] if self._num_items else list(self._opened("message"))
+        if self._is_open:
+            events += self._closed(response.output[-1].status)
+        return [*events, self._event(bodies.ResponseState, f"response.{response.status}", response=response)]
+
+    def response(self, outputs: Sequence[ChoiceOutput]) -> BaseModel:
+        return self._whole(outputs[0])
+
+    def stored(self, output: ChoiceOutput) -> bodies.ModelResponse:
+        """A response without statistics, whose times are not stored."""
+        status: bodies.ItemStatus = "incomplete" if output.finish_reason is FinishReason.LENGTH else "completed"
+        calls = [_call_item(call, call.arguments, "completed") for call in output.seen.calls]
+        texts = _split(output.seen) or ([] if calls else [("message", "")])
+        statuses: list[bodies.ItemStatus] = ["completed"] * len(texts)
+        if texts:
+            statuses[-1] = status
+        items = [self._item(*text, own) for text, own in zip(texts, statuses, strict=True)]
+        return self._response(status, [*items, *calls], output)
+
+    def _whole(self, output: ChoiceOutput) -> bodies.ModelResponse:
+        return self.stored(output).model_copy(update=statistics([output], self._request, self._options.trace))
+
+    def _response(
+        self,
+        status: bodies.ItemStatus,
+        items: list[bodies.Item],
+        output: ChoiceOutput | None = None,
+    ) -> bodies.ModelResponse:
+        request, options = self._request, self._options
+        return bodies.ModelResponse(
+            parallel_tool_calls=options.parallel_tool_calls,
+            tool_choice=options.tool_choice,
+            tools=options.tools,
+            id=request.id,
+            created_at=request.created,
+            status=status,
+            error=None,
+            incomplete_details=bodies.Incomplete(reason="max_output_tokens") if status == "incomplete" else None,
+            instructions=request.instructions or None,
+            max_output_tokens=request.max_tokens,
+            model=request.model,
+            output=items,
+            previous_response_id=options.previous_response_id,
+            reasoning=bodies.ReasoningEffort(effort=options.effort) if options.effort else None,
+            temperature=request.plan.sampling.temperature,
+            top_p=request.plan.sampling.top_p,
+            usage=None if output is None else _usage(output),
+        )
+
+    def _added(self, delta: Delta) -> Iterator[BaseModel]:
+        """The events of the next text; a text of the other kind closes the item before it."""
+        for kind, text in _split(delta):
+            if not self._is_open or self._texts[-1][0] != kind:
+                yield from self._closed("completed") if self._is_open else ()
+                yield from self._opened(kind)
+            self._texts[-1] = (kind, self._texts[-1][1] + text)
+            yield self._event(bodies.ResponseText, f"{_text_of(kind)}.delta", delta=text, **self._place())
+        for call in delta.calls:
+            yield from self._called(call)
+
+    def _called(self, call: ToolCall) -> Iterator[BaseModel]:
+        """The events of a call, which closes the text before it."""
+        if self._is_open:
+            yield from self._closed("completed")
+        index, self._num_items = self._num_items, self._num_items + 1
+        begun, done = _call_item(call, "", "in_progress"), _call_item(call, call.arguments, "completed")
+        yield self._item_event("added", index, begun)
+        place: dict[str, Any] = {"item_id": begun.id, "output_index": index}
+        kind, whole = "response.function_call_arguments", {"name": call.name, "arguments": call.arguments}
+        yield self._event(bodies.ResponseArguments, f"{kind}.delta", delta=call.arguments, **place)
+        yield self._event(bodies.ResponseArguments, f"{kind}.done", **whole, **place)
+        yield self._item_event("done", index, done)
+
+    def _item_event(self, name: str, index: int, item: bodies.Item) -> BaseModel:
+        return self._event(bodies.ResponseItem, f"response.output_item.{name}", output_index=index, item=item)
+
+    def _event(self, event: type[BaseModel], type: str, **fields: Any) -> BaseModel:
+        self._num_events += 1
+        return event(type=type, sequence_number=self._num_events - 1, **fields)
+
+    def _opened(self, kind: Kind) -> Iterator[BaseModel]:
+        self._texts.append((kind, ""))
+        self._num_items, self._is_open = self._num_items + 1, True
+        item, place = self._item(kind, None, "in_progress"), self._place()
+        yield self._item_event("added", place["output_index"], item)
+        yield self._event(bodies.ResponsePart, "response.content_part.added", part=_part(kind, ""), **place)
+
+    def _closed(self, status: bodies.ItemStatus) -> Iterator[BaseModel]:
+        """The events that end the last item."""
+        (kind, text), place = self._texts[-1], self._place()
+        self._is_open = False
+        yield self._event(bodies.ResponseText, f"{_text_of(kind)}.done", text=text, **place)
+        yield self._event(bodies.ResponsePart, "response.content_part.done", part=_part(kind, text), **place)
+        yield self._item_event("done", place["output_index"], self._item(kind, text, status))
+
+    def _place(self) -> dict[str, Any]:
+        """Where the open item's text is."""
+        return {"item_id": self._item_id(self._texts[-1][0]), "output_index": self._num_items - 1, "content_index": 0}
+
+    def _item_id(self, kind: str) -> str:
+        return f"{'rs' if kind == 'reasoning' else 'msg'}-{self._request.id.partition('-')[2]}"
+
+    def _item(self, kind: str, text: str | None, status: bodies.ItemStatus) -> bodies.Item:
+        """An item with its one part; without any, if `text` is None."""
+        if kind == "reasoning":
+            reasoning = [] if text is None else [bodies.ReasoningPart(text=text)]
+            return bodies.ReasoningItem(id=self._item_id(kind), content=reasoning, status=status)
+        content = [] if text is None else [bodies.OutputText(text=text)]
+        return bodies.MessageItem(id=self._item_id(kind), content=content, status=status)
+
+
+def _call_item(call: ToolCall, arguments: str, status: bodies.ItemStatus) -> bodies.CallItem:
+    id = f"fc-{call.id.partition('-')[2]}"
+    return bodies.CallItem(id=id, call_id=call.id, name=call.name, arguments=arguments, status=status)
+
+
+def _split(text: Delta) -> list[tuple[Kind, str]]:
+    """The parts of a text that are not empty, in order."""
+    parts: list[tuple[Kind, str]] = [("reasoning", text.reasoning), ("message", text.content)]
+    return [part for part in parts if part[1]]
+
+
+def _text_of(kind: Kind) -> str:
+    return "response.reasoning_text" if kind == "reasoning" else "response.output_text"
+
+
+def _part(kind: str, text: str) -> bodies.Part:
+    return bodies.ReasoningPart(text=text) if kind == "reasoning" else bodies.OutputText(text=text)
+
+
+def _usage(output: ChoiceOutput) -> bodies.ResponseUsage:
+    counts = usage([output])
+    return bodies.ResponseUsage(
+        input_tokens=counts["prompt_tokens"],
+        input_tokens_details=counts.get("prompt_tokens_details"),
+        output_tokens=counts["completion_tokens"],
+        output_tokens_details=counts["completion_tokens_details"],
+        total_tokens=counts["total_tokens"],
     )
-    choice = _chosen(body.tool_choice)
-    tools = offered([one.tool for one in body.tools or ()], choice)
-    grammar = body.text.format.grammar if body.text and body.text.format else ""
-    if tools and grammar:
-        raise InvalidRequest("text.format is only served without tools; leave out one of them", "text.format")
-    if tools:
-        grammar = calls_grammar(tools, choice, body.parallel_tool_calls is not False)
-    effort = body.reasoning.effort if body.reasoning else None
-    fields = {"prompt": "input", "grammar": "tools" if tools else "text.format"}
-    if effort:
-        fields[EFFORT_PARAMETER] = "reasoning.effort"
-    messages = messages_of(body.input) or [ChatMessage(role="user", content="")]
-    return ClientRequest(
-        body=shared,
-        prompts=((*turns, *(message.message for message in messages)),),
-        max_tokens=body.max_output_tokens,
-        num_logprobs=None,
-        answer=ResponseOptions.of(
-            "responses",
-            shared,
-            fields,
-            previous_response_id=body.previous_response_id,
-            effort=effort,
-            tools=body.tools or [],
-            tool_choice=body.tool_choice or "auto" if body.tools else "auto",
-            parallel_tool_calls=bool(body.tools) and body.parallel_tool_calls is not False,
-        ),
-        grammar=grammar,
-        instructions=body.instructions or "",
-        tools=tools_json(tools),
-        variables=variables_of(body.chat_template_kwargs, effort, "reasoning.effort"),
-    )
-
-
-def messages_of(given: str | Sequence[InputItem]) -> list[ChatMessage]:
-    """The turns of an input; calls belong to the assistant's turn before them, reasoning to none."""
-    if isinstance(given, str):
-        return [ChatMessage(role="user", content=given)]
-    messages = list[ChatMessage]()
-    for item in given:
-        match item:
-            case InputMessage():
-                messages.append(ChatMessage(role=item.role, content=joined(item.content)))
-            case InputCallOutput():
-                messages.append(ChatMessage(role="tool", content=joined(item.output), tool_call_id=item.call_id))
-            case InputCall():
-                function = FunctionCall(name=item.name, arguments=item.arguments)
-                call = GivenCall(id=item.call_id, type="function", function=function)
-                if messages and messages[-1].role == "assistant":
-                    last = messages.pop()
-                    messages.append(last.model_copy(update={"tool_calls": [*(last.tool_calls or ()), call]}))
-                else:
-                    messages.append(ChatMessage(role="assistant", tool_calls=[call]))
-    return messages
-
-
-def _chosen(choice: str | NamedResponseTool | None) -> Any:
-    if isinstance(choice, NamedResponseTool):
-        return NamedTool(type="function", function=NamedFunction(name=choice.name))
-    return choice

@@ -9,8 +9,8 @@ from pydantic import BaseModel
 
 from semspec import records
 from semspec.errors import SemspecError
-from semspec.gateway.api.openai.conversion import AnswerOptions
 from semspec.gateway.api.shared.errors import error_body
+from semspec.gateway.api.shared.resolver import AnswerOptions
 from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept, numbers
 from semspec.gateway.generation.request import Parameters, Request
 from semspec.gateway.generation.strictness import Expected

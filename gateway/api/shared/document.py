@@ -1,7 +1,7 @@
 """`/openapi.json`: responses for the routes' decorators, and what completes and corrects FastAPI's document."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from fastapi import FastAPI
@@ -11,27 +11,13 @@ from pydantic.json_schema import models_json_schema
 
 from semspec.decoding import Strategies
 from semspec.gateway.api.openai.answers import ChatCompletion, ChatCompletionChunk, TextCompletion, TextCompletionChunk
-from semspec.gateway.api.openai.conversion import PLACEHOLDERS, model_names
-from semspec.gateway.api.openai.formats import TextOptions
-from semspec.gateway.api.openai.responses_models import EVENTS as RESPONSE_EVENTS
-from semspec.gateway.api.openai.responses_models import (
-    InputCall,
-    InputCallOutput,
-    InputMessage,
-    InputPart,
-    InputReasoning,
-    ModelResponse,
-)
+from semspec.gateway.api.openai.responses_answers import EVENTS as RESPONSE_EVENTS
+from semspec.gateway.api.openai.responses_answers import ModelResponse
 from semspec.gateway.api.shared.errors import TGI_PATHS, Error, TgiError
-from semspec.gateway.api.shared.fields import (
-    LABELS,
-    OPENAI_DEFAULTS,
-    RESPONSES_DEFAULTS,
-    TGI_DEFAULTS,
-    ReasoningOptions,
-)
+from semspec.gateway.api.shared.fields import CompatibleRequestModel
 from semspec.gateway.api.shared.idempotency import MAX_KEY_LENGTH
 from semspec.gateway.api.shared.middleware import is_open
+from semspec.gateway.api.shared.resolver import PLACEHOLDERS, model_names
 from semspec.gateway.api.tgi.answers import TgiAnswer, TgiChunk
 from semspec.gateway.settings import GatewaySettings
 
@@ -261,37 +247,34 @@ def _complete(operation: Schema, error: type[BaseModel]) -> None:
 
 
 def _named(content: Schema) -> Schema:
-    """Keep only the schema that `responses.py` names; FastAPI merges it with that of the route's annotation."""
+    """Keep only the schema that the routes' decorators name; FastAPI merges it with that of the route's annotation."""
     name = content.get("schema", {}).get("$ref")
     return content if name is None else {"schema": {"$ref": name}}
 
 
 def _complete_requests(schemas: Schema, settings: GatewaySettings, strategies: Strategies) -> None:
-    labels = {name: {"description": "accepted and ignored"} for name in sorted(LABELS)}
     for request in _WITH_MODEL:
         schemas[request]["properties"]["model"] = {"enum": [*model_names(settings, strategies), *PLACEHOLDERS, None]}
     schemas["SemspecOptions"]["properties"]["strategy"] = {"enum": [*strategies, None]}
     for request in ("ChatRequest", "CompletionRequest"):
-        fields = schemas[request]["properties"]
-        fields["n"]["anyOf"][0]["maximum"] = settings.max_n
-        fields |= (
-            _noop_schemas({name: values for name, values in OPENAI_DEFAULTS.items() if name not in fields}) | labels
-        )
-    for request in ("TokenizePrompt", "TokenizeMessages"):
-        schemas[request]["properties"] |= _noop_schemas(OPENAI_DEFAULTS) | labels
-    schemas["ResponseRequest"]["properties"] |= _noop_schemas(RESPONSES_DEFAULTS) | labels
-    for item in (InputMessage, InputPart, InputReasoning, InputCall, InputCallOutput, ReasoningOptions, TextOptions):
-        ignored = {name: {"description": "accepted and ignored"} for name in sorted(item.labels)}
-        schemas[item.__name__]["properties"] |= _noop_schemas(item.noop_fields) | ignored
-    of_messages = {name: OPENAI_DEFAULTS[name] for name in _OF_MESSAGES}
-    schemas["ChatMessage"]["properties"] |= _noop_schemas(of_messages)
-    if "TgiRequest" in schemas:
-        schemas["TgiParameters"]["properties"] |= _noop_schemas(TGI_DEFAULTS)
+        schemas[request]["properties"]["n"]["anyOf"][0]["maximum"] = settings.max_n
+    for model in _subclasses(CompatibleRequestModel):
+        if model.__name__ in schemas:
+            fields = schemas[model.__name__]["properties"]
+            fields |= _without_effect(model, fields)
 
 
-def _noop_schemas(fields: Mapping[str, Sequence[object]]) -> Schema:
-    """Schemas of unsupported fields, which accept only values without effect."""
-    return {
-        name: {"enum": [*values, None], "description": "not supported: only these values, which have no effect"}
-        for name, values in fields.items()
-    }
+def _without_effect(model: type[CompatibleRequestModel], supported: Schema) -> Schema:
+    """Schemas of unsupported fields, which accept only values without effect, and of fields that are ignored."""
+    is_message = model.__name__ == "ChatMessage"
+    names = _OF_MESSAGES if is_message else [name for name in model.noop_fields if name not in supported]
+    described = "not supported: only these values, which have no effect"
+    noops = {name: {"enum": [*model.noop_fields[name], None], "description": described} for name in names}
+    labels = () if is_message else sorted(model.labels)
+    return noops | {name: {"description": "accepted and ignored"} for name in labels}
+
+
+def _subclasses(model: type[CompatibleRequestModel]) -> Iterator[type[CompatibleRequestModel]]:
+    for subclass in model.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)

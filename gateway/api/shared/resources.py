@@ -10,11 +10,11 @@ from fastapi import APIRouter, Header, Path, Query
 from fastapi.responses import Response
 
 from semspec.errors import Conflict, NotFound
-from semspec.gateway.api.openai.conversion import model_names
 from semspec.gateway.api.openai.requests import SESSION_NAME
 from semspec.gateway.api.shared import document
 from semspec.gateway.api.shared import resource_models as bodies
 from semspec.gateway.api.shared.middleware import OwnerOf
+from semspec.gateway.api.shared.resolver import model_names
 from semspec.gateway.api.shared.sse import Responder
 from semspec.gateway.generation.collection import Answer, Collection
 from semspec.gateway.generation.request import stored_request

@@ -14,11 +14,11 @@ from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from semspec.errors import SemspecError
-from semspec.gateway.api.openai.conversion import Api, ClientRequest, Resolver, naming, new_id
 from semspec.gateway.api.shared.answers import Format
 from semspec.gateway.api.shared.errors import ClientGone, internal_error
 from semspec.gateway.api.shared.idempotency import HEADER, IdempotencyKey
 from semspec.gateway.api.shared.middleware import ShuttingDown, handed_over, owner_of
+from semspec.gateway.api.shared.resolver import Api, ClientRequest, Resolver, naming, new_id
 from semspec.gateway.generation.generations import Generations, Run
 from semspec.gateway.generation.output import ChoiceEvent, Ended
 from semspec.gateway.generation.preparation import ENCODE_DEADLINE_S

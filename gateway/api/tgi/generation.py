@@ -13,11 +13,11 @@ from pydantic import BaseModel
 
 from semspec import __version__
 from semspec.errors import InvalidRequest, SemspecError
-from semspec.gateway.api.openai.conversion import AnswerOptions, ClientRequest
 from semspec.gateway.api.openai.requests import GenerationRequest
 from semspec.gateway.api.shared.answers import Format, statistics
 from semspec.gateway.api.shared.document import EITHER, GENERATE, GENERATE_STREAM, IDEMPOTENT, INFO
 from semspec.gateway.api.shared.errors import tgi_error_body
+from semspec.gateway.api.shared.resolver import AnswerOptions, ClientRequest
 from semspec.gateway.api.shared.sse import GENERATION_ID, Responder
 from semspec.gateway.api.tgi import answers
 from semspec.gateway.api.tgi.requests import TgiRequest

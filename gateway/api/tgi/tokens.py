@@ -11,9 +11,9 @@ from fastapi.responses import Response
 from pydantic import TypeAdapter
 
 from semspec.decoding import Target
-from semspec.gateway.api.openai.conversion import check_model
 from semspec.gateway.api.shared.document import DETOKENIZE, TOKENIZE
 from semspec.gateway.api.shared.middleware import owner_of
+from semspec.gateway.api.shared.resolver import check_model
 from semspec.gateway.api.shared.sse import unless_disconnected
 from semspec.gateway.api.tgi.answers import Detokenized, TgiSimpleToken, Tokens
 from semspec.gateway.api.tgi.requests import DetokenizeRequest, TokenizeInputs, TokenizeMessages, TokenizeRequest

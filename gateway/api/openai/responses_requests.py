@@ -1,0 +1,235 @@
+"""Request schemas of OpenAI's Responses API, and their conversion to what they ask for."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from semspec.errors import InvalidRequest
+from semspec.gateway.api.openai.conversion import variables_of
+from semspec.gateway.api.openai.formats import (
+    MAX_TOOLS,
+    NamedFunction,
+    NamedResponseTool,
+    NamedTool,
+    ResponseTool,
+    ResponseToolChoice,
+    TextOptions,
+    calls_grammar,
+    offered,
+    tools_json,
+)
+from semspec.gateway.api.openai.requests import (
+    ChatMessage,
+    False_,
+    FunctionCall,
+    GenerationRequest,
+    ObjectText,
+    SemspecOptions,
+    ToolCall,
+    text_or_list,
+)
+from semspec.gateway.api.shared.fields import (
+    RESPONSES_DEFAULTS,
+    CompatibleRequestModel,
+    Effort,
+    ReasoningOptions,
+    RequestModel,
+    TemplateVariables,
+    Text,
+)
+from semspec.gateway.api.shared.resolver import EFFORT_PARAMETER, AnswerOptions, ClientRequest
+from semspec.gateway.options import Temperature, TopP, or_default
+from semspec.types import Message, Role
+
+
+class InputPart(CompatibleRequestModel):
+    """A text part of an input message; `output_text` in an assistant's earlier turn."""
+
+    noop_fields: ClassVar[dict[str, tuple[object, ...]]] = {"annotations": ([],), "logprobs": ([],)}
+    labels = frozenset()
+
+    type: Literal["input_text", "output_text"]
+    text: Text
+
+
+InputContent = Annotated[
+    Annotated[Text, Tag("<text>")] | Annotated[list[InputPart], Tag("<list>")], Discriminator(text_or_list)
+]
+
+
+def joined(content: str | list[InputPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class InputMessage(CompatibleRequestModel):
+    """A message of the input; a message of an earlier response is one too."""
+
+    noop_fields: ClassVar[dict[str, tuple[object, ...]]] = {"phase": ()}
+    labels = frozenset({"id", "status"})
+
+    type: Literal["message"] = "message"
+    role: Role
+    content: InputContent
+
+
+class InputReasoning(CompatibleRequestModel):
+    """The reasoning of an earlier response; it is not sent to the model."""
+
+    noop_fields: ClassVar[dict[str, tuple[object, ...]]] = {}
+    labels = frozenset({"id", "status", "summary", "content", "encrypted_content"})
+
+    type: Literal["reasoning"]
+
+
+class InputCall(CompatibleRequestModel):
+    """A tool's call in an earlier response."""
+
+    noop_fields: ClassVar[dict[str, tuple[object, ...]]] = {"async": (), "namespace": (), "caller": ()}
+    labels = frozenset({"id", "status"})
+
+    type: Literal["function_call"]
+    call_id: Text = Field(min_length=1)
+    name: Text = Field(min_length=1)
+    arguments: ObjectText
+
+
+class InputCallOutput(CompatibleRequestModel):
+    """What a tool answered."""
+
+    noop_fields: ClassVar[dict[str, tuple[object, ...]]] = {"caller": ()}
+    labels = frozenset({"id", "status"})
+
+    type: Literal["function_call_output"]
+    call_id: Text = Field(min_length=1)
+    output: InputContent
+
+
+def _kind_of_item(item: object) -> str:
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)  # a model when it is serialized
+    return f"<{kind}>" if kind in ("reasoning", "function_call", "function_call_output") else "<message>"
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("<message>")]
+    | Annotated[InputReasoning, Tag("<reasoning>")]
+    | Annotated[InputCall, Tag("<function_call>")]
+    | Annotated[InputCallOutput, Tag("<function_call_output>")],
+    Discriminator(_kind_of_item),
+]
+
+
+class ResponseStreamOptions(RequestModel):
+    """OpenAI's `stream_options` of a response."""
+
+    include_obfuscation: False_ | None = None
+
+
+class ResponseRequest(CompatibleRequestModel):
+    """Body of `POST /v1/responses`."""
+
+    noop_fields = RESPONSES_DEFAULTS
+
+    model: str | None = None
+    input: Annotated[
+        Annotated[Text, Tag("<text>")] | Annotated[list[InputItem], Field(min_length=1), Tag("<list>")],
+        Discriminator(text_or_list),
+    ]
+    instructions: Text | None = None
+    """A system message before the input; a response that follows this one does not inherit it."""
+    previous_response_id: Annotated[str, Field(pattern="^[A-Za-z0-9-]{1,64}$")] | None = None
+    max_output_tokens: int | None = Field(default=None, ge=1, lt=1 << 31)
+    seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    tools: list[ResponseTool] | None = Field(default=None, max_length=MAX_TOOLS)
+    tool_choice: ResponseToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    semspec: Annotated[SemspecOptions, or_default(SemspecOptions)] = SemspecOptions()
+
+
+class ResponseOptions(AnswerOptions):
+    """What a response repeats of its request."""
+
+    previous_response_id: str | None
+    effort: Effort | None
+    tools: list[ResponseTool]
+    tool_choice: ResponseToolChoice
+    parallel_tool_calls: bool
+
+
+def response_request(body: ResponseRequest, turns: tuple[Message, ...]) -> ClientRequest:
+    """What a response's body asks for after earlier `turns`. Raises: InvalidRequest."""
+    shared = GenerationRequest(
+        model=body.model,
+        seed=body.seed,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        stream=body.stream,
+        semspec=body.semspec,
+    )
+    choice = _chosen(body.tool_choice)
+    tools = offered([one.tool for one in body.tools or ()], choice)
+    grammar = body.text.format.grammar if body.text and body.text.format else ""
+    if tools and grammar:
+        raise InvalidRequest("text.format is only served without tools; leave out one of them", "text.format")
+    if tools:
+        grammar = calls_grammar(tools, choice, body.parallel_tool_calls is not False)
+    effort = body.reasoning.effort if body.reasoning else None
+    fields = {"prompt": "input", "grammar": "tools" if tools else "text.format"}
+    if effort:
+        fields[EFFORT_PARAMETER] = "reasoning.effort"
+    messages = messages_of(body.input) or [ChatMessage(role="user", content="")]
+    return ClientRequest(
+        body=shared,
+        prompts=((*turns, *(message.message for message in messages)),),
+        max_tokens=body.max_output_tokens,
+        num_logprobs=None,
+        answer=ResponseOptions.of(
+            "responses",
+            shared,
+            fields,
+            previous_response_id=body.previous_response_id,
+            effort=effort,
+            tools=body.tools or [],
+            tool_choice=body.tool_choice or "auto" if body.tools else "auto",
+            parallel_tool_calls=bool(body.tools) and body.parallel_tool_calls is not False,
+        ),
+        grammar=grammar,
+        instructions=body.instructions or "",
+        tools=tools_json(tools),
+        variables=variables_of(body.chat_template_kwargs, effort, "reasoning.effort"),
+    )
+
+
+def messages_of(given: str | Sequence[InputItem]) -> list[ChatMessage]:
+    """The turns of an input; calls belong to the assistant's turn before them, reasoning to none."""
+    if isinstance(given, str):
+        return [ChatMessage(role="user", content=given)]
+    messages = list[ChatMessage]()
+    for item in given:
+        match item:
+            case InputMessage():
+                messages.append(ChatMessage(role=item.role, content=joined(item.content)))
+            case InputCallOutput():
+                messages.append(ChatMessage(role="tool", content=joined(item.output), tool_call_id=item.call_id))
+            case InputCall():
+                function = FunctionCall(name=item.name, arguments=item.arguments)
+                call = ToolCall(id=item.call_id, type="function", function=function)
+                if messages and messages[-1].role == "assistant":
+                    last = messages.pop()
+                    messages.append(last.model_copy(update={"tool_calls": [*(last.tool_calls or ()), call]}))
+                else:
+                    messages.append(ChatMessage(role="assistant", tool_calls=[call]))
+    return messages
+
+
+def _chosen(choice: str | NamedResponseTool | None) -> Any:
+    if isinstance(choice, NamedResponseTool):
+        return NamedTool(type="function", function=NamedFunction(name=choice.name))
+    return choice

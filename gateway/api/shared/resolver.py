@@ -1,0 +1,231 @@
+"""What a client asks for, in any API, and what decides all that it leaves open: the `Request` that is served."""
+
+import json
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict
+
+from semspec.decoding import Generation
+from semspec.errors import InvalidRequest, NotFound, SemspecError
+from semspec.gateway.api.openai.requests import GenerationRequest
+from semspec.gateway.generation.audit import Audit
+from semspec.gateway.generation.checks import check, check_strategy, setting_at, supported_logprobs
+from semspec.gateway.generation.request import Request, RequestPrompt
+from semspec.gateway.readiness import Readiness
+from semspec.gateway.served import Served
+from semspec.gateway.settings import GatewaySettings
+from semspec.types import Acceptance, Context, Penalties, SamplingParams, Segmentation
+
+PLACEHOLDERS = ("tgi", "dummy")
+"""Names that Text Generation Inference's clients send for "the model that is served"."""
+
+PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")
+"""Fields that change logits before a draw."""
+
+EFFORT = "reasoning_effort"
+"""The variable of chat templates by which OpenAI's field of this name is served."""
+EFFORT_PARAMETER = f"chat_template_kwargs.{EFFORT}"
+
+Api = Literal["chat", "completions", "responses", "tgi"]
+
+OPTIONS = (
+    *("strategy", "rewrite", "probes", "num_speculative_tokens", "acceptance.threshold", "retrieval.gate"),
+    *("segmentation", "strictness", "session"),
+)
+"""Own options of a request that errors below this layer name."""
+_PREFIXES: dict[Api, str] = {"chat": "chatcmpl", "completions": "cmpl", "tgi": "tgi", "responses": "resp"}
+
+
+class AnswerOptions(BaseModel):
+    """What an API needs, beside the request, to format its answer; stored with the request."""
+
+    model_config = ConfigDict(frozen=True)
+
+    api: Api
+    fields: Mapping[str, str]
+    """The API's fields for the parameters that errors name, see `naming`."""
+    trace: bool
+    include_usage: bool
+
+    @classmethod
+    def of(cls, api: Api, body: GenerationRequest, fields: Mapping[str, str], **own: Any) -> Self:
+        """`fields`: those of the API; `own`: what its answers depend on beside the fields of each body."""
+        semspec = {name: f"semspec.{name}" for name in OPTIONS}
+        if ":" in (body.model or ""):
+            semspec["strategy"] = "model"
+        penalties = next((name for name in PENALTIES if getattr(body, name) is not None), "")
+        include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        return cls(
+            api=api,
+            fields={**semspec, "penalties": penalties, **fields},
+            trace=bool(body.semspec.trace),
+            include_usage=include_usage,
+            **own,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientRequest:
+    """What a client asks for, before any default is filled in."""
+
+    body: GenerationRequest
+    """The fields that all APIs share."""
+    prompts: tuple[RequestPrompt, ...]
+    max_tokens: int | None
+    num_logprobs: int | None
+    answer: AnswerOptions
+    grammar: str = ""
+    """The answer follows it: written by the target alone, unless a strategy is chosen."""
+    instructions: str = ""
+    tools: str = ""
+    variables: Mapping[str, Any] | None = None
+    """Of the chat template."""
+    keep_stop: bool = False
+    may_reason: bool = True
+    are_logprobs_optional: bool = False
+
+
+@contextmanager
+def naming(fields: Mapping[str, str]) -> Iterator[None]:
+    """Replaces, in errors, the names of parameters by the API's own `fields`."""
+    try:
+        yield
+    except SemspecError as error:
+        parameter = error.parameter or ""
+        if parameter not in fields:
+            raise
+        message, field = error.message, fields[parameter]
+        if message.startswith(f"{parameter}: "):
+            message = f"{field}{message.removeprefix(parameter)}"
+        raise type(error)(message.replace("<penalties>", fields["penalties"]), field) from error
+
+
+def model_names(settings: GatewaySettings, strategies: Iterable[str]) -> list[str]:
+    """Model names of the API: the pair's own name, and one for each of `strategies`."""
+    return [settings.model_name, *(f"{settings.model_name}:{strategy}" for strategy in strategies)]
+
+
+def check_model(model: str | None, settings: GatewaySettings, strategies: Iterable[str]) -> str:
+    """The name of the model that a request means. Raises: NotFound."""
+    name = settings.model_name if model is None or model in PLACEHOLDERS else model
+    if name not in model_names(settings, strategies):
+        raise NotFound(f"the model {name!r} does not exist; GET /v1/models lists those that do", "model")
+    return name
+
+
+class Resolver:
+    """Decides what a request leaves open."""
+
+    def __init__(self, readiness: Readiness, settings: GatewaySettings, audit: Audit | None) -> None:
+        self._readiness = readiness
+        self._settings = settings
+        self._audit = audit
+
+    def resolve(self, asked: ClientRequest, id: str, owner: str) -> tuple[Request, Served]:
+        """The request that is served, and by what. Nothing of it changes later.
+
+        Raises: InvalidRequest, NotFound, Unavailable, Mismatch.
+        """
+        body, options = asked.body, asked.body.semspec
+        num_choices, model = self._num_choices(asked), check_model(body.model, self._settings, self._readiness.table)
+        plan = self._plan(asked, model)
+        served = self._readiness.require()
+        strategy = served.strategy(plan)
+        check_strategy(strategy, plan, served)
+        strictness, expected, acceptance = options.strictness, None, strategy.options.acceptance
+        if strictness is None and self._audit:
+            strictness = self._audit.tightened_strictness(strategy)
+        if strictness is not None:
+            setting = setting_at(strictness, strategy, served)
+            expected, acceptance = setting.expected, Acceptance("threshold", setting.threshold)
+        request = Request(
+            id=id,
+            created=int(time.time()),
+            model=model,
+            prompts=asked.prompts,
+            num_choices=num_choices,
+            seed=secrets.randbits(53) if body.seed is None else body.seed,
+            max_tokens=asked.max_tokens,
+            plan=replace(
+                plan,
+                options=replace(strategy.options, acceptance=acceptance),
+                num_logprobs=supported_logprobs(asked.num_logprobs, asked.are_logprobs_optional, strategy, served),
+            ),
+            stops=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+            keep_stop=asked.keep_stop,
+            may_reason=asked.may_reason,
+            strictness=strictness,
+            expected=expected,
+            session=options.session,
+            owner=owner,
+            instructions=asked.instructions,
+            tools=asked.tools,
+            variables=json.dumps(asked.variables) if asked.variables else "",
+            may_be_collected=body.store is not False,
+            answer=asked.answer.model_dump_json(),
+        )
+        check(request, strategy, served)
+        return request, served
+
+    def _plan(self, asked: ClientRequest, model: str) -> Generation:
+        """What the request and the defaults say, whatever is served. Raises: InvalidRequest."""
+        body, defaults, options = asked.body, self._settings.defaults, asked.body.semspec
+        alias = model.removeprefix(self._settings.model_name).lstrip(":")
+        if alias and options.strategy not in (None, alias):
+            raise InvalidRequest(f"the model {model!r} already names another strategy", "semspec.strategy")
+        penalties = _penalties(body)
+        one_writes = bool(asked.grammar) or not penalties.is_neutral
+        name = alias or options.strategy or ("target" if one_writes else defaults.strategy)
+        if name not in self._readiness.table:
+            raise InvalidRequest(f"strategy: it should be one of {', '.join(self._readiness.table)}", "strategy")
+        return Generation(
+            context=Context(()),
+            sampling=SamplingParams(
+                temperature=defaults.temperature if body.temperature is None else body.temperature,
+                top_p=defaults.top_p if body.top_p is None else body.top_p,
+                top_k=max(0, body.top_k or 0),
+                min_p=body.min_p or 0.0,
+            ),
+            penalties=penalties,
+            strategy=name,
+            options=defaults.options(name, options),
+            segmentation=Segmentation(options.segmentation or defaults.segmentation),
+            show_drafts=bool(options.trace and body.stream),
+            grammar=asked.grammar,
+        )
+
+    def _num_choices(self, asked: ClientRequest) -> int:
+        """Of all prompts together. Raises: InvalidRequest."""
+        body, limit = asked.body, self._settings.max_n
+        num_choices, num_prompts = body.n or 1, len(asked.prompts)
+        if body.stream_options is not None and not body.stream:
+            raise InvalidRequest("stream_options is only allowed when stream is true", "stream_options")
+        if num_choices > limit:
+            raise InvalidRequest(f"n is {num_choices}, but at most {limit} choices are served", "n")
+        if num_prompts * num_choices > limit:
+            message = f"{num_prompts} prompts of n {num_choices} are over the limit of {limit} choices"
+            raise InvalidRequest(f"{message}; send fewer prompts at once", "prompt")
+        if body.semspec.session is not None and not isinstance(asked.prompts[0], tuple):
+            raise InvalidRequest("sessions store the turns of a chat; use /v1/chat/completions", "semspec.session")
+        if num_choices > 1 and body.semspec.session is not None:
+            raise InvalidRequest("a session has one next turn; leave out n or the session", "n")
+        return num_prompts * num_choices
+
+
+def new_id(api: Api) -> str:
+    return f"{_PREFIXES[api]}-{secrets.token_hex(16)}"
+
+
+def _penalties(body: GenerationRequest) -> Penalties:
+    biases = ((int(token), bias) for token, bias in (body.logit_bias or {}).items())
+    return Penalties(
+        body.presence_penalty or 0.0,
+        body.frequency_penalty or 0.0,
+        1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        tuple(sorted(biases)),
+    )
