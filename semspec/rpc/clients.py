@@ -138,12 +138,12 @@ class RemoteModel(RemoteBackend):
     async def generate_at_once(self, context: Context, params: GenerationParams) -> list[GeneratedSegment]:
         """See `WritesAtOnce.generate_at_once`."""
 
-        def read(response: types_pb2.WriteAllResponse) -> list[GeneratedSegment]:
+        def checked(response: types_pb2.WriteAllResponse) -> list[GeneratedSegment]:
             segments = _all_generated(response)
             _check_size(params, segments)
             return segments
 
-        segments = await self._call("WriteAll", message_of(types_pb2.WriteRequest, params), read, context)
+        segments = await self._call("WriteAll", message_of(types_pb2.WriteRequest, params), checked, context)
         for generated in segments:
             self._note(params.projection, generated.states)
         return segments

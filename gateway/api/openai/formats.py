@@ -112,10 +112,14 @@ class NamedTool(RequestModel):
     function: NamedFunction
 
 
-class ResponseTool(Function):
+class ResponseTool(RequestModel):
     """A function that a response may call, as the Responses API has it."""
 
     type: Literal["function"]
+    name: str = Field(pattern=NAME)
+    description: Text | None = None
+    parameters: SchemaObject | None = None
+    strict: bool | None = None
 
     @property
     def tool(self) -> Tool:
