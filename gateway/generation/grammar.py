@@ -79,13 +79,11 @@ def tools_grammar(functions: Sequence[Json], is_required: bool, is_parallel: boo
 
 
 def of_output(grammar: str, prompt: str, may_reason: bool = True) -> str:
-    """The grammar of the output after `prompt`, whose answer follows `grammar`; empty if that is.
+    """The grammar of the output after `prompt`, whose answer follows `grammar`.
 
     Reasoning comes first where the prompt has opened it; elsewhere the model may open it itself if it `may_reason`.
     """
     is_open = prompt.rstrip().endswith(THINK)
-    if not grammar:
-        return ""
     if not (is_open or may_reason):
         return f"start: answer\n{grammar}"
     mark = "" if is_open else f"[ \\n]{{0,4}}{THINK}"

@@ -140,7 +140,7 @@ class Request:
     def generation(self, index: int, prompts: Prompts, max_tokens: int) -> Generation:
         """The decoding loop's input for one choice. The first choice of a prompt uses the request's seed unchanged, so
         that the loop alone reproduces it, and a prompt's choices are those that it has in a request of its own."""
-        seed, of_prompt = self.seed % (1 << 64), index % self.num_choices_per_prompt
+        seed, of_prompt, grammar = self.seed % (1 << 64), index % self.num_choices_per_prompt, self.plan.grammar
         sampling = replace(self.plan.sampling, seed=derive_seed(seed, "choice", of_prompt) if of_prompt else seed)
         return replace(
             self.plan,
@@ -149,7 +149,7 @@ class Request:
             max_tokens=max_tokens,
             session=self.session or self.choice_id(index),
             draft_prompt=prompts.draft,
-            grammar=of_output(self.plan.grammar, prompts.target.text, self.may_reason),
+            grammar=grammar and of_output(grammar, prompts.target.text, self.may_reason),
             fallback=prompts.fallback,
         )
 
