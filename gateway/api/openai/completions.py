@@ -1,4 +1,4 @@
-"""OpenAI's API: routes, and response formats of chat and plain completions."""
+"""OpenAI's API: routes of chat and plain completions, what their bodies ask for, and their response formats."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -12,16 +12,17 @@ from pydantic import BaseModel
 
 from semspec.errors import InvalidRequest
 from semspec.gateway.api.openai import answers
-from semspec.gateway.api.openai.conversion import chat_request, completion_request
+from semspec.gateway.api.openai.formats import calls_grammar, format_grammar, offered, tools_json
 from semspec.gateway.api.openai.requests import ChatRequest, CompletionRequest
 from semspec.gateway.api.shared import document
 from semspec.gateway.api.shared.answers import Format, TokenCounts, statistics
+from semspec.gateway.api.shared.resolver import EFFORT, EFFORT_PARAMETER, AnswerOptions, ClientRequest, variables_of
 from semspec.gateway.api.shared.sse import Responder
 from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept, usage
 from semspec.gateway.generation.parsers import Delta, ToolCall
 from semspec.gateway.generation.request import Request
 from semspec.records import SegmentTrace
-from semspec.types import Drafted, FinishReason, TokenLogprob
+from semspec.types import Drafted, FinishReason, TokenIds, TokenLogprob
 
 
 def router(responder: Responder) -> APIRouter:
@@ -44,6 +45,52 @@ def router(responder: Responder) -> APIRouter:
         raise InvalidRequest("embeddings are not supported: this server's models generate text", "model")
 
     return routes
+
+
+def chat_request(body: ChatRequest) -> ClientRequest:
+    """Raises: InvalidRequest."""
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequest("top_logprobs is only allowed when logprobs is true", "top_logprobs")
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise InvalidRequest("max_tokens is another name for max_completion_tokens; give one of them", "max_tokens")
+    tools, grammar = offered(body.tools, body.tool_choice), format_grammar(body.response_format)
+    if tools and grammar:
+        raise InvalidRequest("response_format is only served without tools; leave out one of them", "response_format")
+    if tools:
+        grammar = calls_grammar(tools, body.tool_choice, body.parallel_tool_calls is not False)
+    fields = {"prompt": "messages", "grammar": "tools" if tools else "response_format"}
+    if body.reasoning_effort is not None:
+        fields[EFFORT_PARAMETER] = EFFORT
+    return ClientRequest(
+        body=body,
+        prompts=(tuple(message.message for message in body.messages),),
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        answer=AnswerOptions.of("chat", body, fields),
+        grammar=grammar,
+        tools=tools_json(tools),
+        variables=variables_of(body.chat_template_kwargs, body.reasoning_effort, EFFORT),
+    )
+
+
+def completion_request(body: CompletionRequest) -> ClientRequest:
+    return ClientRequest(
+        body=body,
+        prompts=_prompts(body),
+        max_tokens=body.max_tokens,
+        num_logprobs=body.logprobs,
+        answer=AnswerOptions.of("completions", body, {}),
+    )
+
+
+def _prompts(body: CompletionRequest) -> tuple[str | TokenIds, ...]:
+    given = body.prompt
+    if isinstance(given, str):
+        return (given,)
+    if ids := tuple(token for token in given if isinstance(token, int)):
+        return (TokenIds(ids),)
+    several = (prompt for prompt in given if not isinstance(prompt, int))
+    return tuple(prompt if isinstance(prompt, str) else TokenIds(tuple(prompt)) for prompt in several)
 
 
 class _OpenAIFormat(Format):

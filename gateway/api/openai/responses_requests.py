@@ -6,7 +6,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 
 from semspec.errors import InvalidRequest
-from semspec.gateway.api.openai.conversion import variables_of
 from semspec.gateway.api.openai.formats import (
     MAX_TOOLS,
     NamedFunction,
@@ -38,7 +37,7 @@ from semspec.gateway.api.shared.fields import (
     TemplateVariables,
     Text,
 )
-from semspec.gateway.api.shared.resolver import EFFORT_PARAMETER, AnswerOptions, ClientRequest
+from semspec.gateway.api.shared.resolver import EFFORT_PARAMETER, AnswerOptions, ClientRequest, variables_of
 from semspec.gateway.options import Temperature, TopP, or_default
 from semspec.types import Message, Role
 

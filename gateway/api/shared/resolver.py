@@ -105,6 +105,15 @@ def naming(fields: Mapping[str, str]) -> Iterator[None]:
         raise type(error)(message.replace("<penalties>", fields["penalties"]), field) from error
 
 
+def variables_of(given: Mapping[str, Any] | None, effort: str | None, field: str) -> Mapping[str, Any]:
+    """The chat template's variables; `field` sets the effort. Raises: InvalidRequest when that is given twice."""
+    if effort is None:
+        return given or {}
+    if given and EFFORT in given:
+        raise InvalidRequest(f"{field} sets the variable {EFFORT!r} of chat_template_kwargs; give one of them", field)
+    return {**(given or {}), EFFORT: effort}
+
+
 def model_names(settings: GatewaySettings, strategies: Iterable[str]) -> list[str]:
     """Model names of the API: the pair's own name, and one for each of `strategies`."""
     return [settings.model_name, *(f"{settings.model_name}:{strategy}" for strategy in strategies)]
