@@ -135,7 +135,7 @@ class Attention:
 
     def _of_rows(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """One token of each sequence; keys and values `[num_sequences, num_kv_heads, num_positions, head_dim]`."""
-        rows = queries.view(len(queries), self._num_kv_heads, -1, self._head_dim)
+        rows = queries.view(len(queries), self._num_kv_heads, -1, self._head_dim)  # [.., num_kv_heads, group_size, ..]
         return F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask).flatten(1)
 
     def _of_chunk(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
@@ -147,6 +147,6 @@ class Attention:
 
 def _causal(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """All tokens of a sequence so far."""
-    rows = queries.transpose(0, 1)[None]
+    rows = queries.transpose(0, 1)[None]  # [1, num_heads, num_tokens, head_dim]
     attended = F.scaled_dot_product_attention(rows, keys, values, is_causal=True, enable_gqa=True)
     return attended[0].transpose(0, 1).flatten(1)

@@ -47,7 +47,7 @@ class CausalLM:
         num_embeddings = int(model.get_input_embeddings().num_embeddings)
         self.tokenizer = ModelTokenizer(tokenizer, info, eos_ids(model.generation_config, tokenizer), num_embeddings)
         self._hooks = StateHooks(model)
-        self._decoder = _decoder(self.model, info, engine)
+        self.decoder = _decoder(self.model, info, engine)
 
     @classmethod
     def load(
@@ -88,11 +88,11 @@ class CausalLM:
     @property
     def takes_trees(self) -> bool:
         """Whether chunks may have a `tree`."""
-        return self._decoder is not None
+        return self.decoder is not None
 
     def new_kv(self) -> KV:
         """An empty KV cache for a new sequence, for use with `forward`."""
-        return self._decoder.new_kv() if self._decoder else DynamicKV()
+        return self.decoder.new_kv() if self.decoder else DynamicKV()
 
     def forward(self, tokens: Sequence[int], kv: KV, num_rows: int = 1, want_states: bool = False) -> Forward:
         """Feed `tokens` after those in `kv`, a result of `new_kv`. Returns logits of the last `num_rows` positions."""
@@ -105,8 +105,8 @@ class CausalLM:
         `Decoder` computes them in one pass, transformers one after another. If that fails, `Decoder` leaves all
         sequences as they were, transformers leave them empty.
         """
-        if self._decoder and _are_buffered(chunks):
-            return [Forward(*outputs) for outputs in self._decoder.forward(chunks)]
+        if self.decoder and _are_buffered(chunks):
+            return [Forward(*outputs) for outputs in self.decoder.forward(chunks)]
         try:
             return [self._forward_alone(chunk) for chunk in chunks]
         except Exception:

@@ -54,7 +54,7 @@ class GraphedSteps:
     def __init__(self, layout: Layout, step_on: Callable[[Tensor], Step], capture: Capture = capture) -> None:
         """`step_on`: makes a step on a buffer of shape `Layout.shape`."""
         self._layout, self._step_on, self._capture = layout, step_on, capture
-        self._buckets: OrderedDict[tuple[int, int], _Bucket] = OrderedDict()
+        self.buckets: OrderedDict[tuple[int, int], _Bucket] = OrderedDict()
         self._is_broken = False
 
     def forward(self, tokens: Sequence[int], kvs: Sequence[BufferKV], want_states: bool) -> Outputs | None:
@@ -71,19 +71,19 @@ class GraphedSteps:
         if self._is_broken or not num_slots or capacity > MAX_TOKENS or size > MAX_BUFFERED_TOKENS:
             return None
         key = num_slots, capacity
-        if key not in self._buckets:
-            while sum(slots * length for slots, length in self._buckets) + size > MAX_BUFFERED_TOKENS:
-                self._buckets.popitem(last=False)
+        if key not in self.buckets:
+            while sum(slots * length for slots, length in self.buckets) + size > MAX_BUFFERED_TOKENS:
+                self.buckets.popitem(last=False)
             try:
-                self._buckets[key] = _Bucket(self._layout, num_slots, capacity, self._step_on, self._capture)
+                self.buckets[key] = _Bucket(self._layout, num_slots, capacity, self._step_on, self._capture)
             except torch.OutOfMemoryError:
                 raise  # a later attempt may succeed
             except RuntimeError as error:
                 self._is_broken = True
                 _log.warning("no CUDA graphs, decoding will be slower: %s", error)
                 return None
-        self._buckets.move_to_end(key)
-        return self._buckets[key]
+        self.buckets.move_to_end(key)
+        return self.buckets[key]
 
 
 class _Bucket:

@@ -117,7 +117,7 @@ class Decoder:
         self._cpu_eps = torch.full((1, 1), self._eps) if _is_cpu_float32(self._embedding) else None
         self._ones = self._embedding.new_ones(self._embedding.shape[1], 1)
         self._cos, self._sin = self._rotations(0)
-        self._graphs = GraphedSteps(self.layout, self.static_step) if device.type == "cuda" else None
+        self.graphs = GraphedSteps(self.layout, self.static_step) if device.type == "cuda" else None
 
     def new_kv(self) -> BufferKV:
         return BufferKV(self._slabs)
@@ -127,7 +127,7 @@ class Decoder:
         `[num_rows, vocab_size]`, and its states `[num_layers + 1, num_tokens, hidden_size]`, empty unless wanted."""
         for chunk in chunks:
             chunk.kv.reserve(chunk.end)
-        if self._graphs and (graphed := self._graphed_forward(self._graphs, chunks)):
+        if self.graphs and (graphed := self._graphed_forward(self.graphs, chunks)):
             return graphed
         return [self._forward_one(chunks[0])] if len(chunks) == 1 else self._forward_many(chunks)
 
@@ -237,10 +237,10 @@ class Decoder:
         states = [hidden]
         for index, block in enumerate(self._blocks):
             queries, keys_values = self._queries_keys_values(block, hidden, cos, sin)
-            attended = attend(index, queries, keys_values)
+            attended = attend(index, queries, keys_values)  # [num_tokens, num_heads * head_dim]
             hidden = _added(hidden, attended, block.attention_out, block.attention_out_bias)
             gate_up = F.linear(self._normed(hidden, block.mlp_norm), block.gate_up, block.gate_up_bias)
-            gate, up = gate_up.chunk(2, -1)
+            gate, up = gate_up.chunk(2, -1)  # [num_tokens, intermediate_size] each
             hidden = _added(hidden, F.silu(gate).mul_(up), block.down, block.down_bias)
             states.append(hidden)
         return states
@@ -249,7 +249,7 @@ class Decoder:
         """Rotated queries, and rotated keys with values; shapes: see `Attend`."""
         num_tokens = hidden.shape[0]
         qkv = F.linear(self._normed(hidden, block.attention_norm), block.qkv, block.qkv_bias)
-        heads = qkv.view(num_tokens, -1, self._head_dim)
+        heads = qkv.view(num_tokens, -1, self._head_dim)  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
         rotated = heads.narrow(1, 0, self._num_heads + self._num_kv_heads)
         halves_swapped = rotated.roll(self._head_dim // 2, -1)
         rotated.mul_(cos).addcmul_(halves_swapped, sin)

@@ -95,7 +95,7 @@ def pick(weights: Tensor, draws: Sequence[float]) -> list[int]:
     Inverse-CDF sampling in the order of the vocabulary. In order of probability, the last bit of a logit could swap two
     tokens of nearly equal probability, and so change the drawn token.
     """
-    cumulative = weights.cumsum(-1)
+    cumulative = weights.cumsum(-1)  # [num_rows, vocab_size]
     column = torch.tensor([[min(draw, LARGEST_DRAW)] for draw in draws], device=weights.device)
     index = torch.searchsorted(cumulative, column * cumulative[:, -1:], right=True)
     picked: list[int] = index[:, 0].clamp(max=weights.shape[-1] - 1).tolist()

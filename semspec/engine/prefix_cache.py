@@ -70,8 +70,10 @@ class PrefixCache:
         self._entries: OrderedDict[int, tuple[Prefix, np.ndarray]] = OrderedDict()
         self.num_bytes = 0
 
-    def __len__(self) -> int:
-        return len(self._entries)
+    @property
+    def prefixes(self) -> list[Prefix]:
+        """Those kept, the least recently used first."""
+        return [prefix for prefix, _ in self._entries.values()]
 
     def take(self, tokens: Sequence[int], session: str) -> Prefix:
         """The longest cached prefix of `tokens` from which the next logits can be computed, for the caller to extend.

@@ -15,13 +15,6 @@ Properties of every engine:
 - A tree of proposed tokens (`Proposal.parents`) may be verified as the chain of its first alternatives (`as_chain`).
 - Closing a generator, or cancelling an await, stops the work between two forward passes.
 - Text becomes ids, and ids become segments, by `semspec.engine.tokenization` and `semspec.engine.segmentation`.
-
-Planned additions are optional fields and keyword-only arguments with defaults, so that no call of today changes:
-
-- n samples that share a prefix: `GenerationParams.num_samples`, and the sample's number in `GeneratedSegment`.
-- Grammars in `propose` and `verify_tokens`, as `GenerationParams.grammar` has them in `generate`.
-- The last token's state: a field of `GenerationParams` and a keyword-only argument of `score` request it; optional
-  fields of `GeneratedSegment` and `SegmentScore` return it, beside the pooled states.
 """
 
 from typing import TYPE_CHECKING, Protocol, runtime_checkable

@@ -19,7 +19,7 @@ class Scheduler:
 
     def __init__(self, cache: "PrefixCache", max_kv_bytes: int, step_tokens: int = STEP_TOKENS) -> None:
         """`max_kv_bytes`: keys and values of running calls and of cached prefixes together."""
-        self._cache, self._max_kv_bytes, self._step_tokens = cache, max_kv_bytes, step_tokens
+        self.cache, self._max_kv_bytes, self._step_tokens = cache, max_kv_bytes, step_tokens
 
     def has_room(self, feeds: Sequence["Feed"]) -> bool:
         """Whether another call may start beside `feeds`."""
@@ -49,8 +49,8 @@ class Scheduler:
 
     def _fits(self, num_bytes: int) -> bool:
         """Whether running calls may take so many bytes; drops cached prefixes for them."""
-        while (is_too_much := num_bytes + self._cache.num_bytes > self._max_kv_bytes) and len(self._cache):
-            self._cache.evict()
+        while (is_too_much := num_bytes + self.cache.num_bytes > self._max_kv_bytes) and self.cache.prefixes:
+            self.cache.evict()
         return not is_too_much
 
     def _evict(self, younger: Sequence["Feed"], num_bytes: int) -> int:

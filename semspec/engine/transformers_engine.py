@@ -49,13 +49,14 @@ class TransformersEngine:
     ) -> None:
         """`cache_bytes`: keys and values kept between calls; `kv_bytes`: those and the running calls' together;
         `probes`: folder of the probes whose first layers it computes."""
-        self._lm = lm
+        self.lm = lm
         self.tokenizer: ModelTokenizer = lm.tokenizer
-        self._cache = PrefixCache(cache_bytes, lm.new_kv)
+        self.cache = PrefixCache(cache_bytes, lm.new_kv)
         self._projections = Projections(lm.info, str(lm.device), probes)
         self._grammars = Grammars.of(lm.tokenizer)
-        self._calls = Calls(lm, writer, self._cache, self._projections)
-        self._worker = Worker(f"engine-{writer}", lm, self._cache, Scheduler(self._cache, kv_bytes))
+        self.calls = Calls(lm, writer, self.cache, self._projections)
+        self.steps = Worker(f"engine-{writer}", lm, self.cache, Scheduler(self.cache, kv_bytes))
+        """Runs and counts the steps; see `semspec.rpc.server.StallWatch`."""
 
     @classmethod
     def load(
@@ -78,19 +79,10 @@ class TransformersEngine:
         lm = CausalLM.load(model, revision, device, dtype, max_context_tokens, engine)
         return cls(lm, writer, cache_bytes, kv_bytes, probes)
 
-    @property
-    def lm(self) -> CausalLM:
-        return self._lm
-
-    @property
-    def steps(self) -> Worker:
-        """Counts the steps; see `semspec.rpc.server.StallWatch`."""
-        return self._worker
-
     async def info(self) -> ModelInfo:
-        cache = self._cache
+        cache = self.cache
         return replace(
-            self._lm.info,
+            self.lm.info,
             cache_bytes=cache.num_bytes,
             max_cache_bytes=cache.max_bytes,
             supports_grammars=self._grammars is not None,
@@ -109,15 +101,15 @@ class TransformersEngine:
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         context = await self._owned(context)
-        steps = self._calls.generate(context, params, await self._shaping(context, params))
-        async for generated in self._worker.stream(steps, params.is_ahead):
+        steps = self.calls.generate(context, params, await self._shaping(context, params))
+        async for generated in self.steps.stream(steps, params.is_ahead):
             yield generated
 
     async def score(
         self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
     ) -> list[SegmentScore]:
         segments = await self.tokenizer.owned(tuple(segments), is_context=False)
-        return await self._result(self._calls.score(await self._owned(context), segments, session, projection))
+        return await self._result(self.calls.score(await self._owned(context), segments, session, projection))
 
     async def read_probes(self) -> None:
         await asyncio.to_thread(self._projections.read)
@@ -126,22 +118,22 @@ class TransformersEngine:
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
     ) -> Proposal:
         check_no_retrieval(params)
-        return await self._result(self._calls.propose(await self._owned(context), open_ids, params, num_tokens))
+        return await self._result(self.calls.propose(await self._owned(context), open_ids, params, num_tokens))
 
     async def verify_tokens(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
     ) -> VerifiedTokens:
-        return await self._result(self._calls.verify_tokens(await self._owned(context), open_ids, proposal, params))
+        return await self._result(self.calls.verify_tokens(await self._owned(context), open_ids, proposal, params))
 
     async def score_choices(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
     ) -> ChoiceScores:
         context = await self._owned(context)
-        return await self._result(self._calls.score_choices(context, question, prefill, options, session))
+        return await self._result(self.calls.score_choices(context, question, prefill, options, session))
 
     async def aclose(self) -> None:
-        await self._worker.close()
-        self._cache.clear()
+        await self.steps.close()
+        self.cache.clear()
         if self._grammars:
             self._grammars.close()
 
@@ -169,7 +161,7 @@ class TransformersEngine:
         return await self._grammars.matcher(grammar, written)
 
     async def _result(self, steps: Steps[T]) -> T:
-        async with aclosing(self._worker.stream(steps)) as results:
+        async with aclosing(self.steps.stream(steps)) as results:
             async for result in results:
                 return result
         raise RuntimeError("a unary call yields once")

@@ -93,7 +93,7 @@ class Worker:
     """Admits calls between two steps, and answers their feeds."""
 
     def __init__(self, name: str, lm: CausalLM, cache: PrefixCache, scheduler: Scheduler) -> None:
-        self._lm, self._cache, self._scheduler = lm, cache, scheduler
+        self._lm, self._cache, self.scheduler = lm, cache, scheduler
         self.step: Step = run_step
         """Replaced before the first call by a bench that emulates another machine's times."""
         self._arrivals: queue.SimpleQueue[_Call[object] | None] = queue.SimpleQueue()
@@ -149,7 +149,7 @@ class Worker:
         while self._receive():
             self._start()
             if self._running:
-                self._compute(self._scheduler.plan([call.feed for call in self._running]))
+                self._compute(self.scheduler.plan([call.feed for call in self._running]))
             self.num_steps += 1
         for call in [*self._running, *self._waiting]:
             call.end(Unavailable("the engine is shut down; retry on another replica"))
@@ -186,7 +186,7 @@ class Worker:
         for call in [call for call in self._running if call.is_cancelled]:
             self._running.remove(call)
             call.end(None)
-        while self._waiting and self._scheduler.has_room([call.feed for call in self._running]):
+        while self._waiting and self.scheduler.has_room([call.feed for call in self._running]):
             call = min(self._waiting, key=attrgetter("is_ahead"))  # the first of the equal ones
             self._waiting.remove(call)
             if call.advance():

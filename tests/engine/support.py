@@ -1,7 +1,7 @@
 """What the tests of engines share: prompts and parameters, rounds of drafting and verifying, and looks inside."""
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -79,7 +79,7 @@ def pairs(
     """Probability of each pair of tokens the engine's model may write after `context`."""
 
     def following(tokens: tuple[int, ...]) -> Tensor:
-        return renormalised(engine._lm.forward(tokens, engine._lm.new_kv()).logits, sampling)[0].double()
+        return renormalised(engine.lm.forward(tokens, engine.lm.new_kv()).logits, sampling)[0].double()
 
     table: dict[tuple[int, ...], float] = {}
     first = following(context)
@@ -158,18 +158,30 @@ def a_turn() -> Steps[bool]:
 async def only_prefix(engine: TransformersEngine) -> Prefix:
     """What the cache holds once the call that has just answered has given its prefix back."""
     await engine._result(a_turn())
-    [(prefix, _)] = engine._cache._entries.values()
+    [prefix] = engine.cache.prefixes
     return prefix
 
 
-def spied(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list that grows with the number of tokens of each call in every forward."""
-    sizes: list[int] = []
-    forward_step = engine._lm.forward_step
+def before_each_step(engine: TransformersEngine, call: Callable[[list[int]], object]) -> None:
+    """Have `call` called with the number of tokens of each call in every step."""
+    forward_step = engine.lm.forward_step
 
-    def counting(chunks: Sequence[Chunk[KV]]) -> list[Forward]:
-        sizes.extend(len(chunk.tokens) for chunk in chunks)
+    def watched(chunks: Sequence[Chunk[KV]]) -> list[Forward]:
+        call([len(chunk.tokens) for chunk in chunks])
         return forward_step(chunks)
 
-    monkeypatch.setattr(engine._lm, "forward_step", counting)
+    engine.lm.forward_step = watched  # type: ignore[method-assign]
+
+
+def steps_of(engine: TransformersEngine) -> list[list[int]]:
+    """A list that grows with the numbers of tokens of each step's calls."""
+    steps: list[list[int]] = []
+    before_each_step(engine, steps.append)
+    return steps
+
+
+def sizes_of(engine: TransformersEngine) -> list[int]:
+    """A list that grows with the number of tokens of each call in every step."""
+    sizes: list[int] = []
+    before_each_step(engine, sizes.extend)
     return sizes

@@ -39,7 +39,7 @@ async def test_running_call_that_is_ahead_is_evicted_before_a_younger_one(
 ) -> None:
     monkeypatch.setattr(worker, "AHEAD_S", 1e9)
     alone = load(checkpoints["qwen2"], cache_bytes=0)
-    layout = alone._lm._decoder.layout  # type: ignore[union-attr]
+    layout = alone.lm.decoder.layout  # type: ignore[union-attr]
     engine = load(checkpoints["qwen2"], cache_bytes=0, kv_bytes=3 * layout.num_bytes(256) + 1)
     texts = [f"Day {index}: Tom sells {index} pens. " * 30 for index in range(2)]
     started = [Context((await engine.encode(text),)) for text in texts]  # near 256 tokens, where buffers double

@@ -14,7 +14,7 @@ from semspec.engine.conversation import supports_choices, turn_after
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
 from semspec.types import Context, Message, Segment, SegmentEnd, Writer
-from tests.engine.support import CHATML, PROMPT, only_prefix, params, spied, written
+from tests.engine.support import CHATML, PROMPT, only_prefix, params, sizes_of, written
 
 REASONING = (
     "{% for m in messages %}{% if m.role == 'user' %}<|User|>{{ m.content | trim }}{% endif %}"
@@ -130,12 +130,12 @@ async def test_context_that_has_ended_its_turn_is_not_ended_twice(engine: Transf
 
 
 async def test_asking_leaves_the_context_in_the_cache_and_nothing_else(
-    engine: TransformersEngine, uncached: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+    engine: TransformersEngine, uncached: TransformersEngine
 ) -> None:
     context = await reasoned(engine)
     first = await engine.score_choices(context, QUESTION, PREFILL, DIGITS, "s")
     assert (await only_prefix(engine)).tokens == engine.tokenizer.context_ids(context)
-    sizes = spied(engine, monkeypatch)
+    sizes = sizes_of(engine)
     again = await engine.score_choices(context, QUESTION, PREFILL, DIGITS, "s")
     assert sizes == [len(turn_after(engine.tokenizer.raw, QUESTION, PREFILL))]
     sizes.clear()
@@ -148,13 +148,11 @@ async def test_asking_leaves_the_context_in_the_cache_and_nothing_else(
         assert reply.probabilities == pytest.approx(recomputed.probabilities, rel=1e-4)
 
 
-async def test_asking_between_steps_feeds_a_step_once(
-    engine: TransformersEngine, uncached: TransformersEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_asking_between_steps_feeds_a_step_once(engine: TransformersEngine, uncached: TransformersEngine) -> None:
     whole = await reasoned(engine)
     before = Context(whole.pieces[:-1])
     await engine.score_choices(before, QUESTION, PREFILL, DIGITS, "s")
-    sizes = spied(engine, monkeypatch)
+    sizes = sizes_of(engine)
     reply = await engine.score_choices(whole, QUESTION, PREFILL, DIGITS, "s")
     num_asked = len(turn_after(engine.tokenizer.raw, QUESTION, PREFILL))
     assert sizes == [len(whole.pieces[-1].token_ids) + num_asked]

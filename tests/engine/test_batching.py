@@ -28,7 +28,7 @@ from semspec.types import (
     VerifiedTokens,
     uniform,
 )
-from tests.engine.support import HOT, assert_same, load, params, prompt, tensor, written
+from tests.engine.support import HOT, assert_same, load, params, prompt, steps_of, tensor, written
 
 NUM_STREAMS = 32
 
@@ -50,21 +50,8 @@ async def batched(checkpoints: dict[str, Path]) -> AsyncIterator[TransformersEng
     await engine.aclose()
 
 
-def steps_of(engine: TransformersEngine) -> list[list[int]]:
-    """A list that grows with the numbers of tokens of each step's calls."""
-    steps: list[list[int]] = []
-    forward_step = engine._lm.forward_step
-
-    def watched(chunks: Sequence[Chunk[KV]]) -> list[Forward]:
-        steps.append([len(chunk.tokens) for chunk in chunks])
-        return forward_step(chunks)
-
-    engine._lm.forward_step = watched  # type: ignore[method-assign]
-    return steps
-
-
 def with_step_tokens(engine: TransformersEngine, step_tokens: int) -> None:
-    engine._worker._scheduler = Scheduler(engine._cache, 4 << 30, step_tokens)
+    engine.steps.scheduler = Scheduler(engine.cache, 4 << 30, step_tokens)
 
 
 async def contexts(engine: TransformersEngine, number: int) -> list[Context]:
@@ -184,7 +171,7 @@ async def test_evicted_calls_are_computed_again_with_the_same_result(
     checkpoints: dict[str, Path], alone: TransformersEngine, num_buffers: int
 ) -> None:
     """Each call's second buffer, past 256 tokens, needs the memory of another call."""
-    layout = alone._lm._decoder.layout  # type: ignore[union-attr]
+    layout = alone.lm.decoder.layout  # type: ignore[union-attr]
     engine = load(checkpoints["qwen2"], cache_bytes=0, kv_bytes=num_buffers * layout.num_bytes(256) + 1)
     texts = [f"Day {index}: Tom sells {index} pens. " * 30 for index in range(6)]
     started = [Context((await engine.encode(text),)) for text in texts]
@@ -243,14 +230,14 @@ async def test_call_that_cannot_be_computed_fails_alone(
 ) -> None:
     started = await contexts(alone, 5)
     bad = started[2].pieces[0].token_ids
-    forward_step = batched._lm.forward_step
+    forward_step = batched.lm.forward_step
 
     def failing(chunks: Sequence[Chunk[KV]]) -> list[Forward]:
         if any(tuple(chunk.tokens) == bad for chunk in chunks):
             raise InternalError("no such kernel")
         return forward_step(chunks)
 
-    monkeypatch.setattr(batched._lm, "forward_step", failing)
+    monkeypatch.setattr(batched.lm, "forward_step", failing)
     results = await asyncio.gather(
         *(written(batched, context, params()) for context in started), return_exceptions=True
     )
@@ -266,8 +253,8 @@ async def test_step_that_breaks_off_midway_feeds_nobody_twice(
 ) -> None:
     engine, reference = load(checkpoint, name=name), load(checkpoint, cache_bytes=0)
     started = await contexts(engine, 4)
-    norm, calls = engine._lm.model.model.norm, iter(range(1000))
-    logits, forward = engine._lm._decoder and engine._lm._decoder._logits, norm.forward
+    norm, calls = engine.lm.model.model.norm, iter(range(1000))
+    logits, forward = engine.lm.decoder and engine.lm.decoder._logits, norm.forward
 
     def breaking(whole: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         def computed(hidden: Tensor) -> Tensor:
@@ -278,7 +265,7 @@ async def test_step_that_breaks_off_midway_feeds_nobody_twice(
         return computed
 
     if logits:
-        monkeypatch.setattr(engine._lm._decoder, "_logits", breaking(logits))
+        monkeypatch.setattr(engine.lm.decoder, "_logits", breaking(logits))
     else:
         monkeypatch.setattr(norm, "forward", breaking(forward))
     what = params(max_segments=0, max_tokens=20, want_states=True)
@@ -363,7 +350,7 @@ def distance_from_boundary(
     """By how much a probability must change for the first differing draw to give another token."""
     same = next(index for index, (a, b) in enumerate(zip(mine, expected, strict=False)) if a != b)
     tokens = [*context.pieces[0].token_ids, *expected[:same]]
-    logits = engine._lm.forward(tokens, engine._lm.new_kv()).logits
+    logits = engine.lm.forward(tokens, engine.lm.new_kv()).logits
     weights = filtered(logits, sampling)[0].double()
     cumulative = weights.cumsum(0) / weights.sum()
     to_draw = (cumulative - uniform(sampling.seed, "token", len(tokens))).abs().min()

@@ -31,9 +31,9 @@ def fail(run: Callable[[], Outputs], device: torch.device) -> tuple[Callable[[],
 
 def graphed(architecture: str, capture: cuda_graph.Capture = remember) -> CausalLM:
     lm = lm_of(random_model(architecture), "fast")
-    decoder = lm._decoder
+    decoder = lm.decoder
     assert decoder is not None
-    decoder._graphs = GraphedSteps(decoder.layout, decoder.static_step, capture)
+    decoder.graphs = GraphedSteps(decoder.layout, decoder.static_step, capture)
     return lm
 
 
@@ -111,8 +111,8 @@ def test_longer_sequences_than_a_graph_serves_go_without(
     twins = Twins(*pair)
     twins.feed(random_ids(300))
     twins.feed([5])
-    decoder = pair[0]._decoder
-    assert decoder is not None and decoder._graphs is not None and not decoder._graphs._buckets
+    decoder = pair[0].decoder
+    assert decoder is not None and decoder.graphs is not None and not decoder.graphs.buckets
 
 
 def step(lm: CausalLM, kvs: Sequence[KV], tokens: Sequence[int]) -> list[Forward]:
@@ -138,9 +138,9 @@ def test_sequences_that_come_and_go_share_graphs_of_several_sizes(
             assert_same(mine.states, expected.states)
         for own in kvs:
             own[those[0]].crop(own[those[0]].num_tokens - number % 2)
-    decoder = graphed._decoder
-    assert decoder is not None and decoder._graphs is not None
-    assert {size for size, _ in decoder._graphs._buckets} == {1, 2, 4, 8}
+    decoder = graphed.decoder
+    assert decoder is not None and decoder.graphs is not None
+    assert {size for size, _ in decoder.graphs.buckets} == {1, 2, 4, 8}
 
 
 def test_buffers_of_all_graphs_stay_within_their_bound(
@@ -151,9 +151,9 @@ def test_buffers_of_all_graphs_stay_within_their_bound(
     kvs = [lm.new_kv() for _ in range(8)]
     for number in (1, 2, 4, 1, 8):
         step(lm, kvs[:number], random_ids(number))
-    decoder = lm._decoder
-    assert decoder is not None and decoder._graphs is not None
-    assert list(decoder._graphs._buckets) == [(1, 256)]
+    decoder = lm.decoder
+    assert decoder is not None and decoder.graphs is not None
+    assert list(decoder.graphs.buckets) == [(1, 256)]
     assert [kv.num_tokens for kv in kvs] == [5, 3, 2, 2, 1, 1, 1, 1]
 
 
@@ -170,11 +170,11 @@ def test_failed_capture_is_said_once_and_decoding_goes_on(caplog: pytest.LogCapt
 def test_graphs_on_a_gpu_equal_eager_steps() -> None:
     model = random_model("qwen2").to("cuda")
     twins = Twins(lm_of(model, "fast"), lm_of(model, "fast"))
-    eager = twins.lms[1]._decoder
+    eager = twins.lms[1].decoder
     assert eager is not None
-    eager._graphs = None
+    eager.graphs = None
     twins.feed(random_ids(30))
     for token in random_ids(5, seed=1):
         twins.feed([token])
-    graphs = twins.lms[0]._decoder
-    assert graphs is not None and graphs._graphs is not None and list(graphs._graphs._buckets) == [(1, 256)]
+    graphs = twins.lms[0].decoder
+    assert graphs is not None and graphs.graphs is not None and list(graphs.graphs.buckets) == [(1, 256)]

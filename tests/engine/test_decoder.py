@@ -254,5 +254,5 @@ async def test_variable_chooses_the_engine(
     monkeypatch.setenv("SEMSPEC_TARGET_ENGINE", name)
     engine = load_engine(TargetSettings(model=str(checkpoint), device="cpu"), Writer.TARGET)
     assert isinstance(engine, TransformersEngine)
-    assert isinstance(engine._lm.new_kv(), BufferKV) is is_fast
+    assert isinstance(engine.lm.new_kv(), BufferKV) is is_fast
     await engine.aclose()

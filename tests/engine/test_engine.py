@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import NoReturn
@@ -10,31 +9,10 @@ from typing import NoReturn
 import pytest
 import torch
 
-from semspec.engine.causal_lm import Forward
-from semspec.engine.kv_cache import KV, Chunk
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch, Overloaded, Unavailable
 from semspec.types import Context, GenerationParams, Message, SamplingParams, SegmentEnd, Writer
-from tests.engine.support import params, prompt, written
-
-
-def before_each_forward(engine: TransformersEngine, call: Callable[[int], None]) -> None:
-    """Have `call` called with the number of tokens of each call in every forward."""
-    forward_step = engine._lm.forward_step
-
-    def watched(chunks: Sequence[Chunk[KV]]) -> list[Forward]:
-        for chunk in chunks:
-            call(len(chunk.tokens))
-        return forward_step(chunks)
-
-    engine._lm.forward_step = watched  # type: ignore[method-assign]
-
-
-def count_forwards(engine: TransformersEngine) -> list[int]:
-    """A list that grows with the number of tokens of each call in every forward."""
-    sizes: list[int] = []
-    before_each_forward(engine, sizes.append)
-    return sizes
+from tests.engine.support import before_each_step, params, prompt, sizes_of, written
 
 
 async def test_rounds_of_a_session_feed_only_new_tokens(
@@ -43,7 +21,7 @@ async def test_rounds_of_a_session_feed_only_new_tokens(
     context = await prompt(engine)
     [drafted] = await written(uncached, context, params(sampling=SamplingParams(1.0, 1.0, 0, seed=5)))
     await engine.score(context, [drafted.segment], "s")
-    sizes = count_forwards(engine)
+    sizes = sizes_of(engine)
     [rewritten] = await written(engine, context, params(session="s"))  # the drafted one was rejected
     assert sizes == [1] * len(rewritten.segment.token_ids)
     assert rewritten.num_cached_tokens == len(context.pieces[0].token_ids)
@@ -61,7 +39,7 @@ async def test_sessions_share_a_prefix_without_taking_it_from_each_other(engine:
     context = await prompt(engine)
     [first] = await written(engine, context, params(session="a"))
     assert first.num_cached_tokens == 0
-    sizes = count_forwards(engine)
+    sizes = sizes_of(engine)
     await written(engine, context, params(sampling=SamplingParams(1.0, 1.0, 0, 99), session="b"))
     assert max(sizes) == 1
     sizes.clear()
@@ -74,12 +52,12 @@ async def test_cache_stays_within_its_budget(checkpoint: Path) -> None:
     for index in range(12):
         context = Context((await engine.encode(f"Day {index % 9}: Tom sells {index % 7} pens."),))
         await written(engine, context, params())
-        assert engine._cache.num_bytes <= 200_000
-    entries = [prefix for prefix, _ in engine._cache._entries.values()]
+        assert engine.cache.num_bytes <= 200_000
+    entries = engine.cache.prefixes
     assert 0 < len(entries) < 12
-    assert engine._cache.num_bytes == sum(prefix.num_bytes for prefix in entries)
+    assert engine.cache.num_bytes == sum(prefix.num_bytes for prefix in entries)
     info = await engine.info()
-    assert (info.cache_bytes, info.max_cache_bytes) == (engine._cache.num_bytes, 200_000)
+    assert (info.cache_bytes, info.max_cache_bytes) == (engine.cache.num_bytes, 200_000)
     await engine.aclose()
 
 
@@ -89,19 +67,19 @@ async def test_call_that_finds_no_memory_is_refused_and_the_next_one_served(
     engine = TransformersEngine.load(str(checkpoint), writer=Writer.TARGET, device="cpu")
     context = Context((await engine.encode("Day 1: Tom sells 3 pens."),))
     before = await written(engine, context, params())
-    assert len(engine._cache) > 0
-    forward_step, sizes = engine._lm.forward_step, list[int]()
+    assert len(engine.cache.prefixes) > 0
+    forward_step, sizes = engine.lm.forward_step, list[int]()
 
     def no_memory(*arguments: object) -> NoReturn:
-        sizes.append(len(engine._cache))
+        sizes.append(len(engine.cache.prefixes))
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(engine._lm, "forward_step", no_memory)
+    monkeypatch.setattr(engine.lm, "forward_step", no_memory)
     other = Context((await engine.encode("Day 2: Tom buys 4 pens."),))
     with pytest.raises(Overloaded, match="no memory left"):
         await written(engine, other, params())
-    assert sizes == [1] and len(engine._cache) == 0
-    monkeypatch.setattr(engine._lm, "forward_step", forward_step)
+    assert sizes == [1] and len(engine.cache.prefixes) == 0
+    monkeypatch.setattr(engine.lm, "forward_step", forward_step)
     assert [one.segment for one in await written(engine, context, params())] == [one.segment for one in before]
     await engine.aclose()
 
@@ -116,7 +94,7 @@ async def test_short_call_does_not_wait_for_a_long_one(engine: TransformersEngin
         )
         finished.append(name)
 
-    before_each_forward(engine, lambda _: time.sleep(0.001))
+    before_each_step(engine, lambda _: time.sleep(0.001))
     long = asyncio.create_task(call("long", 300))
     await asyncio.sleep(0.05)
     await asyncio.gather(call("short", 5), long)
@@ -127,7 +105,7 @@ async def test_event_loop_runs_on_during_a_forward(engine: TransformersEngine) -
     during: list[int] = []
     ticks = 0
 
-    def wait(_: int) -> None:
+    def wait(_: list[int]) -> None:
         before = ticks
         time.sleep(0.3)
         during.append(ticks - before)
@@ -138,7 +116,7 @@ async def test_event_loop_runs_on_during_a_forward(engine: TransformersEngine) -
             ticks += 1
             await asyncio.sleep(0.001)
 
-    before_each_forward(engine, wait)
+    before_each_step(engine, wait)
     ticking = asyncio.create_task(tick())
     await written(engine, await prompt(engine), params(max_tokens=2))
     ticking.cancel()
@@ -147,7 +125,7 @@ async def test_event_loop_runs_on_during_a_forward(engine: TransformersEngine) -
 
 async def test_closing_a_stream_stops_the_model_between_two_tokens(engine: TransformersEngine) -> None:
     context = await prompt(engine)
-    sizes = count_forwards(engine)
+    sizes = sizes_of(engine)
     async with aclosing(
         engine.generate(context, params(max_segments=0, max_tokens=400, max_segment_tokens=5))
     ) as stream:
@@ -159,16 +137,6 @@ async def test_closing_a_stream_stops_the_model_between_two_tokens(engine: Trans
     settled = len(sizes)
     await asyncio.sleep(0.1)
     assert len(sizes) == settled < seen + 100
-
-
-async def test_concurrent_calls_get_what_they_would_get_alone(
-    engine: TransformersEngine, uncached: TransformersEngine
-) -> None:
-    context = await prompt(engine)
-    orders = [params(sampling=SamplingParams(1.0, 0.9, 0, seed), max_segments=3) for seed in range(6)]
-    together = await asyncio.gather(*(written(engine, context, what) for what in orders))
-    for what, mine in zip(orders, together, strict=True):
-        assert [w.segment for w in mine] == [w.segment for w in await written(uncached, context, what)]
 
 
 async def test_window_ends_a_segment_and_refuses_a_full_context(engine: TransformersEngine) -> None:

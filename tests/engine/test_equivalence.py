@@ -22,7 +22,7 @@ from semspec.types import (
     SegmentEnd,
     Writer,
 )
-from tests.engine.support import HOT, PROMPT, assert_same, params, prompt, tensor, written
+from tests.engine.support import HOT, PROMPT, assert_same, params, prompt, segments_of, tensor, written
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -177,8 +177,4 @@ async def test_reader_with_another_tokenizer_takes_the_text(engine: Transformers
     assert read.num_tokens == translated.num_tokens == len(ids)
     assert_same(tensor(read.states), tensor(translated.states))
     foreign_prompt = Context((Piece(PROMPT, (9, 9), "another"),))
-    assert await segments(engine, foreign_prompt) == await segments(engine, context)
-
-
-async def segments(engine: TransformersEngine, context: Context) -> list[Segment]:
-    return [one.segment for one in await written(engine, context, params())]
+    assert await segments_of(engine, foreign_prompt, params()) == await segments_of(engine, context, params())

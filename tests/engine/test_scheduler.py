@@ -56,13 +56,13 @@ def test_cached_prefixes_are_dropped_before_a_call_waits() -> None:
     plans = scheduler(num_buffers=2, num_cached=2)
     feeds = [holding(0, 10), holding(0, 10)]
     assert [feed for feed, _ in plans.plan(feeds)] == feeds
-    assert len(plans._cache) == 0
+    assert len(plans.cache.prefixes) == 0
 
 
 def test_cached_prefixes_stay_while_there_is_room() -> None:
     plans = scheduler(num_buffers=3, num_cached=2)
     plans.plan([holding(0, 10)])
-    assert len(plans._cache) == 2
+    assert len(plans.cache.prefixes) == 2
 
 
 def test_call_that_does_not_fit_waits_for_older_ones() -> None:

@@ -40,8 +40,8 @@ from tests.engine.support import (
     params,
     prompt,
     segments_of,
+    sizes_of,
     speculated,
-    spied,
     written,
 )
 
@@ -208,7 +208,7 @@ async def test_proposal_is_what_the_drafter_would_write(
         rest = await engine.propose(context, expected[:start], what, 3)
         assert list(rest.token_ids) == expected[start : start + 3]
     ids = (*context.pieces[0].token_ids, *expected)
-    rows = engine._lm.forward(ids, engine._lm.new_kv(), num_rows=13).logits
+    rows = engine.lm.forward(ids, engine.lm.new_kv(), num_rows=13).logits
     for index, distribution in enumerate(proposal.distributions):
         expected_row = renormalised(rows[index : index + 1], sampling)[0]
         assert torch.allclose(dense(distribution, len(expected_row)), expected_row, rtol=1e-3, atol=1e-6)
@@ -257,15 +257,13 @@ async def test_cached_verification_equals_recomputed(
             assert await segments_of(engine, context, what) == await segments_of(uncached, context, what)
 
 
-async def test_rounds_feed_only_new_tokens(
-    engine: TransformersEngine, drafter: TransformersEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_rounds_feed_only_new_tokens(engine: TransformersEngine, drafter: TransformersEngine) -> None:
     context = await prompt(engine)
     what = params(max_segments=0, max_segment_tokens=100, session="s")
     proposal = await drafter.propose(context, (), what, 4)
     first = await engine.verify_tokens(context, (), proposal, what)
     open_ids = (*(token for segment in first.segments for token in segment.token_ids), *first.open_ids)
-    drafted, verified = spied(drafter, monkeypatch), spied(engine, monkeypatch)
+    drafted, verified = sizes_of(drafter), sizes_of(engine)
     second = await drafter.propose(context, open_ids, what, 4)
     await engine.verify_tokens(context, open_ids, second, what)
     assert drafted == [len(open_ids) - min(first.num_accepted, 3), 1, 1, 1]

@@ -218,14 +218,14 @@ async def test_call_cancelled_within_a_tree_leaves_no_trace(engine: Transformers
     wrong = [(token + 1) % 50 for token in expected[:6]]
     tree = replace(certainly(engine, (*expected[:3], *wrong)), parents=(-1, 0, 1, -1, 3, 4, 5, 6, 7))
     for num_tokens in range(1, 12):
-        engine._cache.clear()
+        engine.cache.clear()
         await engine.score(context, [(await segments_of(engine, context, what))[0]], "s")
-        call = engine._calls.verify_tokens(context, (), tree, what)
+        call = engine.calls.verify_tokens(context, (), tree, what)
         feed = next(call)
         assert isinstance(feed, Feed)
         run_step(engine.lm, [(feed, min(num_tokens, feed.num_left))])
         call.close()
-        for entry, _ in engine._cache._entries.values():
+        for entry in engine.cache.prefixes:
             assert entry.kv.num_tokens == len(entry.tokens)
             assert not set(entry.tokens[len(context.pieces[0].token_ids) :]) & set(wrong) - set(expected)
         assert await greedy(engine, 12) == expected
@@ -234,7 +234,7 @@ async def test_call_cancelled_within_a_tree_leaves_no_trace(engine: Transformers
 async def test_trees_and_other_calls_share_steps_of_few_tokens(engine: TransformersEngine) -> None:
     context, answer = await prompt(engine), await greedy(engine)
     what = params(sampling=SamplingParams(0), max_segments=0, max_tokens=60)
-    engine._worker._scheduler = Scheduler(engine._cache, 4 << 30, 5)
+    engine.steps.scheduler = Scheduler(engine.cache, 4 << 30, 5)
     tree = replace(certainly(engine, (answer[0], 1, answer[1], 2, answer[2])), parents=(-1, -1, 0, 0, 2))
     calls = (engine.verify_tokens(context, (), tree, replace(what, session=f"{number}")) for number in range(4))
     both = asyncio.gather(*calls), greedy(engine)
