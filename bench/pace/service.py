@@ -17,7 +17,6 @@ from semspec.bench.pace.counts import CountsFile
 from semspec.bench.pace.paced import PacedStep, load_paced
 from semspec.bench.pace.table import load_times
 from semspec.engine.protocol import Engine
-from semspec.observability import configure_logging
 from semspec.rpc.server import run
 from semspec.rpc.servicers import draft_service, target_service
 from semspec.services.draft.__main__ import load as load_draft
@@ -39,7 +38,6 @@ def main(arguments: Sequence[str]) -> None:
     else:
         settings, service = load_settings(TargetSettings), target_service
         load = partial(load_target, settings)
-    configure_logging(settings.log_level, settings.log_json)
     torch.set_num_threads(settings.threads)
     with closing(CountsFile(Path(folder) / f"{role}-{os.getpid()}.counts")) as counts:
         step = PacedStep(load_times(Path(table)), float(dilation), counts.write)

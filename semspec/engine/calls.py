@@ -17,18 +17,17 @@ from semspec.engine.prefix_cache import Prefix, PrefixCache
 from semspec.engine.segmentation import TokenSegmenter, ended_by_look_ahead
 from semspec.engine.shaping import Shaping
 from semspec.engine.speculative import (
-    check_proposal,
     check_state_layer,
     check_token_ids,
     draw_with_distribution,
     rejection_sample,
+    segmenter_of,
     shared_part,
     state_before,
 )
 from semspec.engine.steps import Feed, Output, Steps, fed
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.tree import MAX_TREE_TOKENS, Tree, as_chain, verify_tree
-from semspec.errors import InvalidRequest
 from semspec.probes.projection import Projections
 from semspec.types import (
     ChoiceScores,
@@ -159,9 +158,7 @@ class Calls:
         self, context: Context, segments: Sequence[Segment], session: str, projection: str
     ) -> Steps[list[SegmentScore]]:
         tokens = self._tokenizer.context_ids(context)
-        ids = [list(self._tokenizer.read_ids(segment, is_first=False)) for segment in segments]
-        if not ids or not all(ids):
-            raise InvalidRequest("nothing to score; send segments that contain text", "segments")
+        ids = self._tokenizer.segment_ids(segments)
         all_ids = [token for segment_ids in ids for token in segment_ids]
         self._tokenizer.check_room(len(tokens) + len(all_ids), "segments")
         start = perf_counter()
@@ -198,16 +195,11 @@ class Calls:
     def verify_tokens(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
     ) -> Steps[VerifiedTokens]:
-        check_token_ids(self._tokenizer, open_ids, "open_token_ids")
-        check_proposal(self._tokenizer, proposal)
+        context_ids = self._tokenizer.context_ids(context)
+        segmenter = segmenter_of(self._tokenizer, self._writer, context_ids, open_ids, proposal, params)
         check_state_layer(self._tokenizer, proposal)
         check_gate(params.gate, params.sampling)
-        context_ids = self._tokenizer.context_ids(context)
         tokens = [*context_ids, *open_ids]
-        self._tokenizer.check_room(len(tokens), "context")
-        segmenter = TokenSegmenter(self._tokenizer, self._writer, params, context_ids, open_ids)
-        if segmenter.num_left < 1:
-            raise InvalidRequest("open_token_ids: they already fill max_tokens", "open_token_ids")
         tree = self._tree(proposal, len(tokens), segmenter.num_left)
         proposal = proposal if tree else as_chain(proposal)
         drafted = proposal.token_ids if tree else proposal.token_ids[: segmenter.num_left]

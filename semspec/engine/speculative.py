@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from semspec.engine.logits import after_end, draw_each, draw_first_tokens, draw_token, filtered, pick, renormalised
+from semspec.engine.segmentation import TokenSegmenter
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.types import (
@@ -18,6 +19,7 @@ from semspec.types import (
     GenerationParams,
     Proposal,
     SamplingParams,
+    Writer,
     shares_ordinary_tokens,
     uniform,
 )
@@ -46,6 +48,25 @@ def check_proposal(tokenizer: ModelTokenizer, proposal: Proposal) -> None:
         if complaint:
             field = f"proposal.distributions[{index}]"
             raise InvalidRequest(f"{field}: {complaint}", field)
+
+
+def segmenter_of(
+    tokenizer: ModelTokenizer,
+    writer: Writer,
+    context_ids: Sequence[int],
+    open_ids: Sequence[int],
+    proposal: Proposal,
+    params: GenerationParams,
+) -> TokenSegmenter:
+    """Takes the verified tokens of a proposal. Raises: what `check_proposal` raises, and for the open tokens
+    InvalidRequest; ContextTooLong."""
+    check_token_ids(tokenizer, open_ids, "open_token_ids")
+    check_proposal(tokenizer, proposal)
+    tokenizer.check_room(len(context_ids) + len(open_ids), "context")
+    segmenter = TokenSegmenter(tokenizer, writer, params, context_ids, open_ids)
+    if segmenter.num_left < 1:
+        raise InvalidRequest("open_token_ids: they already fill max_tokens", "open_token_ids")
+    return segmenter
 
 
 def check_no_retrieval(params: GenerationParams) -> None:

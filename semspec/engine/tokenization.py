@@ -139,6 +139,13 @@ class ModelTokenizer:
         wants_specials = is_first and not (bos and piece.text.startswith(bos))
         return self.ids_of(piece.text, wants_specials)
 
+    def segment_ids(self, segments: Sequence[Segment]) -> list[list[int]]:
+        """Token ids of each of `segments`. Raises: InvalidRequest when there are none to score."""
+        ids = [list(self.read_ids(segment, is_first=False)) for segment in segments]
+        if not ids or not all(ids):
+            raise InvalidRequest("nothing to score; send segments that contain text", "segments")
+        return ids
+
     async def owned(self, pieces: tuple[P, ...], is_context: bool = True) -> tuple[P, ...]:
         """`pieces` with ids of this tokenizer. Texts are tokenized in a thread, at most as long as the window may hold.
 

@@ -15,7 +15,7 @@ from grpc_health.v1.health import aio as health
 
 from semspec.engine.protocol import StepCounter
 from semspec.errors import SemspecError, Unavailable
-from semspec.observability import configure_logging
+from semspec.observability import configure_logging, exported_traces
 from semspec.rpc.calls import MAX_MESSAGE_BYTES, ErrorInterceptor, TokenInterceptor
 from semspec.rpc.servicers import Backend, Service
 from semspec.rpc.tls import server_credentials
@@ -154,12 +154,14 @@ class ServiceServer(Generic[B]):
 def run(service: Service[B], settings: ServiceSettings) -> None:
     """Run a service as a process: serve until SIGTERM or SIGINT, then drain.
 
-    Exits with code 1 and one log line when the model cannot be loaded or the port cannot be bound.
+    Logs as the settings say and exports traces. Exits with code 1 and one log line when the model cannot be loaded or
+    the port cannot be bound.
     """
     configure_logging(settings.log_level, settings.log_json)
     _keep_freed_memory()
     try:
-        asyncio.run(serve(service, settings))
+        with exported_traces(service.name.lower().replace("semspec.v1.", "semspec-")):
+            asyncio.run(serve(service, settings))
     except SemspecError as error:
         logger.critical("cannot serve %s: %s", service.name, error.message)
         raise SystemExit(EXIT_CANNOT_SERVE) from error

@@ -3,7 +3,6 @@
 from functools import partial
 
 from semspec.engine.protocol import Engine, load_engine
-from semspec.observability import configure_logging, exported_traces
 from semspec.rpc.server import run
 from semspec.rpc.servicers import draft_service
 from semspec.services.draft.settings import DraftSettings
@@ -14,9 +13,7 @@ from semspec.types import Writer
 def main() -> None:
     """Serve until SIGTERM or SIGINT."""
     settings = parse_command(DraftSettings, "python -m semspec.services.draft")
-    configure_logging(settings.log_level, settings.log_json)
-    with exported_traces("semspec-draft"):
-        run(draft_service(partial(load, settings)), settings)
+    run(draft_service(partial(load, settings)), settings)
 
 
 def load(settings: DraftSettings) -> Engine:

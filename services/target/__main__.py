@@ -3,7 +3,6 @@
 from functools import partial
 
 from semspec.engine.protocol import Engine, load_engine
-from semspec.observability import configure_logging, exported_traces
 from semspec.remote.writer import load_remote_writer
 from semspec.rpc.server import run
 from semspec.rpc.servicers import target_service
@@ -15,9 +14,7 @@ from semspec.types import Writer
 def main() -> None:
     """Serve until SIGTERM or SIGINT."""
     settings = parse_command(TargetSettings, "python -m semspec.services.target")
-    configure_logging(settings.log_level, settings.log_json)
-    with exported_traces("semspec-target"):
-        run(target_service(partial(load, settings)), settings)
+    run(target_service(partial(load, settings)), settings)
 
 
 def load(settings: TargetSettings) -> Engine:

@@ -3,7 +3,6 @@
 import os
 from functools import partial
 
-from semspec.observability import configure_logging, exported_traces
 from semspec.rpc.server import run
 from semspec.rpc.servicers import ServedVerifier, verifier_service
 from semspec.services.verifier.settings import VerifierSettings
@@ -13,9 +12,7 @@ from semspec.settings import parse_command
 def main() -> None:
     """Serve until SIGTERM or SIGINT."""
     settings = parse_command(VerifierSettings, "python -m semspec.services.verifier")
-    configure_logging(settings.log_level, settings.log_json)
-    with exported_traces("semspec-verifier"):
-        run(verifier_service(partial(load_probes, settings)), settings)
+    run(verifier_service(partial(load_probes, settings)), settings)
 
 
 def load_probes(settings: VerifierSettings) -> ServedVerifier:

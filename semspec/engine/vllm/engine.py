@@ -14,9 +14,9 @@ from uuid import uuid4
 from semspec.engine.conversation import option_ids
 from semspec.engine.grammar import no_grammars
 from semspec.engine.scheduler import MAX_CALLS
-from semspec.engine.segmentation import TokenSegmenter, ended_by_look_ahead
+from semspec.engine.segmentation import ended_by_look_ahead
 from semspec.engine.shaping import no_penalties
-from semspec.engine.speculative import check_no_retrieval, check_proposal, check_token_ids, shared_part
+from semspec.engine.speculative import check_no_retrieval, check_token_ids, segmenter_of, shared_part
 from semspec.engine.tokenization import ModelTokenizer, parameter_of
 from semspec.engine.tree import as_chain
 from semspec.engine.vllm.options import check_installed, engine_args, load_model, prepare_environment
@@ -145,9 +145,7 @@ class VllmEngine:
     ) -> list[SegmentScore]:
         tokens = await self._context_ids(context)
         segments = await self.tokenizer.owned(tuple(segments), is_context=False)
-        ids = [list(self.tokenizer.read_ids(segment, is_first=False)) for segment in segments]
-        if not ids or not all(ids):
-            raise InvalidRequest("nothing to score; send segments that contain text", "segments")
+        ids = self.tokenizer.segment_ids(segments)
         tokens += [token for segment_ids in ids for token in segment_ids]
         self.tokenizer.check_room(len(tokens), "segments")
         start = perf_counter()
@@ -176,17 +174,11 @@ class VllmEngine:
     async def verify_tokens(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
     ) -> VerifiedTokens:
-        check_token_ids(self.tokenizer, open_ids, "open_token_ids")
-        check_proposal(self.tokenizer, proposal)
-        proposal = as_chain(proposal)
         if params.gate is not None:
             raise InvalidRequest("gate: the engine vllm verifies exactly; leave the gate at exact", "gate")
         context_ids = await self._context_ids(context)
-        tokens = [*context_ids, *open_ids]
-        self.tokenizer.check_room(len(tokens), "context")
-        segmenter = TokenSegmenter(self.tokenizer, self._writer, params, context_ids, open_ids)
-        if segmenter.num_left < 1:
-            raise InvalidRequest("open_token_ids: they already fill max_tokens", "open_token_ids")
+        segmenter = segmenter_of(self.tokenizer, self._writer, context_ids, open_ids, proposal, params)
+        tokens, proposal = [*context_ids, *open_ids], as_chain(proposal)
         drafted = proposal.token_ids[: segmenter.num_left]
         start = perf_counter()
         num_shared, distributions = shared_part(self.tokenizer, proposal)
