@@ -13,10 +13,9 @@ from semspec.engine.calls import Calls
 from semspec.engine.causal_lm import CausalLM, EngineName
 from semspec.engine.grammar import Grammars, Matcher, no_grammars
 from semspec.engine.prefix_cache import PrefixCache
-from semspec.engine.scheduler import Scheduler
 from semspec.engine.shaping import Counts, Shaping
 from semspec.engine.speculative import check_no_retrieval
-from semspec.engine.steps import Steps
+from semspec.engine.steps import Scheduler, Steps
 from semspec.engine.tokenization import ModelTokenizer, parameter_of
 from semspec.engine.worker import Worker
 from semspec.probes.projection import Projections

@@ -15,8 +15,7 @@ import torch
 
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.prefix_cache import PrefixCache
-from semspec.engine.scheduler import MAX_CALLS, Scheduler
-from semspec.engine.steps import Feed, Output, Steps, run_step
+from semspec.engine.steps import MAX_CALLS, Feed, Output, Scheduler, Steps, run_step
 from semspec.errors import Overloaded, Unavailable
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from semspec.bench.pace.table import StepTimes
-from semspec.engine.scheduler import STEP_TOKENS, equal_shares
+from semspec.engine.steps import STEP_TOKENS, equal_shares
 from semspec.rpc.pool.pool import best
 from semspec.rpc.pool.replica import Health
 from semspec.types import (

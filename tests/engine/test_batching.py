@@ -14,7 +14,7 @@ from torch import Tensor
 from semspec.engine.causal_lm import EngineName, Forward
 from semspec.engine.kv_cache import KV, Chunk
 from semspec.engine.logits import filtered
-from semspec.engine.scheduler import Scheduler
+from semspec.engine.steps import Scheduler
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InternalError
 from semspec.types import (

@@ -15,8 +15,7 @@ from semspec.engine.causal_lm import CausalLM, Forward
 from semspec.engine.gate import gated_tokens
 from semspec.engine.kv_cache import BufferKV, Chunk
 from semspec.engine.prefix_cache import Prefix
-from semspec.engine.scheduler import Scheduler
-from semspec.engine.steps import Feed, Output, run_step
+from semspec.engine.steps import Feed, Output, Scheduler, run_step
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.engine.tree import Tree, as_chain, paths_of
 from semspec.errors import InvalidRequest

@@ -13,10 +13,10 @@ from uuid import uuid4
 
 from semspec.engine.conversation import option_ids
 from semspec.engine.grammar import no_grammars
-from semspec.engine.scheduler import MAX_CALLS
 from semspec.engine.segmentation import ended_by_look_ahead
 from semspec.engine.shaping import no_penalties
 from semspec.engine.speculative import check_no_retrieval, check_token_ids, segmenter_of, shared_part
+from semspec.engine.steps import MAX_CALLS
 from semspec.engine.tokenization import ModelTokenizer, parameter_of
 from semspec.engine.tree import as_chain
 from semspec.engine.vllm.options import check_installed, engine_args, load_model, prepare_environment
