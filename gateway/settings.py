@@ -6,8 +6,6 @@ from typing import Annotated, Literal
 from urllib.parse import parse_qs, urlsplit
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     SecretStr,
     TypeAdapter,
@@ -23,7 +21,7 @@ from semspec.errors import InvalidRequest, Mismatch
 from semspec.gateway.options import Defaults
 from semspec.keys import read_entries
 from semspec.rpc.pool.resolver import parse_endpoints
-from semspec.settings import MEBIBYTE, ProcessSettings, shared
+from semspec.settings import MEBIBYTE, ProcessSettings, SettingObject, shared
 
 MAX_CHOICES = 8
 MAX_STOPS = 16
@@ -35,10 +33,8 @@ NO_VERIFIER = "none"
 _ADDRESS = "host:port of the {} service, or several with commas; a host may have many addresses, one a replica"
 
 
-class AuditOptions(BaseModel):
+class AuditOptions(SettingObject):
     """How accepted segments are judged again."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     share: float = Field(
         0.0, ge=0, le=1, description="of accepted segments; each is judged in memory, while there is capacity to spare"
@@ -60,10 +56,8 @@ class AuditOptions(BaseModel):
     )
 
 
-class CollectOptions(BaseModel):
+class CollectOptions(SettingObject):
     """Which answers are listed for training."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     share: float = Field(0.0, ge=0, le=1, description="of the finished requests of keys with the option consents")
     max_answers: int = Field(

@@ -116,11 +116,15 @@ class ServiceSettings(ProcessSettings):
         return tls_client_ca
 
 
-class VllmOptions(BaseModel):
-    """Fields of vLLM's `AsyncEngineArgs` that an operator sets. None runs code of a checkpoint, and none but
-    `quantization`, which is part of the fingerprint, changes the model."""
+class SettingObject(BaseModel):
+    """The value of a variable that is a JSON object."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class VllmOptions(SettingObject):
+    """Fields of vLLM's `AsyncEngineArgs` that an operator sets. None runs code of a checkpoint, and none but
+    `quantization`, which is part of the fingerprint, changes the model."""
 
     tensor_parallel_size: int = Field(1, ge=1, le=1024, description="GPUs that share each layer")
     pipeline_parallel_size: int = Field(1, ge=1, le=1024, description="groups of layers on GPUs")

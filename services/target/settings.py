@@ -2,17 +2,15 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from semspec.remote.client import Server
-from semspec.settings import ModelSettings
+from semspec.settings import ModelSettings, SettingObject
 
 
-class WriterOptions(BaseModel):
+class WriterOptions(SettingObject):
     """A server that generates segments."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     url: str = Field(pattern=r"^https?://", description="address of TGI, or of an OpenAI-compatible API with /v1")
     api: Literal["tgi", "openai"] = Field("tgi", description="tgi or openai")
