@@ -9,10 +9,9 @@ from typing import Self
 
 from semspec.errors import Cancelled, Conflict, DeadlineExceeded, NotFound
 from semspec.gateway.generation.admission import Admission
-from semspec.gateway.generation.checks import check_session_size, deadline_s
 from semspec.gateway.generation.choice import ChoiceRunner, Emit
 from semspec.gateway.generation.output import ChoiceEvent, ChoiceOutput, Ended
-from semspec.gateway.generation.preparation import Preparation
+from semspec.gateway.generation.preparation import Preparation, check_session_size, deadline_s
 from semspec.gateway.generation.request import ChoiceRequest, Request, stored_choice, stored_fields
 from semspec.gateway.readiness import Readiness
 from semspec.gateway.served import Served
