@@ -1,6 +1,6 @@
 """Ablations: the probes' features, gamma, segmentation; and the commands that measure what is missing."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,20 +71,6 @@ def gammas(run: Run) -> Ablation:
 def segmentations(run: Run) -> Ablation:
     """The segmentation; a label without one means paragraphs."""
     return _by_knob(run, "segmentation", SEGMENTATIONS, "segments end at", usual="paragraph")
-
-
-def remarks(ablation: Ablation) -> Iterator[str]:
-    """Sentences about cheaper probes that did at least as well as those with all layers."""
-    rows_by_method = dict(ablation.rows)
-    full = rows_by_method.get(FEATURES["semantic"])
-    for method in ("last-hidden", "surprisal", "random"):
-        row = rows_by_method.get(FEATURES[method])
-        if full and row and row.pass_at_1.value >= full.pass_at_1.value and row.speedup.value >= full.speedup.value:
-            yield (
-                f"In `{ablation.run.name}`, `{method}` is at least as right and as fast as `{full.label}`: "
-                f"pass@1 {decimal(row.pass_at_1.value)} against {decimal(full.pass_at_1.value)}, "
-                f"speed-up {decimal(row.speedup.value, 2)} against {decimal(full.speedup.value, 2)}."
-            )
 
 
 def _by_knob(run: Run, knob: str, values: Sequence[Any], title: str, usual: Any | None) -> Ablation:

@@ -165,8 +165,7 @@ def parts(runs: Sequence[Run], probes: ProbesReport | None) -> Iterator[Section]
     """Ablations, as in the paper."""
     yield Section("What each part is worth", (Text(_ABLATIONS),))
     features = list(map(ablations.features, runs))
-    remarks = [Text(remark) for one in features for remark in ablations.remarks(one)]
-    yield Section("What the probes see", (*_compared(features), *remarks, *_variants(probes)), level=3)
+    yield Section("What the probes see", (*_compared(features), *_variants(probes)), level=3)
     gammas = list(map(ablations.gammas, runs))
     yield Section("Gamma", (*_compared(gammas), *_gamma_pictures(gammas)), level=3)
     yield Section("Segmentation", _compared(list(map(ablations.segmentations, runs))), level=3)

@@ -3,7 +3,7 @@
 The library is no dependency; docs/benchmarks.md says how to install it.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import chain
@@ -17,12 +17,21 @@ from semspec.bench.runners.in_process import InProcessRunner
 from semspec.bench.runners.protocol import Ask, Outcome, RunnerError
 from semspec.decoding import Backends
 from semspec.decoding.protocols import WithoutProbes
-from semspec.decoding.retrieval.alone import NoModel
 from semspec.decoding.retrieval.datastore import Datastore
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.gateway.options import Defaults
 from semspec.stack import StackConfig
-from semspec.types import Context, Distribution, GenerationParams, Proposal, Writer
+from semspec.types import (
+    Context,
+    Distribution,
+    GeneratedSegment,
+    GenerationParams,
+    ModelInfo,
+    Piece,
+    Prompt,
+    Proposal,
+    Writer,
+)
 
 MAX_DEPTH = 64
 """Depth of the trees in tokens, the library's default."""
@@ -30,17 +39,25 @@ LEAST_PROBABILITY = 0.1
 """Least estimated probability of a proposed token, the library's default."""
 
 
-class SuffixDraft(NoModel):
+class SuffixDraft:
     """Proposes from the suffix trees of one prompt and of all answers so far. For one generation at a time."""
 
     def __init__(self, tokenizer: str, answers: Sequence[Sequence[int]]) -> None:
         """`answers`: known from the start. Raises: RunnerError when the library is missing."""
-        super().__init__(tokenizer)
-        self._cache = _cache()
+        self._tokenizer, self._cache = tokenizer, _cache()
         self._session, self._num_known = "", 0
         for number, answer in enumerate(answers):
             self._begin(str(number), [])
             self._cache.add_active_response(self._session, _array(answer))
+
+    async def info(self) -> ModelInfo:
+        return ModelInfo("", "", self._tokenizer, 0, 0, 0, datastore="suffix trees")
+
+    async def encode(self, prompt: Prompt) -> Piece:
+        raise RunnerError("there is no draft model")
+
+    def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+        raise RunnerError("there is no draft model")
 
     async def propose(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int

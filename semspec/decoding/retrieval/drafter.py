@@ -8,11 +8,10 @@ from time import perf_counter
 
 import numpy as np
 
-from semspec.decoding.retrieval.alone import NoModel
 from semspec.decoding.retrieval.datastore import Datastore
 from semspec.decoding.retrieval.ngrams import Match, agreed, as_text, earlier_match, merged
 from semspec.engine.protocol import CountsSteps, Engine, StepCounter
-from semspec.errors import InvalidRequest
+from semspec.errors import InvalidRequest, Mismatch
 from semspec.types import (
     ChoiceScores,
     Context,
@@ -128,8 +127,15 @@ class RetrievingDraft:
 
     def __init__(self, engine: Engine | None, retriever: Retriever) -> None:
         """`engine`: None: there is no model, and all other calls are refused by a `Mismatch`."""
-        self._engine: Engine = engine or NoModel(retriever.datastore.card.tokenizer)
-        self._retriever = retriever
+        self._engine, self._retriever = engine, retriever
+
+    @property
+    def _model(self) -> Engine:
+        if self._engine is None:
+            raise Mismatch(
+                "this service has a datastore and no model: use the strategy 'retrieval', or set SEMSPEC_DRAFT_MODEL"
+            )
+        return self._engine
 
     @property
     def steps(self) -> StepCounter | None:
@@ -137,41 +143,45 @@ class RetrievingDraft:
 
     async def info(self) -> ModelInfo:
         card = self._retriever.datastore.card
-        return replace(await self._engine.info(), datastore=card.digest, datastore_model=card.model)
+        none = ModelInfo("", "", card.tokenizer, 0, 0, 0, supports_logprobs=False)
+        own = none if self._engine is None else await self._engine.info()
+        return replace(own, datastore=card.digest, datastore_model=card.model)
 
     async def propose(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
     ) -> Proposal:
         if params.retrieval is None:
-            return await self._engine.propose(context, open_ids, params, num_tokens)
+            return await self._model.propose(context, open_ids, params, num_tokens)
         return self._retriever.propose(context, open_ids, params.retrieval, num_tokens)
 
     async def encode(self, prompt: Prompt) -> Piece:
-        return await self._engine.encode(prompt)
+        return await self._model.encode(prompt)
 
     async def tokenize(self, text: str) -> list[Token]:
-        return await self._engine.tokenize(text)
+        return await self._model.tokenize(text)
 
     def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
-        return self._engine.generate(context, params)
+        return self._model.generate(context, params)
 
     async def score(
         self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
     ) -> list[SegmentScore]:
-        return await self._engine.score(context, segments, session, projection)
+        return await self._model.score(context, segments, session, projection)
 
     async def read_probes(self) -> None:
-        await self._engine.read_probes()
+        if self._engine is not None:
+            await self._engine.read_probes()
 
     async def verify_tokens(
         self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
     ) -> VerifiedTokens:
-        return await self._engine.verify_tokens(context, open_ids, proposal, params)
+        return await self._model.verify_tokens(context, open_ids, proposal, params)
 
     async def score_choices(
         self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
     ) -> ChoiceScores:
-        return await self._engine.score_choices(context, question, prefill, options, session)
+        return await self._model.score_choices(context, question, prefill, options, session)
 
     async def aclose(self) -> None:
-        await self._engine.aclose()
+        if self._engine is not None:
+            await self._engine.aclose()
