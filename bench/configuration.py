@@ -133,8 +133,9 @@ def parse_recorded(label: str) -> Configuration:
     knobs = [f"{_FORMER_KNOBS.get(name, name)}={value}" for name, _, value in pairs]
     in_process = [knob for knob in knobs if knob.partition("=")[0] in _OPERATORS]
     usual = parse(":".join((f"{runner}{slash}{former}", *own, *(knob for knob in knobs if knob not in in_process))))
-    chosen = dict(_knob(label, knob, _OPERATORS) for knob in in_process)
-    return replace(usual, label=label, knobs={**usual.knobs, **chosen})
+    return replace(
+        usual, label=label, knobs={**usual.knobs, **dict(_knob(label, one, _OPERATORS) for one in in_process)}
+    )
 
 
 def _methods(runner: RunnerName) -> tuple[str, ...]:
