@@ -93,7 +93,7 @@ async def test_spoilt_messages_are_answered_or_refused_and_never_a_defect(
     ("options", "is_warned"),
     [
         ({"host": "0.0.0.0"}, True),
-        ({"host": "0.0.0.0", "token": TOKEN}, False),
+        ({"host": "0.0.0.0", "service_token": TOKEN}, False),
         ({"host": "127.0.0.1"}, False),
     ],
     ids=["anyone", "with a token", "this machine"],
