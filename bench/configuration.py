@@ -29,7 +29,6 @@ def _one_of(*names: str) -> Callable[[str], str]:
     return convert
 
 
-_SWITCH = _one_of("on", "off")
 _KNOBS: Mapping[str, Callable[[str], Any]] = {
     "gamma": int,
     "num_candidates": int,
@@ -41,11 +40,11 @@ _KNOBS: Mapping[str, Callable[[str], Any]] = {
     "threshold": float,
     "score_method": _one_of(*get_args(ScoreMethod)),
     "source": _one_of(*get_args(RetrievalSource)),
-    "tree": _SWITCH,
+    "tree": _one_of("on", "off"),
     "gate": _one_of(*get_args(GateName)),
 }
 _OPERATORS: Mapping[str, Callable[[str], Any]] = {
-    "ahead": _SWITCH,
+    "ahead": _one_of("on", "off"),
     "gate_entropy": float,
     "gate_floor": float,
     "gate_top_k": int,
@@ -133,9 +132,8 @@ def parse_recorded(label: str) -> Configuration:
     knobs = [f"{_FORMER_KNOBS.get(name, name)}={value}" for name, _, value in pairs]
     in_process = [knob for knob in knobs if knob.partition("=")[0] in _OPERATORS]
     usual = parse(":".join((f"{runner}{slash}{former}", *own, *(knob for knob in knobs if knob not in in_process))))
-    return replace(
-        usual, label=label, knobs={**usual.knobs, **dict(_knob(label, one, _OPERATORS) for one in in_process)}
-    )
+    operators = {name: value for knob in in_process for name, value in [_knob(label, knob, _OPERATORS)]}
+    return replace(usual, label=label, knobs={**usual.knobs, **operators})
 
 
 def _methods(runner: RunnerName) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Fake backends, requests, and helpers that inspect the events."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -71,6 +72,11 @@ def players(
 async def generation(**changes: object) -> Generation:
     piece = await FakeModel(Writer.TARGET).encode("Question?")
     return changed(Generation(Context((piece,)), SamplingParams(seed=7)), **changes)  # type: ignore[arg-type]
+
+
+def num_running() -> int:
+    """Tasks beside the caller's."""
+    return len(asyncio.all_tasks()) - 1
 
 
 def resumed(generation: Generation, segments: Sequence[Segment]) -> Generation:

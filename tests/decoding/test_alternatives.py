@@ -4,8 +4,7 @@ import pytest
 
 from semspec.errors import Unavailable
 from semspec.types import SamplingParams
-from tests.decoding.support import ConstantVerifier, generation, outcome, players, records, resumed, run
-from tests.decoding.test_every_strategy import num_running
+from tests.decoding.support import ConstantVerifier, generation, num_running, outcome, players, records, resumed, run
 from tests.variants import changed
 
 KEPT = {1: 0.4, 2: 1 - 0.6**2, 3: 1 - 0.6**3}

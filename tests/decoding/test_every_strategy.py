@@ -27,6 +27,7 @@ from tests.decoding.support import (
     ConstantVerifier,
     Players,
     generation,
+    num_running,
     outcome,
     players,
     records,
@@ -38,10 +39,6 @@ from tests.variants import STRATEGIES, VARIANTS
 
 UNNOTICED = {"random", "likelihood", "token-level", "retrieval", "spec-reason", "spec-thinking"}
 """Strategies that never ask the verifier."""
-
-
-def num_running() -> int:
-    return len(asyncio.all_tasks()) - 1
 
 
 @pytest.mark.parametrize("strategy", VARIANTS)
