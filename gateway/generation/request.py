@@ -6,9 +6,9 @@ The stored fields suffice to resume a generation and to explain it.
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Self
+from typing import Any, Self, get_type_hints
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, create_model
 
 from semspec.decoding import Generation, Prompts, RetrievalOptions
 from semspec.decoding.generation import RewriteName
@@ -20,10 +20,15 @@ from semspec.gateway.generation.strictness import Expected
 from semspec.gateway.served import Served
 from semspec.gateway.store.replies import reading
 from semspec.records import Body, Json
-from semspec.types import Acceptance, Context, Message, Piece, Segmentation, TokenIds, derive_seed
+from semspec.types import Acceptance, Context, Message, Piece, SamplingParams, Segmentation, TokenIds, derive_seed
+
+_SAMPLING: dict[str, Any] = {
+    name: (kind, ...) for name, kind in get_type_hints(SamplingParams).items() if name != "seed"
+}
+_Sampling: Any = create_model("_Sampling", __base__=Body, **_SAMPLING)
 
 
-class Parameters(Body):
+class Parameters(_Sampling):
     """All parameters of a generation, defaults filled in, except the prompt and the seed."""
 
     strategy: str
@@ -39,11 +44,6 @@ class Parameters(Body):
     soft_gate: dict[str, float]
     segmentation: Segmentation
     strictness: float | None
-    temperature: float
-    top_p: float
-    top_k: int
-    """0: every token."""
-    min_p: float
     presence_penalty: float
     frequency_penalty: float
     repetition_penalty: float
@@ -62,10 +62,7 @@ class Parameters(Body):
             strategy=generation.strategy,
             segmentation=generation.segmentation,
             strictness=strictness,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
+            **{name: getattr(sampling, name) for name in _SAMPLING},
             presence_penalty=penalties.presence,
             frequency_penalty=penalties.frequency,
             repetition_penalty=penalties.repetition,

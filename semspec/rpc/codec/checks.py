@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any, get_args
 
 from semspec.rpc.codec.values import invalid
@@ -33,6 +34,7 @@ from semspec.types import (
 
 MAX_LOGPROBS = 20
 """Maximum number of alternatives per token, as in the OpenAI API."""
+_SAMPLING_BOUNDS = {one.name: one.metadata["bounds"] for one in fields(SamplingParams) if one.metadata}
 _ENTRY_BYTES = 4
 """Of a token id or a probability in a distribution."""
 
@@ -91,8 +93,8 @@ def _check_params(params: GenerationParams) -> None:
 def _check_sampling(sampling: SamplingParams) -> None:
     if not (sampling.temperature == 0 or LEAST_POSITIVE <= sampling.temperature < math.inf):
         raise invalid("temperature", f"must be 0 or at least {LEAST_POSITIVE}, not {sampling.temperature}")
-    _check_range("top_p", sampling.top_p, least=LEAST_POSITIVE)
-    _check_range("min_p", sampling.min_p)
+    for name, (least, most) in _SAMPLING_BOUNDS.items():
+        _check_range(name, getattr(sampling, name), most, least)
 
 
 def _check_penalties(penalties: Penalties) -> None:
