@@ -66,12 +66,6 @@ async def test_resumed_generation_equals_undisturbed_one(strategy: str) -> None:
         assert rest == whole[cut:]
 
 
-@pytest.mark.parametrize("strategy", VARIANTS)
-async def test_same_request_has_the_same_outcome(strategy: str) -> None:
-    first = await generation(strategy=strategy)
-    assert outcome(await run(first, players(remarks=CUES))) == outcome(await run(first, players(remarks=CUES)))
-
-
 LOSSES = [
     Unavailable("gone"),
     DeadlineExceeded("late"),

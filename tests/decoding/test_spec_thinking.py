@@ -9,7 +9,6 @@ import pytest
 from semspec.decoding.generation import Progress
 from semspec.decoding.spec_thinking import Rules, rounds
 from semspec.engine.transformers_engine import TransformersEngine
-from semspec.rpc.codec.messages import message_of, read
 from semspec.types import (
     Context,
     Finished,
@@ -22,7 +21,6 @@ from semspec.types import (
     SegmentRecord,
     Writer,
 )
-from semspec.v1 import types_pb2
 from tests.decoding.support import CUES, Players, generation, players, records, resumed, run, segments
 from tests.fakes import TOKENIZER, FakeModel, FakeVerifier
 
@@ -216,10 +214,6 @@ async def test_resumed_at_any_segment_with_recaps_equals_undisturbed() -> None:
 )
 def test_leaning_as_the_authors_count_it(text: str, leaning: int) -> None:
     assert RULES.leaning(text) == leaning
-
-
-def test_injected_sentence_survives_the_wire() -> None:
-    assert read(Piece, message_of(types_pb2.Piece, RULES.recap())) == RULES.recap()
 
 
 async def test_injected_sentence_is_tokenized_by_its_reader(checkpoints: dict[str, Path]) -> None:

@@ -172,18 +172,6 @@ async def test_greedy_rejecting_loop_equals_the_target_alone(players: Players) -
     assert [r.segment for r in await trace(greedy, backends)] == [r.segment for r in alone]
 
 
-@pytest.mark.parametrize("num_tokens", [1, 4])
-async def test_greedy_token_level_speculation_equals_the_target_alone(players: Players, num_tokens: int) -> None:
-    backends = await in_process(players)
-    context = Context((await backends.target.encode(PROMPT),))
-    options = Options(num_speculative_tokens=num_tokens)
-    greedy = Generation(context, SamplingParams(temperature=0.0), 120, "token-level", options)
-    if isinstance(backends.target, FakeModel):
-        backends.target.agreement = 0.0  # their draws do not know of temperatures
-    alone = await trace(replace(greedy, strategy="target"), backends)
-    assert [r.segment for r in await trace(greedy, backends)] == [r.segment for r in alone]
-
-
 async def test_full_window_ends_every_strategy_by_length(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     """Also those that have the target read or answer more than it writes."""
     async with engines(checkpoints, tmp_path, window=70) as players:

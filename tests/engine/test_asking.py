@@ -68,12 +68,6 @@ def test_template_that_drops_a_turn_cannot_be_asked(tokenizer: PreTrainedTokeniz
         turn_after(tokenizer, QUESTION, PREFILL)
 
 
-@pytest.mark.parametrize("template", [CHATML, REASONING])
-def test_template_that_keeps_turns_can_be_asked(tokenizer: PreTrainedTokenizerBase, template: str) -> None:
-    tokenizer.chat_template = template
-    assert supports_choices(tokenizer)
-
-
 @pytest.fixture(params=[CHATML, REASONING], ids=["chatml", "reasoning"])
 def checkpoint(request: pytest.FixtureRequest, checkpoints: dict[str, Path], tmp_path: Path) -> Path:
     """The Qwen2 one with another chat template."""

@@ -17,13 +17,10 @@ from semspec.engine.logits import token_logprob
 from semspec.engine.tokenization import BYTE_OF, TokenBytes, tokenize
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import Mismatch
-from semspec.rpc.clients import RemoteTarget
-from semspec.rpc.servicers import target_service
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Context, GeneratedSegment, SamplingParams, Segmentation, SegmentEnd, TokenLogprob, Writer
 from tests.engine.models import lm_of, random_model
 from tests.engine.support import params, prompt, written
-from tests.rpc.fakes import serving
 
 pytestmark = pytest.mark.slow
 MULTILINGUAL = "Já 你好, 𝛑 ≈ 3.14 — naïve\n\n\u200d👩\u200d👧 <think>é</think>"
@@ -173,18 +170,6 @@ async def test_cached_logprobs_equal_recomputed(engine: TransformersEngine, unca
     assert mine.logprobs is not None and fresh.logprobs is not None
     for told, same in zip(mine.logprobs, fresh.logprobs, strict=True):
         assert told.logprob == pytest.approx(same.logprob, abs=1e-4)
-
-
-async def test_logprobs_and_tokens_over_the_wire_equal_those_in_process(uncached: TransformersEngine) -> None:
-    async with serving(target_service(lambda: uncached)) as server:
-        remote = RemoteTarget(server.address)
-        context, what = await prompt(uncached), params(max_segments=2, num_logprobs=3)
-        local = await written(uncached, context, what)
-        over_the_wire = [one async for one in remote.generate(context, what)]
-        assert [one.logprobs for one in over_the_wire] == [one.logprobs for one in local]
-        assert all(one.logprobs for one in local)
-        assert await remote.tokenize("Tom has 12 pens.") == await uncached.tokenize("Tom has 12 pens.")
-        await remote.aclose()
 
 
 def test_impossible_tokens_are_no_alternatives_and_few_tokens_are_all_there_are() -> None:

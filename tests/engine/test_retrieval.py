@@ -191,15 +191,6 @@ async def test_soft_gate_keeps_more_and_its_open_ends_equal_the_exact_one(
     assert [record.segment for record in soft] != [record.segment for record in exact]
 
 
-async def test_soft_gate_for_sampled_tokens_is_refused_by_name(backends: Backends, engine: TransformersEngine) -> None:
-    with pytest.raises(InvalidRequest) as refusal:
-        await records(backends, retrieval=SOFT, sampling=SamplingParams(0.6))
-    assert refusal.value.parameter == "retrieval.gate"
-    with pytest.raises(InvalidRequest) as refusal:
-        await engine.verify_tokens(await prompt(engine), (), certainly(engine, (5,)), params(gate=Gate()))
-    assert refusal.value.parameter == "gate"
-
-
 async def test_datastore_without_a_model_helps_and_refuses_all_else(
     engine: TransformersEngine, retriever: Retriever
 ) -> None:

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, get_args
+from dataclasses import is_dataclass, replace
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 from google.protobuf.message import Message as Wire
@@ -21,23 +22,16 @@ from semspec.types import (
     Context,
     Conversation,
     Distribution,
-    Gate,
     GeneratedSegment,
     GenerationParams,
     Judgement,
     Message,
     ModelInfo,
     OperatingPoint,
-    Penalties,
     Piece,
-    ProbeProjections,
     Prompt,
     Proposal,
-    Retrieval,
-    Role,
-    SamplingParams,
     Segment,
-    Segmentation,
     SegmentEnd,
     SegmentScore,
     States,
@@ -63,143 +57,108 @@ from tests.rpc.fakes import (
 )
 
 uint32 = st.integers(0, 2**32 - 1)
-single = st.floats(width=32, allow_nan=False, allow_infinity=False)
-text = st.text(st.characters(codec="utf-8"))
-token_ids = st.lists(uint32).map(tuple)
-prompts = st.builds(Piece, text, token_ids, text)
-writers = st.sampled_from([Writer.DRAFT, Writer.TARGET])
-segments = st.builds(Segment, text, token_ids, text, writers, st.sampled_from(SegmentEnd))
-probabilities = st.floats(0, 1)
-durations = st.floats(0, width=32, allow_infinity=False)
-num_cached = st.none() | uint32
-samplings = st.builds(
-    SamplingParams,
-    st.just(0.0) | st.floats(LEAST_POSITIVE, 1e9),
-    st.floats(LEAST_POSITIVE, 1),
-    uint32,
-    st.integers(0, 2**64 - 1),
-    probabilities,
-)
-bounded = st.floats(-1000, 1000)
-biases = st.dictionaries(uint32, bounded).map(lambda one: tuple(sorted(one.items())))
-penalties = st.builds(Penalties, bounded, bounded, st.floats(0.01, 100), biases)
 positive = st.integers(1, 2**32 - 1)
-segmentations = st.sampled_from(Segmentation)
-budgets = {"max_segments": uint32, "max_tokens": positive, "max_segment_tokens": positive, "session": text}
-orders = st.builds(
-    GenerationParams,
-    samplings,
-    segmentations,
-    want_states=st.booleans(),
-    num_logprobs=st.none() | st.integers(0, 20),
-    projection=text,
-    is_ahead=st.booleans(),
-    grammar=text,
-    penalties=penalties,
-    **budgets,
-)
-gates = st.builds(
-    Gate, probabilities, probabilities, uint32, probabilities, positive, st.lists(st.booleans()).map(tuple)
-)
-retrievals = st.builds(Retrieval, st.binary(), st.sampled_from(["all", "context"]), st.booleans())
+bounded = st.floats(-1000, 1000)
+text = st.text(st.characters(codec="utf-8"))
 states = st.tuples(st.integers(1, 4), st.integers(1, 8)).flatmap(
     lambda shape: st.builds(
         States, st.binary(min_size=4 * math.prod(shape), max_size=4 * math.prod(shape)), st.just(shape), text, text
     )
 )
-surprisals = st.tuples(*[single] * len(SURPRISAL_FEATURES))
-log_probabilities = st.floats(-1e300, 0)
-alternatives = st.lists(st.builds(TokenLogprob, uint32, st.binary(), log_probabilities), max_size=3).map(tuple)
-token_logprobs = st.builds(TokenLogprob, uint32, st.binary(), log_probabilities, alternatives)
-generated = st.builds(
-    GeneratedSegment,
-    segments.filter(lambda segment: segment.token_ids),
-    st.none() | states,
-    durations,
-    num_cached_tokens=num_cached,
-).flatmap(
+logprobs = st.floats(-1e300, 0)
+alternatives = st.lists(st.builds(TokenLogprob, uint32, st.binary(), logprobs), max_size=3).map(tuple)
+BY_NAME: dict[str, st.SearchStrategy[Any]] = {
+    "writer": st.sampled_from([Writer.DRAFT, Writer.TARGET]),
+    "duration_ms": st.floats(0, width=32, allow_infinity=False),
+    "temperature": st.just(0.0) | st.floats(LEAST_POSITIVE, 1e9),
+    "top_p": st.floats(LEAST_POSITIVE, 1),
+    "seed": st.integers(0, 2**64 - 1),
+    "presence": bounded,
+    "frequency": bounded,
+    "repetition": st.floats(0.01, 100),
+    "logit_bias": st.dictionaries(uint32, bounded).map(lambda one: tuple(sorted(one.items()))),
+    "max_tokens": positive,
+    "max_segment_tokens": positive,
+    "num_logprobs": st.none() | st.integers(0, 20),
+    "window": positive,
+    "logprob": logprobs,
+    "alternatives": alternatives,
+}
+BY_TYPE: dict[object, st.SearchStrategy[Any]] = {
+    int: uint32,
+    float: st.floats(0, 1),
+    str: text,
+    bytes: st.binary(),
+    bool: st.booleans(),
+    States: states,
+}
+
+
+def values_of(hint: Any) -> st.SearchStrategy[Any]:
+    """Of a type, with every field of a dataclass drawn."""
+    arguments = get_args(hint)
+    if hint in BY_TYPE:
+        return BY_TYPE[hint]
+    if NoneType in arguments:
+        return st.none() | values_of(arguments[0])
+    if get_origin(hint) is tuple:
+        return st.lists(values_of(arguments[0])).map(tuple)
+    if get_origin(hint) is Literal:
+        return st.sampled_from(arguments)
+    return built(hint) if is_dataclass(hint) else st.sampled_from(hint)
+
+
+def built(kind: Any, unsent: frozenset[str] = frozenset(), **own: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Values of a dataclass, whose `unsent` fields keep their defaults."""
+    given = BY_NAME | own
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if name not in unsent}
+    return st.builds(kind, **{name: given[name] if name in given else values_of(hint) for name, hint in hints.items()})
+
+
+written = built(Segment).filter(lambda segment: segment.token_ids)
+generated = built(GeneratedSegment, frozenset({"logprobs"}), segment=written).flatmap(
     lambda one: st.builds(
         replace,
         st.just(one),
-        logprobs=st.none() | st.tuples(*[token_logprobs] * len(one.segment.token_ids)),
+        logprobs=st.none() | st.tuples(*[built(TokenLogprob)] * len(one.segment.token_ids)),
     )
 )
 distributions = st.integers(1, 5).flatmap(
     lambda size: st.builds(Distribution, *[st.binary(min_size=4 * size, max_size=4 * size)] * 2)
 )
 proposals = st.lists(st.tuples(uint32, distributions)).flatmap(
-    lambda pairs: st.builds(
+    lambda pairs: built(
         Proposal,
-        st.just(tuple(token for token, _ in pairs)),
-        st.just(tuple(distribution for _, distribution in pairs)),
-        text,
-        durations,
-        st.none() | uint32,
-        st.just(()) | st.tuples(*[st.integers(-1, index - 1) for index in range(len(pairs))]),
+        token_ids=st.just(tuple(token for token, _ in pairs)),
+        distributions=st.just(tuple(distribution for _, distribution in pairs)),
+        parents=st.just(()) | st.tuples(*[st.integers(-1, index - 1) for index in range(len(pairs))]),
     )
 )
-verified = st.builds(
-    VerifiedTokens,
-    st.lists(segments).map(tuple),
-    token_ids,
-    uint32,
-    durations,
-    st.none() | prompts,
-    st.binary(),
-    st.lists(st.booleans()).map(tuple),
-    num_cached,
-)
-model_infos = st.builds(
-    ModelInfo,
-    text,
-    text,
-    text,
-    uint32,
-    uint32,
-    uint32,
-    text,
-    st.lists(segmentations).map(tuple),
-    text,
-    **{f"supports_{name}": st.booleans() for name in ("choices", "logprobs", "grammars", "min_p", "penalties")},
-    template_variables=st.lists(text).map(tuple),
-    projections=st.lists(text).map(tuple),
-    num_token_ids=uint32,
-)
-shares = st.none() | probabilities
-points = st.builds(OperatingPoint, st.none() | durations, probabilities, shares, shares, st.none() | durations)
-verifier_infos = st.builds(
-    VerifierInfo,
-    text,
-    text,
-    text,
-    st.lists(segmentations).map(tuple),
-    alternatives=st.lists(text).map(tuple),
-    operating_points=st.lists(points).map(tuple),
-    projections=st.lists(st.builds(ProbeProjections, text, text, text)).map(tuple),
-    equivalence=text,
-)
-verifying = st.builds(GenerationParams, samplings, segmentations, gate=st.none() | gates, **budgets)
+surprisals = st.tuples(*[st.floats(width=32, allow_nan=False, allow_infinity=False)] * len(SURPRISAL_FEATURES))
+scores = st.builds(SegmentScore, states, surprisals, uint32, st.just(0.0))
 tokens = st.builds(lambda one, said, a, b: Token(one, said, min(a, b), max(a, b)), uint32, text, uint32, uint32)
+OF_GENERATION = frozenset({"want_states", "num_logprobs", "projection", "is_ahead", "grammar", "penalties"})
+BUDGETS = frozenset({"segmentation", "max_segments", "max_tokens", "max_segment_tokens", "session"})
 
 
 @pytest.mark.parametrize(
     ("values", "kind"),
     [
-        (prompts, types_pb2.Piece),
-        (segments, types_pb2.Piece),
+        (built(Piece), types_pb2.Piece),
+        (built(Segment), types_pb2.Piece),
         (states, types_pb2.States),
-        (orders, types_pb2.WriteRequest),
-        (verifying, target_pb2.VerifyRequest),
-        (st.builds(GenerationParams, samplings, retrieval=st.none() | retrievals), types_pb2.ProposeRequest),
+        (built(GenerationParams, frozenset({"gate", "retrieval"})), types_pb2.WriteRequest),
+        (built(GenerationParams, OF_GENERATION | {"retrieval"}), target_pb2.VerifyRequest),
+        (built(GenerationParams, OF_GENERATION | BUDGETS | {"gate"}), types_pb2.ProposeRequest),
         (generated, types_pb2.WriteResponse),
-        (st.builds(SegmentScore, states, surprisals, uint32, st.just(0.0)), target_pb2.Reading),
+        (scores, target_pb2.Reading),
         (proposals, types_pb2.Proposal),
-        (verified, target_pb2.VerifyResponse),
-        (st.builds(ChoiceScores, st.lists(probabilities).map(tuple), text, durations), target_pb2.AskResponse),
-        (st.builds(Judgement, probabilities, probabilities), verifier_pb2.Judgement),
+        (built(VerifiedTokens), target_pb2.VerifyResponse),
+        (built(ChoiceScores), target_pb2.AskResponse),
+        (built(Judgement), verifier_pb2.Judgement),
         (tokens, target_pb2.Token),
-        (model_infos, types_pb2.ModelInfo),
-        (verifier_infos, verifier_pb2.VerifierInfo),
+        (built(ModelInfo), types_pb2.ModelInfo),
+        (built(VerifierInfo, alternatives=st.lists(text).map(tuple)), verifier_pb2.VerifierInfo),
     ],
 )  # fmt: skip
 @given(st.data())
@@ -211,16 +170,30 @@ def test_value_survives_the_wire_to_the_last_bit(
     assert repr(received) == repr(value), "also in fields that are not compared"
 
 
-messages = st.builds(Message, st.sampled_from(get_args(Role)), text, text, text)
+messages = built(Message)
 turns = st.lists(messages, min_size=1).map(tuple)
 conversations = st.builds(Conversation, turns, st.text("[]{}", min_size=1), st.text("[]{}"))
 with_variables = st.builds(Conversation, turns, variables=st.text("[]{}", min_size=1))
-token_prompts = st.builds(TokenIds, st.lists(uint32, min_size=1).map(tuple))
+token_prompts = built(TokenIds, ids=st.lists(uint32, min_size=1).map(tuple))
 
 
 @given(text | token_prompts | st.lists(messages, min_size=1) | conversations | with_variables)
 def test_prompt_survives_the_wire(prompt: Prompt) -> None:
     assert read_prompt(encode_request(prompt)) == prompt
+
+
+@pytest.mark.parametrize(
+    ("params", "others"),
+    [
+        (replace(ORDER, max_tokens=-1), {}),
+        (replace(ORDER, session="\ud800"), {}),
+        (ORDER, {"open_token_ids": (-1,)}),
+        (ORDER, {"open_token_ids": (2**32,)}),
+    ],
+)
+def test_what_protobuf_cannot_hold_is_the_callers_mistake(params: GenerationParams, others: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        message_of(types_pb2.ProposeRequest if others else types_pb2.WriteRequest, params, **others)
 
 
 def test_penalties_that_change_nothing_are_not_sent() -> None:

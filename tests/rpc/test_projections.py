@@ -16,7 +16,6 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.engine.vllm.engine import VllmEngine
 from semspec.engine.vllm.process import Core
 from semspec.gateway.served import Served
-from semspec.probes import projection as projections
 from semspec.probes.probe import load_probe
 from semspec.probes.projection import Projection, Projections, ServedProbe
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
@@ -93,27 +92,6 @@ async def test_trace_is_the_same_with_states_and_with_projections(
         assert num_whole(backends) == whole
 
 
-async def test_projected_states_are_those_of_the_probe_and_a_few_hundred_numbers(
-    players: Players, tmp_path: Path
-) -> None:
-    async with pooled(players) as backends:
-        context, segment = await a_segment(backends)
-        raw = await sent(
-            replace(backends, projections=tuple(replace(one, draft="", target="") for one in backends.projections)),
-            context,
-            segment,
-        )
-        await read_probes(players)
-        projected = await sent(backends, context, segment)
-        for role, states, few in zip(("draft", "target"), raw, projected, strict=True):
-            projection = first_layer(tmp_path / f"{role}.safetensors")
-            assert few.projection == projection.spec.digest
-            assert not states.projection and few.shape == (1, 256) and few.model == states.model
-            assert projection.of_any([few])[0].tolist() == pytest.approx(
-                projection.of_any([states])[0].tolist(), abs=1e-4
-            )
-
-
 def first_layer(probe: Path) -> Projection:
     projection = ServedProbe(load_probe(probe), "cpu").projection
     assert projection is not None
@@ -140,20 +118,6 @@ async def test_engine_reads_probes_that_calls_name_and_it_does_not_hold(
         assert caplog.text.count("this engine holds no projection") == 2
 
 
-async def test_folder_is_not_looked_into_at_every_call(players: Players, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, readings = players[1], list[None]()
-    assert isinstance(target, TransformersEngine)
-    monkeypatch.setattr(target._projections, "read", lambda: readings.append(None))
-    for _ in range(3):
-        target._projections.applied([], "unknown")
-    assert len(readings) == 1
-    monkeypatch.setattr(projections, "LOOK_S", 0.0)
-    target._projections._next_look = 0.0
-    for _ in range(3):
-        target._projections.applied([], "unknown")
-    assert len(readings) == 4
-
-
 async def test_handshake_tells_which_projections_are_held(players: Players) -> None:
     draft, target, verifier = players
     served = Served(await draft.info(), await target.info(), await verifier.info())
@@ -166,16 +130,6 @@ async def test_handshake_tells_which_projections_are_held(players: Players) -> N
     named = served.verifier.projections
     assert set(infos[0].projections) == {one.draft for one in named}
     assert set(infos[1].projections) == {one.target for one in named if one.target}
-
-
-async def test_first_layer_that_two_probes_share_is_held_once(players: Players, tmp_path: Path) -> None:
-    draft = players[0]
-    assert isinstance(draft, TransformersEngine)
-    shutil.copytree(tmp_path, tmp_path / "alternatives" / "same", ignore=lambda *_: ["alternatives", "target"])
-    await draft.read_probes()
-    files = draft._projections._files
-    own, same = (files[folder / "draft.safetensors"] for folder in (tmp_path, tmp_path / "alternatives" / "same"))
-    assert own.projection is same.projection is not None
 
 
 async def test_files_are_read_when_they_change_and_forgotten_when_they_go(

@@ -33,20 +33,38 @@ from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.rpc.connection import ClientOptions
 from semspec.rpc.servicers import target_service
 from semspec.types import (
+    ChoiceScores,
     Context,
+    Gate,
     GeneratedSegment,
     GenerationParams,
     Judgement,
     Message,
     ModelInfo,
-    Piece,
+    Proposal,
+    Retrieval,
+    SamplingParams,
     Segment,
+    Segmentation,
     SegmentEnd,
     SegmentScore,
     States,
     TokenIds,
+    VerifiedTokens,
 )
-from tests.rpc.fakes import CONTEXT, ORDER, SEGMENT, STATES, SURPRISAL, FakeEngine, FakeVerifier, serving, settings
+from tests.rpc.fakes import (
+    CONTEXT,
+    HALVES,
+    ORDER,
+    PROPOSAL,
+    SEGMENT,
+    STATES,
+    SURPRISAL,
+    FakeEngine,
+    FakeVerifier,
+    serving,
+    settings,
+)
 from tests.rpc.pools import drafting, targeting, verifying
 
 NONCE = "0123456789abcdef"
@@ -86,6 +104,50 @@ async def test_remote_target_answers_as_the_engine_does() -> None:
         segments = [SEGMENT, replace(SEGMENT, token_ids=(1,))]
         assert await target.score(CONTEXT, segments, "s") == await engine.score(CONTEXT, segments, "s")
         assert await collected(target.generate(CONTEXT, ORDER)) == await collected(engine.generate(CONTEXT, ORDER))
+
+
+class Recording(FakeEngine):
+    """Notes what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[tuple[object, ...]] = []
+
+    async def propose(self, *given: Any) -> Proposal:
+        self.given.append(given)
+        return await super().propose(*given)
+
+    async def score(self, *given: Any) -> list[SegmentScore]:
+        self.given.append(given)
+        return await super().score(*given)
+
+    async def verify_tokens(self, *given: Any) -> VerifiedTokens:
+        self.given.append(given)
+        return await super().verify_tokens(*given)
+
+    async def score_choices(self, *given: Any) -> ChoiceScores:
+        self.given.append(given)
+        return await super().score_choices(*given)
+
+
+async def test_engine_gets_what_the_caller_gives_and_the_caller_what_it_answers() -> None:
+    engine, local = Recording(), FakeEngine()
+    params = GenerationParams(
+        SamplingParams(0.5, 0.9, 7, 2**63, 0.1), Segmentation.SENTENCE, 5, 6, 4, session="s", gate=Gate(recent=(True,))
+    )
+    retrieving = GenerationParams(params.sampling, session="s", retrieval=Retrieval(b"state", "context", True))
+    calls: list[tuple[str, tuple[Any, ...]]] = [
+        ("propose", (CONTEXT, (8, 9), retrieving, 3)),
+        ("score", (CONTEXT, [SEGMENT, SEGMENT], "s", "a projection")),
+        ("verify_tokens", (CONTEXT, (8, 9), PROPOSAL, params)),
+        ("verify_tokens", (CONTEXT, (8, 9), Proposal((), (), "", 0.0), params)),
+        ("score_choices", (CONTEXT, "Is it so?", "<think>It is ", ["so", "not", "maybe"], "s")),
+    ]
+    async with drafting(engine) as drafter, targeting(engine) as target:
+        for name, given in calls:
+            client = drafter if name == "propose" else target
+            assert await getattr(client, name)(*given) == await getattr(local, name)(*given)
+    assert engine.given == [given for _, given in calls]
 
 
 async def test_remote_verifier_answers_as_the_verifier_does() -> None:
@@ -133,8 +195,7 @@ async def test_error_of_a_stream_arrives_as_raised(error_class: type[SemspecErro
     async with drafting(FakeEngine(error_class("what went wrong"))) as drafter:
         with pytest.raises(SemspecError) as caught:
             await collected(drafter.generate(CONTEXT, ORDER))
-    assert type(caught.value) is error_class
-    assert caught.value.message.endswith("what went wrong") and caught.value.parameter is None
+    assert type(caught.value) is error_class and caught.value.message.endswith("what went wrong")
 
 
 async def test_error_after_segments_comes_after_them() -> None:
@@ -257,43 +318,25 @@ async def test_unary_call_has_a_deadline() -> None:
             await target.score(CONTEXT, [SEGMENT])
 
 
-@pytest.mark.parametrize("token", [None, "wrong", NONCE + "0"])
-async def test_wrong_token_is_refused_everywhere(token: str | None) -> None:
+@pytest.mark.parametrize("token", [None, "wrong", NONCE + "0", NONCE])
+async def test_only_the_right_token_is_admitted(token: str | None) -> None:
     async with targeting(FakeEngine(), settings(service_token=NONCE), ClientOptions(token=token)) as target:
-        with pytest.raises(Unavailable, match="refuses this caller: the bearer token"):
-            await target.info()
-        with pytest.raises(Unavailable, match="refuses this caller: the bearer token"):
-            await target.score(CONTEXT, [SEGMENT])
-        with pytest.raises(Unavailable, match="refuses this caller: the bearer token"):
-            await collected(target.generate(CONTEXT, ORDER))
+        for call in (target.info(), target.score(CONTEXT, [SEGMENT]), collected(target.generate(CONTEXT, ORDER))):
+            if token == NONCE:
+                assert await call
+            else:
+                with pytest.raises(Unavailable, match="refuses this caller: the bearer token"):
+                    await call
 
 
-async def test_right_token_is_admitted() -> None:
-    async with targeting(FakeEngine(), settings(service_token=NONCE), ClientOptions(token=NONCE)) as target:
-        assert (await target.info()).model == "fake"
-        assert len(await collected(target.generate(CONTEXT, ORDER))) == 3
-
-
-async def test_request_over_the_limit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semspec.rpc.server.MAX_MESSAGE_BYTES", 4096)
+@pytest.mark.parametrize("side", ["server", "connection"])
+async def test_message_over_the_limit_says_so(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a request, and of an answer."""
+    monkeypatch.setattr(f"semspec.rpc.{side}.MAX_MESSAGE_BYTES", 4096)
     async with targeting(FakeEngine()) as target:
+        call = target.encode("x" * 5000) if side == "server" else target.score(CONTEXT, [SEGMENT] * 60)
         with pytest.raises(InvalidRequest, match=r"larger than max.*send less"):
-            await target.encode("x" * 5000)
-
-
-async def test_answer_over_the_limit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semspec.rpc.connection.MAX_MESSAGE_BYTES", 4096)
-    async with targeting(FakeEngine()) as target:
-        many = [SEGMENT] * 60
-        with pytest.raises(InvalidRequest, match=r"larger than max.*send less"):
-            await target.score(CONTEXT, many)
-
-
-@pytest.mark.parametrize("params", [replace(ORDER, max_tokens=-1), replace(ORDER, session="\ud800")])
-async def test_what_protobuf_cannot_hold_is_the_callers_mistake(params: GenerationParams) -> None:
-    async with drafting(FakeEngine()) as drafter:
-        with pytest.raises(InvalidRequest):
-            await collected(drafter.generate(CONTEXT, params))
+            await call
 
 
 async def test_segments_are_clustered_remotely() -> None:
@@ -303,19 +346,6 @@ async def test_segments_are_clustered_remotely() -> None:
         assert await verifier.cluster(group, ends) == [0, 1, 0, None]
 
 
-async def test_malformed_answer_is_the_services_defect() -> None:
-    class Confused(FakeVerifier):
-        async def judge(
-            self, draft_states: Sequence[States], scores: Sequence[SegmentScore], probes: str = ""
-        ) -> list[Judgement]:
-            return [Judgement(2.0, 0.5)] if scores[0].num_tokens else []
-
-    async with verifying(Confused()) as verifier:
-        for num_tokens in (0, 1):
-            with pytest.raises(InternalError, match="malformed answer"):
-                await verifier.judge([STATES], [SegmentScore(STATES, SURPRISAL, num_tokens, 0.0)])
-
-
 @pytest.mark.parametrize("error", [NotFound("no such model"), Conflict("in use")])
 async def test_status_that_no_service_answers_is_its_defect(error: SemspecError) -> None:
     async with targeting(FakeEngine(error)) as target:
@@ -323,32 +353,54 @@ async def test_status_that_no_service_answers_is_its_defect(error: SemspecError)
             await target.encode("x")
 
 
-async def test_segment_without_tokens_is_the_services_defect() -> None:
-    class Mute(FakeEngine):
-        async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
-            yield GeneratedSegment(replace(SEGMENT, text="", token_ids=()), None, 0.0)
-
-    async with drafting(Mute()) as drafter:
-        for params in (ORDER, STREAMED):
-            with pytest.raises(InternalError, match=r"malformed answer: segment\.token_ids"):
-                await collected(drafter.generate(CONTEXT, params))
-
-
+@pytest.mark.parametrize("params", [ORDER, STREAMED])
 @pytest.mark.parametrize(
-    ("params", "num_segments", "num_tokens"),
-    [(ORDER, 1, ORDER.max_tokens + 1), (ORDER, 3, 400), (STREAMED, 1, ORDER.max_tokens + 1)],
+    ("token_ids", "num_segments", "complaint"),
+    [
+        ((), 1, r"segment\.token_ids"),
+        ((1,) * (ORDER.max_tokens + 1), 1, "were asked for"),
+        ((1,) * 400, 3, "were asked for"),
+    ],
 )
-async def test_more_than_was_asked_for_is_the_services_defect(
-    params: GenerationParams, num_segments: int, num_tokens: int
+async def test_malformed_stream_is_the_services_defect(
+    params: GenerationParams, token_ids: tuple[int, ...], num_segments: int, complaint: str
 ) -> None:
-    class Talkative(FakeEngine):
+    class Confused(FakeEngine):
         async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
             for _ in range(num_segments):
-                yield GeneratedSegment(replace(SEGMENT, token_ids=(1,) * num_tokens), None, 0.0)
+                yield GeneratedSegment(replace(SEGMENT, token_ids=token_ids), None, 0.0)
 
-    async with drafting(Talkative()) as drafter:
-        with pytest.raises(InternalError, match=r"malformed answer: .* were asked for"):
+    async with drafting(Confused()) as drafter:
+        with pytest.raises(InternalError, match=f"malformed answer: .*{complaint}"):
             await collected(drafter.generate(CONTEXT, params))
+
+
+async def test_malformed_answer_is_the_services_defect() -> None:
+    class Confused(FakeEngine):
+        async def propose(self, *_: object) -> Proposal:
+            return Proposal((1, 2), (HALVES,), "tokens-1", 0.0)
+
+        async def verify_tokens(self, *_: object) -> VerifiedTokens:
+            return VerifiedTokens((SEGMENT,), (), 3, 0.0)
+
+        async def score_choices(self, *_: object) -> ChoiceScores:
+            return ChoiceScores((0.5, 0.5), "so", 0.0)
+
+    class Wrong(FakeVerifier):
+        async def judge(
+            self, draft_states: Sequence[States], scores: Sequence[SegmentScore], probes: str = ""
+        ) -> list[Judgement]:
+            return [Judgement(2.0, 0.5)] if scores[0].num_tokens else []
+
+    async with drafting(Confused()) as drafter, targeting(Confused()) as target, verifying(Wrong()) as verifier:
+        for answer in (
+            drafter.propose(CONTEXT, (), ORDER, 2),
+            target.verify_tokens(CONTEXT, (), PROPOSAL, ORDER),
+            target.score_choices(CONTEXT, "Is it so?", "", ["so"]),
+            *(verifier.judge([STATES], [SegmentScore(STATES, SURPRISAL, number, 0.0)]) for number in (0, 1)),
+        ):
+            with pytest.raises(InternalError, match="malformed answer"):
+                await answer
 
 
 class Scrambled(grpc.GenericRpcHandler):
@@ -415,9 +467,17 @@ async def test_unavailable_unary_calls_are_retried_and_streams_are_not() -> None
                 raise Unavailable("starting")
 
     engine = Recovering()
-    async with targeting(engine) as target:
-        assert await target.encode("x") == Piece("x", (0,), "tokens-1")
-        assert engine.calls == 2
+    async with targeting(engine) as target, drafting(engine) as drafter:
+        for call in (
+            target.encode("x"),
+            target.tokenize("x"),
+            target.verify_tokens(CONTEXT, (), PROPOSAL, ORDER),
+            target.score_choices(CONTEXT, "Is it so?", "", ["so"]),
+            drafter.propose(CONTEXT, (), ORDER, 1),
+        ):
+            engine.calls = 0
+            await call
+            assert engine.calls == 2
         engine.calls = 0
         with pytest.raises(Unavailable, match="starting"):
             await collected(target.generate(CONTEXT, ORDER))

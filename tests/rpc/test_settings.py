@@ -30,20 +30,6 @@ def complaint(
     return line
 
 
-def test_defaults_need_no_more_than_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SEMSPEC_DRAFT_MODEL", "some/model")
-    monkeypatch.setenv("SEMSPEC_TARGET_MODEL", "other/model")
-    draft, target = load_settings(DraftSettings), load_settings(TargetSettings)
-    assert (draft.model, draft.port, draft.device, draft.threads, draft.service_token) == (
-        "some/model",
-        50051,
-        "auto",
-        1,
-        None,
-    )
-    assert (target.model, target.port) == ("other/model", 50052)
-
-
 def test_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEMSPEC_DRAFT_MODEL", "m")
     monkeypatch.setenv("SEMSPEC_SERVICE_TOKEN", "")
