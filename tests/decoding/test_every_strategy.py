@@ -25,7 +25,6 @@ from tests.decoding.support import (
     HELPED,
     PROPOSING,
     ConstantVerifier,
-    Players,
     generation,
     num_running,
     outcome,
@@ -79,40 +78,20 @@ LOSSES = [
 
 
 @pytest.mark.parametrize("error", LOSSES, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("strategy", [*HELPED, "draft"])
-async def test_lost_drafter_lets_the_target_finish_alone(strategy: str, error: SemspecError) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "role"),
+    [*((one, "draft") for one in (*HELPED, "draft")), *((one, "verifier") for one in BY_PROBES)],
+)
+async def test_target_finishes_alone_after_a_loss(strategy: str, role: str, error: SemspecError) -> None:
+    """Of a model or the verifier, after the second segment."""
     fakes = players(num_segments=12)
-    events = await losing(fakes, fakes.drafter, strategy, error)
-    assert_alone_after_a_loss(events, "draft")
-
-
-@pytest.mark.parametrize("error", LOSSES, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("strategy", BY_PROBES)
-async def test_lost_verifier_lets_the_target_finish_alone(strategy: str, error: SemspecError) -> None:
-    fakes = players(num_segments=12)
-    events = await losing(fakes, fakes.verifier, strategy, error)
-    assert_alone_after_a_loss(events, "verifier")
-
-
-@pytest.mark.parametrize("strategy", sorted(UNNOTICED))
-async def test_lost_verifier_is_not_noticed_where_nobody_asks_it(strategy: str) -> None:
-    fakes = players()
-    fakes.verifier.errors.append(Unavailable("gone"))
-    assert not any(r.fallback for r in records(await run(await generation(strategy=strategy), fakes)))
-
-
-async def losing(fakes: Players, player: Any, strategy: str, error: SemspecError) -> list[Event]:
-    """The events of a generation that loses `player` after its second segment."""
+    player: Any = fakes.verifier if role == "verifier" else fakes.drafter
     events: list[Event] = []
     params = await generation(strategy=strategy, draft_ahead=False)
     async for event in decode(params, fakes.backends, STRATEGIES):
         events.append(event)
         if len(events) == 2:
             player.errors.append(error)
-    return events
-
-
-def assert_alone_after_a_loss(events: list[Event], role: str) -> None:
     alone = [r.fallback is not None for r in records(events)]
     assert not any(alone[:2]) and any(alone)
     assert alone == sorted(alone), "once lost, lost for good"
@@ -121,6 +100,13 @@ def assert_alone_after_a_loss(events: list[Event], role: str) -> None:
         assert record.fallback and role in record.fallback and record.num_proposed_tokens == 0
     assert events[-1] == Finished(FinishReason.STOP)
     assert len(segments(events)) == 12
+
+
+@pytest.mark.parametrize("strategy", sorted(UNNOTICED))
+async def test_lost_verifier_is_not_noticed_where_nobody_asks_it(strategy: str) -> None:
+    fakes = players()
+    fakes.verifier.errors.append(Unavailable("gone"))
+    assert not any(r.fallback for r in records(await run(await generation(strategy=strategy), fakes)))
 
 
 @pytest.mark.parametrize("strategy", [*HELPED, "draft"])
@@ -185,23 +171,16 @@ async def test_cancelling_a_generation_leaves_nothing_running(strategy: str, aft
     assert num_running() == 0
 
 
-@pytest.mark.parametrize("strategy", ["target", "draft"])
+@pytest.mark.parametrize("strategy", ["target", "draft", *PROPOSING])
 async def test_closing_a_single_model_closes_its_stream(strategy: str) -> None:
+    """Also of the target that goes on alone after a loss."""
     fakes = players()
+    if strategy in PROPOSING:
+        fakes.drafter.errors.append(Unavailable("gone"))
     async with aclosing(decode(await generation(strategy=strategy), fakes.backends, STRATEGIES)) as events:
         async for _ in events:
             break
-    assert (fakes.target if strategy == "target" else fakes.drafter).num_cancelled == 1
-
-
-@pytest.mark.parametrize("strategy", PROPOSING)
-async def test_closing_after_a_fallback_closes_the_targets_stream(strategy: str) -> None:
-    fakes = players()
-    fakes.drafter.errors.append(Unavailable("gone"))
-    async with aclosing(decode(await generation(strategy=strategy), fakes.backends, STRATEGIES)) as events:
-        async for _ in events:
-            break
-    assert fakes.target.num_cancelled == 1 and num_running() == 0
+    assert (fakes.drafter if strategy == "draft" else fakes.target).num_cancelled == 1 and num_running() == 0
 
 
 @pytest.mark.parametrize("strategy", ["semantic", "spec-reason"])

@@ -70,17 +70,14 @@ async def test_counts_add_up(agreement: float, num_tokens: int) -> None:
     assert tokens - rounds <= accepted <= tokens, "a round adds at most one token of the target's own"
 
 
-async def test_nothing_is_proposed_beyond_the_budget() -> None:
+@pytest.mark.parametrize(("max_tokens", "proposed"), [(12, [4, 4, 1]), (11, [4, 4])])
+async def test_nothing_is_proposed_beyond_the_budget(max_tokens: int, proposed: list[int]) -> None:
+    """The last token of the budget is the target's own."""
     fakes = players(agreement=1.0)
-    await run(await generation(strategy="token-level", max_tokens=12, num_speculative_tokens=4), fakes)
-    assert fakes.drafter.proposed == [4, 4, 1]
-
-
-async def test_last_token_of_the_budget_is_the_targets_own() -> None:
-    fakes = players(agreement=1.0)
-    events = await run(await generation(strategy="token-level", max_tokens=11, num_speculative_tokens=4), fakes)
-    assert fakes.drafter.proposed == [4, 4]
-    assert len(texts(events)) == 11 and events[-1] == Finished(FinishReason.LENGTH)
+    first = await generation(strategy="token-level", max_tokens=max_tokens, num_speculative_tokens=4)
+    events = await run(first, fakes)
+    assert fakes.drafter.proposed == proposed
+    assert len(texts(events)) == max_tokens and events[-1] == Finished(FinishReason.LENGTH)
 
 
 async def test_open_tokens_go_with_each_call_and_budgets_count_from_the_last_whole_segment() -> None:

@@ -1,6 +1,7 @@
 """A record as JSON."""
 
 import json
+from dataclasses import asdict
 
 from semspec.records import record_json
 from tests.decoding.support import generation, players, records, run
@@ -12,13 +13,7 @@ async def test_record_says_how_the_segment_came_to_be() -> None:
     trace = json.loads(json.dumps(record_json(record)))
     assert trace["verdict"] == "rewritten" and trace["rejected"]["writer"] == "draft" and trace["score"] is None
     assert trace["num_proposed_tokens"] == record.num_proposed_tokens > trace["num_accepted_tokens"] > 0
-    assert trace["times"] == {
-        "draft_ms": record.times.draft_ms,
-        "read_ms": record.times.read_ms,
-        "judge_ms": record.times.judge_ms,
-        "write_ms": record.times.write_ms,
-        "wire_ms": record.times.wire_ms,
-    }
+    assert trace["times"] == asdict(record.times)
 
 
 async def test_score_of_a_graded_step_is_told() -> None:

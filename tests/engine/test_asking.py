@@ -96,31 +96,24 @@ async def reasoned(engine: TransformersEngine) -> Context:
     return Context((prompt, *steps))
 
 
-async def test_probabilities_are_those_of_the_whole_sequence(engine: TransformersEngine, checkpoint: Path) -> None:
-    """The context token by token, what a template would have stripped included, then the turn."""
+@pytest.mark.parametrize("has_ended", [False, True])
+async def test_probabilities_are_those_of_the_whole_sequence(
+    engine: TransformersEngine, checkpoint: Path, has_ended: bool
+) -> None:
+    """The context token by token, what a template would have stripped included, then the turn, ended once."""
     context = await reasoned(engine)
-    reply = await engine.score_choices(context, QUESTION, PREFILL, DIGITS)
     lm = CausalLM.load(str(checkpoint), None, "cpu", "float32")
-    tokens = lm.tokenizer.context_ids(context) + turn_after(lm.tokenizer.raw, QUESTION, PREFILL)
-    expected = torch.softmax(lm.forward(tokens, lm.new_kv()).logits[-1], -1)
+    tokens, turn = lm.tokenizer.context_ids(context), turn_after(lm.tokenizer.raw, QUESTION, PREFILL)
+    if has_ended:
+        [eos] = lm.tokenizer.eos_ids
+        context = context.extended(Segment("", (eos,), lm.info.tokenizer, Writer.DRAFT, SegmentEnd.EOS))
+        tokens, turn = [*tokens, eos], turn[1:] if turn[0] == eos else turn
+    reply = await engine.score_choices(context, QUESTION, PREFILL, DIGITS)
+    expected = torch.softmax(lm.forward([*tokens, *turn], lm.new_kv()).logits[-1], -1)
     ids = [lm.tokenizer.raw.convert_tokens_to_ids(digit) for digit in DIGITS]
     assert reply.probabilities == pytest.approx(expected[ids].tolist(), rel=1e-4)
     assert reply.likeliest == lm.tokenizer.token_text(int(expected.argmax()))
     assert 0 < sum(reply.probabilities) < 1
-
-
-async def test_context_that_has_ended_its_turn_is_not_ended_twice(engine: TransformersEngine, checkpoint: Path) -> None:
-    context = await reasoned(engine)
-    lm = CausalLM.load(str(checkpoint), None, "cpu", "float32")
-    [eos] = lm.tokenizer.eos_ids
-    last = Segment("", (eos,), lm.info.tokenizer, Writer.DRAFT, SegmentEnd.EOS)
-    ended = await engine.score_choices(context.extended(last), QUESTION, PREFILL, DIGITS)
-    turn = turn_after(lm.tokenizer.raw, QUESTION, PREFILL)
-    tokens = [*lm.tokenizer.context_ids(context), eos, *(turn[1:] if turn[0] == eos else turn)]
-    expected = torch.softmax(lm.forward(tokens, lm.new_kv()).logits[-1], -1)
-    assert ended.probabilities[7] == pytest.approx(
-        float(expected[lm.tokenizer.raw.convert_tokens_to_ids("7")]), rel=1e-4
-    )
 
 
 async def test_asking_leaves_the_context_in_the_cache_and_nothing_else(

@@ -36,6 +36,7 @@ def test_fingerprint_covers_every_byte(tmp_path: Path) -> None:
         data[place] ^= 1
         (tmp_path / "model.safetensors").write_bytes(data)
         seen.add(model_fingerprint(str(tmp_path), None))
+    assert model_fingerprint(str(shutil.copytree(tmp_path, tmp_path / "copy")), None) in seen
     assert len(seen) == 3 and all(fingerprint.startswith(f"{FINGERPRINT}:") for fingerprint in seen)
 
 
@@ -74,44 +75,35 @@ def test_missing_tokenizer_is_refused_at_start(folder: Path) -> None:
         TransformersEngine.load(str(folder), writer=Writer.TARGET)
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "{", "", '{"version": "1.0"}'])
-def test_malformed_tokenizer_is_one_line(folder: Path, text: str) -> None:
-    (folder / "tokenizer.json").write_text(text)
-    with pytest.raises(Mismatch) as refusal:
-        TransformersEngine.load(str(folder), writer=Writer.TARGET)
-    assert "\n" not in refusal.value.message and "tokenizer" in refusal.value.message
-
-
-@pytest.mark.parametrize("ids", ["{}", '[{"a": 1}]', '"</s>"', "[]", "true", "1.5", "-1"])
-def test_end_of_sequence_that_is_no_id_is_one_line(folder: Path, ids: str) -> None:
-    (folder / "generation_config.json").write_text(f'{{"eos_token_id": {ids}}}')
-    with pytest.raises(Mismatch, match=r"(?s)generation_config.json") as refusal:
-        TransformersEngine.load(str(folder), writer=Writer.TARGET)
-    assert "\n" not in refusal.value.message
+@pytest.mark.parametrize("eos", [{}, [{"a": 1}], "</s>", [], True, 1.5, -1])
+def test_end_of_sequence_that_is_no_id_is_one_line(folder: Path, eos: Any) -> None:
+    assert_refused_in_one_line(folder, "generation_config.json", {"eos_token_id": eos}, "generation_config.json")
 
 
 @pytest.mark.parametrize(
-    ("file", "change"),
+    ("file", "content", "complaint"),
     [
-        ("config.json", {"pad_token_id": "x"}),
-        ("config.json", {"num_hidden_layers": [2]}),
-        ("config.json", {"model_type": 7}),
-        ("config.json", {"intermediate_size": 8}),
-        ("generation_config.json", ["x"]),
+        *(("tokenizer.json", text, "tokenizer") for text in ("{}", "[]", '{"version": "1.0"}')),
+        *(("tokenizer.json", text, "cannot load model") for text in ("{", "")),
+        ("config.json", {"pad_token_id": "x"}, "cannot load model"),
+        ("config.json", {"num_hidden_layers": [2]}, "cannot load model"),
+        ("config.json", {"model_type": 7}, "cannot load model"),
+        ("config.json", {"intermediate_size": 8}, "cannot load model"),
+        ("generation_config.json", '["x"]', "cannot load model"),
+        ("chat_template.jinja", "{% for m in messages %}{{ m.content }}", "chat template of .* malformed in line 1"),
     ],
 )
-def test_malformed_configuration_is_one_line(folder: Path, file: str, change: Any) -> None:
-    fields = json.loads((folder / file).read_text())
-    (folder / file).write_text(json.dumps({**fields, **change} if isinstance(change, dict) else change))
-    with pytest.raises(Mismatch) as refusal:
-        TransformersEngine.load(str(folder), writer=Writer.TARGET)
-    assert "\n" not in refusal.value.message and "cannot load model" in refusal.value.message
+def test_malformed_file_is_one_line(folder: Path, file: str, content: Any, complaint: str) -> None:
+    assert_refused_in_one_line(folder, file, content, complaint)
 
 
-def test_malformed_chat_template_is_refused_at_start(folder: Path) -> None:
-    (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}")
-    with pytest.raises(Mismatch, match=r"chat template of .* is malformed in line 1"):
+def assert_refused_in_one_line(folder: Path, file: str, content: Any, complaint: str) -> None:
+    """`content`: the text of the file, or fields to change in it."""
+    path = folder / file
+    path.write_text(content if isinstance(content, str) else json.dumps(json.loads(path.read_text()) | content))
+    with pytest.raises(Mismatch, match=f"(?s){complaint}") as refusal:
         TransformersEngine.load(str(folder), writer=Writer.TARGET)
+    assert "\n" not in refusal.value.message
 
 
 def test_chat_template_that_refuses_a_first_turn_is_served(folder: Path) -> None:

@@ -51,28 +51,19 @@ async def test_cached_equals_recomputed_after_any_accepts_and_rejects(
             context = Context(context.pieces[:-1])
 
 
-async def test_states_of_writing_equal_states_of_reading(
+async def test_writing_and_reading_at_once_equal_reading_one_by_one(
     engine: TransformersEngine, uncached: TransformersEngine
 ) -> None:
     context = await prompt(engine)
-    for one in await written(engine, context, params(max_segments=0, want_states=True)):
-        [reading] = await uncached.score(context, [one.segment])
-        assert_same(tensor(one.states), tensor(reading.states))
-        assert reading.num_tokens == len(one.segment.token_ids)
-        context = context.extended(one.segment)
-
-
-async def test_reading_several_segments_at_once_equals_one_by_one(
-    engine: TransformersEngine, uncached: TransformersEngine
-) -> None:
-    context = await prompt(engine)
-    segments = [one.segment for one in await written(engine, context, params(max_segments=0))]
-    together = await engine.score(context, segments)
-    for segment, reading in zip(segments, together, strict=True):
-        [alone] = await uncached.score(context, [segment])
-        assert_same(tensor(reading.states), tensor(alone.states))
+    generated = await written(engine, context, params(max_segments=0, want_states=True))
+    together = await engine.score(context, [one.segment for one in generated])
+    for one, reading in zip(generated, together, strict=True):
+        [alone] = await uncached.score(context, [one.segment])
+        for states in (one.states, reading.states):
+            assert_same(tensor(states), tensor(alone.states))
         assert reading.surprisal == pytest.approx(alone.surprisal, rel=1e-3, abs=1e-4)
-        context = context.extended(segment)
+        assert alone.num_tokens == len(one.segment.token_ids)
+        context = context.extended(one.segment)
 
 
 async def test_one_stream_of_segments_equals_one_call_a_segment(

@@ -55,17 +55,6 @@ async def drafter(checkpoints: dict[str, Path]) -> AsyncIterator[TransformersEng
     await engine.aclose()
 
 
-@pytest.mark.parametrize("segmentation", Segmentation)
-@pytest.mark.parametrize("sampling", [HOT, SamplingParams(0.6, 0.95, 0, 5), SamplingParams(0)])
-async def test_verifying_nothing_writes_what_write_writes(
-    engine: TransformersEngine, uncached: TransformersEngine, segmentation: Segmentation, sampling: SamplingParams
-) -> None:
-    context = await prompt(engine)
-    what = params(sampling=sampling, segmentation=segmentation, max_segments=0, max_tokens=50, max_segment_tokens=15)
-    segments, _ = await speculated(engine, engine, context, replace(what, session="s"), gamma=0)
-    assert segments == await segments_of(uncached, context, what)
-
-
 @pytest.mark.parametrize("gamma", [1, 4, 9])
 @pytest.mark.parametrize("segmentation", Segmentation)
 async def test_greedy_rounds_write_what_write_writes(
@@ -150,17 +139,22 @@ async def test_end_of_sequence_inside_a_proposal_ends_all(engine: TransformersEn
 
 @pytest.mark.parametrize("segmentation", Segmentation)
 @pytest.mark.parametrize("sampling", [HOT, SamplingParams(0.6, 0.95, 0, 5), SamplingParams(0)])
+@pytest.mark.parametrize("num_proposed", [0, 5])
 async def test_certain_proposals_leave_what_write_writes(
-    engine: TransformersEngine, uncached: TransformersEngine, segmentation: Segmentation, sampling: SamplingParams
+    engine: TransformersEngine,
+    uncached: TransformersEngine,
+    segmentation: Segmentation,
+    sampling: SamplingParams,
+    num_proposed: int,
 ) -> None:
-    """Whatever is proposed: here what is written, with a wrong token in every proposal."""
+    """Whatever is proposed: nothing, or what is written with a wrong token in every proposal."""
     context = await prompt(engine)
     what = params(sampling=sampling, segmentation=segmentation, max_segments=0, max_tokens=60, max_segment_tokens=15)
     expected = await segments_of(uncached, context, what)
     tokens = [token for segment in expected for token in segment.token_ids]
     position, num_accepted, segments, open_ids = 0, 0, list[Segment](), tuple[int, ...]()
     while not is_fulfilled(segments, what):
-        drafted = [*tokens[position : position + 5]]
+        drafted = [*tokens[position : position + num_proposed]]
         drafted[2:3] = [5] * len(drafted[2:3])
         rest = replace(what, max_tokens=60 - position + len(open_ids), session="s")
         verified = await engine.verify_tokens(context, open_ids, certainly(engine, tuple(drafted)), rest)
@@ -168,7 +162,7 @@ async def test_certain_proposals_leave_what_write_writes(
         context, open_ids = context.extended(*verified.segments), verified.open_ids
         position = sum(len(segment.token_ids) for segment in segments) + len(open_ids)
         num_accepted += verified.num_accepted
-    assert segments == expected and num_accepted > len(tokens) / 3
+    assert segments == expected and num_accepted >= num_proposed * len(tokens) / 15
 
 
 @pytest.mark.parametrize("sampling", [HOT, SamplingParams(0)])
@@ -267,26 +261,25 @@ NOT_A_NUMBER = struct.pack("<f", float("nan"))
 
 
 @pytest.mark.parametrize(
-    ("token_ids", "distribution", "field"),
+    ("token_ids", "distribution"),
     [
-        ((10**6,), Distribution(b"", b""), "proposal.distributions[0]"),
-        ((5,), Distribution(struct.pack("<I", 6), struct.pack("<f", 1)), "proposal.distributions[0]"),
-        ((5,), Distribution(struct.pack("<2I", 6, 5), struct.pack("<2f", 0.5, 0.5)), "proposal.distributions[0]"),
-        ((5,), Distribution(struct.pack("<2I", 5, 5), struct.pack("<2f", 0.5, 0.5)), "proposal.distributions[0]"),
-        ((5,), Distribution(struct.pack("<2I", 5, 6), struct.pack("<2f", 0, 1)), "proposal.distributions[0]"),
-        ((5,), Distribution(struct.pack("<2I", 5, 6), struct.pack("<2f", 0.5, 0.4)), "proposal.distributions[0]"),
-        ((5,), Distribution(struct.pack("<I", 5), struct.pack("<f", 1.5)), "proposal.distributions[0]"),
-        ((5,), Distribution(struct.pack("<I", 5), NOT_A_NUMBER), "proposal.distributions[0]"),
+        ((10**6,), Distribution(b"", b"")),
+        ((5,), Distribution(struct.pack("<I", 6), struct.pack("<f", 1))),
+        ((5,), Distribution(struct.pack("<2I", 6, 5), struct.pack("<2f", 0.5, 0.5))),
+        ((5,), Distribution(struct.pack("<2I", 5, 5), struct.pack("<2f", 0.5, 0.5))),
+        ((5,), Distribution(struct.pack("<2I", 5, 6), struct.pack("<2f", 0, 1))),
+        ((5,), Distribution(struct.pack("<2I", 5, 6), struct.pack("<2f", 0.5, 0.4))),
+        ((5,), Distribution(struct.pack("<I", 5), struct.pack("<f", 1.5))),
+        ((5,), Distribution(struct.pack("<I", 5), NOT_A_NUMBER)),
     ],
 )
 async def test_malformed_proposal_is_refused_by_field(
-    engine: TransformersEngine, token_ids: tuple[int, ...], distribution: Distribution, field: str
+    engine: TransformersEngine, token_ids: tuple[int, ...], distribution: Distribution
 ) -> None:
     proposal = replace(certainly(engine, token_ids), distributions=(distribution,))
     with pytest.raises(InvalidRequest) as refusal:
         await engine.verify_tokens(await prompt(engine), (), proposal, params())
-    assert refusal.value.parameter == field
-    assert field in refusal.value.message
+    assert refusal.value.parameter == "proposal.distributions[0]"
 
 
 async def test_open_tokens_that_leave_no_room_are_refused(engine: TransformersEngine) -> None:

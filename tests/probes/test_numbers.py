@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from semspec.errors import MAX_MESSAGE, InvalidRequest, Mismatch
 from semspec.probes.probe import Probe, load_probe, save_probe
@@ -41,21 +40,22 @@ async def test_state_that_is_no_number_is_refused_by_name(verifier: ProbeVerifie
     assert await verifier.judge([drafted], [read])
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("name", ["network.0.weight", "network.4.bias", "mean", "scale"])
-def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, name: str, value: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        *(
+            (name, value, "not finite")
+            for name in ("network.0.weight", "network.4.bias", "mean", "scale")
+            for value in (math.nan, math.inf, -math.inf)
+        ),
+        ("scale", 0.0, "a scale of 0"),
+    ],
+)
+def test_weights_that_compute_no_numbers_are_refused(tmp_path: Path, name: str, value: float, complaint: str) -> None:
     path, probe = tmp_path / "p.safetensors", Probe(12)
     probe.state_dict()[name].view(-1)[0] = value
     save_probe(probe, card("m"), path)
-    with pytest.raises(Mismatch, match="not finite"):
-        load_probe(path)
-
-
-def test_scale_of_zero_is_refused(tmp_path: Path) -> None:
-    path, probe = tmp_path / "p.safetensors", Probe(12)
-    probe.scale[3] = 0
-    save_probe(probe, card("m"), path)
-    with pytest.raises(Mismatch, match="a scale of 0"):
+    with pytest.raises(Mismatch, match=complaint):
         load_probe(path)
 
 
@@ -68,13 +68,6 @@ def test_flipped_bit_of_the_weights_is_refused(tmp_path: Path) -> None:
         load_probe(path)
 
 
-def test_weights_of_another_training_are_refused(tmp_path: Path) -> None:
-    path = save(tmp_path / "p.safetensors", card("m"))
-    save_file({name: value + 1 for name, value in load_file(path).items()}, path)
-    with pytest.raises(Mismatch, match="not the weights of its card"):
-        load_probe(path)
-
-
 def test_long_value_of_a_card_is_cut_and_the_remedy_kept(tmp_path: Path) -> None:
     path = save(tmp_path / "p.safetensors", card("m"))
     fields = json.loads(path.with_suffix(".json").read_text())
@@ -82,24 +75,6 @@ def test_long_value_of_a_card_is_cut_and_the_remedy_kept(tmp_path: Path) -> None
     with pytest.raises(Mismatch, match=r"^probe .* has format 'xx") as refusal:
         load_probe(path)
     assert len(refusal.value.message) == MAX_MESSAGE and "demo/probes.yaml" in refusal.value.message
-
-
-def test_card_without_a_digest_is_refused(tmp_path: Path) -> None:
-    path = save(tmp_path / "p.safetensors", card("m"))
-    fields = json.loads(path.with_suffix(".json").read_text())
-    del fields["weights_digest"]
-    path.with_suffix(".json").write_text(json.dumps(fields))
-    with pytest.raises(Mismatch, match="digest of none"):
-        load_probe(path)
-
-
-@pytest.mark.parametrize("name", ["threshold", "acceptance", "wrong_accepted"])
-def test_operating_point_that_is_no_number_is_refused(tmp_path: Path, name: str) -> None:
-    row = {"threshold": 0.5, "acceptance": 0.5, name: math.nan}
-    draft = save(tmp_path / "draft.safetensors", card("draft"))
-    target = save(tmp_path / "target.safetensors", card("target", metrics={"strictness": [row]}))
-    with pytest.raises(Mismatch, match=f"strictness.*{name} is nan"):
-        ProbeVerifier.load(draft, target)
 
 
 def test_probes_of_the_largest_states_that_are_served_compute_a_number(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The verifier tells what stricter rules come to, as far as the report of its probes knows it."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,20 @@ def test_report_without_a_curve_gives_no_points(metrics: dict[str, Any]) -> None
     assert operating_points(card("target", metrics=metrics)) == ()
 
 
-@pytest.mark.parametrize("broken", ["0.5", row(0.5, "most"), row([0.5])])  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "0.5",
+        {"threshold": 0.5, "acceptance": "most"},
+        {"threshold": [0.5], "acceptance": 0.5},
+        *(
+            {"threshold": 0.5, "acceptance": 0.5, name: math.nan}
+            for name in ("threshold", "acceptance", "wrong_accepted")
+        ),
+    ],
+)
 def test_verifier_with_a_malformed_curve_is_refused(tmp_path: Path, broken: object) -> None:
     draft = save(tmp_path / "draft.safetensors", card("draft"))
     target = save(tmp_path / "target.safetensors", card("target", metrics={"strictness": [broken]}))
-    with pytest.raises(Mismatch, match=r"metrics\.strictness .* train the probes again"):
+    with pytest.raises(Mismatch, match="strictness"):
         ProbeVerifier.load(draft, target)

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from semspec.errors import Mismatch, Unavailable
 from semspec.rpc.clients import RemoteDrafter
+from semspec.rpc.connection import ClientOptions
 from semspec.rpc.server import ServiceServer, run, serve
 from semspec.rpc.servicers import DRAFT, draft_service
 from tests.rpc.fakes import CONTEXT, ORDER, FakeEngine, serving, settings
@@ -46,20 +47,13 @@ async def test_alive_but_not_ready_until_the_model_is_loaded() -> None:
     loading = asyncio.create_task(server.load())
     async with probing(server.address) as health:
         assert (await status(health), await status(health, DRAFT)) == (SERVING, NOT_SERVING)
+        async with aclosing(RemoteDrafter(server.address, ClientOptions(token="secret"))) as client:
+            with pytest.raises(Unavailable, match="still loading"):
+                await client.info()
         release.set()
         await loading
         assert (await status(health), await status(health, DRAFT)) == (SERVING, SERVING)
     await server.stop()
-
-
-async def test_call_before_the_model_is_loaded_is_unavailable() -> None:
-    server = ServiceServer(draft_service(FakeEngine), settings())
-    await server.start()
-    client = RemoteDrafter(server.address)
-    with pytest.raises(Unavailable, match="still loading"):
-        await client.info()
-    await client.aclose()
-    await server.abandon()
 
 
 async def test_drain_says_not_serving_and_lets_running_calls_end() -> None:

@@ -147,16 +147,7 @@ def test_token_is_never_repeated(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "hush" not in repr(load_settings(DraftSettings))
 
 
-def test_probes_are_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    probe = tmp_path / "probe.safetensors"
-    probe.touch()
-    monkeypatch.setenv("SEMSPEC_VERIFIER_DRAFT_PROBE", str(probe))
-    monkeypatch.setenv("SEMSPEC_VERIFIER_TARGET_PROBE", str(probe))
-    assert load_settings(VerifierSettings).draft_probe == probe
-    assert load_settings(VerifierSettings).alternatives is None
-
-
-def test_alternatives_are_a_folder(
+def test_probes_are_files_and_alternatives_a_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     probe = tmp_path / "probe.safetensors"
@@ -165,4 +156,5 @@ def test_alternatives_are_a_folder(
         monkeypatch.setenv(f"SEMSPEC_VERIFIER_{name}", str(probe))
     assert "NAME/{draft,target}.safetensors" in complaint(VerifierSettings, capsys)
     monkeypatch.setenv("SEMSPEC_VERIFIER_ALTERNATIVES", str(tmp_path))
-    assert load_settings(VerifierSettings).alternatives == tmp_path
+    settings = load_settings(VerifierSettings)
+    assert (settings.draft_probe, settings.alternatives) == (probe, tmp_path)

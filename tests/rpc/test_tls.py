@@ -100,21 +100,12 @@ async def test_certificate_of_another_name_is_believed_if_that_is_the_name_asked
         assert (await client.info()).model == "fake"
 
 
-async def test_plain_caller_is_not_answered_over_tls(authority: Authority) -> None:
-    async with (
-        serving(draft_service(FakeEngine), secured(authority.issue("draft"))) as server,
-        calling(server.address, None) as client,
-    ):
-        with pytest.raises(Unavailable):
-            await client.info()
-
-
-@pytest.mark.parametrize("caller", ["none", "untrusted", "known"])
+@pytest.mark.parametrize("caller", ["plain", "none", "untrusted", "known"])
 async def test_caller_needs_a_certificate_of_the_authority_asked_for(caller: str, authority: Authority) -> None:
     signer = another(authority.folder) if caller == "untrusted" else authority
     pair = signer.issue("gateway", "gateway.example")
     own = () if caller == "none" else (pair.certificate, pair.key)
-    certificates = Certificates(authority.file, *own)
+    certificates = None if caller == "plain" else Certificates(authority.file, *own)
     async with (
         serving(draft_service(FakeEngine), secured(authority.issue("draft"), authority.file)) as server,
         calling(server.address, certificates) as client,
