@@ -1,13 +1,15 @@
 """What the tests of engines share: prompts and parameters, rounds of drafting and verifying, and looks inside."""
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from scipy.stats import chisquare
 from torch import Tensor
 
 from semspec.engine import speculative
@@ -128,6 +130,19 @@ def is_fulfilled(segments: list[Segment], what: GenerationParams) -> bool:
 
 async def segments_of(engine: TransformersEngine, context: Context, what: GenerationParams) -> list[Segment]:
     return [one.segment for one in await written(engine, context, what)]
+
+
+async def greedy(engine: TransformersEngine, num_tokens: int) -> list[int]:
+    """What the engine writes greedily after the prompt."""
+    what = params(sampling=SamplingParams(0), max_segments=0, max_tokens=num_tokens)
+    return [token for one in await segments_of(engine, await prompt(engine), what) for token in one.token_ids]
+
+
+def assert_distributed(counts: Counter[tuple[int, ...]], expected: Mapping[tuple[int, ...], float]) -> None:
+    """By chi-square at the 0.1% level; `expected` holds the probability of all that may be counted."""
+    assert counts.keys() <= expected.keys()
+    share = counts.total() / sum(expected.values())
+    assert chisquare([counts[one] for one in expected], [share * p for p in expected.values()]).pvalue > 0.001
 
 
 @contextmanager

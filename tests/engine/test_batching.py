@@ -23,12 +23,11 @@ from semspec.types import (
     GenerationParams,
     Proposal,
     SamplingParams,
-    Segment,
     SegmentScore,
     VerifiedTokens,
     uniform,
 )
-from tests.engine.support import HOT, assert_same, load, params, prompt, steps_of, tensor, written
+from tests.engine.support import HOT, assert_same, load, params, prompt, segments_of, steps_of, tensor, written
 
 NUM_STREAMS = 32
 
@@ -60,6 +59,12 @@ async def contexts(engine: TransformersEngine, number: int) -> list[Context]:
     return [Context((await engine.encode(text),)) for text in texts]
 
 
+def assert_same_streams(mine: list[GeneratedSegment], expected: list[GeneratedSegment]) -> None:
+    assert [one.segment for one in mine] == [one.segment for one in expected]
+    for one, other in zip(mine, expected, strict=True):
+        assert_same(tensor(one.states), tensor(other.states))
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["fast", "transformers"])
 async def test_streams_that_share_steps_write_what_each_writes_alone(
@@ -74,10 +79,7 @@ async def test_streams_that_share_steps_write_what_each_writes_alone(
     together = await asyncio.gather(*map(written, [engine] * 12, started, wanted))
     assert max(map(len, steps)) >= 6
     for context, what, mine in zip(started, wanted, together, strict=True):
-        expected = await written(reference, context, what)
-        assert [one.segment for one in mine] == [one.segment for one in expected]
-        for one, other in zip(mine, expected, strict=True):
-            assert_same(tensor(one.states), tensor(other.states))
+        assert_same_streams(mine, await written(reference, context, what))
     await engine.aclose()
     await reference.aclose()
 
@@ -87,7 +89,7 @@ async def test_calls_of_all_kinds_in_one_step_get_what_they_get_alone(
 ) -> None:
     started = await contexts(alone, 8)
     what = params(max_segments=0, max_tokens=25, want_states=True, num_logprobs=2)
-    segments = [[one.segment for one in await written(alone, context, what)] for context in started]
+    segments = [await segments_of(alone, context, what) for context in started]
     proposals = [await alone.propose(context, (), what, 5) for context in started]
 
     async def all_kinds(engine: TransformersEngine, index: int) -> AllKinds:
@@ -111,9 +113,8 @@ def assert_same_results(mine: AllKinds, expected: AllKinds) -> None:
         mine,
         expected,
     )
+    assert_same_streams(streams, other_streams)
     for one, other in zip(streams, other_streams, strict=True):
-        assert one.segment == other.segment
-        assert_same(tensor(one.states), tensor(other.states))
         assert logprobs(one) == pytest.approx(logprobs(other), rel=1e-3, abs=1e-4)
     assert_same_scores(scores, other_scores)
     assert proposal.token_ids == other_proposal.token_ids
@@ -136,7 +137,7 @@ async def test_reading_in_chunks_equals_reading_at_once(
     alone: TransformersEngine, batched: TransformersEngine, step_tokens: int
 ) -> None:
     context = await prompt(alone)
-    segments = [one.segment for one in await written(alone, context, params(max_segments=0))]
+    segments = await segments_of(alone, context, params(max_segments=0))
     with_step_tokens(batched, step_tokens)
     steps = steps_of(batched)
     assert_same_scores(await batched.score(context, segments), await alone.score(context, segments))
@@ -154,16 +155,11 @@ async def test_long_read_leaves_a_token_of_each_step_to_a_running_answer(batched
     while sum(map(len, steps)) < 10:
         await asyncio.sleep(0.001)
     before = len(steps)
-    await batched.score(long, [(await writing_segment(batched, context))])
+    await batched.score(long, await segments_of(batched, context, params(max_tokens=5)))
     reading = [step for step in steps[before:] if max(step) > 1]
     assert len(reading) > 20 and not writing.done()
     assert all(1 in step for step in reading)
     await writing
-
-
-async def writing_segment(engine: TransformersEngine, context: Context) -> Segment:
-    [one] = await written(engine, context, params(max_tokens=5))
-    return one.segment
 
 
 @pytest.mark.parametrize("num_buffers", [1, 3])
@@ -185,11 +181,8 @@ async def test_evicted_calls_are_computed_again_with_the_same_result(
     together = await asyncio.gather(*map(written, [engine] * 6, started, wanted))
     num_needed = sum(lengths)
     for context, what, mine in zip(started, wanted, together, strict=True):
-        expected = await written(alone, context, what)
-        num_needed += sum(len(one.segment.token_ids) for one in expected)
-        assert [one.segment for one in mine] == [one.segment for one in expected]
-        for one, other in zip(mine, expected, strict=True):
-            assert_same(tensor(one.states), tensor(other.states))
+        assert_same_streams(mine, await written(alone, context, what))
+        num_needed += sum(len(one.segment.token_ids) for one in mine)
     if num_buffers > 1:
         assert sum(map(sum, steps)) > num_needed + 200, "something was evicted"
     await engine.aclose()
@@ -205,7 +198,7 @@ async def test_prefix_of_another_session_equals_recomputed(
     together = await asyncio.gather(*(written(batched, context, what) for what in wanted))
     assert max(map(max, steps)) == 1, "the prompt is fed once"
     for what, mine in zip(wanted, together, strict=True):
-        assert [one.segment for one in mine] == [one.segment for one in await written(alone, context, what)]
+        assert [one.segment for one in mine] == await segments_of(alone, context, what)
 
 
 async def test_cancelled_stream_leaves_the_others_as_they_are(
@@ -222,7 +215,7 @@ async def test_cancelled_stream_leaves_the_others_as_they_are(
     others = asyncio.gather(*(written(batched, context, what) for context in started))
     await asyncio.gather(*map(cancelled, started))
     for context, mine in zip(started, await others, strict=True):
-        assert [one.segment for one in mine] == [one.segment for one in await written(alone, context, what)]
+        assert [one.segment for one in mine] == await segments_of(alone, context, what)
 
 
 async def test_call_that_cannot_be_computed_fails_alone(
@@ -243,8 +236,8 @@ async def test_call_that_cannot_be_computed_fails_alone(
     )
     assert [isinstance(result, InternalError) for result in results] == [False, False, True, False, False]
     for index in (0, 1, 3, 4):
-        expected = await written(alone, started[index], params())
-        assert [one.segment for one in results[index]] == [one.segment for one in expected]  # type: ignore[union-attr]
+        expected = await segments_of(alone, started[index], params())
+        assert [one.segment for one in results[index]] == expected  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", ["fast", "transformers"])
@@ -275,10 +268,7 @@ async def test_step_that_breaks_off_midway_feeds_nobody_twice(
         if isinstance(mine, BaseException):
             num_failed += 1
             continue
-        expected = await written(reference, context, what)
-        assert [one.segment for one in mine] == [one.segment for one in expected]
-        for one, other in zip(mine, expected, strict=True):
-            assert_same(tensor(one.states), tensor(other.states))
+        assert_same_streams(mine, await written(reference, context, what))
     assert num_failed < 3 and next(calls) > 14
     await engine.aclose()
     await reference.aclose()

@@ -90,14 +90,6 @@ def test_tools_are_shown_in_a_known_format_or_refused(tokenizer: PreTrainedToken
         assert refused.value.parameter == "tools"
 
 
-@pytest.mark.parametrize(
-    "tools", ["\x00", "{}", "[1]", '[{"function": {}}]', '[{"function": {"name": 1}}]', "[" * 20_000]
-)
-def test_tools_that_are_no_list_of_functions_are_refused(tokenizer: PreTrainedTokenizerBase, tools: str) -> None:
-    with pytest.raises(InvalidRequest, match="tools: not a JSON list of functions"):
-        render(tokenizer, [ASKED], "m", tools)
-
-
 THINKING = PLAIN + "<assistant>{% if enable_thinking is defined and enable_thinking is false %}</think>{% endif %}"
 EFFORT = (
     "{% macro system() %}{% if effort is not defined %}{% set effort = 'medium' %}{% endif %}"
@@ -146,15 +138,23 @@ def test_variable_that_changes_nothing_or_is_set_already_is_refused(
     assert refused.value.parameter == "chat_template_kwargs"
 
 
+NO_TOOLS = ("\x00", "{}", "[1]", '[{"function": {}}]', '[{"function": {"name": 1}}]', "[" * 20_000)
+NO_VARIABLES = ("\x00", "[]", "1", '{"enable_thinking": []}', '{"enable_thinking": "\\ud800"}', "[" * 20_000)
+
+
 @pytest.mark.parametrize(
-    "variables", ["\x00", "[]", "1", '{"enable_thinking": []}', '{"enable_thinking": "\\ud800"}', "[" * 20_000]
+    ("field", "given", "complaint"),
+    [
+        *(("tools", text, "tools: not a JSON list of functions") for text in NO_TOOLS),
+        *(("variables", text, "chat_template_kwargs: not a JSON object of") for text in NO_VARIABLES),
+    ],
 )
-def test_variables_that_are_no_object_of_scalars_are_refused(
-    tokenizer: PreTrainedTokenizerBase, variables: str
+def test_tools_and_variables_that_are_none_are_refused(
+    tokenizer: PreTrainedTokenizerBase, field: str, given: str, complaint: str
 ) -> None:
     tokenizer.chat_template = THINKING
-    with pytest.raises(InvalidRequest, match="chat_template_kwargs: not a JSON object of"):
-        render(tokenizer, [ASKED], "m", variables=variables)
+    with pytest.raises(InvalidRequest, match=complaint):
+        render(tokenizer, [ASKED], "m", **{field: given})
 
 
 def test_malformed_template_for_tools_is_refused_at_start(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:

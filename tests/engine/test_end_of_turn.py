@@ -7,8 +7,8 @@ import pytest
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.types import Segment, SegmentEnd, Writer
+from tests.engine.support import CHATML
 
-CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 REFUSING = "{{ raise_exception('one turn at a time') }}"
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import chisquare
 
 from semspec.decoding import Backends, Generation, RetrievalOptions, decode
 from semspec.decoding.retrieval.drafter import Retriever, RetrievingDraft, load_retriever
@@ -18,7 +17,7 @@ from semspec.errors import InvalidRequest, Mismatch
 from semspec.types import Context, Gate, Proposal, Retrieval, SamplingParams, SegmentRecord, Writer
 from tests.decoding.support import ConstantVerifier
 from tests.decoding.test_three_ways import behind_sockets
-from tests.engine.support import certainly, pairs, params, prompt, segments_of
+from tests.engine.support import assert_distributed, certainly, greedy, pairs, params, prompt
 from tests.fakes import FakeVerifier
 from tests.retrieval.support import write
 from tests.variants import changed
@@ -33,12 +32,6 @@ def checkpoint(checkpoints: dict[str, Path]) -> Path:
     return checkpoints["qwen2"]
 
 
-async def own_tokens(engine: TransformersEngine, num_tokens: int = 80) -> list[int]:
-    """What the engine writes greedily."""
-    what = params(sampling=SamplingParams(0), max_segments=0, max_tokens=num_tokens)
-    return [token for one in await segments_of(engine, await prompt(engine), what) for token in one.token_ids]
-
-
 async def states_of(engine: TransformersEngine, ids: list[int], layer: int) -> np.ndarray:
     forward = engine.lm.forward(ids, engine.lm.new_kv(), want_states=True)
     return forward.states[layer].float().numpy()
@@ -47,7 +40,7 @@ async def states_of(engine: TransformersEngine, ids: list[int], layer: int) -> n
 @pytest.fixture
 async def retriever(engine: TransformersEngine, tmp_path: Path) -> Retriever:
     """Of an answer that is the target's own but for every seventh token."""
-    answer = await own_tokens(engine)
+    answer = await greedy(engine, 80)
     document = [*(await prompt(engine)).pieces[0].token_ids, *answer]
     for index in range(len(document) - len(answer) + 3, len(document), 7):
         document[index] = (document[index] + 1) % 50
@@ -138,15 +131,13 @@ async def test_sampled_retrieval_keeps_the_targets_distribution(
         counts[tuple(token for record in written for token in record.segment.token_ids)] += 1
         num_proposed += sum(record.num_proposed_tokens for record in written)
         num_accepted += sum(record.num_accepted_tokens for record in written)
-    expected = pairs(engine, context.pieces[0].token_ids, sampling)
-    assert counts.keys() <= expected.keys() and 0 < num_accepted < num_proposed
-    observed = [counts[pair] for pair in expected]
-    assert chisquare(observed, [250 * probability for probability in expected.values()]).pvalue > 0.001
+    assert_distributed(counts, pairs(engine, context.pieces[0].token_ids, sampling))
+    assert 0 < num_accepted < num_proposed
 
 
 async def test_returned_state_is_that_before_the_last_token(engine: TransformersEngine) -> None:
     context, layer = await prompt(engine), 1
-    answer = await own_tokens(engine, 20)
+    answer = await greedy(engine, 20)
     prompt_ids = list(context.pieces[0].token_ids)
     states = await states_of(engine, [*prompt_ids, *answer], layer)
     wrong = (answer[8] + 1) % 50
@@ -225,7 +216,7 @@ async def test_retrieval_over_grpc_equals_that_in_process(
     context = await prompt(engine)
     sampled: dict[str, Any] = {"context": context, "sampling": SamplingParams(0.8, 1.0, 0, 3)}
     alone = await records(Backends(engine, engine, FakeVerifier()), strategy="target", **sampled)
-    answers = [await own_tokens(engine), [token for record in alone for token in record.segment.token_ids]]
+    answers = [await greedy(engine, 80), [token for record in alone for token in record.segment.token_ids]]
     documents = [[*context.pieces[0].token_ids, *answer] for answer in answers]
     states = None
     if with_neighbours:

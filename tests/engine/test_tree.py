@@ -21,7 +21,7 @@ from semspec.engine.tree import Tree, as_chain, paths_of
 from semspec.errors import InvalidRequest
 from semspec.types import Context, Distribution, Gate, Proposal, SamplingParams, Writer
 from tests.engine.models import lm_of, random_ids, random_model
-from tests.engine.support import GATE, UNSURE, assert_same, certainly, params, prompt, segments_of
+from tests.engine.support import GATE, UNSURE, assert_same, certainly, greedy, params, prompt, segments_of
 
 PARENTS = (-1, 0, -1, 1, 1, 2, 4, 0)
 """A tree with paths of one to four tokens."""
@@ -115,11 +115,6 @@ def test_tree_fed_in_parts_and_after_an_eviction_is_the_same(lm: CausalLM, evict
     assert_like_paths(lm, context, drafted, Forward(output.rows, torch.stack(list(output.pooled), 1)))
 
 
-async def greedy(engine: TransformersEngine, num_tokens: int = 60) -> list[int]:
-    what = params(sampling=SamplingParams(0), max_segments=0, max_tokens=num_tokens)
-    return [token for one in await segments_of(engine, await prompt(engine), what) for token in one.token_ids]
-
-
 def a_tree(engine: TransformersEngine, truth: Sequence[int], rng: random.Random) -> tuple[Proposal, int]:
     """A tree with part of the `truth` on one path, and how many tokens of it."""
     parents, tokens, right = list[int](), list[int](), [-1]
@@ -146,7 +141,7 @@ async def test_greedy_tree_keeps_the_targets_own_path_and_changes_nothing(
     engine: TransformersEngine, seed: int
 ) -> None:
     rng, context = random.Random(seed), await prompt(engine)
-    answer, open_ids, total = await greedy(engine), tuple[int, ...](), 0
+    answer, open_ids, total = await greedy(engine, 60), tuple[int, ...](), 0
     what = params(sampling=SamplingParams(0), max_segments=0, max_tokens=60, session="s")
     while len(segment_tokens(context)) + len(open_ids) < 45:
         done = len(segment_tokens(context)) + len(open_ids)
@@ -185,7 +180,7 @@ async def test_engine_without_trees_verifies_the_first_alternatives(checkpoint: 
 async def test_tree_that_leaves_no_room_or_is_too_large_is_verified_as_a_chain(
     engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context, answer = await prompt(engine), await greedy(engine)
+    context, answer = await prompt(engine), await greedy(engine, 60)
     tree = replace(certainly(engine, (1, *answer[:3])), parents=(-1, -1, 1, 2))
     for max_tokens, limit, num_kept, num_written in ((2, 9, 0, 1), (3, 9, 3, 3), (9, 9, 3, 4), (9, 3, 0, 1)):
         monkeypatch.setattr("semspec.engine.calls.MAX_TREE_TOKENS", limit)
@@ -231,12 +226,12 @@ async def test_call_cancelled_within_a_tree_leaves_no_trace(engine: Transformers
 
 
 async def test_trees_and_other_calls_share_steps_of_few_tokens(engine: TransformersEngine) -> None:
-    context, answer = await prompt(engine), await greedy(engine)
+    context, answer = await prompt(engine), await greedy(engine, 60)
     what = params(sampling=SamplingParams(0), max_segments=0, max_tokens=60)
     engine.steps.scheduler = Scheduler(engine.cache, 4 << 30, 5)
     tree = replace(certainly(engine, (answer[0], 1, answer[1], 2, answer[2])), parents=(-1, -1, 0, 0, 2))
     calls = (engine.verify_tokens(context, (), tree, replace(what, session=f"{number}")) for number in range(4))
-    both = asyncio.gather(*calls), greedy(engine)
+    both = asyncio.gather(*calls), greedy(engine, 60)
     verified, again = await asyncio.gather(*both)
     assert [one.num_accepted for one in verified] == [3] * 4 and again == answer
 

@@ -138,25 +138,23 @@ async def test_files_are_read_when_they_change_and_forgotten_when_they_go(
     target = players[1]
     assert isinstance(target, TransformersEngine)
     await target.read_probes()
-    held = dict(target._projections._held)
     own, last = first_layer(tmp_path / "target.safetensors"), tmp_path / "alternatives" / "last-hidden"
-    assert set(held) == {own.spec.digest, first_layer(last / "target.safetensors").spec.digest}
-    await target.read_probes()
-    assert all(target._projections._held[digest] is one for digest, one in held.items()), "read once"
+    held = {own.spec.digest, first_layer(last / "target.safetensors").spec.digest}
+    assert set((await target.info()).projections) == held
     (last / "target.safetensors").write_bytes(b"damaged")
     shutil.copytree(last, tmp_path / "alternatives" / ".hidden")
     await target.read_probes()
-    assert target._projections.digests == (own.spec.digest,)
+    assert (await target.info()).projections == (own.spec.digest,)
     assert caplog.text.count("cannot read probe") == 1
     await target.read_probes()
     assert caplog.text.count("cannot read probe") == 1, "nothing has changed"
     for suffix in (".json", ".safetensors"):
         (tmp_path / "target").with_suffix(suffix).rename((tmp_path / "another name").with_suffix(suffix))
     await target.read_probes()
-    assert target._projections.digests == (own.spec.digest,)
+    assert (await target.info()).projections == (own.spec.digest,)
     (tmp_path / "another name.json").unlink()
     await target.read_probes()
-    assert not target._projections.digests
+    assert not (await target.info()).projections
 
 
 async def test_states_that_vllm_pooled_are_projected_alike(players: Players, tmp_path: Path) -> None:
