@@ -82,7 +82,9 @@ async def test_first_token_after_a_sentence_has_the_models_distribution_given_it
         counts[first(segments),] += 1
     ids = target.tokenizer.context_ids(context)
     row = renormalised(target.lm.forward(ids, target.lm.new_kv()).logits, HOT)[0].double()
-    expected = {(token,): float(row[token]) for word in WORDS[2:] for token in target.tokenizer.ids_of(word)}
+    expected: dict[tuple[int, ...], float] = {
+        (token,): float(row[token]) for word in WORDS[2:] for token in target.tokenizer.ids_of(word)
+    }
     assert sum(expected.values()) < 0.9
     assert_distributed(counts, expected)
 
