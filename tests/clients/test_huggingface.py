@@ -1,13 +1,25 @@
-"""huggingface_hub's InferenceClient, by both APIs it speaks, against a stack of real models."""
+"""InferenceClient, by both APIs it speaks, and text-generation, against a stack of real models."""
 
+import json
 import re
+import subprocess
 
+import httpx
 import pytest
 from huggingface_hub import InferenceClient, TextGenerationInputGrammarType
 
-from tests.clients.conftest import GENEROUS_S, Server
+from tests.clients.conftest import GENEROUS_S, Server, interpreter
+from tests.gateway.support import bearer
 
 pytestmark = pytest.mark.slow
+TEXT_GENERATION = """
+import json, sys, text_generation
+url, key, prompt = sys.argv[1:]
+client = text_generation.Client(url, headers={"authorization": f"Bearer {key}"}, timeout=120)
+whole = client.generate(prompt, max_new_tokens=500)
+tokens = [event.token for event in client.generate_stream(prompt, max_new_tokens=500)]
+print(json.dumps([whole.generated_text, "".join(token.text for token in tokens if not token.special)]))
+"""
 
 
 @pytest.fixture
@@ -60,3 +72,12 @@ def test_grammar_holds_what_follows_the_reasoning(server: Server, client: Infere
     text = client.text_generation(prompt(server), max_new_tokens=500, grammar=grammar)
     reasoning, mark, answer = text.partition("</think>")
     assert "day 1" in reasoning and mark and re.fullmatch("So [0-9]{1,3} coins[.]", answer.strip())
+
+
+def test_text_generation_reads_what_is_answered_over_rest(server: Server) -> None:
+    command = [interpreter("text-generation"), "-c", TEXT_GENERATION, server.url, server.api_key, prompt(server)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * GENEROUS_S)
+    assert done.returncode == 0, done.stderr
+    body = {"inputs": prompt(server), "parameters": {"max_new_tokens": 500}}
+    answer = httpx.post(f"{server.url}/generate", json=body, headers=bearer(server.api_key), timeout=GENEROUS_S)
+    assert json.loads(done.stdout) == [answer.json()["generated_text"]] * 2

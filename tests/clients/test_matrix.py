@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.clients.conftest import GENEROUS_S
+from tests.clients.conftest import GENEROUS_S, OWN, ROOT, interpreter
 from tests.clients.matrix_program import ANOTHER, CLIENTS
 from tests.gateway.conftest import redis_url
 from tests.gateway.fakes import Fakes
@@ -28,15 +27,7 @@ from tests.gateway.support import API_KEY, Gateway, make_settings, running_gatew
 pytestmark = pytest.mark.slow
 __all__ = ["redis_url"]
 
-ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "bench" / "results" / "clients.json"
-OWN = ("openai", "openai-responses", "langchain-openai", "huggingface_hub", "curl")
-"""Clients of the environment that runs the tests; the others have environments of their own, see `client-venv`."""
-ENVIRONMENTS = {
-    "text-generation": "text-generation",
-    **dict.fromkeys(("instructor", "aisuite"), "older-openai"),
-    "ai-sdk": "ai-sdk",
-}
 MODEL, BEGINNING = "semspec-demo:target", re.compile("(draft|target) 0 says")  # what the fakes begin with
 ARGUMENT = "pencils"
 
@@ -57,19 +48,6 @@ async def gateway(redis_url: str) -> AsyncIterator[Gateway]:
     fakes.target.says = said
     async with running_gateway(make_settings(redis_url=redis_url), fakes) as gateway:
         yield gateway
-
-
-def interpreter(client: str) -> str:
-    """The Python that has the client; its environment is made if packages can be had."""
-    if client in OWN:
-        return sys.executable
-    environment = ENVIRONMENTS.get(client, "agents")
-    made = subprocess.run([ROOT / "scripts" / "client-venv", environment], capture_output=True, text=True)
-    if made.returncode:
-        pytest.skip(f"{environment} cannot be installed: {made.stderr.strip()[-300:]}")
-    if client == "ai-sdk":  # its packages are for Node.js, which `matrix_program` starts
-        return sys.executable
-    return f"{made.stdout.strip()}/bin/python"
 
 
 def cell(capability: str, found: dict[str, Any]) -> str:

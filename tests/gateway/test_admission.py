@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -269,14 +269,3 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-
-
-@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 3)), min_size=1, max_size=40))
-@settings(max_examples=60, deadline=None)
-def test_everybody_in_the_queue_is_served_in_the_end(asked: list[tuple[str, int]]) -> None:
-    async def all_served() -> bool:
-        async with admission_clients(capacity=3, per_owner=3) as here:
-            clients = [await here.ask(*one) for one in asked]
-            return set(await in_turn(here)) == set(clients)
-
-    assert asyncio.run(all_served())

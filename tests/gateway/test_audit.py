@@ -59,18 +59,16 @@ async def audited(start_gateway: GatewayFactory, **options: Any) -> Audited:
     return Audited(await start_gateway(fakes, audit={"share": 1.0, "samples": 3, **options}), verifier)
 
 
-async def test_audit_without_equivalence_is_refused_with_the_remedy(start_gateway: GatewayFactory) -> None:
-    gateway = await start_gateway(audit={"share": 0.1})
-    refusal = (await gateway.http.get("/ready")).json()["error"]["message"]
-    assert "the verifier has no equivalence of meaning: give it the card's" in refusal and "SEMSPEC" not in refusal
-
-
-async def test_tightening_without_a_curve_is_refused_with_the_remedy(start_gateway: GatewayFactory) -> None:
-    verifier = Clustering()
-    verifier.verifier_info = replace(verifier.verifier_info, operating_points=())
-    fakes = Fakes.make(verifier=verifier)
-    gateway = await start_gateway(fakes, audit={"share": 0.1, "strictness": 0.5})
-    assert "the audit's strictness needs a curve" in (await gateway.http.get("/ready")).json()["error"]["message"]
+async def test_audit_that_lacks_what_it_needs_is_refused_with_the_remedy(start_gateway: GatewayFactory) -> None:
+    no_curve = Clustering()
+    no_curve.verifier_info = replace(no_curve.verifier_info, operating_points=())
+    for verifier, audit, words in (
+        (FakeVerifier(), {"share": 0.1}, "the verifier has no equivalence of meaning: give it the card's"),
+        (no_curve, {"share": 0.1, "strictness": 0.5}, "the audit's strictness needs a curve"),
+    ):
+        gateway = await start_gateway(Fakes.make(verifier=verifier), audit=audit)
+        refusal = (await gateway.http.get("/ready")).json()["error"]["message"]
+        assert words in refusal and "SEMSPEC" not in refusal
 
 
 async def test_accepted_segments_are_judged_from_samples_in_their_context(start_gateway: GatewayFactory) -> None:

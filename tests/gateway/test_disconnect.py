@@ -29,13 +29,6 @@ async def test_disconnect_cancels_every_choice_and_what_is_drafted_ahead(gateway
         await eventually(lambda: gateway.fakes.num_writing == 0)
 
 
-async def test_interrupted_generation_is_stored_as_such(gateway: Gateway) -> None:
-    seen = await gateway.hang_up_after(2, model="semspec-demo:target")
-    await gateway.status_becomes(seen[0]["id"], "interrupted")
-    stored = await gateway.stored(seen[0]["id"], "/trace")
-    assert [record["index"] for record in stored["segments"]] == [0, 1]
-
-
 async def test_deadline_ends_a_generation(start_gateway: GatewayFactory) -> None:
     gateway = await start_gateway(generation_deadline_s=0.05)
     gateway.fakes.target.pause_at = 0

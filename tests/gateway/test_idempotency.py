@@ -2,13 +2,26 @@
 
 import asyncio
 import secrets
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
-from semspec.keys import entry, new_key
-from tests.gateway.support import API_KEY, NO_REDIS, Gateway, GatewayFactory, bearer, content, eventually
+from tests.gateway.support import (
+    API_KEY,
+    MESSAGES,
+    NO_REDIS,
+    OURS,
+    RENEWED,
+    THEIRS,
+    TWO_OWNERS,
+    Gateway,
+    GatewayFactory,
+    bearer,
+    content,
+    eventually,
+)
 
 TARGET: dict[str, Any] = {"model": "semspec-demo:target", "seed": 7}
 
@@ -59,20 +72,48 @@ async def test_retry_goes_on_with_what_was_left(gateway: Gateway, key: str) -> N
     assert again.json()["id"] == running.id
 
 
-async def test_key_of_another_request_is_refused(gateway: Gateway, key: str) -> None:
-    assert (await ask(gateway, key)).status_code == 200
-    changes: list[dict[str, Any]] = [{"temperature": 0.1}, {"stream": True}, {"n": 2}]
-    for change in changes:
-        refused = await ask(gateway, key, **change)
-        assert refused.status_code == 400 and refused.json()["error"]["param"] == "Idempotency-Key"
-    assert (await ask(gateway, "x" * 256)).status_code == 400
+CHAT, TGI = {"messages": MESSAGES, "model": "semspec-demo:target"}, {"inputs": "Once"}
+SAMPLED = {"do_sample": True}
+REGEX = [{"grammar": {"type": "regex", "value": value}} for value in ("yes, 3", "maybe")]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "change"),
+    [
+        ("/v1/chat/completions", CHAT, {"temperature": 0.1}),
+        ("/v1/chat/completions", CHAT, {"stream": True}),
+        ("/v1/chat/completions", CHAT, {"n": 2}),
+        ("/v1/chat/completions", CHAT, {"chat_template_kwargs": {"enable_thinking": False}}),
+        ("/generate", {**TGI, "parameters": SAMPLED}, {"parameters": {**SAMPLED, "details": True}}),
+        ("/generate", {**TGI, "parameters": REGEX[0]}, {"parameters": REGEX[1]}),
+    ],
+    ids=lambda one: str(one)[-40:],
+)
+async def test_key_of_another_request_is_refused(
+    gateway: Gateway, key: str, path: str, body: dict[str, Any], change: dict[str, Any]
+) -> None:
+    target = gateway.fakes.target
+    target.model_info = replace(target.model_info, template_variables=("enable_thinking",))
+    target.says = "yes, 3"
+    await gateway.app.state.readiness.check()
+    headers = {"idempotency-key": key}
+    first, again, other, same = [
+        await gateway.http.post(path, json=one, headers=headers) for one in (body, body, {**body, **change}, body)
+    ]
+    assert first.status_code == again.status_code == same.status_code == 200, first.text
+    assert len({one.headers["x-generation-id"] for one in (first, again, same)}) == 1
+    assert other.status_code == (422 if path == "/generate" else 400) and "used for another request" in other.text
+    assert len(target.prompts) == 1
+
+
+async def test_key_that_is_too_long_is_refused(gateway: Gateway) -> None:
+    refused = await ask(gateway, "x" * 256)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "Idempotency-Key"
 
 
 async def test_owners_have_keys_of_their_own(start_gateway: GatewayFactory, key: str) -> None:
-    ours, renewed, theirs = new_key(), new_key(), new_key()
-    entries = [entry("us", ours), entry("us", renewed), entry("them", theirs)]
-    gateway = await start_gateway(api_keys=" ".join(entries))
-    first, again, other = [(await ask(gateway, key, api_key)).json()["id"] for api_key in (ours, renewed, theirs)]
+    gateway = await start_gateway(api_keys=TWO_OWNERS)
+    first, again, other = [(await ask(gateway, key, api_key)).json()["id"] for api_key in (OURS, RENEWED, THEIRS)]
     assert first == again != other
 
 

@@ -69,7 +69,7 @@ async def test_turns_of_tools_and_developers_reach_the_template(gateway: Gateway
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": "How many?"},
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
-        {"role": "tool", "tool_call_id": "call-1", "content": [{"type": "text", "text": "25"}]},
+        {"role": "tool", "tool_call_id": "call-1", "content": [{"type": "text", "text": part} for part in "25"]},
     ]
     answer = await gateway.chat(messages=messages)
     assert answer.status_code == 200, answer.text

@@ -11,7 +11,6 @@ from tests.gateway.support import (
     NO_REDIS,
     Gateway,
     GatewayFactory,
-    RedisServer,
     chunks,
     content,
     delta,
@@ -185,13 +184,3 @@ async def test_attaching_is_refused_clearly(gateway: Gateway, start_gateway: Gat
     without_redis = await start_gateway(redis_url=NO_REDIS)
     assert (await without_redis.events("chatcmpl-0")).status_code == 503
     assert (await without_redis.http.post("/v1/generations/chatcmpl-0/cancel")).status_code == 503
-
-
-async def test_generation_that_was_never_stored_cannot_be_attached_to(
-    start_gateway: GatewayFactory, mortal_redis: RedisServer
-) -> None:
-    gateway = await start_gateway(redis_url=mortal_redis.url)
-    mortal_redis.kill()
-    answer = (await gateway.chat()).json()
-    mortal_redis.restart()
-    assert (await gateway.events(answer["id"])).status_code == 404

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from semspec.errors import Cancelled, Conflict, NotFound, Unavailable
+from semspec.errors import Cancelled, Conflict, NotFound
 from semspec.gateway.store.store import FIRST_FENCE, Store
 from semspec.stack.redis import servers
 from semspec.types import Message
@@ -152,18 +152,6 @@ async def test_keys_of_a_name_share_a_slot(store: Store, redis: Redis, name: str
     await store.commit(name, FIRST, 0, [Message("user", "q")])
     keys = [key async for key in redis.scan_iter(f"*{name}*")]
     assert len(keys) == 5 and all(f"{{{name}}}" in key for key in keys)
-
-
-async def test_absent_redis_is_unavailable_and_reported() -> None:
-    store = Store.connect(make_settings(redis_url="redis://127.0.0.1:1/0"))
-    failures: list[str] = []
-    store.on_failure = failures.append
-    with pytest.raises(Unavailable, match="Redis"):
-        await store.generation("any")
-    with pytest.raises(Unavailable):
-        await store.begin("any", {"status": "running"})
-    assert failures == ["read", "begin"]
-    await store.close()
 
 
 async def test_generation_has_one_writer(store: Store, begun: str) -> None:

@@ -12,6 +12,7 @@ from tests.gateway.fakes import NUM_SEGMENTS, WINDOW
 from tests.gateway.support import Gateway, GatewayFactory, eventually
 
 Json = dict[str, Any]
+TOP_TOKENS: Json = {"inputs": "Once", "parameters": {"top_n_tokens": 2}}
 
 
 async def ask(gateway: Gateway, path: str = "/generate", semspec: Json | None = None, **parameters: Any) -> Any:
@@ -137,14 +138,6 @@ async def test_sampling_is_as_tgi_would_sample(gateway: Gateway) -> None:
         assert answer["details"]["seed"] == (7 if temperature else None)
 
 
-async def test_parameters_may_be_missing_or_ask_for_nothing(gateway: Gateway) -> None:
-    neutral = {"best_of": 1, "typical_p": None, "repetition_penalty": 1.0, "watermark": False, "grammar": None}
-    neutral |= {"truncate": None, "decoder_input_details": False, "adapter_id": None, "frequency_penalty": 0.0}
-    bodies: list[Json] = [{}, {"parameters": None}, {"parameters": neutral, "stream": False}]
-    answers = [await gateway.http.post("/generate", json={"inputs": "Once", **body}) for body in bodies]
-    assert [answer.status_code for answer in answers] == [200, 200, 200]
-
-
 async def test_unserved_parameter_is_refused_by_name(gateway: Gateway) -> None:
     cases: list[tuple[Json, str]] = [
         ({"best_of": 2}, "best_of"),
@@ -180,15 +173,11 @@ async def test_body_that_cannot_be_served_is_refused(gateway: Gateway) -> None:
         ("/generate", {"inputs": "Once", "model": "other"}, "model"),
         ("/generate", {"inputs": "Once", "semspec": {"session": "mine"}}, "session"),
         ("/generate", {"inputs": "Once", "semspec": {"gamma": 99}}, "semspec.gamma"),
+        ("/generate", {**TOP_TOKENS, "semspec": {"strategy": "token-level"}}, "top_n_tokens"),
         ("/tokenize", {"inputs": "Once", "add_special_tokens": True}, "add_special_tokens"),
     ]
     for path, body, named in cases:
         assert named in assert_tgi_error(await gateway.http.post(path, json=body), 422)
-
-
-async def test_top_tokens_need_a_strategy_with_logprobs(gateway: Gateway) -> None:
-    response = await post(gateway, "/generate", {"strategy": "token-level"}, top_n_tokens=2)
-    assert "top_n_tokens" in assert_tgi_error(response, 422)
 
 
 async def test_every_route_fails_in_the_shape_of_its_api(gateway: Gateway) -> None:
@@ -244,15 +233,6 @@ async def _hang_up_after(gateway: Gateway, num_segments: int) -> list[Json]:
                 break
     await eventually(lambda: gateway.fakes.num_writing == 0)
     return [json.loads(line.removeprefix("data: ")) for line in text.split("\n") if line.startswith("data: ")]
-
-
-async def test_same_key_is_answered_by_the_same_generation(gateway: Gateway) -> None:
-    headers, body = {"idempotency-key": "once"}, {"inputs": "Once", "parameters": {"do_sample": True}}
-    first = (await gateway.http.post("/generate", json=body, headers=headers)).json()
-    again = (await gateway.http.post("/generate", json=body, headers=headers)).json()
-    assert again["generated_text"] == first["generated_text"] and again["semspec"]["id"] == first["semspec"]["id"]
-    other = {**body, "parameters": {"do_sample": True, "details": True}}
-    assert_tgi_error(await gateway.http.post("/generate", json=other, headers=headers), 422)
 
 
 async def test_tokenize_tells_tokens_and_places(gateway: Gateway) -> None:

@@ -99,18 +99,6 @@ async def test_grammar_is_refused_where_it_cannot_be_held(start_gateway: Gateway
     assert response.status_code == 422 and "parameters.grammar: " in response.json()["error"]
 
 
-async def test_repetition_with_another_grammar_is_another_request(gateway: Gateway) -> None:
-    headers = {"idempotency-key": "held once"}
-    gateway.fakes.target.says = "yes, 3"
-    body: Any = {"inputs": "Once", "parameters": {"grammar": REGEX}}
-    first = await gateway.http.post("/generate", json=body, headers=headers)
-    again = await gateway.http.post("/generate", json=body, headers=headers)
-    assert first.json()["generated_text"] == again.json()["generated_text"] == "yes, 3"
-    body["parameters"]["grammar"] = {"type": "regex", "value": "maybe"}
-    other = await gateway.http.post("/generate", json=body, headers=headers)
-    assert other.status_code == 422 and len(gateway.fakes.target.grammars) == 1
-
-
 async def test_text_is_held_over_grpc_and_rest(spelling: Gateway) -> None:
     for seed in range(4):
         sampling: dict[str, Any] = {"seed": seed, "do_sample": True, "max_new_tokens": 90}

@@ -85,29 +85,22 @@ def record(*data: bytes, end: SegmentEnd = SegmentEnd.BOUNDARY) -> SegmentRecord
     return SegmentRecord(0, Segment(text, tuple(range(len(data))), "", Writer.TARGET, end), None, logprobs=tokens)
 
 
-def test_character_of_several_tokens_is_shown_with_the_last() -> None:
+@pytest.mark.parametrize(
+    ("written", "text", "first", "last"),
+    [
+        (record(b"a", b"\xe2\x82", b"\xac", b"b"), "a€b", ["a", "", "€"], [("b", False)]),
+        (record(b"a", b"", end=SegmentEnd.EOS), "a", [], [("a", False), ("", True)]),
+        (record(b"a", b"\xe2\x82", end=SegmentEnd.LENGTH), "a\ufffd", ["a"], [("\ufffd", False)]),
+        (record(b"one", b" STOPPED", b"", b"never"), "one STOP", [], [("one", False), (" STOP", False)]),
+    ],
+    ids=["character of several tokens", "end of sequence", "character cut by the budget", "beyond the stop"],
+)
+def test_tokens_are_shown_with_whole_characters_and_without_what_follows_a_stop(
+    written: SegmentRecord, text: str, first: list[str], last: list[tuple[str, bool]]
+) -> None:
     told = TokenStream()
-    first = told.add(record(b"a", b"\xe2\x82", b"\xac", b"b"), "a€b")
-    assert [token.text for token in first] == ["a", "", "€"]
-    assert [token.text for token in told.close("", False)] == ["b"]
-
-
-def test_end_of_sequence_is_special_and_last() -> None:
-    told = TokenStream()
-    assert [token.text for token in told.add(record(b"a", b"", end=SegmentEnd.EOS), "a")] == []
-    assert [(token.text, token.special) for token in told.close("", False)] == [("a", False), ("", True)]
-
-
-def test_character_cut_by_the_budget_is_replaced() -> None:
-    told = TokenStream()
-    told.add(record(b"a", b"\xe2\x82", end=SegmentEnd.LENGTH), "a\ufffd")
-    assert [token.text for token in told.close("", False)] == ["\ufffd"]
-
-
-def test_token_beyond_the_stop_is_cut_and_those_after_it_are_left_out() -> None:
-    told = TokenStream()
-    first = told.add(record(b"one", b" STOPPED", b"", b"never"), "one STOP")
-    assert [token.text for token in (*first, *told.close("", True))] == ["one", " STOP"]
+    assert [token.text for token in told.add(written, text)] == first
+    assert [(token.text, token.special) for token in told.close("", "STOP" in text)] == last
 
 
 def test_text_that_may_begin_a_stop_waits() -> None:

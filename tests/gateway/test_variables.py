@@ -101,12 +101,6 @@ async def test_effort_that_the_template_does_not_read_is_refused_by_its_own_fiel
         assert error["message"].startswith(f"{param}: the chat template of ") and "it has: none" in error["message"]
 
 
-async def test_plain_completions_have_no_template(gateway: Gateway) -> None:
-    for fields in ({"chat_template_kwargs": NO_THINKING}, {"reasoning_effort": "low"}):
-        response = await gateway.http.post("/v1/completions", json={"prompt": "Once", **fields})
-        assert response.status_code == 400 and response.json()["error"]["param"] == next(iter(fields))
-
-
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
@@ -132,14 +126,6 @@ async def test_turns_of_a_session_are_rendered_with_each_requests_own_variables(
     begun, following = gateway.fakes.target.prompts
     assert begun == RENDERED
     assert following.startswith("<user>How many?<assistant>") and first
-
-
-async def test_key_of_a_request_with_other_variables_is_refused(gateway: Gateway) -> None:
-    key = {"idempotency-key": secrets.token_hex(8)}
-    for fields, status in (({}, 200), (NO_THINKING, 400), ({}, 200)):
-        answer = await gateway.chat(key, chat_template_kwargs=fields)
-        assert answer.status_code == status
-    assert answer.headers["x-generation-id"] and len(gateway.fakes.target.prompts) == 1
 
 
 async def test_choices_that_had_not_begun_are_resumed_with_the_variables(

@@ -105,6 +105,8 @@ async def test_odd_id_is_refused_before_redis_is_asked(route: str, start_gateway
 
 async def test_request_id_cannot_write_into_the_log(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
+    kept = await gateway.http.get("/health", headers={"x-request-id": "abc-1"})
+    assert kept.headers["x-request-id"] == "abc-1"
     for value in ("a\tlevel=CRITICAL", "a level=INFO", 'a"b', "\u00fc", "x" * 129, "${jndi:ldap://a}"):
         response = await gateway.http.get("/health", headers=[(b"x-request-id", value.encode("latin-1"))])
         assert re.fullmatch(r"[0-9a-f]{16}", response.headers["x-request-id"])

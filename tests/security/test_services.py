@@ -44,11 +44,6 @@ async def test_every_method_of_every_service_asks_for_the_token(method: Any) -> 
         assert await status(address, method, b"") is not grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_every_service_is_enumerated() -> None:
-    assert {method.containing_service.name for method in METHODS} == set(SERVICES)
-    assert len(METHODS) >= 11
-
-
 async def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared, original = [], hmac.compare_digest
 
