@@ -199,8 +199,8 @@ def _forked(name: str, arguments: dict[str, str], kill_after_s: float | None) ->
 
 def _warm_up() -> None:
     """Import what the jobs need; no computation, since threads do not survive a fork."""
-    own = ("engine.transformers_engine", "decoding.likelihood.calibration", "gateway.settings", "probes.verifier", "stack")
-    for name in own:
+    own = ("engine.transformers_engine", "decoding.likelihood.calibration", "gateway.settings", "probes.verifier")
+    for name in (*own, "stack"):
         import_module(f"semspec.{name}")
     for name in ("semspec.decoding.retrieval.datastore", "semspec.training.cli", "tests.training.support"):
         import_module(name)
