@@ -1,7 +1,6 @@
 """The runner through transformers' own `generate`, with the bundled pair and small changes of it."""
 
 import json
-import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
-from transformers.utils.logging import warning_once
 
 from semspec.bench.configuration import parse
-from semspec.bench.runners.assisted import TransformersRunner, open_transformers
+from semspec.bench.runners.assisted import TransformersRunner
 from semspec.bench.runners.in_process import open_in_process
 from semspec.bench.runners.protocol import Ask, NotApplicable, RunnerError
 from semspec.bench.runners.suffix import open_suffix
@@ -46,7 +44,7 @@ def asked(label: str, problem: int = SHORT, temperature: float = 0.0, max_tokens
 
 def link_target(folder: Path, but: str) -> None:
     """The bundled target in `folder`, without its file `but`."""
-    (folder / "target").mkdir()
+    (folder / "target").mkdir(parents=True)
     for path in (BUNDLED_PAIR / "target").iterdir():
         if path.name != but:
             (folder / "target" / path.name).symlink_to(path)
@@ -133,30 +131,11 @@ async def test_answer_past_the_window_is_refused_with_a_remedy(transformers_runn
         await transformers_runner.ask(asked("transformers/target", max_tokens=4090))
 
 
-async def test_target_without_a_chat_template_is_refused(tmp_path: Path) -> None:
-    link_target(tmp_path, but="chat_template.jinja")
-    with pytest.raises(RunnerError, match="chat template"):
-        await TransformersRunner(tmp_path).ask(asked("transformers/target"))
-
-
-async def test_missing_pair_is_refused_with_a_remedy(tmp_path: Path) -> None:
-    with pytest.raises(RunnerError, match="give another --pair"):
-        await TransformersRunner(tmp_path).ask(asked("transformers/target"))
-
-
-async def test_assisted_generation_warns_of_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    warning_once.cache_clear()
-    heard: list[str] = []
-    listener = logging.Handler(logging.WARNING)
-    listener.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("transformers").addHandler(listener)
-    try:
-        async with open_transformers(BUNDLED_PAIR) as runner:
-            for temperature in (0.0, 0.6):
-                await runner.ask(asked("transformers/assisted", temperature=temperature, max_tokens=5))
-    finally:
-        logging.getLogger("transformers").removeHandler(listener)
-    assert heard == []
+async def test_pair_without_files_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    link_target(tmp_path / "pair", but="chat_template.jinja")
+    for pair, words in ((tmp_path / "pair", "chat template"), (tmp_path / "nowhere", "give another --pair")):
+        with pytest.raises(RunnerError, match=words):
+            await TransformersRunner(pair).ask(asked("transformers/target"))
 
 
 async def test_suffix_decoding_writes_what_the_target_writes_in_fewer_steps() -> None:

@@ -2,21 +2,20 @@
 
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from semspec.bench.report import ablations, rounds, tables
+from semspec.bench.report import rounds, tables
 from semspec.bench.report.page import write_report
 from semspec.bench.report.tables import main_row
 from semspec.bench.summary import Run
-from semspec.training.report.document import Bullets, Code, Section, Table, Text, as_html, as_markdown
+from semspec.training.report.document import Bullets, Code, Section, Text, as_html, as_markdown
 from tests.bench.made_up import COST, FEW, HOSTILE, RATES, made_up_run
 from tests.pages import num_pictures
 
 pytestmark = pytest.mark.slow
-PICTURES = ("quality", "pareto", "speedup", "round", "depth")
+PICTURES = ("-quality.png", "-pareto.png", "-speedup.png", "-round.png", "-depth.png")
 ROOT = Path(__file__).resolve().parents[2]
 PROBES = ROOT / "bench/results/probes/report.json"
 OLD = {"vllm/draft_model": f"vocabularies | differ {HOSTILE}"}
@@ -39,17 +38,10 @@ def output(runs: list[Run], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-def rows_of(table: Table) -> dict[str, Sequence[str]]:
-    return {row[0]: row[1:] for row in table.rows}
-
-
 def test_report_writes_pages_pictures_numbers_and_tables(output: Path) -> None:
-    of_runs = {f"sampled-{name}.png" for name in PICTURES}
-    of_runs |= {f"greedy-{name}.png" for name in PICTURES}
-    of_all = {"gamma.png"}
-    pages = {"report.md", "report.html", "summary.json", "sampled.md", "greedy.md"}
-    pages |= {"sampled.jsonl.gz", "greedy.jsonl.gz"}
-    assert {path.name for path in output.iterdir()} == of_runs | of_all | pages
+    of_runs = {f"{run}{end}" for run in ("sampled", "greedy") for end in (".md", ".jsonl.gz", *PICTURES)}
+    of_all = {"gamma.png", "report.md", "report.html", "summary.json"}
+    assert {path.name for path in output.iterdir()} == of_runs | of_all
 
 
 def test_html_is_whole_in_itself_and_escapes_what_others_wrote(output: Path) -> None:
@@ -80,17 +72,6 @@ def test_summary_holds_all_rows_and_no_nan(output: Path, tmp_path: Path) -> None
     write_report([made_up_run(labels=FEW, num_questions=1)], tmp_path)
     [row, *_] = json.loads((tmp_path / "summary.json").read_text())["sampled"]["rows"]
     assert row["pass_at_1"]["error"] is None
-
-
-def test_missing_ablations_come_with_the_command_that_gives_them(runs: list[Run], tmp_path: Path) -> None:
-    labels = ["semantic:gamma=1", "semantic:gamma=2", "semantic:gamma=3"]
-    assert ablations.gammas(runs[1]).missing == labels
-    write_report(runs[1:], tmp_path)
-    page = (tmp_path / "report.md").read_text()
-    options = "--task demo --temperature 0 --limit 30"
-    assert f"semspec bench run {options} --strategy target,{','.join(labels)}\n" in page
-    assert "python -m semspec.bench.cost" in page and "semspec train run" in page
-    assert not (tmp_path / "gamma.png").exists()
 
 
 def test_mean_round_is_the_mean_of_the_judged_segments(runs: list[Run]) -> None:
@@ -129,16 +110,12 @@ def test_run_of_several_sessions_reports_quality_and_no_times(tmp_path: Path) ->
     write_report([run], tmp_path)
     assert {path.name for path in tmp_path.iterdir()} >= {"many-quality.png", "many.md"}
     assert not list(tmp_path.glob("many-pareto.png")) and not list(tmp_path.glob("many-speedup.png"))
-    quality = (tmp_path / "many.md").read_text()
-    assert "95%" in quality and "latency" not in quality
-    report = (tmp_path / "report.md").read_text()
-    assert "--sessions 16" in report and "a loss of at most" in report and "times as fast" not in report
     times = [row[3:6] for row in tables.main_table(run).rows]
     assert times == [("-", "-", "-")] * len(FEW)
 
 
 def test_quality_names_what_the_margin_allows() -> None:
     run = made_up_run(labels=("target", "semantic", "draft"), num_questions=2000)
-    found = rows_of(tables.quality_table(run))
+    found = {row[0]: row[1:] for row in tables.quality_table(run).rows}
     assert (found["semantic"][-1], found["draft"][-1]) == ("yes", "not shown")
-    assert found["target"][2:] == ("-",) * 4 + ("-",) * (len(found["target"]) - 6)
+    assert set(found["target"][2:]) == {"-"}

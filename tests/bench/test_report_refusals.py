@@ -25,34 +25,20 @@ def test_readme_marker_without_a_file_is_refused(tmp_path: Path) -> None:
         readme_tables("<!-- nowhere.md -->\n", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"rows": []}, "has no answers"),
-        ({"records": []}, "has no answers"),
-        ({"name": "report"}, "can be called report.md"),
-    ],
-)
-def test_run_without_answers_or_with_a_taken_name_is_refused(
-    change: dict[str, object], message: str, tmp_path: Path
-) -> None:
-    run = replace(made_up_run(labels=FEW, num_questions=3), **change)  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match=message):
-        write_report([run], tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_run_whose_first_row_is_not_the_target_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="no baseline: its first configuration is draft"):
-        write_report([made_up_run(labels=("draft", "semantic"), num_questions=3)], tmp_path)
-
-
-def test_no_run_and_two_of_a_name_are_refused(tmp_path: Path) -> None:
+def test_runs_that_make_no_report_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     run = made_up_run(labels=FEW, num_questions=3)
-    with pytest.raises(InvalidRequest, match="no run"):
-        write_report([], tmp_path)
-    with pytest.raises(InvalidRequest, match=r"called sampled\.md; rename"):
-        write_report([run, run], tmp_path)
+    backwards = made_up_run(labels=("draft", "semantic"), num_questions=3)
+    for runs, message in (
+        ([replace(run, rows=[])], "has no answers"),
+        ([replace(run, records=[])], "has no answers"),
+        ([replace(run, name="report")], "can be called report.md"),
+        ([backwards], "no baseline: its first configuration is draft"),
+        ([], "no run"),
+        ([run, run], r"called sampled\.md; rename"),
+    ):
+        with pytest.raises(InvalidRequest, match=message):
+            write_report(runs, tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", "{}", '{"medians": {}}'])

@@ -59,12 +59,6 @@ def test_demo_asks_the_split_by_seed_and_grades_exactly() -> None:
         assert not task.is_right(questions[0], f"So {problem.answer}")
 
 
-def test_published_defaults_are_the_tasks(mathematics: Task, tmp_path: Path) -> None:
-    choice = load_task("gpqa-diamond", write(tmp_path / "gpqa.jsonl", CHOICE))
-    for task in (mathematics, choice):
-        assert (task.temperature, task.top_p, task.max_tokens) == (0.6, 0.95, 32_768)
-
-
 def test_mathematics_is_asked_in_one_user_turn(mathematics: Task) -> None:
     question = mathematics.questions[0]
     assert question == Question(
@@ -125,9 +119,21 @@ def test_choice_is_put_as_published_and_its_letter_is_the_correct_option(tmp_pat
         assert task.is_right(question, f"\\boxed{{{question.reference}}}")
 
 
-def test_unknown_task_is_refused_with_the_known_ones() -> None:
-    message = refusal("gsm8k")
-    assert all(name in message for name in TASKS)
+def test_what_no_task_can_ask_is_refused(tmp_path: Path) -> None:
+    data, missing = write(tmp_path / "math.jsonl", MATH), str(tmp_path / "none.txt")
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("gsm8k", {}, ", ".join(TASKS)),
+        ("demo", {"data": "questions.jsonl"}, "leave --data out"),
+        ("math500", {"data": data, "skip": 3}, "cannot skip 3"),
+        ("math500", {"data": data, "skip": -1}, "cannot skip -1"),
+        ("math500", {"data": data, "skip": 1, "limit": 3}, "limit is 3; math500 has 2 questions"),
+        ("math500", {"data": data, "limit": 0}, "limit is 0"),
+        ("math500", {"data": missing}, f"cannot read {missing}"),
+        ("math500", {"data": "none.jsonl"}, "cannot read none.jsonl"),
+        ("math500", {"data": "a/b/c"}, "cannot read a/b/c"),
+    ]
+    for name, arguments, complaint in cases:
+        assert complaint in refusal(name, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -151,23 +157,6 @@ def test_unusable_file_is_refused_by_line(tmp_path: Path, content: str, complain
     path.write_bytes(content.encode("latin-1"))
     message = refusal("math500", data=str(path))
     assert complaint in message and str(path) in message
-
-
-def test_missing_file_is_refused_as_a_file(tmp_path: Path) -> None:
-    for data in (str(tmp_path / "none.txt"), "none.jsonl", "a/b/c"):
-        assert f"cannot read {data}: No such file" in refusal("math500", data=data)
-
-
-def test_window_beyond_the_questions_is_refused(tmp_path: Path) -> None:
-    data = write(tmp_path / "math.jsonl", MATH)
-    assert "cannot skip 3 of math500's 3 questions" in refusal("math500", data=data, skip=3)
-    assert "cannot skip -1" in refusal("math500", data=data, skip=-1)
-    assert "limit is 3; math500 has 2 questions here" in refusal("math500", data=data, skip=1, limit=3)
-    assert "limit is 0" in refusal("math500", data=data, limit=0)
-
-
-def test_demo_takes_no_data() -> None:
-    assert "leave --data out" in refusal("demo", data="questions.jsonl")
 
 
 def test_dataset_in_a_folder_is_read_from_the_only_split_it_has(tmp_path: Path) -> None:

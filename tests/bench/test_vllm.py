@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from transformers import AutoTokenizer
 
 from semspec.bench.configuration import parse
 from semspec.bench.runners.protocol import Ask, NotApplicable, RunnerError
-from semspec.bench.runners.vllm import Site, VllmRunner, open_vllm, reason, write_tokenizer
+from semspec.bench.runners.vllm import Site, open_vllm, reason, write_tokenizer
 from semspec.demo.problems import make_problem
 from semspec.engine.checkpoint import load_tokenizer
 from semspec.stack.config import BUNDLED_PAIR
@@ -81,10 +80,6 @@ def stand_in(folder: Path, at_start: str = "", at_question: str = "pass", has_gp
     return path
 
 
-def opened(python: Path) -> AbstractAsyncContextManager[VllmRunner]:
-    return open_vllm(BUNDLED_PAIR, python)
-
-
 def option(command: list[str], name: str) -> Any:
     return command[command.index(name) + 1]
 
@@ -133,7 +128,7 @@ def test_reason_is_the_first_error_of_a_log_or_its_last_words(log: str, expected
 @pytest.mark.parametrize("has_gpu", [False, True])
 async def test_vllm_gets_the_same_request_and_a_seed_only_on_a_gpu(tmp_path: Path, has_gpu: bool) -> None:
     ask = asked("vllm/target", temperature=0.6)
-    async with opened(stand_in(tmp_path, has_gpu=has_gpu)) as runner:
+    async with open_vllm(BUNDLED_PAIR, stand_in(tmp_path, has_gpu=has_gpu)) as runner:
         outcome = await runner.ask(ask)
     assert json.loads(outcome.text) == {
         "model": "pair",
@@ -147,7 +142,7 @@ async def test_vllm_gets_the_same_request_and_a_seed_only_on_a_gpu(tmp_path: Pat
 
 
 async def test_a_label_has_one_server_which_ends_with_the_runner_and_what_it_started(tmp_path: Path) -> None:
-    async with opened(stand_in(tmp_path)) as runner:
+    async with open_vllm(BUNDLED_PAIR, stand_in(tmp_path)) as runner:
         assert runner.processes() == {}
         assert (await runner.ask(asked("vllm/target"))).num_tokens == 1
         assert (await runner.ask(asked("vllm/target"))).num_tokens == 2
@@ -169,27 +164,42 @@ def test_servers_end_when_the_bench_is_killed(tmp_path: Path, monkeypatch: pytes
     assert left_alive(pids) == []
 
 
-async def test_server_that_dies_at_its_start_is_reported_with_its_last_words(tmp_path: Path) -> None:
-    python = stand_in(tmp_path, at_start='print("loading"); sys.exit("ValueError: no such quantization")')
-    async with opened(python) as runner:
-        with pytest.raises(RunnerError, match=r"^vllm/target ended at its start: ValueError: no such quant") as caught:
-            await runner.ask(asked("vllm/target"))
-        assert not isinstance(caught.value, NotApplicable)
-        with pytest.raises(NotApplicable, match=r"^vllm/draft_model ended at its start: ValueError: no such quant"):
-            await runner.ask(asked("vllm/draft_model"))
+DIES = 'print("loading"); sys.exit("ValueError: no such quantization")'
+LOADS = 'print("capturing", flush=True); time.sleep(600)'
+REFUSES = 'self.answer(400, {"error": {"message": "too long"}}); return'
 
 
-async def test_server_that_is_not_ready_in_time_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semspec.bench.runners.vllm.START_TIMEOUT_S", 0.5)
-    async with opened(stand_in(tmp_path, at_start='print("capturing", flush=True); time.sleep(600)')) as runner:
-        with pytest.raises(RunnerError, match=r"^vllm/target was not ready within 0.5 s: capturing"):
-            await runner.ask(asked("vllm/target"))
+@pytest.mark.parametrize(
+    ("label", "at_start", "at_question", "words", "is_not_applicable"),
+    [
+        ("vllm/target", DIES, "pass", "vllm/target ended at its start: ValueError: no such quant", False),
+        ("vllm/draft_model", DIES, "pass", "vllm/draft_model ended at its start: ValueError: no such", True),
+        ("vllm/target", LOADS, "pass", "vllm/target was not ready within 0.5 s: capturing", False),
+        ("vllm/target", "", REFUSES, "vllm/target refuses the question: too long", False),
+    ],
+    ids=["dies", "dies with a method", "not ready in time", "refuses"],
+)
+async def test_failure_of_a_server_is_reported_with_its_last_words(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    label: str,
+    at_start: str,
+    at_question: str,
+    words: str,
+    is_not_applicable: bool,
+) -> None:
+    if at_start == LOADS:
+        monkeypatch.setattr("semspec.bench.runners.vllm.START_TIMEOUT_S", 0.5)
+    async with open_vllm(BUNDLED_PAIR, stand_in(tmp_path, at_start, at_question)) as runner:
+        with pytest.raises(RunnerError, match=words) as caught:
+            await runner.ask(asked(label))
+    assert isinstance(caught.value, NotApplicable) is is_not_applicable
 
 
 @pytest.mark.parametrize("num_good", [0, 1])
 async def test_method_that_fails_at_its_first_question_is_not_applicable(tmp_path: Path, num_good: int) -> None:
     fail = f"if num_asked > {num_good}: print({ENGINE_ERROR!r}, flush=True); self.answer(500, {{}}); return"
-    async with opened(stand_in(tmp_path, at_question=fail)) as runner:
+    async with open_vllm(BUNDLED_PAIR, stand_in(tmp_path, at_question=fail)) as runner:
         for _ in range(num_good):
             await runner.ask(asked("vllm/ngram"))
         with pytest.raises(
@@ -199,21 +209,12 @@ async def test_method_that_fails_at_its_first_question_is_not_applicable(tmp_pat
     assert isinstance(caught.value, NotApplicable) == (num_good == 0)
 
 
-async def test_refused_question_is_reported_with_vllms_message(tmp_path: Path) -> None:
-    refuse = 'self.answer(400, {"error": {"message": "too long"}}); return'
-    async with opened(stand_in(tmp_path, at_question=refuse)) as runner:
-        with pytest.raises(RunnerError, match=r"^vllm/target refuses the question: too long$"):
-            await runner.ask(asked("vllm/target"))
-
-
-async def test_interpreter_without_vllm_is_refused_with_a_remedy(tmp_path: Path) -> None:
-    for python, named in ((tmp_path / "python", "cannot run"), (Path(sys.executable), "has no vLLM")):
-        with pytest.raises(RunnerError, match=f"{named}.*--vllm"):
-            async with opened(python):
+async def test_missing_pair_or_vllm_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    for pair, python, words in (
+        (BUNDLED_PAIR, tmp_path / "nowhere", "cannot run.*--vllm"),
+        (BUNDLED_PAIR, Path(sys.executable), "has no vLLM.*--vllm"),
+        (tmp_path / "pair", stand_in(tmp_path), "give another --pair"),
+    ):
+        with pytest.raises(RunnerError, match=words):
+            async with open_vllm(pair, python):
                 pass
-
-
-async def test_missing_pair_is_refused_with_a_remedy(tmp_path: Path) -> None:
-    with pytest.raises(RunnerError, match="give another --pair"):
-        async with open_vllm(tmp_path / "pair", stand_in(tmp_path)):
-            pass

@@ -65,38 +65,28 @@ def terminal(*words: str) -> Iterator[Terminal]:
         os.close(ours)
 
 
-def test_prompt_is_answered_as_text_only(live: Live) -> None:
-    result = semspec("chat", *live.options, *CERTAIN, QUESTION)
+@pytest.mark.parametrize(("words", "stdin"), [([QUESTION], ""), ([], f"{QUESTION}\n")], ids=["argument", "stdin"])
+def test_prompt_is_answered_as_text_only(live: Live, words: list[str], stdin: str) -> None:
+    result = semspec("chat", *live.options, *CERTAIN, *words, stdin=stdin)
     assert (result.returncode, result.stderr) == (0, "")
     assert ANSWER in result.stdout and "\x1b" not in result.stdout and result.stdout.endswith("\n")
 
 
-def test_prompt_is_taken_from_standard_input(live: Live) -> None:
-    result = semspec("chat", *live.options, *CERTAIN, stdin=QUESTION + "\n")
-    assert result.returncode == 0 and ANSWER in result.stdout
-
-
-def test_empty_prompt_is_refused() -> None:
-    result = semspec("chat", stdin=" \n")
-    assert result.returncode == 1 and result.stderr.startswith("semspec chat: the prompt is empty; give one")
-
-
-def test_refusal_is_told_in_the_servers_words(live: Live) -> None:
-    result = semspec("chat", *live.options, "--model", "gpt-9", "hello")
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "the prompt is empty"),
+        (["--model", "gpt-9", "hello"], "gpt-9.*does not exist"),
+        (["--api-key", "", "hello"], "an API key is missing.*SEMSPEC_API_KEY"),
+        (["--url", "http://127.0.0.1:1", "hello"], "no gateway answers at http://127.0.0.1:1.*`semspec serve`"),
+    ],
+)
+def test_question_that_gets_no_answer_ends_with_the_reason_and_the_remedy(
+    live: Live, words: list[str], told: str
+) -> None:
+    result = semspec("chat", *live.options, *words, stdin=" \n")
     assert (result.returncode, result.stdout) == (1, "")
-    assert re.match(r"semspec chat: .*gpt-9.*does not exist", result.stderr)
-
-
-def test_missing_key_ends_with_the_remedy(live: Live) -> None:
-    result = semspec("chat", "--url", live.url, "hello")
-    assert (result.returncode, result.stdout) == (1, "")
-    assert "an API key is missing" in result.stderr and "SEMSPEC_API_KEY" in result.stderr
-
-
-def test_unreachable_gateway_ends_with_the_remedy() -> None:
-    result = semspec("chat", "--url", "http://127.0.0.1:1", "hello")
-    assert result.returncode == 1
-    assert "no gateway answers at http://127.0.0.1:1" in result.stderr and "`semspec serve`" in result.stderr
+    assert re.match(f"semspec chat: .*{told}", result.stderr)
 
 
 def test_interrupt_during_an_answer_cancels_it_at_the_gateway(live: Live) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic_settings import BaseSettings
 
 from semspec.gateway.settings import GatewaySettings
 from semspec.services.draft.settings import DraftSettings
 from semspec.services.target.settings import TargetSettings
 from semspec.services.verifier.settings import VerifierSettings
+from semspec.settings import ServiceSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "docker-compose.yml"
@@ -20,7 +20,7 @@ TWO_GPU = OVERLAYS / "two-gpu.yml"
 VLLM = OVERLAYS / "vllm.yml"
 TENSOR_PARALLEL = OVERLAYS / "tensor-parallel.yml"
 
-SETTINGS: dict[str, type[BaseSettings]] = {
+SETTINGS: dict[str, type[GatewaySettings | ServiceSettings]] = {
     "draft": DraftSettings,
     "target": TargetSettings,
     "verifier": VerifierSettings,

@@ -12,7 +12,6 @@ import pytest
 from tests.compose.support import DOCKERFILES, ROOT, SETTINGS
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-SERVICES = ("draft", "target", "verifier")
 
 
 def instructions(role: str) -> list[tuple[str, str]]:
@@ -54,16 +53,6 @@ def test_extras_are_the_projects_and_only_services_get_torch(role: str) -> None:
     with_torch = [extra for extra in extras if any("torch" in line for line in PROJECT["optional-dependencies"][extra])]
     assert with_torch == ([] if role == "gateway" else ["engine"])
     assert any(line.startswith("TORCH_VARIANT") for line in arguments(role, "ARG")) == bool(with_torch)
-
-
-def test_services_differ_in_nothing_but_their_names() -> None:
-    texts = set()
-    for role in SERVICES:
-        text = DOCKERFILES[role].read_text().replace(str(SETTINGS[role].model_fields["port"].default), "PORT")
-        for name in (role, role.title()):
-            text = re.sub(rf"(services[./]|semspec-|semspec\.v1\.|The ){name}\b", r"\1ROLE", text)
-        texts.add(text)
-    assert len(texts) == 1
 
 
 def test_context_is_what_the_images_copy() -> None:

@@ -13,19 +13,11 @@ from unittest.mock import patch
 import trustme
 
 from semspec.gateway.settings import GatewaySettings
-from semspec.services.draft.settings import DraftSettings
-from semspec.services.target.settings import TargetSettings
-from semspec.services.verifier.settings import VerifierSettings
 from semspec.settings import ServiceSettings, load_settings
+from tests.compose.support import SETTINGS
 from tests.manifests.kustomize import Manifest, Objects
 from tests.manifests.objects import Pod, mounts, named, pods
 
-SETTINGS: dict[str, type[GatewaySettings | ServiceSettings]] = {
-    "gateway": GatewaySettings,
-    "draft": DraftSettings,
-    "target": TargetSettings,
-    "verifier": VerifierSettings,
-}
 SECRETS = {
     "api-keys": {"api-keys": f"alice:{'0' * 64}"},
     "service-token": {"token": "0" * 64},

@@ -9,7 +9,8 @@ from semspec.gateway.settings import GatewaySettings
 from semspec.observability import FLUSH_TIMEOUT_S
 from semspec.rpc.connection import ClientOptions
 from semspec.settings import ModelSettings, ServiceSettings
-from tests.manifests.environment import SETTINGS, environment, settings_of
+from tests.compose.support import SETTINGS
+from tests.manifests.environment import environment, settings_of
 from tests.manifests.kustomize import Manifest, Objects
 from tests.manifests.objects import Pod, bytes_of, mounts, pods
 from tests.manifests.policy import has_gpus

@@ -9,7 +9,6 @@ from tests.manifests.kustomize import Manifest, Objects
 
 WORKLOADS = ("Deployment", "StatefulSet")
 NAME = "app.kubernetes.io/name"
-MODEL_SERVICES = ("draft", "target")
 GPU = "nvidia.com/gpu"
 
 

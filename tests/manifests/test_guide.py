@@ -34,11 +34,6 @@ def test_secrets_are_those_that_the_manifests_refer_to() -> None:
     assert keys == {name: set(values) for name, values in SECRETS.items()}
 
 
-def test_folders_and_files_are_there() -> None:
-    paths = [word for words in commands() for word in words if word.startswith(("deploy/", "demo/"))]
-    assert len(paths) == 4 and all((ROOT / path).exists() for path in paths)
-
-
 @wants_tool
 def test_kustomization_of_ones_own_builds(tmp_path: Path) -> None:
     [text] = [block for block in blocks("yaml") if "components:" in block]

@@ -13,7 +13,7 @@ import semspec
 from semspec.training.config import load_config
 from tests.compose.support import SECRETS, TWO_GPU, composed
 from tests.manifests.custom import ALERTS
-from tests.manifests.kustomize import ENGINES, INCLUDED, KUBERNETES, OPTIONAL, ROOT
+from tests.manifests.kustomize import KUBERNETES, ROOT
 
 pytestmark = pytest.mark.slow
 FOLDERS = sorted(path.parent for path in KUBERNETES.rglob("kustomization.yaml") if path.parent.name != "probe-training")
@@ -40,15 +40,6 @@ def named_files(folder: Path) -> Iterator[str]:
     yield from (name for name in content.get("resources", ()) if name.endswith(".yaml"))
     yield from (patch["path"] for patch in content.get("patches", ()) if "path" in patch)
     yield from (name for config in content.get("configMapGenerator", ()) for name in config.get("files", ()))
-
-
-def test_overlays_and_components_are_those_of_the_checks() -> None:
-    assert {path.name for path in FOLDERS} == {"base", "gpu", *INCLUDED, *ENGINES, *OPTIONAL}
-    for overlay, included in INCLUDED.items():
-        components = {
-            Path(path).name for path in kustomization(KUBERNETES / "overlays" / overlay).get("components", ())
-        }
-        assert components - {"gpu"} == set(included)
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

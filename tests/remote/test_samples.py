@@ -50,14 +50,16 @@ async def test_sentence_ends_with_its_whole_token(local: Local, context: Context
     assert [(one.text, one.end) for one in segments] == [(f"{STEP}\n\n", SegmentEnd.BOUNDARY)]
 
 
-async def test_end_without_a_word_is_a_sample(local: Local, context: Context, api: Api) -> None:
-    [segment] = await sampled(local, context, api, Script([]), [1])
-    assert (segment.text, segment.end) == ("", SegmentEnd.EOS)
-
-
-async def test_budget_cuts_a_sample(local: Local, context: Context, api: Api) -> None:
-    [segment] = await sampled(local, context, api, Script([STEP], end="length"), [1])
-    assert (segment.text, segment.end) == (STEP, SegmentEnd.LENGTH)
+@pytest.mark.parametrize(
+    ("pieces", "end", "text", "said"),
+    [([], "eos_token", "", SegmentEnd.EOS), ([STEP], "length", STEP, SegmentEnd.LENGTH)],
+    ids=["without a word", "cut by the budget"],
+)
+async def test_end_of_the_stream_is_the_samples(
+    local: Local, context: Context, api: Api, pieces: list[str], end: str, text: str, said: SegmentEnd
+) -> None:
+    [segment] = await sampled(local, context, api, Script(pieces, end=end), [1])
+    assert (segment.text, segment.end) == (text, said)
 
 
 async def test_stream_that_breaks_off_is_no_sample(local: Local, context: Context, api: Api) -> None:

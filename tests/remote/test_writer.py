@@ -23,11 +23,16 @@ STEP = "On day 1, Sara gets 9 extra books, hence the number comes to 38 + 9 = 47
 
 
 @every_api
-async def test_segments_and_states_are_those_of_the_engine(
-    local: Local, context: Context, written: list[GeneratedSegment], api: Api
+@pytest.mark.parametrize("size", [None, 1, 5, 10_000])
+async def test_segments_and_states_are_those_of_the_engine_however_the_text_is_streamed(
+    local: Local, context: Context, written: list[GeneratedSegment], api: Api, size: int | None
 ) -> None:
-    script = Script(local.pieces(written))
-    async with local.written_by(api, script) as remote:
+    """None: a piece of text is a token."""
+    pieces = local.pieces(written)
+    if size is not None:
+        text = "".join(pieces)
+        pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    async with local.written_by(api, Script(pieces)) as remote:
         target: Target = remote
         served = await collected(target.generate(context, replace(TO_THE_END, want_states=True)))
     assert segments(served) == segments(written)
@@ -36,18 +41,6 @@ async def test_segments_and_states_are_those_of_the_engine(
         assert one.states and other.states and one.states.model == other.states.model
         own = np.frombuffer(other.states.data, "<f4")
         assert np.allclose(np.frombuffer(one.states.data, "<f4"), own, atol=1e-3)
-
-
-@every_api
-@pytest.mark.parametrize("size", [1, 5, 10_000])
-async def test_segments_do_not_depend_on_how_the_text_is_streamed(
-    local: Local, context: Context, written: list[GeneratedSegment], api: Api, size: int
-) -> None:
-    text = "".join(local.pieces(written))
-    script = Script([text[start : start + size] for start in range(0, len(text), size)])
-    async with local.written_by(api, script) as remote:
-        served = await collected(remote.generate(context, TO_THE_END))
-    assert segments(served) == segments(written)
 
 
 async def test_sentences_end_as_the_engine_ends_them(local: Local, context: Context) -> None:

@@ -98,14 +98,11 @@ class Running:
             assert response.status_code == 200, await response.aread()
             return [event async for event in read_events(response, last)]
 
+    async def stored_trace(self, generation: str) -> Json:
+        return await self.generation(f"{generation}/trace")
+
     async def generation(self, generation: str) -> Json:
         response = await self.http.get(f"/v1/generations/{generation}")
-        assert response.status_code == 200, response.text
-        body: Json = response.json()
-        return body
-
-    async def stored_trace(self, generation: str) -> Json:
-        response = await self.http.get(f"/v1/generations/{generation}/trace")
         assert response.status_code == 200, response.text
         body: Json = response.json()
         return body

@@ -46,16 +46,6 @@ class Twins:
     second: Running
     victims: dict[str, Process]
 
-    @property
-    def stack(self) -> Stack:
-        return self.first.stack
-
-    async def kill(self, role: str) -> None:
-        await self.victims[role].kill()
-
-    async def revive(self, role: str) -> None:
-        await self.victims[role].start()
-
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running_twins() -> AsyncIterator[Twins]:
@@ -84,18 +74,22 @@ async def twins(running_twins: Twins) -> AsyncIterator[Twins]:
     """Both ready; what a test has killed is started again behind it."""
     await asyncio.gather(running_twins.first.until_ready(), running_twins.second.until_ready())
     yield running_twins
-    for role in running_twins.victims:
-        if not running_twins.stack.processes[role].is_alive:
-            await running_twins.revive(role)
+    for role, victim in running_twins.victims.items():
+        if not running_twins.first.stack.processes[role].is_alive:
+            await victim.start()
 
 
 @pytest.mark.parametrize("strategy", ["semantic", "target"])
-async def test_another_gateway_goes_on_for_one_killed(twins: Twins, strategy: str) -> None:
-    fields = {"seed": 1, "semspec": {"strategy": strategy}}
-    whole = await twins.second.answer(LONG_QUESTION, **fields)
-    seen = await seen_until_killed(twins, **fields)
-    rest = await twins.second.attached(seen[0].data["id"], seen[-1].id)
+async def test_another_gateway_goes_on_for_one_killed_and_commits_the_turn_once(twins: Twins, strategy: str) -> None:
+    session = secrets.token_hex(8)
+    whole = await twins.second.answer(LONG_QUESTION, seed=1, semspec={"strategy": strategy})
+    seen = await seen_until_killed(twins, seed=1, semspec={"strategy": strategy, "session": session})
+    id = seen[0].data["id"]
+    rest = await twins.second.attached(id, seen[-1].id)
+    again = await twins.second.attached(id, "0")
     await assert_told_once(twins.second, seen, rest, whole)
+    assert text_of(chunks(again)) == answer_of(whole)
+    await assert_conversation_goes_on(twins.second, session, whole)
 
 
 async def test_gateway_that_wakes_up_late_stores_nothing_more(twins: Twins) -> None:
@@ -122,35 +116,24 @@ async def test_failed_generation_goes_on_when_the_killed_target_is_back(twins: T
     whole = await twins.first.answer(LONG_QUESTION, **fields)
     async with twins.first.events(LONG_QUESTION, **fields) as events:
         seen = await up_to(is_second_segment, events)
-        await twins.kill("target")
+        await twins.victims["target"].kill()
         seen += await up_to(is_error, events)
     id = seen[0].data["id"]
     assert seen[-1].data["error"]["code"] == "service_unavailable"
     assert (await twins.first.generation(id))["status"] == "failed"
     await twins.first.until_ready(503, "no handshake with the target service: .*")
 
-    await twins.revive("target")
+    await twins.victims["target"].start()
     await twins.first.until_ready()
     rest = await twins.first.attached(id, seen[-1].id)
     await assert_told_once(twins.first, seen, rest, whole)
-
-
-async def test_turn_that_another_gateway_ends_is_committed_once(twins: Twins) -> None:
-    fields, session = {"seed": 6}, secrets.token_hex(8)
-    whole = await twins.second.answer(LONG_QUESTION, **fields)
-    seen = await seen_until_killed(twins, **fields, semspec={"session": session})
-    id = seen[0].data["id"]
-    rest = await twins.second.attached(id, seen[-1].id)
-    again = await twins.second.attached(id, "0")
-    assert text_of(chunks(again)) == text_of(chunks(seen, rest)) == answer_of(whole)
-    await assert_conversation_goes_on(twins.second, session, whole)
 
 
 async def seen_until_killed(twins: Twins, **fields: object) -> list[Event]:
     """All that reaches the client of a gateway that is killed after the second segment."""
     async with twins.first.events(LONG_QUESTION, **fields) as events:
         seen = await up_to(is_second_segment, events)
-        await twins.kill("gateway")
+        await twins.victims["gateway"].kill()
         with pytest.raises(httpx.TransportError):
             async for event in events:
                 seen.append(event)

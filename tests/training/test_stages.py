@@ -41,13 +41,17 @@ def digests(pipeline: Pipeline) -> dict[str, str]:
     return {stage.folder.path.name: stage.folder.digest for stage in stages}
 
 
-def test_shards_of_two_workers_are_those_of_one(made: Pipeline, tmp_path: Path) -> None:
-    for shard in ((1, 2), (0, 2)):
-        worker = Pipeline(made.config, tmp_path, shard)
-        for name in SHARDED:
-            worker.make(name)
-    assert digests(worker) == digests(made)
-    assert worker.damaged() == []
+def test_shards_of_two_workers_are_those_of_one_and_missing_ones_are_counted(made: Pipeline, tmp_path: Path) -> None:
+    first, second = (Pipeline(made.config, tmp_path, (number, 2)) for number in range(2))
+    for name in SHARDED:
+        first.make(name)
+    with pytest.raises(InvalidRequest, match="2 of 5 shards of clusters are missing, the first is 00001"):
+        first.make("labels")
+    assert first.status() == [f"{name:<9} 3 of 5 shards" for name in SHARDED]
+    for name in SHARDED:
+        second.make(name)
+    assert digests(second) == digests(made)
+    assert second.damaged() == []
 
 
 def make_all(config: PipelineConfig, work: Path, shard: tuple[int, int]) -> None:
@@ -208,15 +212,6 @@ def test_one_meaning_everywhere_is_refused(models: tuple[Path, Path], made: Pipe
     data = rows("a a", "a a")
     with pytest.raises(InvalidRequest, match="fewer than two clusters"):
         gather_labels([label(data, [{"cluster": 0, "valid": None}] * 4, 0, {"q": 0})], [Question("q", "", "", "train")])
-
-
-def test_missing_shards_are_counted(made: Pipeline, tmp_path: Path) -> None:
-    worker = Pipeline(made.config, tmp_path, (0, 2))
-    for name in SHARDED:
-        worker.make(name)
-    with pytest.raises(InvalidRequest, match="2 of 5 shards of clusters are missing, the first is 00001"):
-        worker.make("labels")
-    assert worker.status() == [f"{name:<9} 3 of 5 shards" for name in SHARDED]
 
 
 def test_too_small_a_disk_is_told_before_the_first_forward(

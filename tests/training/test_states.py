@@ -62,13 +62,6 @@ def test_batches_read_ahead_come_in_order(labels: Labels, store: StateStore) -> 
         assert torch.equal(rows.assembled(), source.gather(labels, batch))
 
 
-def test_streaming_holds_a_few_batches_however_large_the_set(labels: Labels, store: StateStore) -> None:
-    source = Watched(store, "target", "states", "all")
-    for _ in source.batches(labels, np.array_split(np.arange(len(labels)), 40)):
-        pass
-    assert 0 < source.most <= (BATCHES_AHEAD + 1) * 12 and source.held <= 12
-
-
 def test_reading_stops_when_the_reader_leaves(labels: Labels, store: StateStore) -> None:
     source = Watched(store, "target", "states", "all")
     batches = source.batches(labels, np.array_split(np.arange(len(labels)), 40))

@@ -53,16 +53,6 @@ async def test_streams_that_share_steps_write_what_ours_writes(
     assert num_same > 0.9 * sum(len(one.segment.token_ids) for all_ in expected for one in all_)
 
 
-async def test_greedy_answer_is_the_same_alone_and_among_31_others(
-    theirs: VllmEngine, ours: TransformersEngine
-) -> None:
-    started, what = await contexts(ours, 32), params(0, 0.0, want_states=False)
-    together = await asyncio.gather(*map(written, [theirs] * 32, started, [what] * 32))
-    for index in range(0, 32, 8):
-        alone = await written(theirs, started[index], what)
-        assert_same_segments(ours, started[index], what, together[index], alone)
-
-
 @pytest.mark.parametrize("segmentation", list(Segmentation))
 async def test_one_call_equals_one_call_a_segment(theirs: VllmEngine, segmentation: Segmentation) -> None:
     for seed, context in enumerate(await contexts(theirs, 4)):

@@ -61,7 +61,6 @@ async def test_cancelled_requests_leave_the_others_as_they_are(theirs: VllmEngin
     assert all(
         isinstance(one, asyncio.CancelledError) for one in await asyncio.gather(*cancelled, return_exceptions=True)
     )
-    assert theirs._num_calls == 0
 
 
 async def test_slow_reader_gets_every_segment(theirs: VllmEngine, ours: TransformersEngine) -> None:
