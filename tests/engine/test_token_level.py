@@ -1,6 +1,7 @@
 """Token-level speculation: what is written with a draft's help is what the target would have written alone."""
 
 import struct
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,14 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from semspec.demo.problems import SPLITS, make_problem
 from semspec.engine.logits import renormalised
 from semspec.engine.segmentation import TokenSegmenter, cut
 from semspec.engine.speculative import dense
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
+from semspec.stack import BUNDLED_PAIR
 from semspec.types import (
     Context,
     Distribution,
+    GenerationParams,
+    Message,
     Proposal,
     SamplingParams,
     Segment,
@@ -26,10 +31,12 @@ from semspec.types import (
 from tests.engine.support import (
     HOT,
     always_accepting,
+    assert_distributed,
     certainly,
     is_fulfilled,
     nearly_certainly,
     only_prefix,
+    pairs,
     params,
     prompt,
     segments_of,
@@ -53,6 +60,19 @@ async def drafter(checkpoints: dict[str, Path]) -> AsyncIterator[TransformersEng
     engine = TransformersEngine.load(str(checkpoints["llama"]), writer=Writer.DRAFT, device="cpu")
     yield engine
     await engine.aclose()
+
+
+@pytest.mark.parametrize("gamma", [1, 3])
+async def test_engines_keep_the_targets_distribution(
+    engine: TransformersEngine, drafter: TransformersEngine, gamma: int
+) -> None:
+    """Of the first two tokens; top-k leaves few enough to count."""
+    context, counts = await prompt(engine), Counter[tuple[int, ...]]()
+    for seed in range(250):
+        what = params(sampling=SamplingParams(1.5, 1.0, 3, seed), max_tokens=2, session="s")
+        segments, _ = await speculated(drafter, engine, context, what, gamma)
+        counts[tuple(token for segment in segments for token in segment.token_ids)] += 1
+    assert_distributed(counts, pairs(engine, context.pieces[0].token_ids, SamplingParams(1.5, 1.0, 3)))
 
 
 @pytest.mark.parametrize("gamma", [1, 4, 9])
@@ -292,3 +312,20 @@ async def test_open_tokens_that_leave_no_room_are_refused(engine: TransformersEn
         with pytest.raises(InvalidRequest) as refusal:
             await call
         assert str(refusal.value.parameter).startswith("open_token_ids")
+
+
+async def test_bundled_pair_writes_greedily_what_its_target_writes() -> None:
+    draft = TransformersEngine.load(str(BUNDLED_PAIR / "draft"), writer=Writer.DRAFT, device="cpu")
+    target = TransformersEngine.load(str(BUNDLED_PAIR / "target"), writer=Writer.TARGET, device="cpu")
+    what = GenerationParams(SamplingParams(0), max_segments=0, max_tokens=120, session="s")
+    num_tokens = num_saved = 0
+    for seed in SPLITS["tune"][200:203]:
+        context = Context((await target.encode([Message("user", make_problem(seed).question)]),))
+        expected = await segments_of(target, context, what)
+        segments, num_accepted = await speculated(draft, target, context, what, gamma=4)
+        assert segments == expected
+        num_tokens += sum(len(segment.token_ids) for segment in segments)
+        num_saved += num_accepted
+    await draft.aclose()
+    await target.aclose()
+    assert num_saved > num_tokens / 3
