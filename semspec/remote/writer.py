@@ -2,14 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
 from semspec.engine.grammar import no_grammars
-from semspec.engine.protocol import CountsSteps, Engine, StepCounter, load_engine
+from semspec.engine.protocol import Engine, EngineWrapper, load_engine
 from semspec.engine.shaping import no_penalties
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import DeadlineExceeded, InvalidRequest, Mismatch, Overloaded, Unavailable
@@ -18,21 +18,14 @@ from semspec.remote.connection import connect
 from semspec.remote.segmenter import TextSegmenter
 from semspec.settings import ModelSettings
 from semspec.types import (
-    ChoiceScores,
     Context,
     GeneratedSegment,
     GenerationParams,
     ModelInfo,
-    Piece,
-    Prompt,
-    Proposal,
     Segment,
     Segmentation,
     SegmentEnd,
-    SegmentScore,
     States,
-    Token,
-    VerifiedTokens,
     Writer,
     derive_seed,
 )
@@ -43,8 +36,9 @@ MAX_SEED = 2**63
 logger = logging.getLogger(__name__)
 
 
-class RemoteWriter:
-    """Sends `generate` to a completion server, all other calls to a local engine with the same model.
+class RemoteWriter(EngineWrapper):
+    """Sends `generate` to a completion server, all other calls to a local engine with the same model. `steps` are the
+    engine's; the server has a timeout of its own.
 
     See `semspec.engine.protocol.Engine`. `generate` raises ContextTooLong, InvalidRequest and what
     `CompletionClient.stream` raises.
@@ -54,9 +48,8 @@ class RemoteWriter:
         self._engine, self._tokenizer, self._client, self._writer = engine, tokenizer, client, writer
 
     @property
-    def steps(self) -> StepCounter | None:
-        """Those of the local engine; the server has a timeout of its own."""
-        return self._engine.steps if isinstance(self._engine, CountsSteps) else None
+    def _model(self) -> Engine:
+        return self._engine
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         if params.num_logprobs is not None:
@@ -106,38 +99,9 @@ class RemoteWriter:
             info, supports_logprobs=False, supports_grammars=False, supports_min_p=False, supports_penalties=False
         )
 
-    async def encode(self, prompt: Prompt) -> Piece:
-        return await self._engine.encode(prompt)
-
-    async def tokenize(self, text: str) -> list[Token]:
-        return await self._engine.tokenize(text)
-
-    async def score(
-        self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
-    ) -> list[SegmentScore]:
-        return await self._engine.score(context, segments, session, projection)
-
-    async def read_probes(self) -> None:
-        await self._engine.read_probes()
-
-    async def propose(
-        self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
-    ) -> Proposal:
-        return await self._engine.propose(context, open_ids, params, num_tokens)
-
-    async def verify_tokens(
-        self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
-    ) -> VerifiedTokens:
-        return await self._engine.verify_tokens(context, open_ids, proposal, params)
-
-    async def score_choices(
-        self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
-    ) -> ChoiceScores:
-        return await self._engine.score_choices(context, question, prefill, options, session)
-
     async def aclose(self) -> None:
         await self._client.aclose()
-        await self._engine.aclose()
+        await super().aclose()
 
 
 def _seed(params: GenerationParams, text: str) -> int:

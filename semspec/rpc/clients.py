@@ -139,7 +139,7 @@ class RemoteModel(RemoteBackend):
         """See `WritesAtOnce.generate_at_once`."""
 
         def checked(response: types_pb2.WriteAllResponse) -> list[GeneratedSegment]:
-            segments = _all_generated(response)
+            segments = read_each(GeneratedSegment, response.segments, "segments")
             _check_size(params, segments)
             return segments
 
@@ -266,10 +266,6 @@ def _prompt(response: types_pb2.EncodeResponse) -> Piece:
     if isinstance(piece, Segment):
         raise invalid("prompt.writer", f"must be the user, not the {piece.writer}")
     return piece
-
-
-def _all_generated(response: types_pb2.WriteAllResponse) -> list[GeneratedSegment]:
-    return [read(GeneratedSegment, one) for one in response.segments]
 
 
 def _check_size(params: GenerationParams, written: Sequence[GeneratedSegment]) -> None:

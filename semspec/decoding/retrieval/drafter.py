@@ -10,24 +10,18 @@ import numpy as np
 
 from semspec.decoding.retrieval.datastore import Datastore
 from semspec.decoding.retrieval.ngrams import Match, agreed, as_text, earlier_match, merged
-from semspec.engine.protocol import CountsSteps, Engine, StepCounter
+from semspec.engine.protocol import Engine, EngineWrapper, StepCounter
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.types import (
-    ChoiceScores,
     Context,
     Distribution,
     GeneratedSegment,
     GenerationParams,
     ModelInfo,
     Piece,
-    Prompt,
     Proposal,
     Retrieval,
     RetrievalSource,
-    Segment,
-    SegmentScore,
-    Token,
-    VerifiedTokens,
     shares_ordinary_tokens,
 )
 
@@ -119,7 +113,7 @@ def load_retriever(folder: Path) -> Retriever:
     return Retriever(Datastore.load(folder))
 
 
-class RetrievingDraft:
+class RetrievingDraft(EngineWrapper):
     """A draft's engine whose `propose` uses a datastore if `GenerationParams.retrieval` says so.
 
     See `semspec.engine.protocol.Engine`.
@@ -139,7 +133,7 @@ class RetrievingDraft:
 
     @property
     def steps(self) -> StepCounter | None:
-        return self._engine.steps if isinstance(self._engine, CountsSteps) else None
+        return None if self._engine is None else super().steps
 
     async def info(self) -> ModelInfo:
         card = self._retriever.datastore.card
@@ -151,37 +145,16 @@ class RetrievingDraft:
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
     ) -> Proposal:
         if params.retrieval is None:
-            return await self._model.propose(context, open_ids, params, num_tokens)
+            return await super().propose(context, open_ids, params, num_tokens)
         return self._retriever.propose(context, open_ids, params.retrieval, num_tokens)
-
-    async def encode(self, prompt: Prompt) -> Piece:
-        return await self._model.encode(prompt)
-
-    async def tokenize(self, text: str) -> list[Token]:
-        return await self._model.tokenize(text)
 
     def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         return self._model.generate(context, params)
 
-    async def score(
-        self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
-    ) -> list[SegmentScore]:
-        return await self._model.score(context, segments, session, projection)
-
     async def read_probes(self) -> None:
         if self._engine is not None:
-            await self._engine.read_probes()
-
-    async def verify_tokens(
-        self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
-    ) -> VerifiedTokens:
-        return await self._model.verify_tokens(context, open_ids, proposal, params)
-
-    async def score_choices(
-        self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
-    ) -> ChoiceScores:
-        return await self._model.score_choices(context, question, prefill, options, session)
+            await super().read_probes()
 
     async def aclose(self) -> None:
         if self._engine is not None:
-            await self._engine.aclose()
+            await super().aclose()
