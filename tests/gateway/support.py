@@ -46,7 +46,7 @@ GENEROUS_S = 60.0
 """Bound on anything that takes milliseconds on a quiet machine."""
 
 NO_REDIS = "redis://127.0.0.1:1/0"
-"""Nobody listens there."""
+"""An address at which no process listens."""
 
 MESSAGES: Any = [{"role": "user", "content": "How many?"}]
 

@@ -91,7 +91,7 @@ async def _until_left(script: Script, reader: asyncio.StreamReader, writer: asyn
     while not left.done():
         writer.write(b":\n\n")
         await asyncio.wait([left], timeout=0.05)
-    await asyncio.gather(left, return_exceptions=True)  # whoever hangs up may reset the connection
+    await asyncio.gather(left, return_exceptions=True)  # a client that disconnects may reset the connection
     script.hung_up.set()
 
 

@@ -111,31 +111,28 @@ class Newcomer(FakeModel):
 async def drafting(
     engine: FakeEngine, service: ServiceSettings | None = None, options: ClientOptions = DEFAULT_OPTIONS
 ) -> AsyncIterator[RemoteDrafter]:
-    async with serving(draft_service(lambda: engine), service) as server:
-        client = RemoteDrafter(server.address, options)
-        try:
-            yield client
-        finally:
-            await client.aclose()
+    async with (
+        serving(draft_service(lambda: engine), service) as server,
+        aclosing(RemoteDrafter(server.address, options)) as client,
+    ):
+        yield client
 
 
 @asynccontextmanager
 async def targeting(
     engine: FakeEngine, service: ServiceSettings | None = None, options: ClientOptions = DEFAULT_OPTIONS
 ) -> AsyncIterator[RemoteTarget]:
-    async with serving(target_service(lambda: engine), service) as server:
-        client = RemoteTarget(server.address, options)
-        try:
-            yield client
-        finally:
-            await client.aclose()
+    async with (
+        serving(target_service(lambda: engine), service) as server,
+        aclosing(RemoteTarget(server.address, options)) as client,
+    ):
+        yield client
 
 
 @asynccontextmanager
 async def verifying(verifier: FakeVerifier) -> AsyncIterator[RemoteVerifier]:
-    async with serving(verifier_service(lambda: verifier)) as server:
-        client = RemoteVerifier(server.address)
-        try:
-            yield client
-        finally:
-            await client.aclose()
+    async with (
+        serving(verifier_service(lambda: verifier)) as server,
+        aclosing(RemoteVerifier(server.address)) as client,
+    ):
+        yield client

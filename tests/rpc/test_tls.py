@@ -40,11 +40,8 @@ async def calling(
     address: str, certificates: Certificates | None, server_name: str = ""
 ) -> AsyncIterator[RemoteDrafter]:
     options = ClientOptions(call_timeout_s=20, idle_timeout_s=20, certificates=certificates, server_name=server_name)
-    client = RemoteDrafter(address, options)
-    try:
+    async with aclosing(RemoteDrafter(address, options)) as client:
         yield client
-    finally:
-        await client.aclose()
 
 
 async def shown(address: str) -> bytes:

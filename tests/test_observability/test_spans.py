@@ -4,8 +4,8 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 
 import pytest
 from opentelemetry import trace
@@ -15,9 +15,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from semspec.errors import ContextTooLong
 from semspec.observability import FLUSH_TIMEOUT_S, current, detached_span, exported_traces, span
-from semspec.rpc.clients import RemoteTarget
-from semspec.rpc.servicers import target_service
-from tests.rpc.fakes import CONTEXT, ORDER, SEGMENT, FakeEngine, serving
+from tests.rpc.fakes import CONTEXT, ORDER, SEGMENT, FakeEngine
+from tests.rpc.pools import targeting
 from tests.test_observability.collector import Collector, Received, collecting, named
 
 VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_SDK_DISABLED")
@@ -34,16 +33,6 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
         yield collector
 
 
-@asynccontextmanager
-async def target(engine: FakeEngine) -> AsyncIterator[RemoteTarget]:
-    async with serving(target_service(lambda: engine)) as server:
-        client = RemoteTarget(server.address)
-        try:
-            yield client
-        finally:
-            await client.aclose()
-
-
 def both_sides(spans: list[Received], name: str) -> tuple[Received, Received]:
     [client], [server] = named(spans, name, "client"), named(spans, name, "server")
     assert server.parent_id == client.span_id and server.trace_id == client.trace_id
@@ -52,7 +41,7 @@ def both_sides(spans: list[Received], name: str) -> tuple[Received, Received]:
 
 async def test_call_leaves_a_span_on_either_side_below_the_active_one(collector: Collector) -> None:
     with exported_traces("semspec-test"):
-        async with target(FakeEngine()) as client:
+        async with targeting(FakeEngine()) as client:
             with span("request", SpanKind.SERVER, context=CALLER):
                 await client.info()
                 await client.score(CONTEXT, [SEGMENT, SEGMENT])
@@ -69,7 +58,7 @@ async def test_call_leaves_a_span_on_either_side_below_the_active_one(collector:
 
 async def test_error_is_recorded_by_its_code_and_without_its_words(collector: Collector) -> None:
     with exported_traces("semspec-test"):
-        async with target(FakeEngine(error=ContextTooLong("the words of a prompt"))) as client:
+        async with targeting(FakeEngine(error=ContextTooLong("the words of a prompt"))) as client:
             with pytest.raises(ContextTooLong):
                 await client.score(CONTEXT, [SEGMENT])
     for side in both_sides(collector.spans, "semspec.v1.Target/Read"):
@@ -81,7 +70,7 @@ async def test_error_is_recorded_by_its_code_and_without_its_words(collector: Co
 async def test_cancelled_stream_is_recorded_as_such_with_what_it_had_written(collector: Collector) -> None:
     with exported_traces("semspec-test"):
         engine = FakeEngine(step_s=0.01)
-        async with target(engine) as client:
+        async with targeting(engine) as client:
             async with aclosing(client.generate(CONTEXT, ORDER)) as segments:
                 await anext(segments)
             await engine.closed.wait()

@@ -32,6 +32,6 @@ def fail(name: str, message: str, remedy: str) -> Check:
 
 
 def refused(name: str, message: str, remedy: str = "") -> Check:
-    """A failure in the words of an error, whose message ends with `; ` and its remedy."""
+    """The failed check for an error whose message ends with `; ` and the remedy."""
     words, separator, own = message.rpartition("; ")
     return fail(name, words, own) if separator else fail(name, message, remedy)
