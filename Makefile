@@ -44,7 +44,7 @@ fuzz: setup
 test-chaos: setup
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
-## make attack       hundreds of cases drawn from SEED=N, from odd HTTP to killed trainings; bench/results/attacks
+## make attack       hundreds of cases drawn from SEED=N: odd HTTP, services that answer nonsense, broken files; bench/results/attacks
 attack: setup
 	@$(BIN)/python -m tests.attacks --seed $(SEED) $(ARGS)
 

@@ -10,15 +10,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.attacks import faults, files, keys, malformed_services, markup, odd_http, stored, training, wire
+from tests.attacks import files, malformed_services, odd_http
 from tests.attacks.case import Family, Result, Verdict, tried
 from tests.attacks.fixtures import Fixtures
 from tests.attacks.report import line, write
 
-FAMILIES: tuple[Family, ...] = (
-    odd_http.FAMILY, keys.FAMILY, markup.FAMILY, wire.FAMILY, malformed_services.FAMILY, files.FAMILY, stored.FAMILY,
-    training.FAMILY, faults.KILLS, faults.REDIS, faults.STREAMS, faults.SHUTDOWN,
-)  # fmt: skip
+FAMILIES: tuple[Family, ...] = (odd_http.FAMILY, malformed_services.FAMILY, files.FAMILY)
 RESULTS = Path("bench/results/attacks")
 
 

@@ -1,5 +1,6 @@
 """Broken files of models, probes, calibrations and datastores: refused in a line, or served under another name."""
 
+import asyncio
 import json
 import shutil
 from collections.abc import AsyncIterator, Callable
@@ -13,7 +14,7 @@ from semspec.stack import BUNDLED_PAIR
 from semspec.types import ModelInfo
 from tests.attacks.case import Broken, Case, Draw, Family, Verdict, edited, flipped, odd_json, shown
 from tests.attacks.fixtures import Fixtures
-from tests.attacks.forked import Forks, Json, forks
+from tests.attacks.jobs import Json, done
 from tests.checkpoints import save_checkpoints
 from tests.retrieval.support import write
 
@@ -36,9 +37,7 @@ class Kind:
 def spoilt(path: Path, chance: Random) -> str:
     """Spoil a file; returns how."""
     data = path.read_bytes()
-    how = chance.choice(
-        ("flip", "flip", "edit", "cut", "empty", "missing", "folder", "link", "noise", "unreadable", "json", "json")
-    )
+    how = chance.choice(("flip", "flip", "edit", "cut", "empty", "missing", "folder", "link", "noise", "json", "json"))
     is_optional = path.name == "serving.json"  # without it the gateway's own defaults hold
     if (how == "json" and path.suffix != ".json") or (how == "missing" and is_optional):
         how = "flip"
@@ -59,8 +58,6 @@ def spoilt(path: Path, chance: Random) -> str:
         case "link":
             path.unlink()
             path.symlink_to(chance.choice(("/dev/full", "/nowhere", path.name, "/proc/self/mem", "/dev/null")))
-        case "unreadable":
-            path.chmod(0)
         case "noise":
             path.write_bytes(chance.randbytes(chance.choice((1, 100, len(data)))))
         case "json":
@@ -87,7 +84,7 @@ def check(kind: Kind, result: Json) -> None:
                 raise Broken(Verdict.DIFFERING, f"served under the same name: {result['said']}"[:400])
 
 
-async def kinds(fixtures: Fixtures, forks: Forks) -> list[Kind]:
+def kinds(fixtures: Fixtures) -> list[Kind]:
     """The sound folders."""
     folder = fixtures.folder / "files"
     save_checkpoints(folder)
@@ -106,7 +103,7 @@ async def kinds(fixtures: Fixtures, forks: Forks) -> list[Kind]:
         names = tuple(
             sorted(str(path.relative_to(place)) for path in place.rglob("*") if path.is_file() and is_its(path))
         )
-        result = await forks.done(job, path=str(place))
+        result = done(job, place)
         assert result["end"] == "loaded", result
         found.append(Kind(job, place, names, result))
     return found
@@ -115,24 +112,23 @@ async def kinds(fixtures: Fixtures, forks: Forks) -> list[Kind]:
 @asynccontextmanager
 async def opened(fixtures: Fixtures) -> AsyncIterator[Draw]:
     numbers = count()
-    async with forks(fixtures.folder / "files.log") as forked:
-        choices = await kinds(fixtures, forked)
+    choices = await asyncio.to_thread(kinds, fixtures)
 
-        def draw(chance: Random) -> Case:
-            kind = chance.choices(choices, (5, 4, 2, 1, 2))[0]
-            copy = Path(shutil.copytree(kind.folder, fixtures.folder / f"spoilt-{next(numbers)}"))
-            name = chance.choice(kind.names)
-            how = spoilt(copy / name, chance)
+    def draw(chance: Random) -> Case:
+        kind = chance.choices(choices, (5, 4, 2, 1, 2))[0]
+        copy = Path(shutil.copytree(kind.folder, fixtures.folder / f"spoilt-{next(numbers)}"))
+        name = chance.choice(kind.names)
+        how = spoilt(copy / name, chance)
 
-            async def run() -> None:
-                try:
-                    check(kind, await forked.done(kind.job, path=str(copy)))
-                finally:
-                    shutil.rmtree(copy)
+        async def run() -> None:
+            try:
+                check(kind, await asyncio.to_thread(done, kind.job, copy))
+            finally:
+                shutil.rmtree(copy)
 
-            return Case(kind.job, shown(f"{name}: {how}"), run)
+        return Case(kind.job, shown(f"{name}: {how}"), run)
 
-        yield draw
+    yield draw
 
 
 FAMILY = Family("broken files", 100, opened)

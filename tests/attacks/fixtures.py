@@ -10,12 +10,8 @@ from typing import Any, Self
 import httpx
 import pytest
 
-from semspec.keys import entry, new_key
 from semspec.stack import Stack, StackConfig
-from semspec.stack.config import API_KEYS
 from tests.attacks.case import Broken, Verdict
-from tests.chaos.site import ENVIRONMENT, built
-from tests.chaos.trial import Bench
 from tests.processes import GENEROUS_S
 from tests.stack.support import QUESTION, answer_of, chat_body
 
@@ -27,13 +23,6 @@ PATIENT = {
     "SEMSPEC_GATEWAY_REDIS_TIMEOUT_S": "10",
 }
 """Looks often for what it has lost, and takes nothing for lost that is slow on a busy machine."""
-DISTURBED = {
-    **ENVIRONMENT,
-    "SEMSPEC_GATEWAY_HEALTH_TIMEOUT_S": "12",
-    "SEMSPEC_GATEWAY_WRITER_LEASE_S": "4",
-    "SEMSPEC_GATEWAY_REDIS_TIMEOUT_S": "4",
-}
-"""That of the site where processes are killed and frozen: takes nothing for frozen that is slow under 64 requests."""
 CONTROL = chat_body(QUESTION, {"seed": 5, "max_tokens": 24, "semspec": {"trace": True}})
 
 
@@ -67,14 +56,12 @@ class Victim:
 
     stack: Stack
     http: httpx.AsyncClient
-    other_key: str
-    """API key of another owner."""
     logs: Logs
     answer: str = ""
 
     @classmethod
-    async def of(cls, stack: Stack, http: httpx.AsyncClient, other_key: str) -> Self:
-        victim = cls(stack, http, other_key, Logs.of(stack))
+    async def of(cls, stack: Stack, http: httpx.AsyncClient) -> Self:
+        victim = cls(stack, http, Logs.of(stack))
         victim.answer = await victim.asked()
         return victim
 
@@ -94,13 +81,13 @@ class Victim:
         return answer_of(body)
 
     @asynccontextmanager
-    async def watched(self, words: tuple[bytes, ...] = DEFECTS) -> AsyncIterator[None]:
+    async def watched(self) -> AsyncIterator[None]:
         """Raises: Broken when after the block a process is gone, a defect logged, or the control's answer another."""
         self.logs.restart()
         yield
         if gone := [name for name, child in self.stack.processes.items() if not child.is_alive]:
             raise Broken(Verdict.LOST, f"ended: {', '.join(gone)}")
-        if lines := self.logs.defects(words):
+        if lines := self.logs.defects(DEFECTS):
             raise Broken(Verdict.MEDIUM, f"logged: {lines[0][:500]}")
         if (answer := await self.asked()) != self.answer:
             raise Broken(Verdict.DIFFERING, f"the control question was answered {answer!r}, before {self.answer!r}")
@@ -109,16 +96,11 @@ class Victim:
 class Fixtures:
     """`async with Fixtures(folder) as fixtures:` - what several families share is made once, when it is first used."""
 
-    def __init__(self, folder: Path, has_browser: bool = True, running: tuple[Stack, str] | None = None) -> None:
-        """`running`: a stack to attack instead of one of its own, and the API key of another owner."""
-        self._running = running
-        self.folder = folder
-        """For files of the attacks."""
-        self.has_browser = has_browser
-        """Whether a browser may be started, if there is one."""
+    def __init__(self, folder: Path, running: Stack | None = None) -> None:
+        """`folder`: for files of the attacks; `running`: a stack to attack instead of one of its own."""
+        self.folder, self._running = folder, running
         self._held = AsyncExitStack()
         self._victim: Victim | None = None
-        self._bench: Bench | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -129,25 +111,16 @@ class Fixtures:
     async def victim(self) -> Victim:
         """The stack."""
         if self._victim is None:
-            stack, other = self._running or await self._started()
+            stack = self._running or await self._started()
             http = httpx.AsyncClient(
                 base_url=stack.base_url, headers=stack.headers, timeout=GENEROUS_S, trust_env=False
             )
             await self._held.enter_async_context(http)
-            self._victim = await Victim.of(stack, http, other)
+            self._victim = await Victim.of(stack, http)
         return self._victim
 
-    async def _started(self) -> tuple[Stack, str]:
+    async def _started(self) -> Stack:
         patch = self._held.enter_context(pytest.MonkeyPatch.context())
         patch.delenv("REDIS_URL", raising=False)
-        other = new_key()
-        config = StackConfig(environment={API_KEYS: entry("other", other), **PATIENT}, start_timeout_s=START_S)
-        return await self._held.enter_async_context(Stack(config)), other
-
-    async def bench(self) -> Bench:
-        """Two replicas of each service, three gateways and proxies between them; the other stack ends."""
-        if self._bench is None:
-            await self._held.aclose()
-            self._victim = None
-            self._bench = await Bench.of(await self._held.enter_async_context(built(DISTURBED)))
-        return self._bench
+        config = StackConfig(environment=PATIENT, start_timeout_s=START_S)
+        return await self._held.enter_async_context(Stack(config))
