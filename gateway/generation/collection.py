@@ -15,7 +15,7 @@ from zlib import crc32
 
 from pydantic import ValidationError
 
-from semspec.decoding.prompts import renders_its_own
+from semspec.decoding import renders_its_own
 from semspec.errors import NotFound, SemspecError
 from semspec.gateway.generation.output import ChoiceOutput
 from semspec.gateway.generation.request import ChoiceRequest, Request, stored_choice

@@ -1,20 +1,23 @@
-"""The table of strategies, and the loop that runs one of them.
+"""From a prompt to a generation's events: the prompt as each model reads it in its own chat template, the table of
+strategies, and the loop that runs one of them.
 
 When the drafter or the verifier becomes unavailable, the loop continues with the target alone.
 """
 
-from collections.abc import AsyncGenerator
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
+from dataclasses import dataclass
 
-from semspec.decoding import semantic, single, spec_reason, spec_thinking, token_level
+from semspec.decoding import semantic, spec_reason, spec_thinking, steps, token_level
 from semspec.decoding.generation import Generation, Progress, Step, Strategies
 from semspec.decoding.likelihood import strategy as likelihood
-from semspec.decoding.protocols import Backends
+from semspec.decoding.protocols import Backends, Drafter
 from semspec.decoding.retrieval import strategy as retrieval
-from semspec.decoding.single import written_by_target
-from semspec.decoding.steps import BackendUnavailable
-from semspec.errors import ContextTooLong
-from semspec.types import Event, Finished, FinishReason
+from semspec.decoding.steps import BackendUnavailable, cancel_task, or_backend_unavailable, written_by_target
+from semspec.errors import ContextTooLong, DeadlineExceeded
+from semspec.types import Conversation, Event, Finished, FinishReason, ModelInfo, Piece, Prompt, TokenIds
 
 STRATEGIES: Strategies = {
     "semantic": semantic.strategy,
@@ -23,8 +26,8 @@ STRATEGIES: Strategies = {
     "retrieval": retrieval.strategy,
     "spec-reason": spec_reason.strategy,
     "spec-thinking": spec_thinking.strategy,
-    "target": single.target,
-    "draft": single.draft,
+    "target": steps.target,
+    "draft": steps.draft,
 }
 
 
@@ -45,22 +48,101 @@ async def decode(
     """
     strategy = strategies[generation.strategy](generation)
     progress = Progress(generation, generation.context)
-    steps: AsyncGenerator[Step, None]
+    written: AsyncGenerator[Step, None]
     if generation.fallback is None:
-        steps = strategy.rounds(progress, backends)
+        written = strategy.rounds(progress, backends)
     else:
-        steps = written_by_target(progress, backends, fallback=generation.fallback)
+        written = written_by_target(progress, backends, fallback=generation.fallback)
     try:
         while True:
             try:
-                async with aclosing(steps):
-                    async for step in steps:
+                async with aclosing(written):
+                    async for step in written:
                         progress = progress.past(step)
                         yield step
                 break
             except BackendUnavailable as unavailable:
-                steps = written_by_target(progress, backends, fallback=str(unavailable))
+                written = written_by_target(progress, backends, fallback=str(unavailable))
     except ContextTooLong:
         if not progress.segments:
             raise
     yield Finished(progress.finish_reason or FinishReason.LENGTH)
+
+
+REASONING = re.compile(r"<think>\s*(</think>\s*)?\Z")
+"""What a chat template may end with, so that the model does not write it: the reasoning is open, or left out."""
+END_OF_THINKING = "</think>"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The prompt of a generation as each model reads it."""
+
+    target: Piece
+    draft: Piece | None = None
+    """None: the draft reads the target's, by its ids or by its text."""
+    fallback: str | None = None
+    """Why the target writes alone: the draft could not render the conversation."""
+
+
+async def prompts_of(
+    prompt: Prompt,
+    encoded: Awaitable[Piece],
+    drafter: Drafter,
+    draft_info: ModelInfo,
+    target_info: ModelInfo,
+    draft_deadline_s: float | None = None,
+) -> Prompts:
+    """What the target makes of `prompt`, which `encoded` waits for, and the draft's own rendering where that differs;
+    both models are asked at the same time.
+
+    A plain text or its token ids go to both models as they are, and a draft without a chat template reads the target's
+    rendering. The draft gets those of a conversation's variables that its template reads.
+    Raises: what `encoded` does, before all else; ContextTooLong when the draft's window is too small.
+    """
+    if isinstance(prompt, str | TokenIds) or not renders_its_own(draft_info, target_info):
+        return Prompts(await encoded)
+    if isinstance(prompt, Conversation):
+        prompt = prompt.with_known(draft_info.template_variables)
+    own = asyncio.create_task(or_backend_unavailable("draft", _in_time(drafter.encode(prompt), draft_deadline_s)))
+    try:
+        target = await encoded
+        return Prompts(target, at_the_same_point(await own, target))
+    except BackendUnavailable as unavailable:
+        if isinstance(unavailable.__cause__, ContextTooLong):
+            raise unavailable.__cause__ from None
+        return Prompts(target, fallback=str(unavailable))
+    finally:
+        await cancel_task(own)
+
+
+async def _in_time(work: Awaitable[Piece], deadline_s: float | None) -> Piece:
+    """Raises: DeadlineExceeded after `deadline_s`; what `work` raises."""
+    try:
+        async with asyncio.timeout(deadline_s):
+            return await work
+    except TimeoutError:
+        raise DeadlineExceeded("the prompt takes too long to render") from None
+
+
+def renders_its_own(draft: ModelInfo, target: ModelInfo) -> bool:
+    """Whether the draft reads conversations in its own chat template, not in the target's."""
+    return bool(draft.chat_template) and not draft.renders_like(target)
+
+
+def at_the_same_point(draft: Piece, target: Piece) -> Piece:
+    """`draft` with the reasoning open iff it is in `target`, and left out if it is left out there: the text that comes
+    next is the same for both models.
+
+    A text changed here has no token ids; the draft tokenizes it.
+    """
+    own, other = _reasoning(draft.text), _reasoning(target.text)
+    is_left_out = END_OF_THINKING in own
+    if (bool(own), is_left_out) == (bool(other), END_OF_THINKING in other) or (is_left_out and not other):
+        return draft
+    return Piece(draft.text.removesuffix(own) + other, (), "")
+
+
+def _reasoning(prompt: str) -> str:
+    found = REASONING.search(prompt)
+    return found[0] if found else ""

@@ -9,6 +9,7 @@ the draft's is kept with probability 1 - (1 - a)^K instead of a, with the same d
 the target's by that.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -16,14 +17,14 @@ from functools import partial
 from math import inf
 from typing import Literal
 
-from semspec.decoding import single, token_level
-from semspec.decoding.drafting import Draft, alternative, num_alternatives
+from semspec.decoding import steps, token_level
 from semspec.decoding.generation import Generation, Limits, Options, Progress, RewriteName, Rounds, Step, Strategy
 from semspec.decoding.protocols import Backends
 from semspec.decoding.retrieval import strategy as retrieval
 from semspec.decoding.steps import (
     Stopwatch,
     by_draft,
+    cancel_task,
     of_drafted,
     or_backend_unavailable,
     rewritten,
@@ -31,18 +32,22 @@ from semspec.decoding.steps import (
     together,
     total,
     waited,
+    write_all,
+    written_by_target,
 )
 from semspec.errors import Mismatch
 from semspec.types import (
     Acceptance,
     Drafted,
     GeneratedSegment,
+    GenerationParams,
     Judgement,
     Segment,
     SegmentRecord,
     SegmentScore,
     StageTimes,
     States,
+    derive_seed,
     uniform,
 )
 
@@ -81,7 +86,7 @@ def accepts(judgement: Judgement, acceptance: Acceptance, draw: float) -> bool:
     return draw * draft_probability < target_probability or draft_probability == 0
 
 
-BY_TARGET: Rounds = partial(single.written_by_target, max_segments=1)
+BY_TARGET: Rounds = partial(written_by_target, max_segments=1)
 
 
 async def rounds(
@@ -108,116 +113,127 @@ async def rounds(
 class Batch:
     """Drafted segments to be scored by the target."""
 
-    generated: Sequence[GeneratedSegment]
-    """Segments that follow one another."""
+    drafted: Sequence[GeneratedSegment]
     times: StageTimes
     """Time the loop waited for all of them."""
-    alternatives: Sequence[GeneratedSegment] = ()
-    """Other drafts of the only segment in `generated`, in the order in which they may be kept instead."""
+    are_alternatives: bool
+    """Whether they are drafts of one segment, in the order in which they may be kept; else they follow one another."""
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        return tuple(generated.segment for generated in self.generated)
+        """Segments that follow one another: of alternatives the first."""
+        return tuple(generated.segment for generated in self.drafted[: 1 if self.are_alternatives else None])
 
 
 class Speculation:
     """The rounds of a generation: drafting, then judging while the draft may already generate the next segments."""
 
     def __init__(self, backends: Backends, judge: Judge) -> None:
-        self._target, self._judge = backends.target, judge
-        self._draft = Draft(backends.drafter, judge.draft_projection, judge.wants_draft_states)
+        self._drafter, self._target, self._judge = backends.drafter, backends.target, judge
+        self._ahead: asyncio.Task[list[GeneratedSegment]] | None = None
 
     async def draft(self, progress: Progress) -> Batch:
         """Draft the segments after `progress`, or alternatives of the next one; or take what was drafted ahead.
 
-        Starts drafting the next segments if the generation allows draft-ahead. Raises: BackendUnavailable.
+        Starts drafting the next segments, as if these were accepted, if the generation allows draft-ahead.
+        Raises: BackendUnavailable.
         """
-        clock, was_ahead = Stopwatch(), self._draft.is_ahead
-        drafted = await by_draft(self._draft.segments(progress))
+        clock = Stopwatch()
+        ahead, self._ahead = self._ahead, None
+        drafted = await by_draft(ahead or self._write(progress))
         draft_ms = clock.lap_ms()
-        num_following = 1 if num_alternatives(progress) > 1 else len(drafted)
+        batch = Batch(drafted, StageTimes(), num_alternatives(progress) > 1)
+        num_following = len(batch.segments)
         # The network's part of a wait for draft-ahead is unknown: the engine may have finished long before.
-        engine_ms = draft_ms if was_ahead else sum(generated.duration_ms for generated in drafted[:num_following])
-        times = waited("draft_ms", draft_ms, engine_ms)
-        batch = Batch(drafted[:num_following], times, drafted[num_following:])
+        engine_ms = draft_ms if ahead else sum(generated.duration_ms for generated in drafted[:num_following])
         assumed = progress.after(*batch.segments)
         if progress.generation.options.draft_ahead and assumed.finish_reason is None:
-            self._draft.begin(assumed)
-        return batch
+            self._ahead = asyncio.create_task(self._write(assumed, is_ahead=True))
+        return replace(batch, times=waited("draft_ms", draft_ms, engine_ms))
+
+    async def _write(self, progress: Progress, is_ahead: bool = False) -> list[GeneratedSegment]:
+        """The next `gamma` segments, or the alternatives of the next one."""
+        num_candidates = num_alternatives(progress)
+        gamma = progress.generation.options.gamma if num_candidates == 1 else 1
+        params = progress.params("draft", gamma, self._judge.wants_draft_states)
+        params = replace(params, projection=self._judge.draft_projection, is_ahead=is_ahead)
+        if num_candidates == 1:
+            return await write_all(self._drafter, progress.draft_context, params)
+        drafted = await together(
+            write_all(self._drafter, progress.draft_context, _of_alternative(params, len(progress.segments), number))
+            for number in range(num_candidates)
+        )
+        return [generated for segments in drafted for generated in segments]
 
     async def judge(self, progress: Progress, batch: Batch) -> list[SegmentRecord]:
-        """Records of the drafted segments up to the first rejected one, each with its judgement. They share the time of
-        the round, also that of the segments after them.
+        """Records of the drafted segments up to the first rejected one, or that of the first accepted alternative, of
+        the first one if all are rejected. They share the time of the round, also that of the other segments.
 
         Raises: BackendUnavailable, and what the target raises.
         """
         clock, index = Stopwatch(), len(progress.segments)
         scores = await of_drafted(self._scores(progress, batch))
         read_ms = clock.lap_ms()
-        drafted = (*batch.generated, *batch.alternatives)
         first = index * num_alternatives(progress)
-        judgements = await or_backend_unavailable("verifier", self._judge.judge(first, drafted, scores))
+        judgements = await or_backend_unavailable("verifier", self._judge.judge(first, batch.drafted, scores))
         times = total(
             batch.times,
             waited("read_ms", read_ms, max(score.duration_ms for score in scores)),
             waited("judge_ms", clock.lap_ms()),
         )
-        cached = scores[0].num_cached_tokens
-        if batch.alternatives:
-            return [replace(await self._chosen(progress, drafted, judgements, times), num_cached_tokens=cached)]
         records: list[SegmentRecord] = []
-        for number, (generated, judgement) in enumerate(zip(drafted, judgements, strict=True), index):
-            records.append(_judged_record(progress, number, generated, judgement, self._judge.acceptance, times))
-            if not records[-1].accepted:
+        for number, (generated, judgement) in enumerate(zip(batch.drafted, judgements, strict=True)):
+            place = index if batch.are_alternatives else index + number
+            purpose = alternative("accept", number) if batch.are_alternatives else "accept"
+            draw = uniform(progress.generation.sampling.seed, purpose, place)
+            accepted = accepts(judgement, self._judge.acceptance, draw)
+            records.append(
+                SegmentRecord(place, generated.segment, accepted, judgement, draw, logprobs=generated.logprobs)
+            )
+            if not accepted and not batch.are_alternatives:
                 break
+        if batch.are_alternatives:
+            chosen = next((record for record in records if record.accepted), records[0])
+            if chosen is not records[0]:
+                await self.aclose()  # the segment drafted ahead follows the first
+            records = [chosen]
+        cached = scores[0].num_cached_tokens
         return [replace(record, times=shared(times, len(records)), num_cached_tokens=cached) for record in records]
 
     async def _scores(self, progress: Progress, batch: Batch) -> list[SegmentScore]:
         """One score per drafted segment, of alternatives each in a call of its own, which an engine batches."""
         session, projection = progress.generation.session, self._judge.target_projection
-        if not batch.alternatives:
+        if not batch.are_alternatives:
             return await self._target.score(progress.context, batch.segments, session, projection)
         scores = await together(
             self._target.score(progress.context, [one.segment], alternative(session, number), projection)
-            for number, one in enumerate((*batch.generated, *batch.alternatives))
+            for number, one in enumerate(batch.drafted)
         )
         return [score for (score,) in scores]
 
-    async def _chosen(
-        self,
-        progress: Progress,
-        drafted: Sequence[GeneratedSegment],
-        judgements: Sequence[Judgement],
-        times: StageTimes,
-    ) -> SegmentRecord:
-        """The record of the first accepted alternative, or of the first one if all are rejected."""
-        index, acceptance = len(progress.segments), self._judge.acceptance
-        records = [
-            _judged_record(progress, index, generated, judgement, acceptance, times, alternative("accept", number))
-            for number, (generated, judgement) in enumerate(zip(drafted, judgements, strict=True))
-        ]
-        chosen = next((record for record in records if record.accepted), records[0])
-        if chosen is not records[0]:
-            await self.aclose()  # the segment drafted ahead follows the first
-        return chosen
-
     async def aclose(self) -> None:
         """Cancel draft-ahead."""
-        await self._draft.cancel()
+        ahead, self._ahead = self._ahead, None
+        await cancel_task(ahead)
 
 
-def _judged_record(
-    progress: Progress,
-    index: int,
-    generated: GeneratedSegment,
-    judgement: Judgement,
-    acceptance: Acceptance,
-    times: StageTimes,
-    purpose: str = "accept",
-) -> SegmentRecord:
-    draw = uniform(progress.generation.sampling.seed, purpose, index)
-    accepted = accepts(judgement, acceptance, draw)
-    return SegmentRecord(index, generated.segment, accepted, judgement, draw, times=times, logprobs=generated.logprobs)
+def num_alternatives(progress: Progress) -> int:
+    """Alternatives of a segment to draft: one at temperature 0, where all would be equal."""
+    generation = progress.generation
+    return generation.options.num_candidates if generation.sampling.temperature else 1
+
+
+def alternative(name: str, number: int) -> str:
+    """The name of a session or a random stream for the alternative `number` of a segment."""
+    return f"{name} {number}" if name and number else name
+
+
+def _of_alternative(params: GenerationParams, index: int, number: int) -> GenerationParams:
+    """`params` for an alternative of segment `index`. Each has a random stream of its own, since the choice among
+    alternatives depends on all of their draws, and a session of its own, since engines cache a prefix a session."""
+    seed = derive_seed(params.sampling.seed, alternative("alternative", number), index)
+    session = alternative(params.session, number)
+    return replace(params, sampling=replace(params.sampling, seed=seed), session=session)
 
 
 def _states(generated: GeneratedSegment) -> States:
@@ -227,7 +243,7 @@ def _states(generated: GeneratedSegment) -> States:
 
 
 REWRITES: Mapping[RewriteName, Callable[[Generation, Literal[0, 1]], Strategy]] = {
-    "target": single.target,
+    "target": steps.target,
     "token-level": token_level.strategy,
     "retrieval": retrieval.strategy,
 }

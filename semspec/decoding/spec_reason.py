@@ -8,23 +8,14 @@ here all ten are exact. Their code also stops at the first boxed answer or repea
 others.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
 
 from semspec.decoding.generation import Generation, Limits, Progress, Step, Strategy
-from semspec.decoding.protocols import Backends, Drafter, Target
-from semspec.decoding.single import written_by_target
-from semspec.decoding.steps import (
-    Stopwatch,
-    by_draft,
-    of_drafted,
-    rewritten,
-    total,
-    waited,
-    write_all,
-)
-from semspec.types import ChoiceScores, Drafted, GeneratedSegment, ScoreMethod, SegmentRecord, StageTimes
+from semspec.decoding.protocols import Backends, Target
+from semspec.decoding.steps import Stopwatch, drafted_segment, of_drafted, rewritten, total, waited, written_by_target
+from semspec.types import ChoiceScores, Drafted, ScoreMethod, Segment, StageTimes
 
 QUESTION = (
     "Evaluate the last reasoning step solely based on factual correctness and logical validity. Ignore style, "
@@ -42,18 +33,11 @@ async def rounds(
     """Draft, grade and keep or rewrite one step at a time until the end. Raises: BackendUnavailable, and what the
     target raises."""
     while progress.finish_reason is None:
-        generated, draft_times = await _draft(progress, backends.drafter)
+        record = await drafted_segment(progress, backends.drafter, progress.params("draft", max_segments=1))
         if progress.generation.show_drafts:
-            yield Drafted(len(progress.segments), (generated.segment,))
-        grade, times = await _grade(progress, backends.target, generated, method)
-        record = SegmentRecord(
-            len(progress.segments),
-            generated.segment,
-            accepted=grade >= threshold,
-            score=grade,
-            times=total(draft_times, times),
-            logprobs=generated.logprobs,
-        )
+            yield Drafted(record.index, (record.segment,))
+        grade, times = await _grade(progress, backends.target, record.segment, method)
+        record = replace(record, accepted=grade >= threshold, score=grade, times=total(record.times, times))
         if not record.accepted:
             record = await rewritten(record, written_by_target(progress, backends, max_segments=1))
         progress = progress.after(record.segment)
@@ -64,30 +48,16 @@ def score(reply: ChoiceScores, method: ScoreMethod) -> float:
     """The target's grade, 0 to 9; 0 if no digit is likely."""
     if method == "greedy":
         return float(reply.likeliest) if reply.likeliest in DIGITS else 0.0
-    return _expectation(reply.probabilities)
+    mass = sum(reply.probabilities)
+    return sum(digit * probability for digit, probability in enumerate(reply.probabilities)) / mass if mass else 0.0
 
 
-async def _draft(progress: Progress, drafter: Drafter) -> tuple[GeneratedSegment, StageTimes]:
-    """The draft's next step and the time waited for it."""
-    clock = Stopwatch()
-    params = progress.params("draft", max_segments=1)
-    generated = (await by_draft(write_all(drafter, progress.draft_context, params)))[0]
-    return generated, waited("draft_ms", clock.lap_ms(), generated.duration_ms)
-
-
-async def _grade(
-    progress: Progress, target: Target, generated: GeneratedSegment, method: ScoreMethod
-) -> tuple[float, StageTimes]:
+async def _grade(progress: Progress, target: Target, drafted: Segment, method: ScoreMethod) -> tuple[float, StageTimes]:
     """The target's grade of the drafted step and the time waited for it."""
     clock = Stopwatch()
-    context = progress.context.extended(generated.segment)
+    context = progress.context.extended(drafted)
     choices = await of_drafted(target.score_choices(context, QUESTION, PREFILL, DIGITS, progress.generation.session))
     return score(choices, method), waited("read_ms", clock.lap_ms(), choices.duration_ms)
-
-
-def _expectation(probabilities: Sequence[float]) -> float:
-    mass = sum(probabilities)
-    return sum(digit * probability for digit, probability in enumerate(probabilities)) / mass if mass else 0.0
 
 
 def strategy(generation: Generation) -> Strategy:

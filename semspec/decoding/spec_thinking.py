@@ -18,7 +18,7 @@ from semspec.decoding.generation import Generation, Progress, Strategy
 from semspec.decoding.protocols import Backends, Drafter
 from semspec.decoding.steps import (
     Stopwatch,
-    by_draft,
+    drafted_segment,
     or_backend_unavailable,
     total,
     waited,
@@ -105,7 +105,9 @@ async def _next_step(progress: Progress, backends: Backends, rules: Rules) -> As
         text, probe_times = await _probe(progress, backends.drafter, rules)
         num_missing = rules.num_cue_tokens if rules.leaning(text) else 0
     if num_missing <= 0:
-        yield await _lead(progress, backends.drafter, rules, probe_times)
+        params = replace(progress.params("draft", max_segments=1), max_segment_tokens=rules.max_draft_tokens)
+        record = await drafted_segment(progress, backends.drafter, params)
+        yield replace(record, times=total(probe_times, record.times))
         return
     params = progress.params("target", max_segments=0, max_tokens=num_missing)
     async with aclosing(write_on(progress, backends.target, params, "write_ms")) as records:
@@ -122,17 +124,6 @@ async def _probe(progress: Progress, drafter: Drafter, rules: Rules) -> tuple[st
     look_ahead = await or_backend_unavailable("draft", write_all(drafter, progress.draft_context, params))
     times = waited("draft_ms", clock.lap_ms(), sum(generated.duration_ms for generated in look_ahead))
     return "".join(generated.segment.text for generated in look_ahead), times
-
-
-async def _lead(progress: Progress, drafter: Drafter, rules: Rules, probe_times: StageTimes) -> SegmentRecord:
-    """The draft's next paragraph."""
-    clock = Stopwatch()
-    params = replace(progress.params("draft", max_segments=1), max_segment_tokens=rules.max_draft_tokens)
-    generated = (await by_draft(write_all(drafter, progress.draft_context, params)))[0]
-    times = total(probe_times, waited("draft_ms", clock.lap_ms(), generated.duration_ms))
-    return SegmentRecord(
-        len(progress.segments), generated.segment, accepted=None, times=times, logprobs=generated.logprobs
-    )
 
 
 class _History:

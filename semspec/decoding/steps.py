@@ -1,16 +1,16 @@
-"""Building blocks of strategies: times per stage, records of generated segments, rewrites,
-and unavailable backends.
-"""
+"""Building blocks of strategies: times per stage, records of generated segments, rewrites, unavailable backends. And
+the strategies of one model alone."""
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import astuple, replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
-from semspec.decoding.generation import Progress, Step
-from semspec.decoding.protocols import Model, WritesAtOnce
+from semspec.decoding.generation import Generation, Progress, Step, Strategy
+from semspec.decoding.protocols import Backends, Drafter, Model, WritesAtOnce
 from semspec.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -27,6 +27,7 @@ from semspec.types import (
     GenerationParams,
     SegmentRecord,
     StageTimes,
+    Writer,
 )
 
 Stage = Literal["draft_ms", "read_ms", "judge_ms", "write_ms"]
@@ -151,6 +152,15 @@ async def by_draft(work: Awaitable[list[GeneratedSegment]]) -> list[GeneratedSeg
     return drafted
 
 
+async def drafted_segment(progress: Progress, drafter: Drafter, params: GenerationParams) -> SegmentRecord:
+    """The record of the draft's next segment, not judged yet. Raises: BackendUnavailable."""
+    clock = Stopwatch()
+    generated = (await by_draft(write_all(drafter, progress.draft_context, params)))[0]
+    times = waited("draft_ms", clock.lap_ms(), generated.duration_ms)
+    index = len(progress.segments)
+    return SegmentRecord(index, generated.segment, accepted=None, times=times, logprobs=generated.logprobs)
+
+
 async def write_on(
     progress: Progress, model: Model, params: GenerationParams, stage: Stage, fallback: str | None = None
 ) -> AsyncGenerator[SegmentRecord, None]:
@@ -201,3 +211,34 @@ async def rewritten(rejected: SegmentRecord, steps: AsyncGenerator[Step, None]) 
                 logprobs=record.logprobs,
             )
     raise Unavailable("the target ended its stream without a segment; retry")
+
+
+def written_by_target(
+    progress: Progress, backends: Backends, max_segments: Literal[0, 1] = 0, fallback: str | None = None
+) -> AsyncGenerator[SegmentRecord, None]:
+    """The next segment, or with `max_segments` 0 the rest of the generation, by plain decoding of the target.
+
+    `fallback`: why it takes over, if it does.
+    """
+    return write_on(progress, backends.target, progress.params("target", max_segments), "write_ms", fallback)
+
+
+async def _written_by_draft(progress: Progress, backends: Backends) -> AsyncGenerator[SegmentRecord, None]:
+    """The rest of the generation as one stream of the draft. Raises: BackendUnavailable."""
+    params = progress.params("draft", max_segments=0)
+    with backend_failures("draft"):
+        async with aclosing(write_on(progress, backends.drafter, params, "draft_ms")) as records:
+            async for record in records:
+                yield record
+
+
+def target(generation: Generation, max_segments: Literal[0, 1] = 0) -> Strategy:
+    """The target alone: the baseline."""
+    rounds = partial(written_by_target, max_segments=max_segments)
+    return Strategy("target", rounds, generation.options, frozenset({Writer.TARGET}), supports_grammars=True)
+
+
+def draft(generation: Generation) -> Strategy:
+    """The draft alone: the lower bound."""
+    writers = frozenset({Writer.DRAFT})
+    return Strategy("draft", _written_by_draft, generation.options, writers, supports_grammars=True)

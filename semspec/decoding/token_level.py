@@ -6,8 +6,7 @@ source of proposals. Verified exactly, the output has the distribution of the ta
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from semspec.decoding.generation import Generation, Limits, Progress, Strategy
@@ -52,20 +51,20 @@ async def rounds(
     that is resumed after a segment has other tokens of the same distribution than an uninterrupted one. A greedy
     generation, or a single segment, has the same tokens. Raises: BackendUnavailable, and what the target raises.
     """
-    verified = VerifiedTokens((), (), 0, 0.0)
-    tally = Tally()
+    verified, since = VerifiedTokens((), (), 0, 0.0), list[Round]()
     while progress.finish_reason is None:
         clock = Stopwatch()
         proposal = await propose(progress, verified)
-        tally = tally.proposed(proposal, clock.lap_ms())
+        draft_times = waited("draft_ms", clock.lap_ms(), proposal.duration_ms)
         params = replace(
             progress.params("target", max_segments), gate=gate and replace(gate, recent=verified.mismatches)
         )
         verified = await _verified(target, progress, verified.open_ids, proposal, params)
-        tally = tally.verified(verified, clock.lap_ms())
+        times = total(draft_times, waited("read_ms", clock.lap_ms(), verified.duration_ms))
+        since.append(Round(proposal, verified, times))
         for segment in verified.segments:
-            yield tally.record(len(progress.segments), segment)
-            progress, tally = progress.after(segment), Tally()
+            yield _record(len(progress.segments), segment, since)
+            progress, since = progress.after(segment), []
         if max_segments and verified.segments:
             return
 
@@ -86,41 +85,25 @@ async def _verified(
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
-    """Token counts and times since the last complete segment."""
+class Round:
+    """A proposal, what the target made of it, and the time that both took."""
 
-    num_proposed: int = 0
-    num_accepted: int = 0
-    times: StageTimes = field(default_factory=StageTimes)
-    num_cached: int | None = None
-    """`VerifiedTokens.num_cached_tokens` of the first verification."""
-
-    def proposed(self, proposal: Proposal, wall_ms: float) -> "Tally":
-        times = total(self.times, waited("draft_ms", wall_ms, proposal.duration_ms))
-        return replace(self, num_proposed=self.num_proposed + len(proposal.token_ids), times=times)
-
-    def verified(self, verified: VerifiedTokens, wall_ms: float) -> "Tally":
-        times = total(self.times, waited("read_ms", wall_ms, verified.duration_ms))
-        cached = verified.num_cached_tokens if self.num_cached is None else self.num_cached
-        return Tally(self.num_proposed, self.num_accepted + verified.num_accepted, times, cached)
-
-    def record(self, index: int, segment: Segment) -> SegmentRecord:
-        return SegmentRecord(
-            index,
-            segment,
-            accepted=None,
-            num_proposed_tokens=self.num_proposed,
-            num_accepted_tokens=self.num_accepted,
-            times=self.times,
-            num_cached_tokens=self.num_cached,
-        )
+    proposal: Proposal
+    verified: VerifiedTokens
+    times: StageTimes
 
 
-def _rounds_of_draft(
-    progress: Progress, backends: Backends, num_tokens: int, max_segments: Literal[0, 1]
-) -> AsyncGenerator[SegmentRecord, None]:
-    """Rounds with at most `num_tokens` proposed by the draft, see `rounds`."""
-    return rounds(progress, backends.target, _from_draft(backends.drafter, num_tokens), max_segments)
+def _record(index: int, segment: Segment, since: Sequence[Round]) -> SegmentRecord:
+    """`since`: the rounds since the segment before; none for a segment that ends in the same round as that."""
+    return SegmentRecord(
+        index,
+        segment,
+        accepted=None,
+        num_proposed_tokens=sum(len(one.proposal.token_ids) for one in since),
+        num_accepted_tokens=sum(one.verified.num_accepted for one in since),
+        times=total(StageTimes(), *(one.times for one in since)),
+        num_cached_tokens=since[0].verified.num_cached_tokens if since else None,
+    )
 
 
 def _from_draft(drafter: Drafter, num_tokens: int) -> Propose:
@@ -154,9 +137,13 @@ def _from_draft(drafter: Drafter, num_tokens: int) -> Propose:
 
 def strategy(generation: Generation, max_segments: Literal[0, 1] = 0) -> Strategy:
     num_tokens = NUM_TOKENS.of(generation.options.num_speculative_tokens)
+
+    def of_draft(progress: Progress, backends: Backends) -> AsyncGenerator[SegmentRecord, None]:
+        return rounds(progress, backends.target, _from_draft(backends.drafter, num_tokens), max_segments)
+
     return Strategy(
         "token-level",
-        partial(_rounds_of_draft, num_tokens=num_tokens, max_segments=max_segments),
+        of_draft,
         replace(generation.options, num_speculative_tokens=num_tokens),
         needs_one_vocabulary=True,
         supports_logprobs=False,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from semspec.decoding.prompts import Prompts, at_the_same_point, renders_its_own
+from semspec.decoding import Prompts, at_the_same_point, renders_its_own
 from semspec.engine.segmentation import cut
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InvalidRequest

@@ -6,11 +6,10 @@ returns the hidden state that the next search uses; a segment is recorded once i
 
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from functools import partial
 from typing import Literal
 
 from semspec.decoding import token_level
-from semspec.decoding.generation import Generation, Limits, Options, Progress, RetrievalOptions, Strategy
+from semspec.decoding.generation import Generation, Limits, Progress, RetrievalOptions, Strategy
 from semspec.decoding.protocols import Backends, Drafter
 from semspec.decoding.steps import or_backend_unavailable
 from semspec.errors import InvalidRequest
@@ -28,23 +27,20 @@ def strategy(generation: Generation, max_segments: Literal[0, 1] = 0) -> Strateg
             "retrieval.gate: 'soft' is for temperature 0 only; send temperature 0, or the gate 'exact'",
             "retrieval.gate",
         )
+    gate = options.soft_gate if options.retrieval.gate == "soft" else None
+
+    def of_datastore(progress: Progress, backends: Backends) -> AsyncGenerator[SegmentRecord, None]:
+        propose = _from_datastore(backends.drafter, options.retrieval, num_tokens)
+        return token_level.rounds(progress, backends.target, propose, max_segments, gate)
+
     return Strategy(
         "retrieval",
-        partial(_rounds, options=options, num_tokens=num_tokens, max_segments=max_segments),
+        of_datastore,
         options,
         writers=frozenset({Writer.TARGET}),
         needs_datastore=True,
         supports_logprobs=False,
     )
-
-
-def _rounds(
-    progress: Progress, backends: Backends, options: Options, num_tokens: int, max_segments: Literal[0, 1]
-) -> AsyncGenerator[SegmentRecord, None]:
-    """Rounds of retrieving and verifying, see `token_level.rounds`."""
-    gate = options.soft_gate if options.retrieval.gate == "soft" else None
-    propose = _from_datastore(backends.drafter, options.retrieval, num_tokens)
-    return token_level.rounds(progress, backends.target, propose, max_segments, gate)
 
 
 def _from_datastore(drafter: Drafter, options: RetrievalOptions, num_tokens: int) -> token_level.Propose:
