@@ -7,7 +7,6 @@ representative.
 
 from collections import Counter
 from collections.abc import Generator, Sequence
-from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from semspec.clustering.equivalence import Alternatives, in_order_of_appearance
@@ -25,21 +24,6 @@ class Judge(Protocol):
     def judge(self, pairs: Sequence[TextPair]) -> list[bool]:
         """Whether each premise entails its hypothesis."""
         ...
-
-
-@dataclass(slots=True)
-class Counts:
-    """Costs of clustering."""
-
-    num_segments: int = 0
-    num_distinct: int = 0
-    """Texts left after duplicates are merged."""
-    num_too_long: int = 0
-    """Segments that do not fit into the NLI model's window."""
-    num_forwards: int = 0
-    """Ordered pairs the NLI model has judged."""
-    num_forwards_saved: int = 0
-    """Reverse directions that the forward verdict made unnecessary."""
 
 
 Walk = Generator[TextPair, bool, list[int | None]]
@@ -61,7 +45,8 @@ class EntailmentEquivalence:
 
     def __init__(self, judge: Judge, with_context: bool = True) -> None:
         self._judge, self._with_context = judge, with_context
-        self.counts = Counts()
+        self.counts = Counter[str]()
+        """`num_forwards`: ordered pairs that the model has judged; `num_too_long`: segments beyond its window."""
 
     @classmethod
     def load(cls, config: EntailmentConfig, max_segment_tokens: int = 0) -> "EntailmentEquivalence":
@@ -76,10 +61,10 @@ class EntailmentEquivalence:
             )
         return cls(model, config.with_context)
 
-    def take_counts(self) -> dict[str, int]:
+    def take_counts(self) -> Counter[str]:
         """The counts since the last call."""
-        taken, self.counts = self.counts, Counts()
-        return asdict(taken)
+        taken, self.counts = self.counts, Counter()
+        return taken
 
     def clusters(self, groups: Sequence[Alternatives]) -> list[list[int | None]]:
         own_texts = [distinct_texts(group.segments) for group in groups]
@@ -89,9 +74,7 @@ class EntailmentEquivalence:
             in_order_of_appearance([own[normalized(segment)] for segment in group.segments])
             for group, own in zip(groups, by_text, strict=True)
         ]
-        self.counts.num_segments += sum(map(len, clusters))
-        self.counts.num_distinct += sum(map(len, own_texts))
-        self.counts.num_too_long += sum(own.count(None) for own in clusters)
+        self.counts["num_too_long"] += sum(own.count(None) for own in clusters)
         return clusters
 
     def _in_lock_step(self, walks: Sequence[Walk]) -> list[list[int | None]]:
@@ -112,7 +95,7 @@ class EntailmentEquivalence:
         while wanted:
             new = list(dict.fromkeys(pair for pair in wanted.values() if pair not in known))
             known |= zip(new, self._judge.judge(new), strict=True)
-            self.counts.num_forwards += len(new)
+            self.counts["num_forwards"] += len(new)
             for number, pair in list(wanted.items()):
                 resume(number, known[pair])
         return results
@@ -139,12 +122,7 @@ class EntailmentEquivalence:
 
     def _is_same(self, one: TokenIds, other: TokenIds) -> Generator[TextPair, bool, bool]:
         """Sides of equal tokens count as the same."""
-        if one == other:
-            return True
-        if not (yield one, other):
-            self.counts.num_forwards_saved += 1
-            return False
-        return (yield other, one)
+        return one == other or ((yield one, other) and (yield other, one))
 
 
 def context_of(group: Alternatives) -> str:

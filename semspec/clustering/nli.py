@@ -160,20 +160,11 @@ class NliModel:
     @torch.inference_mode()
     def _forward(self, pairs: Sequence[TextPair]) -> list[int]:
         joined = [self._format.join(pair) for pair in pairs]
-        length = max(len(ids) for ids, _ in joined)
-        padding = self._tokenizer.pad_token_id or 0
-
-        def tensor(rows: Sequence[list[int]], filler: int) -> torch.Tensor:
-            padded = [row + [filler] * (length - len(row)) for row in rows]
-            return torch.tensor(padded, device=self._model.device)
-
-        inputs = {
-            "input_ids": tensor([ids for ids, _ in joined], padding),
-            "attention_mask": tensor([[1] * len(ids) for ids, _ in joined], 0),
-        }
+        inputs = {"input_ids": [ids for ids, _ in joined]}
         if self._takes_types:
-            inputs["token_type_ids"] = tensor([types for _, types in joined], 0)
-        labels: list[int] = self._model(**inputs).logits.argmax(-1).tolist()
+            inputs["token_type_ids"] = [types for _, types in joined]
+        padded = self._tokenizer.pad(inputs, return_tensors="pt").to(self._model.device)
+        labels: list[int] = self._model(**padded).logits.argmax(-1).tolist()
         return labels
 
 
