@@ -23,11 +23,10 @@ from semspec.engine.causal_lm import CausalLM
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest
 from semspec.training.config import DatastoreConfig
-from semspec.training.data.pair import info_json
-from semspec.training.data.questions import Question
+from semspec.training.data.pair import info_json, load_model
+from semspec.training.data.questions import Question, stored_questions
 from semspec.training.data.stages import Questions
 from semspec.training.files import Row, StageFolder, check_format, digest_of, write_tensors
-from semspec.training.pipeline import stored_questions
 from semspec.training.progress import Reporter
 from semspec.types import Context, GenerationParams, Message, Piece, Writer, derive_seed
 
@@ -73,8 +72,7 @@ class DatastoreBuild:
 
     @cached_property
     def _lm(self) -> CausalLM:
-        target = self.config.target
-        return CausalLM.load(target.model, target.revision, target.device, target.dtype)
+        return load_model(self.config.target)
 
     @cached_property
     def _layer(self) -> int:

@@ -1,18 +1,22 @@
-"""What a run will take: time from a pilot and a few timed steps, disk from the models' sizes."""
+"""What a run will take: time from a pilot on a few questions and a few timed steps, disk from the models' sizes."""
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
+from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from semspec.training.config import PipelineConfig, SamplesConfig
-from semspec.training.data.labels import Labels
-from semspec.training.data.pair import Pair, states_dtype
+from semspec.training.data.labels import Labels, arranged
+from semspec.training.data.pair import Pair
 from semspec.training.data.questions import Question
-from semspec.training.pilot import Piloted
+from semspec.training.data.stages import ClustersStage
 from semspec.training.progress import Reporter, duration, timed
 from semspec.training.trainer.fit import fit
 from semspec.training.trainer.probes import Variant, Variants, training_of
@@ -20,8 +24,13 @@ from semspec.training.trainer.recipe import FitRecipe, Role
 from semspec.training.trainer.states import FeatureSource, StateStore
 from semspec.types import Writer
 
+LEAST_S = 60.0
+"""A pilot goes on for at least so many seconds, so that long and short questions even out."""
 TIMED_ROWS = 1024
 """Segments that parts of a fit are timed on."""
+
+Kind = bool
+"""Whether a question is for the report only: such have samples of their own number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +57,78 @@ class Estimate:
 
 def state_row_bytes(pair: Pair, config: PipelineConfig) -> int:
     """Size of the states of one context with N target-written and N draft-written segments, in bytes."""
-    dtype = states_dtype(config.samples.states_dtype, pair.target.model.dtype)
     infos = {writer: model.lm.info for writer, model in pair.models.items()}
     sizes = {writer: (info.num_layers + 1) * info.hidden_size for writer, info in infos.items()}
-    return context_bytes(config.samples, sizes[Writer.TARGET], sizes[Writer.DRAFT], dtype.itemsize)
+    return context_bytes(config.samples, sizes[Writer.TARGET], sizes[Writer.DRAFT], pair.states_dtype.itemsize)
 
 
 def context_bytes(samples: SamplesConfig, target_size: int, draft_size: int, itemsize: int) -> int:
     """Size of the states of one context in bytes; `target_size`, `draft_size`: numbers in a segment's states."""
     return samples.num_samples * itemsize * (2 * target_size + draft_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Piloted:
+    """What the pilot measured, as for all questions."""
+
+    stage_s: dict[str, float]
+    contexts: dict[Kind, float]
+    """Contexts a question."""
+    states_bytes: float
+    labels: Labels
+    work: Path
+
+
+def groups_of(every: Sequence[Question], size: int) -> list[list[Question]]:
+    """The questions in groups of `size` of one kind, both kinds in turn, in an order that is drawn once.
+
+    A group is smaller where there are fewer questions of a kind; those left over are in none.
+    """
+    order = np.random.default_rng(0).permutation(len(every))
+    kinds = [[every[i] for i in order if (every[i].split == "test") is is_test] for is_test in (False, True)]
+    size = min([size, *(len(own) for own in kinds if own)])
+    cut = [[own[i : i + size] for i in range(0, len(own) - size + 1, size)] for own in kinds]
+    return [own[i] for i in range(max(map(len, cut))) for own in cut if i < len(own)]
+
+
+def run_pilot(
+    clusters: ClustersStage, groups: Sequence[Sequence[Question]], every: Sequence[Question], reporter: Reporter
+) -> Piloted:
+    """Run the stages on `groups`, a shard each, until each kind had one and `LEAST_S` seconds are over.
+
+    The stages' folders are empty, and the models are loaded.
+    """
+    clusters.load()
+    stages, bars = (clusters.contexts, clusters.samples, clusters), reporter.passing()
+    totals = {group[0].split == "test": defaultdict[str, float](float) for group in groups}
+    started, num_done = perf_counter(), 0
+    for number, group in enumerate(groups):
+        if all(totals.values()) and perf_counter() - started >= LEAST_S:
+            break
+        is_test = group[0].split == "test"
+        found = totals[is_test]
+        for stage in stages:
+            found[stage.name] += timed(partial(stage.make, [number], bars))[1]
+        found["questions"] += len(group)
+        found["contexts"] += clusters.contexts.num_contexts(number)
+        found["bytes"] += clusters.samples.folder.file(number, ".safetensors").stat().st_size
+        num_done += 1
+        kind = "for the report" if is_test else "to train on"
+        told = ", ".join(f"{stage.name} {duration(found[stage.name])}" for stage in stages)
+        reporter.say(f"pilot: {num_done * len(group)} of {len(every)} questions, those {kind}: {told}")
+    of_kind = Counter(question.split == "test" for question in every)
+
+    def whole(name: str) -> float:
+        return sum(found[name] * of_kind[kind] / found["questions"] for kind, found in totals.items())
+
+    rows = [row for number in range(num_done) for row in clusters.labels(number)]
+    return Piloted(
+        {stage.name: whole(stage.name) for stage in stages},
+        {kind: found["contexts"] / found["questions"] for kind, found in totals.items()},
+        whole("bytes"),
+        arranged(rows, clusters.contexts.questions.all),
+        clusters.folder.path.parent,
+    )
 
 
 def fit_seconds(config: PipelineConfig, piloted: Piloted, every: Sequence[Question], reporter: Reporter) -> float:
@@ -103,7 +175,7 @@ def _fit_times(
     there are too few. Reduced features are kept in memory only if those of `num_train` segments fit there."""
     source = FeatureSource(store, role, *recipe.inputs(role))
     mask = labels.by_draft if role == "draft" else np.ones(len(labels), dtype=np.bool_)
-    some = np.resize(labels.where(mask), TIMED_ROWS)
+    some = np.resize(np.flatnonzero(mask), TIMED_ROWS)
     wanted = np.linspace(0, 1, len(labels), dtype=np.float32)
     memory_gib = recipe.memory_gib * min(1, TIMED_ROWS / max(1, num_train))
 

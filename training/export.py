@@ -20,7 +20,7 @@ from semspec.training.config import PipelineConfig
 from semspec.training.data.contexts import ProbeContext
 from semspec.training.data.labels import Labels
 from semspec.training.data.pair import Pair, info_of
-from semspec.training.data.stages import ClustersStage, ContextsStage, SamplesStage
+from semspec.training.data.stages import ClustersStage
 from semspec.training.evaluation.acceptance import Cost, card_curve, served_rule
 from semspec.training.evaluation.evaluate import Evidence, Report, evaluate
 from semspec.training.evaluation.likelihood import LikelihoodReport, Pilot, calibrated, predicted
@@ -59,17 +59,10 @@ class Export:
     """Makes the probes in `config.output`, the alternatives beside them, and the report in WORK/report."""
 
     def __init__(
-        self,
-        config: PipelineConfig,
-        work: Path,
-        labels: Labels,
-        contexts: ContextsStage,
-        samples: SamplesStage,
-        clusters: ClustersStage,
-        reporter: Reporter,
+        self, config: PipelineConfig, work: Path, labels: Labels, clusters: ClustersStage, reporter: Reporter
     ) -> None:
         self._config, self._work, self._labels, self._reporter = config, work, labels, reporter
-        self._contexts, self._samples, self._clusters = contexts, samples, clusters
+        self._contexts, self._samples, self._clusters = clusters.contexts, clusters.samples, clusters
 
     def fit(self) -> None:
         """Fit the served probes, then those that the report compares with; each is saved when it is complete."""
@@ -141,7 +134,7 @@ class Export:
     def _surprisal(self) -> NDArray[np.float32]:
         """`[num_segments, num_surprisal_features]`, aligned with the labels."""
         source = FeatureSource(self._store, "target", "surprisal", "all")
-        surprisal: NDArray[np.float32] = source.gather(self._labels, np.arange(len(self._labels))).numpy()
+        surprisal: NDArray[np.float32] = source.read(self._labels, np.arange(len(self._labels))).numpy()
         return surprisal
 
     @cached_property
@@ -264,7 +257,7 @@ class Export:
             "right_means": report.criterion,
             "auroc": verification["auroc"]["value"],
             "wrong_accepted_at_95_right": verification["wrong_accepted"]["value"],
-            "ece": {use: one["ece"]["value"] for use, one in variant["regressions"].items()},
+            "ece": {use: one["value"] for use, one in variant["ece"].items()},
             "strictness": card_curve(report.recommendation.curve),
         }
         of_served_only = () if name == SERVED else ("verdict", "strictness")

@@ -2,53 +2,28 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-from semspec.clustering.equivalence import Equivalence
 from semspec.clustering.loading import load_equivalence
 from semspec.errors import InvalidRequest, Unavailable
 from semspec.probes.probe import layer_indices
-from semspec.training import pilot as pilots
 from semspec.training.checks import check_models, check_output
-from semspec.training.config import DatastoreConfig, PipelineConfig
+from semspec.training.config import PipelineConfig
 from semspec.training.data.collected import check_collections
-from semspec.training.data.labels import Labels, gather_labels, label, read_labels, write_labels
+from semspec.training.data.labels import Labels, gather_labels, read_labels, write_labels
 from semspec.training.data.pair import Pair
-from semspec.training.data.questions import Question, gather
+from semspec.training.data.questions import questions_recipe, stored_questions
 from semspec.training.data.stages import ClustersStage, ContextsStage, Questions, SamplesStage, Stage
-from semspec.training.estimate import Estimate, fit_seconds, gigabytes, state_row_bytes
+from semspec.training.estimate import Estimate, fit_seconds, gigabytes, groups_of, run_pilot, state_row_bytes
 from semspec.training.export import Export
-from semspec.training.files import Row, StageFolder, check_format, write_json, write_rows
+from semspec.training.files import Row, StageFolder, check_format
 from semspec.training.progress import Reporter
-from semspec.training.trainer.recipe import Role
 from semspec.types import Writer
 
 SHARDED = ("contexts", "samples", "clusters")
 WHOLE = ("labels", "probes", "report")
-
-
-def stored_questions(work: Path, config: PipelineConfig | DatastoreConfig, reporter: Reporter) -> list[Question]:
-    """The questions of `config`, gathered at the first call; later ones and other workers read the stored ones."""
-    folder = StageFolder(work / "questions")
-    folder.claim(_questions_recipe(config))
-    if not folder.is_done(0):
-        found, dropped = gather(config.questions, config.evaluation_sets, config.shares)
-        write_rows(folder.file(0, ".parquet"), [asdict(question) for question in found])
-        write_json(folder.path / "dropped.json", [asdict(one) for one in dropped])
-        folder.commit(0, [".parquet"], num_questions=len(found), num_dropped=len(dropped))
-        reporter.say(f"{len(found)} questions; {len(dropped)} dropped, listed in {folder.path}/dropped.json")
-    return [Question(**row) for row in folder.rows(0)]
-
-
-def _questions_recipe(config: PipelineConfig | DatastoreConfig) -> Row:
-    recipe = config.model_dump(mode="json", include={"questions", "evaluation_sets", "shares"})
-    for source in (*recipe["questions"], *recipe["evaluation_sets"]):
-        if source["collection"] is None:  # as work folders have it that were begun before there were collections
-            del source["collection"]
-    return recipe
 
 
 class Pipeline:
@@ -72,38 +47,36 @@ class Pipeline:
             check_collections(self.config, self.pair)
         return Questions(stored_questions(self.work, self.config, self.reporter), self.config.shard_questions)
 
-    def _questions_recipe(self) -> Row:
-        return _questions_recipe(self.config)
-
     @cached_property
     def pair(self) -> Pair:
         return Pair(self.config)
 
     @cached_property
     def contexts(self) -> ContextsStage:
-        return ContextsStage(StageFolder(self.work / "contexts"), self.config, self.questions, self.pair)
+        return ContextsStage(self.work, self.config, self.questions, self.pair)
 
     @cached_property
     def samples(self) -> SamplesStage:
-        return SamplesStage(StageFolder(self.work / "samples"), self.config, self.contexts, self.pair)
+        return SamplesStage(self.work, self.config, self.contexts, self.pair)
 
     @cached_property
     def clusters(self) -> ClustersStage:
-        folder = StageFolder(self.work / "clusters")
-        return ClustersStage(folder, self.config, self.contexts, self.samples, self._load_equivalence)
+        return ClustersStage(self.work, self.config, self.samples)
+
+    @property
+    def stages(self) -> dict[str, Stage]:
+        return {stage.name: stage for stage in (self.contexts, self.samples, self.clusters)}
 
     def run(self) -> None:
         """Run every stage; a worker with a share of the shards runs only the sharded stages."""
-        self.check_start()
+        self.check_start(self._mine)
         for name in SHARDED:
             if name == "clusters":
                 self.pair.forget()
             self.make(name)
-        if self._shard[1] > 1:
-            self.reporter.say("this worker's shards are done; when all are, run the same command without --shard")
-            return
-        for name in WHOLE:
-            self.make(name)
+        if not self._is_share():
+            for name in WHOLE:
+                self.make(name)
 
     def calibrate(self) -> None:
         """Calibrate `likelihood` on the pilot's shards, which a later run keeps; other workers' shares as in `run`.
@@ -111,36 +84,31 @@ class Pipeline:
         Raises: InvalidRequest when the pilot is too small, or the draft is always right or always wrong there.
         """
         pilot = self.questions.pilot(self.config.likelihood.num_questions)
-        self.check_start(pilot)
+        mine = [number for number in self._mine if number in pilot]
+        self.check_start(mine)
         for name in SHARDED:
-            self._make_shards(self.stage(name), [number for number in self._mine if number in pilot])
-        if self._shard[1] > 1:
-            self.reporter.say("this worker's shards are done; when all are, run the same command without --shard")
-            return
-        self._verify(pilot)
-        labels = gather_labels(map(self._labels_of, pilot), self.questions.all)
-        Export(self.config, self.work, labels, self.contexts, self.samples, self.clusters, self.reporter).calibrate(
-            self.pair, pilot
-        )
+            self.make(name, mine)
+        if not self._is_share():
+            self._verify(pilot)
+            labels = gather_labels(map(self.clusters.labels, pilot), self.questions.all)
+            Export(self.config, self.work, labels, self.clusters, self.reporter).calibrate(self.pair, pilot)
 
-    def check_start(self, numbers: Sequence[int] | None = None) -> None:
-        """Load and check what later stages need before sampling, so that a long run does not fail at its end.
-
-        `numbers`: the shards that will be made; None: all of this worker.
+    def check_start(self, numbers: Sequence[int]) -> None:
+        """Load and check what later stages need before sampling the shards `numbers`, so that a long run does not fail
+        at its end.
 
         Raises: InvalidRequest, Mismatch when models, equivalence or output cannot do what the configuration asks for.
         """
         check_output(self.config.output)
         self.clusters  # noqa: B018  (its functions are found)
-        if all(self.samples.folder.manifest(number) for number in (self._mine if numbers is None else numbers)):
+        if all(self.samples.folder.manifest(number) for number in numbers):
             return
-        self._load_equivalence()
+        load_equivalence(self.config.equivalence, self.config.max_segment_tokens)
         tokenizers = {writer: model.lm.tokenizer for writer, model in self.pair.models.items()}
         check_models(self.config, tokenizers, self.questions.all)
-        roles: tuple[Role, ...] = ("draft", "target")
-        for role in roles:
-            layers = self.config.probes.inputs(role)[1]
-            layer_indices(layers, tokenizers[Writer(role)].info.num_layers + 1)
+        inputs = {Writer.DRAFT: self.config.probes.inputs("draft"), Writer.TARGET: self.config.probes.inputs("target")}
+        for writer, (_, layers) in inputs.items():
+            layer_indices(layers, tokenizers[writer].info.num_layers + 1)
         if len({tokenizer.info.tokenizer for tokenizer in tokenizers.values()}) > 1:
             self.reporter.say("the tokenizers differ: each model reads the other's segments as text, as when served")
 
@@ -149,32 +117,24 @@ class Pipeline:
         """This worker's shards."""
         return range(self._shard[0], len(self.questions), self._shard[1])
 
-    def make(self, name: str) -> None:
-        """Run one stage, or its missing part."""
+    def _is_share(self) -> bool:
+        if self._shard[1] > 1:
+            self.reporter.say("this worker's shards are done; when all are, run the same command without --shard")
+        return self._shard[1] > 1
+
+    def make(self, name: str, numbers: Sequence[int] | None = None) -> None:
+        """Run one stage, or its missing part. `numbers`: of the shards; None: all of this worker."""
         if name in SHARDED:
-            self._make_shards(self.stage(name), self._mine)
+            numbers = self._mine if numbers is None else numbers
+            if name == "samples":
+                self._check_disk_space(numbers)
+            self.stages[name].make(numbers, self.reporter)
         else:
-            {"labels": self._make_labels, "probes": self._make_probes, "report": self._make_report}[name]()
+            {"labels": self._make_labels, "probes": self._export.fit, "report": self._make_report}[name]()
 
-    def stage(self, name: str) -> Stage:
-        stages: dict[str, Stage] = {"contexts": self.contexts, "samples": self.samples, "clusters": self.clusters}
-        return stages[name]
-
-    def _make_shards(self, stage: Stage, numbers: Sequence[int]) -> None:
-        stage.folder.claim(stage.recipe())
-        missing = [number for number in numbers if not stage.folder.is_done(number, stage.inputs(number))]
-        if not missing:
+    def _check_disk_space(self, numbers: Sequence[int]) -> None:
+        if not (num_contexts := sum(map(self.samples.size, self.samples.missing(numbers)))):
             return
-        num_done = sum(stage.size(number) for number in numbers if number not in missing)
-        num_missing = sum(stage.size(number) for number in missing)
-        if stage is self.samples:
-            self._check_disk_space(num_missing)
-        title = stage.folder.path.name
-        with self.reporter.bar(title, num_done + num_missing, stage.unit, num_done) as advance:
-            for number in missing:
-                stage.make(number, advance)
-
-    def _check_disk_space(self, num_contexts: int) -> None:
         wanted, free = num_contexts * state_row_bytes(self.pair, self.config), shutil.disk_usage(self.work).free
         self.reporter.say(f"states of {num_contexts} contexts: {gigabytes(wanted)} ({gigabytes(free)} free)")
         if wanted > free:
@@ -183,22 +143,18 @@ class Pipeline:
                 "give another --work, or take fewer contexts (contexts.per_question)"
             )
 
-    def _complete(self, stage: Stage) -> list[int]:
-        """All shard numbers. Raises: InvalidRequest when some shards are missing."""
-        numbers = range(len(self.questions))
-        if missing := [number for number in numbers if not stage.folder.is_done(number, stage.inputs(number))]:
-            raise InvalidRequest(
-                f"{len(missing)} of {len(numbers)} shards of {stage.folder.path.name} are missing, the first is "
-                f"{missing[0]:05d}: run `semspec train run` with the shares that lack them"
-            )
-        return list(numbers)
-
     def _make_labels(self) -> None:
-        folder, inputs = StageFolder(self.work / "labels"), self.clusters.folder.digest
-        numbers = self._complete(self.clusters)
+        """Raises: InvalidRequest when some shards are missing."""
+        folder, numbers = StageFolder(self.work / "labels"), range(len(self.questions))
+        inputs = self.clusters.folder.digest
+        if missing := self.clusters.missing(numbers):
+            raise InvalidRequest(
+                f"{len(missing)} of {len(numbers)} shards of clusters are missing, the first is {missing[0]:05d}: "
+                "run `semspec train run` with the shares that lack them"
+            )
         if not folder.is_done(0, inputs):
             self._verify(numbers)
-            labels = gather_labels(map(self._labels_of, numbers), self.questions.all)
+            labels = gather_labels(map(self.clusters.labels, numbers), self.questions.all)
             write_labels(folder.file(0, ".parquet"), labels)
             folder.commit(0, [".parquet"], inputs, num_segments=len(labels))
             counted = self.clusters.counted()
@@ -211,19 +167,9 @@ class Pipeline:
         """Read all that labels, probes and report are made from. Raises: Mismatch when a file is damaged."""
         with self.reporter.bar("check", len(numbers), "shards") as advance:
             for number in numbers:
-                self.contexts.folder.verify(number, (".parquet",))
-                self.samples.folder.verify(number, (".parquet", ".safetensors"))
-                self.clusters.folder.verify(number, (".parquet",))
+                for stage in self.stages.values():
+                    stage.folder.verify(number, stage.suffixes)
                 advance(1)
-
-    def labels_of(self, number: int, ids: dict[str, int]) -> Iterator[Row]:
-        """The labels of a shard, one row a segment; `ids` maps a question's id to its number."""
-        rows, clusters = (stage.folder.rows(number) for stage in (self.samples, self.clusters))
-        return label(rows, clusters, number, ids)
-
-    def _labels_of(self, number: int) -> Iterator[Row]:
-        ids = {self.questions.all[index].id: index for index in self.questions.numbers(number)}
-        return self.labels_of(number, ids)
 
     @cached_property
     def labels(self) -> Labels:
@@ -234,28 +180,22 @@ class Pipeline:
 
     @cached_property
     def _export(self) -> Export:
-        return Export(self.config, self.work, self.labels, self.contexts, self.samples, self.clusters, self.reporter)
-
-    def _make_probes(self) -> None:
-        self._export.fit()
+        return Export(self.config, self.work, self.labels, self.clusters, self.reporter)
 
     def _make_report(self) -> None:
         self._export.report(self.pair)
 
-    def estimate(self, num_questions: int = 2, least_s: float | None = None) -> Estimate:
-        """Estimate the whole run, from a pilot in a temporary folder.
-
-        `num_questions`: of each kind at a time, to train on and for the report; the pilot takes more of them until
-        `least_s` seconds are over; None: `pilot.LEAST_S`.
-        """
+    def estimate(self, num_questions: int = 2) -> Estimate:
+        """Estimate the whole run, from a pilot in a temporary folder on `num_questions` at a time to train on, and as
+        many for the report."""
         every = self.questions.all
+        groups = groups_of(every, num_questions)
+        self.pair.models  # noqa: B018  (load before timing)
         with tempfile.TemporaryDirectory() as folder:
             pilot = Pipeline(self.config, Path(folder))
             pilot.pair = self.pair
-            self.pair.models  # noqa: B018  (load before timing)
-            piloted = pilots.run_pilot(
-                pilot, every, num_questions, pilots.LEAST_S if least_s is None else least_s, SHARDED, self.reporter
-            )
+            pilot.questions = Questions([question for group in groups for question in group], len(groups[0]))
+            piloted = run_pilot(pilot.clusters, groups, every, self.reporter)
             fits = fit_seconds(self.config, piloted, every, self.reporter)
         contexts = sum(piloted.contexts[question.split == "test"] for question in every)
         free = shutil.disk_usage(self.work if self.work.exists() else Path()).free
@@ -271,25 +211,24 @@ class Pipeline:
 
     def damaged(self) -> list[str]:
         """Files that differ from their manifests, and recipes that differ from the configuration."""
-        folders = [StageFolder(self.work / name) for name in ("questions", *SHARDED, "labels")]
+        folders = {name: StageFolder(self.work / name) for name in ("questions", *SHARDED, "labels")}
         differing = [
-            f"{self.work / name / 'recipe.json'}: {difference}"
+            f"{folders[name].path / 'recipe.json'}: {difference}"
             for name, recipe in self._recipes().items()
-            for difference in StageFolder(self.work / name).differing(recipe)
+            if (folders[name].path / "recipe.json").exists()
+            for difference in folders[name].differing(recipe)
         ]
         return differing + [
             f"{folder.path}/{name}"
-            for folder in folders
+            for folder in folders.values()
             for number in folder.numbers()
             for name in folder.damaged(number)
         ]
 
     def _recipes(self) -> dict[str, Row]:
-        """The recipes of the stages that have begun, without the questions, which may be damaged."""
+        """The recipes of the stages, without reading the questions, which may be damaged."""
         bare = Pipeline(self.config, self.work)
         bare.questions = Questions([], 1)
-        recipes = {name: bare.stage(name).recipe() for name in SHARDED} | {"questions": self._questions_recipe()}
-        return {name: recipe for name, recipe in recipes.items() if (self.work / name / "recipe.json").exists()}
-
-    def _load_equivalence(self) -> Equivalence:
-        return load_equivalence(self.config.equivalence, self.config.max_segment_tokens)
+        return {"questions": questions_recipe(self.config)} | {
+            name: stage.recipe() for name, stage in bare.stages.items()
+        }

@@ -17,45 +17,43 @@ LOG_EVERY_S = 30.0
 class Reporter:
     """Reports progress on stderr."""
 
-    def __init__(self, quiet: bool = False) -> None:
+    def __init__(self, quiet: bool = False, is_passing: bool = False) -> None:
+        """`is_passing`: nothing of a bar stays once it is full."""
         self._console = Console(file=sys.stderr, highlight=False, quiet=quiet, soft_wrap=True)
+        self._is_passing = is_passing
+
+    def passing(self) -> "Reporter":
+        """One whose bars leave nothing."""
+        return Reporter(self._console.quiet, is_passing=True)
 
     def say(self, text: str) -> None:
         self._console.print(text, markup=False)
 
     @contextmanager
-    def bar(
-        self, title: str, total: int, unit: str, done: int = 0, is_passing: bool = False
-    ) -> Iterator[Callable[[int], None]]:
-        """A bar of `total` units, `done` of which are finished already; yields a function that advances it.
-
-        `is_passing`: nothing of it stays once it is full.
-        """
-        columns = [
+    def bar(self, title: str, total: int, unit: str, done: int = 0) -> Iterator[Callable[[float], None]]:
+        """A bar of `total` units, `done` of which are finished already; yields a function that advances it."""
+        progress = Progress(
             TextColumn("{task.description:<10}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]}"),
-        ]
-        progress = Progress(
-            *columns,
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=self._console,
             speed_estimate_period=1e9,
-            transient=is_passing,
+            transient=self._is_passing,
         )
         with progress:
             number = progress.add_task(title, total=total, completed=done, rate="")
             [task] = progress.tasks
             logged_at = time.monotonic()
 
-            def advance(count: int) -> None:
+            def advance(count: float) -> None:
                 nonlocal logged_at
                 progress.update(number, advance=count)
                 rate = f"{task.speed or 0:.2f} {unit}/s"
                 progress.update(number, rate=rate)
-                is_told = task.finished and not is_passing
+                is_told = task.finished and not self._is_passing
                 if self._console.is_terminal or (time.monotonic() - logged_at < LOG_EVERY_S and not is_told):
                     return
                 logged_at = time.monotonic()

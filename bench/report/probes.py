@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from semspec.errors import InvalidRequest
-from semspec.training.evaluation.parts import DomainCell, LearningPoint
 from semspec.training.evaluation.report import MEASURES, domain_table, learning_table
+from semspec.training.evaluation.verification import DomainCell, LearningPoint
 from semspec.training.report.document import Block, Code, Table, Text
 from semspec.training.report.numbers import Measured, measured_decimal
 

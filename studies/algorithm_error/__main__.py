@@ -153,7 +153,7 @@ def sampled(
     for stage in SHARDED:
         pipeline.make(stage)
     labels, store = pipeline.labels, StateStore(work / "samples")
-    drafted = labels.where(labels.by_draft)
+    drafted = np.flatnonzero(labels.by_draft)
     probabilities: dict[Role, NDArray[np.float32]] = {}
     roles: tuple[Role, ...] = ("draft", "target")
     for role in roles:

@@ -8,8 +8,8 @@ import pytest
 from semspec.errors import InvalidRequest, Unavailable
 from semspec.remote.client import Api
 from semspec.training.config import ServerSampler
-from semspec.training.data.writers import ServerWriter, WritingRecipe
-from semspec.types import Context, SamplingParams, Segment, Segmentation, SegmentEnd, Writer
+from semspec.training.data.writers import ServerWriter
+from semspec.types import Context, GenerationParams, SamplingParams, Segment, Segmentation, SegmentEnd, Writer
 from tests.remote.servers import Script, serving
 from tests.remote.support import Local
 
@@ -29,7 +29,7 @@ async def sampled(
     async with serving(api, script) as url:
         config = ServerSampler(backend=api, base_url=url, model="m", concurrency=2, max_retries=0)
         writer = ServerWriter(
-            config, Writer.DRAFT, WritingRecipe(SamplingParams(0.8), segmentation), local.lm.tokenizer
+            config, Writer.DRAFT, GenerationParams(SamplingParams(0.8), segmentation), local.lm.tokenizer
         )
         return await asyncio.to_thread(writer.generate, context, seeds)
 
@@ -73,4 +73,4 @@ async def test_missing_key_is_told_before_the_first_request(
     monkeypatch.delenv("SOME_KEY", raising=False)
     config = ServerSampler(backend=api, base_url="http://127.0.0.1:9", model="m", api_key_env="SOME_KEY")
     with pytest.raises(InvalidRequest, match="SOME_KEY is not set"):
-        ServerWriter(config, Writer.DRAFT, WritingRecipe(SamplingParams()), local.lm.tokenizer)
+        ServerWriter(config, Writer.DRAFT, GenerationParams(SamplingParams()), local.lm.tokenizer)

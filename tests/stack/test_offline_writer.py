@@ -7,8 +7,8 @@ import pytest
 from semspec.engine.causal_lm import CausalLM
 from semspec.errors import Unavailable
 from semspec.training.config import ServerSampler
-from semspec.training.data.writers import CachedModel, EngineWriter, ServerWriter, WritingRecipe
-from semspec.types import Context, SamplingParams, Segmentation, SegmentEnd, Writer, derive_seed
+from semspec.training.data.writers import CachedModel, EngineWriter, ServerWriter
+from semspec.types import Context, GenerationParams, SamplingParams, Segmentation, SegmentEnd, Writer, derive_seed
 from tests.stack.support import QUESTION, Pair, Running
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
@@ -21,7 +21,7 @@ SEEDS = [3, 14, 159, 2653]
 async def test_served_segments_are_those_of_the_engine(
     running: Running, pair: Pair, segmentation: Segmentation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = WritingRecipe(SamplingParams(0.8, 0.9), segmentation, max_segment_tokens=30)
+    recipe = GenerationParams(SamplingParams(0.8, 0.9), segmentation, max_segment_tokens=30, max_tokens=30)
     [model] = [
         one["id"] for one in (await running.http.get("/v1/models")).json()["data"] if one["id"].endswith(":target")
     ]
@@ -40,7 +40,7 @@ async def test_served_segments_are_those_of_the_engine(
 
 
 async def test_server_that_is_not_there_is_named(pair: Pair) -> None:
-    recipe = WritingRecipe(SamplingParams())
+    recipe = GenerationParams(SamplingParams())
     config = ServerSampler(backend="openai", base_url="http://127.0.0.1:9/v1", model="x", max_retries=0)
     lm = CausalLM.load(str(pair.target), None, "cpu", "float32")
     writer = ServerWriter(config, Writer.TARGET, recipe, lm.tokenizer)

@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
+from torch import Tensor
 
 from semspec.probes.probe import Probe
 from semspec.training.data.labels import Labels
 from semspec.training.trainer.fit import Fit, fit, predict
 from semspec.training.trainer.recipe import FitRecipe, Role
-from semspec.training.trainer.states import FeatureSource, Indices, Rows, StateStore
+from semspec.training.trainer.states import FeatureSource, Indices, StateStore
 from semspec.types import SURPRISAL_FEATURES
 
 NUM_LAYERS, HIDDEN_SIZE, DRAFT_SHAPE = 5, 16, (3, 12)
@@ -77,7 +78,7 @@ class Data:
 
     def rows(self, split: str, role: Role = "target") -> NDArray[np.int64]:
         mask = self.labels.split == split
-        return self.labels.where(mask & self.labels.by_draft if role == "draft" else mask)
+        return np.flatnonzero(mask & self.labels.by_draft if role == "draft" else mask)
 
     def wanted(self, role: Role = "target") -> NDArray[np.float32]:
         return self.labels.target_probability if role == "target" else self.labels.draft_probability
@@ -104,11 +105,11 @@ class Watched(FeatureSource):
 
     held = most = 0
 
-    def read(self, labels: Labels, indices: Indices) -> Rows:
+    def read(self, labels: Labels, indices: Indices) -> Tensor:
         rows = super().read(labels, indices)
         self.held += len(indices)
         self.most = max(self.most, self.held)
-        weakref.finalize(rows.states, self._let_go, len(indices))
+        weakref.finalize(rows, self._let_go, len(indices))
         return rows
 
     def _let_go(self, size: int) -> None:

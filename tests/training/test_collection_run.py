@@ -20,10 +20,10 @@ from semspec.training.cli import main
 from semspec.training.collect import fetch, num_answers
 from semspec.training.config import PipelineConfig
 from semspec.training.data.contexts import prompts
-from semspec.training.data.writers import EngineWriter, WritingRecipe
+from semspec.training.data.writers import EngineWriter
 from semspec.training.files import StageFolder, read_json, write_json
 from semspec.training.pipeline import Pipeline
-from semspec.types import Context, SamplingParams, Segment, Writer, derive_seed
+from semspec.types import Context, GenerationParams, SamplingParams, Segment, Writer, derive_seed
 from tests.gateway.support import RedisServer, bearer, make_settings, redis_server, running_gateway
 from tests.training import support
 
@@ -83,7 +83,7 @@ def test_contexts_are_those_that_the_engines_write_offline(
     pipeline = Pipeline(configured(collection, models, tmp_path / "out", contexts={}), tmp_path / "work")
     pipeline.make("contexts")
     pair, sampling = pipeline.pair, SamplingParams(1.0, 1.0, 0, SEED)
-    recipe = WritingRecipe(sampling)
+    recipe = GenerationParams(sampling)
     writers = {writer: EngineWriter(model, writer, recipe) for writer, model in pair.models.items()}
     num_written: Counter[Writer] = Counter()
     for number in pipeline.contexts.folder.numbers():

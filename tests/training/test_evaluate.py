@@ -6,7 +6,7 @@ from math import isnan, nan
 
 import numpy as np
 import pytest
-from sklearn.metrics import r2_score, roc_auc_score
+from sklearn.metrics import roc_auc_score
 
 from semspec.errors import InvalidRequest
 from semspec.training.data.labels import Labels
@@ -17,8 +17,6 @@ from semspec.training.evaluation.metrics import (
     auroc,
     dense_ranks,
     expected_calibration_error,
-    r2,
-    reliability,
     wrong_accepted,
 )
 from semspec.training.evaluation.verification import Predicted
@@ -50,9 +48,6 @@ def test_measures_by_hand() -> None:
     ratio, right = dense_ranks(np.array([0.9, 0.8, 0.8, 0.1])), np.array([True, True, False, False])
     assert wrong_accepted(ratio, right) == 0.5  # both right ones pass only from 0.8 on, with one of two wrong ones
     assert wrong_accepted(ratio, right, least_right=0.5) == 0
-    label, predicted = np.array([0, 0.5, 1.0]), np.array([0.1, 0.5, 0.7])
-    points = [(one.predicted, one.num_segments) for one in reliability(label, predicted)]
-    assert points == [(0.1, 1), (0.5, 1), (0.7, 1)]
 
 
 def test_measures_are_those_of_other_libraries_with_weights_as_repetitions() -> None:
@@ -61,7 +56,6 @@ def test_measures_are_those_of_other_libraries_with_weights_as_repetitions() -> 
     right = rng.random(50) < predicted
     repeated = np.repeat(np.arange(50), weight)
     weights = weight.astype(float)
-    assert r2(label, predicted, weights) == pytest.approx(r2_score(label[repeated], predicted[repeated]))
     assert auroc(dense_ranks(predicted), right, weights) == pytest.approx(
         roc_auc_score(right[repeated], predicted[repeated])
     )
@@ -70,11 +64,10 @@ def test_measures_are_those_of_other_libraries_with_weights_as_repetitions() -> 
 
 
 def test_what_cannot_be_had_is_nan() -> None:
-    ranks, same = dense_ranks(np.array([0.1, 0.2])), np.array([1.0, 1.0])
+    ranks = dense_ranks(np.array([0.1, 0.2]))
     for value in (
         auroc(ranks, np.array([True, True])),
         wrong_accepted(ranks, np.array([False, False])),
-        r2(same, same),
         Resampling.of(np.array([7, 7])).measured(lambda weight: 1.0, np.array([7, 7])).error,
         Resampling.of(np.array([7])).measured(lambda weight: 1.0, np.array([], dtype=np.int64)).value,
     ):
@@ -160,9 +153,8 @@ def test_bad_probes_are_said_to_be_bad() -> None:
 def test_counts_and_curves(report: Report) -> None:
     assert report.counts.contexts == {"train": 80, "validation": 80, "calibration": 80, "test": 240}
     verification = report.served.verifications["truth"]
-    assert verification.num_right + verification.num_wrong + verification.num_unknown == 2400
-    assert verification.num_unknown == report.counts.unknown > 0
-    assert report.served.verifications["target says it"].num_unknown == 0
+    assert verification.num_right + verification.num_wrong + report.counts.unknown == 2400
+    assert report.counts.unknown > 0
     assert [point.num_contexts for point in report.learning_curve] == [20, 80]
     cells = {(cell.trained_on, cell.tested_on) for cell in report.domains}
     assert cells == {(one, other) for one in ("algebra", "geometry") for other in ("algebra", "geometry")}
@@ -201,6 +193,6 @@ def test_segments_the_probes_were_not_asked_about_are_refused() -> None:
     labels = made_up(num_questions=12)
     served = guessed(labels, "served", 1.0)
     hole = Predicted("served", served.target_probability.copy(), served.draft_probability)
-    hole.target_probability[labels.where(labels.split == "test")[0]] = np.nan
+    hole.target_probability[np.flatnonzero(labels.split == "test")[0]] = np.nan
     with pytest.raises(InvalidRequest, match="served: nothing predicted for 1 of"):
         evaluate(replace(evidence(labels), served=hole), num_resamples=2)

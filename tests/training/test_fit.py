@@ -92,7 +92,7 @@ def test_folded_probe_is_the_projected_one(data: Data, features: str) -> None:
     wide.load_state_dict(parameters | {"mean": reduction.mean, "scale": reduction.scale})
     features_of_rows = source.read(data.labels, rows)
     unfolded = torch.sigmoid(small.network(reduction(features_of_rows))[..., 0])
-    assert torch.allclose(wide(features_of_rows.assembled()), unfolded, atol=1e-5)
+    assert torch.allclose(wide(features_of_rows), unfolded, atol=1e-5)
     assert unfolded.std() > 0.001
 
 
@@ -100,7 +100,7 @@ def test_scaling_and_projection_make_unit_features(data: Data) -> None:
     recipe = QUICK.model_copy(update={"features": "states"})
     source, rows = data.source(recipe), data.rows("train")
     plain, projected = (fit_reduction(source, data.labels, rows, projection, CPU) for projection in (None, WIDTH))
-    features = source.gather(data.labels, rows)
+    features = source.read(data.labels, rows)
     torch.testing.assert_close(plain.mean, features.mean(0), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(plain.scale, features.std(0) + 1e-3, rtol=1e-5, atol=1e-5)
     outputs = projected(source.read(data.labels, rows))
@@ -261,12 +261,12 @@ def served_states(data: Data, rows: NDArray[np.int64], role: Role) -> list[State
     source = FeatureSource(data.store, role, "states", "all")
     return [
         States(struct.pack(f"<{len(row)}f", *row), source.shape, role)
-        for row in source.gather(data.labels, rows).tolist()
+        for row in source.read(data.labels, rows).tolist()
     ]
 
 
 def readings(data: Data, rows: NDArray[np.int64]) -> list[SegmentScore]:
-    surprisal = FeatureSource(data.store, "target", "surprisal", "all").gather(data.labels, rows).tolist()
+    surprisal = FeatureSource(data.store, "target", "surprisal", "all").read(data.labels, rows).tolist()
     states = served_states(data, rows, "target")
     return [SegmentScore(one, tuple(numbers), 1, 1.0) for one, numbers in zip(states, surprisal, strict=True)]
 

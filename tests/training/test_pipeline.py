@@ -116,14 +116,15 @@ def test_test_questions_have_more_samples_of_the_target_alone(run: Path) -> None
         assert count == (8 if is_more else 6)
 
 
-def test_status_check_and_estimate(run: Path, tmp_path: Path) -> None:
+def test_status_check_and_estimate(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semspec.training.estimate.LEAST_S", 0.0)
     shutil.copytree(run / "work", tmp_path / "work")
     pipeline = Pipeline(load_config(run / "pair.yaml"), tmp_path / "work")
     assert "clusters  5 of 5 shards" in pipeline.status() and pipeline.damaged() == []
     path = tmp_path / "work" / "samples" / "00002.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     assert pipeline.damaged() == [str(path)]
-    estimate = pipeline.estimate(2, least_s=0)
+    estimate = pipeline.estimate(2)
     assert estimate.num_questions == 20
     num_contexts = sum(pipeline.contexts.num_contexts(number) for number in range(len(pipeline.questions)))
     assert 0.5 < estimate.num_contexts / num_contexts < 2
@@ -136,7 +137,7 @@ def test_status_check_and_estimate(run: Path, tmp_path: Path) -> None:
 def test_estimate_names_the_preset_where_the_run_is_long(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("semspec.training.pilot.LEAST_S", 0.0)
+    monkeypatch.setattr("semspec.training.estimate.LEAST_S", 0.0)
     arguments = ["estimate", "--config", str(run / "pair.yaml"), "--threads", "1", "--pilot", "1"]
     for least_s, is_named in ((0.0, True), (1e9, False)):
         monkeypatch.setattr("semspec.training.cli.LONG_S", least_s)

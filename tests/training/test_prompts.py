@@ -40,7 +40,7 @@ async def test_draft_samples_and_scores_after_its_own_prompt_as_when_served(
     row = trace_row(0, trace, [0], start.draft)
     [context] = contexts_of(row, QUESTION)
     assert context.read_by(Writer.TARGET) == Context((start.target,))
-    rows, tensors = pair.sampler().sample(context)
+    rows, tensors = pair.sample(context)
     engine = TransformersEngine.load(str(folders[0]), writer=Writer.DRAFT, device="cpu")
     info, messages = await engine.info(), [Message("user", QUESTION.text)]
     served = await prompts_of(messages, asyncio.sleep(0, start.target), engine, info, pair.target.info)

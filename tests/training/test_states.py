@@ -47,8 +47,8 @@ def test_gathered_features_are_those_on_disk_in_the_order_asked(
     tmp_path: Path, labels: Labels, store: StateStore, role: Role, features: FeatureSet, layers: LayerSet
 ) -> None:
     source = FeatureSource(store, role, features, layers)
-    indices = np.random.default_rng(0).permutation(labels.where(labels.by_draft))[:25]
-    found = source.gather(labels, indices)
+    indices = np.random.default_rng(0).permutation(np.flatnonzero(labels.by_draft))[:25]
+    found = source.read(labels, indices)
     assert found.shape == (25, source.num_features) and found.dtype == torch.float32
     for place in (0, 7, 24):
         index = int(indices[place])
@@ -59,7 +59,7 @@ def test_batches_read_ahead_come_in_order(labels: Labels, store: StateStore) -> 
     source = FeatureSource(store, "target", "states+surprisal", "all")
     batches = [np.array(part) for part in np.array_split(np.random.default_rng(1).permutation(len(labels)), 9)]
     for batch, rows in zip(batches, source.batches(labels, batches), strict=True):
-        assert torch.equal(rows.assembled(), source.gather(labels, batch))
+        assert torch.equal(rows, source.read(labels, batch))
 
 
 def test_reading_stops_when_the_reader_leaves(labels: Labels, store: StateStore) -> None:
@@ -73,14 +73,14 @@ def test_reading_stops_when_the_reader_leaves(labels: Labels, store: StateStore)
 def test_error_while_reading_ahead_reaches_the_reader(labels: Labels, store: StateStore) -> None:
     source = FeatureSource(store, "draft", "states", "all")
     with pytest.raises(InvalidRequest, match="target-written"):
-        list(source.batches(labels, [labels.where(~labels.by_draft)]))
+        list(source.batches(labels, [np.flatnonzero(~labels.by_draft)]))
 
 
 def test_missing_shard_is_named_with_the_remedy(tmp_path: Path, labels: Labels) -> None:
     (tmp_path / "samples" / "00002.safetensors").unlink()
     source = FeatureSource(StateStore(tmp_path / "samples"), "target", "states", "all")
     with pytest.raises(Mismatch, match=r"shard 2 .* run the same command again"):
-        source.gather(labels, np.arange(len(labels)))
+        source.read(labels, np.arange(len(labels)))
 
 
 def test_unfit_folders_are_refused_with_the_remedy(tmp_path: Path, labels: Labels) -> None:

@@ -52,10 +52,6 @@ class Labels:
     def __len__(self) -> int:
         return len(self.context)
 
-    def where(self, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Indices of the segments that `mask` selects."""
-        return np.flatnonzero(mask)
-
 
 def label(rows: Sequence[Row], clusters: Sequence[Row], shard: int, questions: dict[str, int]) -> Iterator[Row]:
     """Labels of one shard, one row per segment; `rows` and `clusters` are aligned, segments of a context adjacent.

@@ -1,7 +1,7 @@
 """The two models of the pair, loaded on first use, and stage 2: N next segments from each model at each context, with
 the models' states of them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any
@@ -11,25 +11,58 @@ from torch import Tensor
 
 from semspec.engine.causal_lm import CausalLM
 from semspec.errors import InvalidRequest
-from semspec.training.config import ModelConfig, PipelineConfig, SamplesConfig, ServerSampler
+from semspec.training.config import ModelConfig, PipelineConfig, ServerSampler
 from semspec.training.data.contexts import ProbeContext
-from semspec.training.data.writers import CachedModel, EngineWriter, SegmentWriter, ServerWriter, WritingRecipe
+from semspec.training.data.writers import CachedModel, EngineWriter, SegmentWriter, ServerWriter
 from semspec.training.files import Row
-from semspec.types import ModelInfo, Segment, Segmentation, Writer, derive_seed
+from semspec.types import GenerationParams, ModelInfo, Segment, Segmentation, Writer, derive_seed
 
 
-class Sampler:
-    """Samples segments from both models and computes their states, one context at a time."""
+def _row(context: ProbeContext, segment: Segment, num_tokens: int) -> Row:
+    return {
+        "context": context.id,
+        "depth": context.depth,
+        "writer": segment.writer.value,
+        "text": segment.text,
+        "token_ids": list(segment.token_ids),
+        "num_tokens": num_tokens,
+        "end": segment.end.value,
+    }
 
-    def __init__(
-        self,
-        models: dict[Writer, CachedModel],
-        writers: dict[Writer, SegmentWriter],
-        config: SamplesConfig,
-        dtype: torch.dtype,
-    ) -> None:
-        self._models, self._writers = models, writers
-        self._config, self._dtype = config, dtype
+
+class Pair:
+    """Draft and target with their writers. Raises: Mismatch when a model cannot be loaded."""
+
+    def __init__(self, config: PipelineConfig) -> None:
+        self._config = config
+
+    @cached_property
+    def models(self) -> dict[Writer, CachedModel]:
+        configs = {Writer.DRAFT: self._config.draft, Writer.TARGET: self._config.target}
+        rows_at_once = self._config.samples.rows_at_once
+        return {writer: CachedModel(load_model(config), rows_at_once) for writer, config in configs.items()}
+
+    @cached_property
+    def writers(self) -> dict[Writer, SegmentWriter]:
+        return {writer: self._writer(writer) for writer in (Writer.DRAFT, Writer.TARGET)}
+
+    @property
+    def draft(self) -> CausalLM:
+        return self.models[Writer.DRAFT].lm
+
+    @property
+    def target(self) -> CausalLM:
+        return self.models[Writer.TARGET].lm
+
+    @property
+    def states_dtype(self) -> torch.dtype:
+        """The dtype of states on disk."""
+        name, of_model = self._config.samples.states_dtype, self.target.model.dtype
+        if name == "auto":
+            return torch.float16 if of_model is torch.float32 else of_model
+        dtype = getattr(torch, name)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
 
     def sample(self, context: ProbeContext) -> tuple[list[Row], dict[str, Tensor]]:
         """Rows, the target's segments first, and tensors aligned with them:
@@ -47,87 +80,32 @@ class Sampler:
         return rows, {"target_states": states, "surprisal": surprisal, "draft_states": draft_states}
 
     def _written(self, context: ProbeContext, writer: Writer) -> list[Segment]:
-        base = derive_seed(self._config.seed, f"sample {writer} {context.question.id}", context.depth)
-        num_samples = self._config.num_samples
+        config = self._config.samples
+        base = derive_seed(config.seed, f"sample {writer} {context.question.id}", context.depth)
+        num_samples = config.num_samples
         if writer is Writer.TARGET and context.question.split == "test":
-            num_samples = self._config.num_test_samples or num_samples
+            num_samples = config.num_test_samples or num_samples
         seeds = [derive_seed(base, "sample", index) for index in range(num_samples)]
-        return self._writers[writer].generate(context.read_by(writer), seeds)
+        return self.writers[writer].generate(context.read_by(writer), seeds)
 
     def _ids(self, reader: Writer, segments: Sequence[Segment]) -> list[list[int]]:
         """Segments in the reader's tokens; an empty segment, which a server may send, becomes end-of-sequence."""
-        tokenizer = self._models[reader].lm.tokenizer
+        tokenizer = self.models[reader].lm.tokenizer
         eos = [tokenizer.end_of_turn]
         return [list(tokenizer.read_ids(segment, is_first=False)) or eos for segment in segments]
 
     def _read(self, reader: Writer, context: ProbeContext, segments: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
-        model = self._models[reader]
+        model = self.models[reader]
         batch, size = model.at(context.read_by(reader)), model.rows_at_once
         parts = [batch.read(segments[i : i + size]) for i in range(0, len(segments), size)]
-        states = torch.cat([part.states for part in parts]).to("cpu", self._dtype)
+        dtype = self.states_dtype
+        states = torch.cat([part.states for part in parts]).to("cpu", dtype)
         if not bool(states.isfinite().all()):
             raise InvalidRequest(
-                f"states overflow {str(self._dtype).removeprefix('torch.')}; set samples.states_dtype to bfloat16",
+                f"states overflow {str(dtype).removeprefix('torch.')}; set samples.states_dtype to bfloat16",
                 "samples.states_dtype",
             )
         return states, torch.cat([part.surprisal for part in parts]).float().cpu()
-
-
-def _row(context: ProbeContext, segment: Segment, num_tokens: int) -> Row:
-    return {
-        "context": context.id,
-        "depth": context.depth,
-        "writer": segment.writer.value,
-        "text": segment.text,
-        "token_ids": list(segment.token_ids),
-        "num_tokens": num_tokens,
-        "end": segment.end.value,
-    }
-
-
-def stacked(parts: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Concatenate the tensors of several contexts."""
-    gathered = list(parts)
-    return {name: torch.cat([part[name] for part in gathered]) for name in gathered[0]}
-
-
-def states_dtype(name: str, model_dtype: torch.dtype) -> torch.dtype:
-    """The dtype of states on disk."""
-    if name == "auto":
-        return torch.float16 if model_dtype is torch.float32 else model_dtype
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
-
-
-class Pair:
-    """Draft and target with their writers. Raises: Mismatch when a model cannot be loaded."""
-
-    def __init__(self, config: PipelineConfig) -> None:
-        self._config = config
-
-    @cached_property
-    def models(self) -> dict[Writer, CachedModel]:
-        configs = {Writer.DRAFT: self._config.draft, Writer.TARGET: self._config.target}
-        rows_at_once = self._config.samples.rows_at_once
-        return {writer: CachedModel(_load(config), rows_at_once) for writer, config in configs.items()}
-
-    @cached_property
-    def writers(self) -> dict[Writer, SegmentWriter]:
-        return {writer: self._writer(writer) for writer in (Writer.DRAFT, Writer.TARGET)}
-
-    @property
-    def draft(self) -> CausalLM:
-        return self.models[Writer.DRAFT].lm
-
-    @property
-    def target(self) -> CausalLM:
-        return self.models[Writer.TARGET].lm
-
-    def sampler(self) -> Sampler:
-        samples = self._config.samples
-        dtype = states_dtype(samples.states_dtype, self.target.model.dtype)
-        return Sampler(self.models, self.writers, samples, dtype)
 
     def infos(self) -> dict[str, dict[str, Any]]:
         """Both models' infos, for the manifests and the probes' cards."""
@@ -142,14 +120,16 @@ class Pair:
 
     def _writer(self, writer: Writer) -> SegmentWriter:
         config = self._config
-        recipe = WritingRecipe(config.samples.sampling, config.segmentation, config.max_segment_tokens)
+        limit = config.max_segment_tokens
+        params = GenerationParams(config.samples.sampling, config.segmentation, 1, limit, limit)
         sampler = (config.draft if writer is Writer.DRAFT else config.target).sampler
         if isinstance(sampler, ServerSampler):
-            return ServerWriter(sampler, writer, recipe, self.models[writer].lm.tokenizer)
-        return EngineWriter(self.models[writer], writer, recipe)
+            return ServerWriter(sampler, writer, params, self.models[writer].lm.tokenizer)
+        return EngineWriter(self.models[writer], writer, params)
 
 
-def _load(config: ModelConfig) -> CausalLM:
+def load_model(config: ModelConfig) -> CausalLM:
+    """Raises: Mismatch when it cannot be loaded."""
     return CausalLM.load(config.model, config.revision, config.device, config.dtype)
 
 

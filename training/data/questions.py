@@ -5,13 +5,15 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from semspec.clustering.equivalence import resolve
 from semspec.errors import InvalidRequest
-from semspec.training.config import QuestionSource, Shares
+from semspec.training.config import DatastoreConfig, PipelineConfig, QuestionSource, Shares
 from semspec.training.data.collected import collected_rows
-from semspec.training.files import Row, json_lines
+from semspec.training.files import Row, StageFolder, json_lines, write_json, write_rows
+from semspec.training.progress import Reporter
 
 NGRAM_WORDS = 8
 SHARED_NGRAMS = 0.5
@@ -79,6 +81,27 @@ def gather(
             )
     _check(questions)
     return questions, dropped
+
+
+def stored_questions(work: Path, config: PipelineConfig | DatastoreConfig, reporter: Reporter) -> list[Question]:
+    """The questions of `config`, gathered at the first call; later ones and other workers read the stored ones."""
+    folder = StageFolder(work / "questions")
+    folder.claim(questions_recipe(config))
+    if not folder.is_done(0):
+        found, dropped = gather(config.questions, config.evaluation_sets, config.shares)
+        write_rows(folder.file(0, ".parquet"), [asdict(question) for question in found])
+        write_json(folder.path / "dropped.json", [asdict(one) for one in dropped])
+        folder.commit(0, [".parquet"], num_questions=len(found), num_dropped=len(dropped))
+        reporter.say(f"{len(found)} questions; {len(dropped)} dropped, listed in {folder.path}/dropped.json")
+    return [Question(**row) for row in folder.rows(0)]
+
+
+def questions_recipe(config: PipelineConfig | DatastoreConfig) -> Row:
+    recipe = config.model_dump(mode="json", include={"questions", "evaluation_sets", "shares"})
+    for source in (*recipe["questions"], *recipe["evaluation_sets"]):
+        if source["collection"] is None:  # as work folders have it that were begun before there were collections
+            del source["collection"]
+    return recipe
 
 
 def question_row(question: Question) -> Row:

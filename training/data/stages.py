@@ -1,13 +1,17 @@
 """The stages that work shard by shard: contexts, samples, clusters. A shard has the same questions in each stage."""
 
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, ClassVar
 
+import torch
 from sklearn.metrics import adjusted_rand_score
 
 from semspec.clustering.equivalence import WHOLE, Alternatives, Equivalence, clusters_of_whole, resolve
+from semspec.clustering.loading import load_equivalence
 from semspec.training.config import PipelineConfig
 from semspec.training.data.contexts import (
     ProbeContext,
@@ -19,9 +23,11 @@ from semspec.training.data.contexts import (
     prompts,
     trace_row,
 )
-from semspec.training.data.pair import Pair, stacked
+from semspec.training.data.labels import label
+from semspec.training.data.pair import Pair
 from semspec.training.data.questions import Question, question_row
 from semspec.training.files import Row, StageFolder, digest_of, write_rows, write_tensors
+from semspec.training.progress import Reporter
 from semspec.types import Context, Piece, SegmentEnd
 
 Advance = Callable[[int], None]
@@ -31,27 +37,46 @@ Truth = Callable[[str, str, str], bool | None]
 """(question id, reasoning, segment) -> whether the segment is right; None where that is unknown."""
 
 
-class Stage(Protocol):
-    """Makes one stage's shards from those of the previous stage."""
+class Stage(ABC):
+    """Makes one stage's shards from those of the previous stage; a finished shard is kept."""
 
-    folder: StageFolder
-    unit: str
+    name: ClassVar[str]
+    unit: ClassVar[str] = "contexts"
+    suffixes: ClassVar[Sequence[str]] = (".parquet",)
 
+    def __init__(self, work: Path, config: PipelineConfig) -> None:
+        self.folder, self._config = StageFolder(work / self.name), config
+
+    @abstractmethod
     def recipe(self) -> dict[str, Any]:
         """The settings that its shards depend on."""
-        ...
 
+    @abstractmethod
     def inputs(self, number: int) -> str:
         """Digest of the inputs of shard `number`."""
-        ...
 
+    @abstractmethod
     def size(self, number: int) -> int:
         """Number of units of work in shard `number`."""
-        ...
 
-    def make(self, number: int, advance: Advance) -> None:
-        """Write shard `number` and commit it."""
-        ...
+    @abstractmethod
+    def write(self, number: int, advance: Advance) -> dict[str, Any]:
+        """Write the files of shard `number`. Returns facts for its manifest."""
+
+    def missing(self, numbers: Sequence[int]) -> list[int]:
+        """Those of `numbers` whose shards are not there, or are made from other inputs."""
+        return [number for number in numbers if not self.folder.is_done(number, self.inputs(number))]
+
+    def make(self, numbers: Sequence[int], reporter: Reporter) -> None:
+        """Make the missing shards among `numbers`. Raises: Mismatch when others were made with other settings."""
+        self.folder.claim(self.recipe())
+        if not (missing := self.missing(numbers)):
+            return
+        num_all, num_missing = (sum(map(self.size, some)) for some in (numbers, missing))
+        with reporter.bar(self.name, num_all, self.unit, num_all - num_missing) as advance:
+            for number in missing:
+                facts = self.write(number, advance)
+                self.folder.commit(number, self.suffixes, self.inputs(number), **facts)
 
 
 class Questions:
@@ -74,13 +99,14 @@ class Questions:
         return range(shard * self._per_shard, min((shard + 1) * self._per_shard, len(self.all)))
 
 
-class ContextsStage:
+class ContextsStage(Stage):
     """Questions -> traces and the depths to sample at."""
 
-    unit = "questions"
+    name, unit = "contexts", "questions"
 
-    def __init__(self, folder: StageFolder, config: PipelineConfig, questions: Questions, pair: Pair) -> None:
-        self.folder, self._config, self._questions, self._pair = folder, config, questions, pair
+    def __init__(self, work: Path, config: PipelineConfig, questions: Questions, pair: Pair) -> None:
+        super().__init__(work, config)
+        self.questions, self._pair = questions, pair
 
     def recipe(self) -> dict[str, Any]:
         names = {"draft", "target", "prompt", "segmentation", "max_segment_tokens", "contexts", "shard_questions"}
@@ -88,22 +114,21 @@ class ContextsStage:
         return _without_devices(recipe) | {"samples": _sampling(self._config)}
 
     def inputs(self, number: int) -> str:
-        return digest_of([question_row(self._questions.all[index]) for index in self._questions.numbers(number)])
+        return digest_of([question_row(self.questions.all[index]) for index in self.questions.numbers(number)])
 
     def size(self, number: int) -> int:
-        return len(self._questions.numbers(number))
+        return len(self.questions.numbers(number))
 
-    def make(self, number: int, advance: Advance) -> None:
+    def write(self, number: int, advance: Advance) -> dict[str, Any]:
         rows = []
-        for index in self._questions.numbers(number):
+        for index in self.questions.numbers(number):
             rows.append(self._trace(index))
             advance(1)
         write_rows(self.folder.file(number, ".parquet"), rows)
-        num_contexts = sum(len(row["depths"]) for row in rows)
-        self.folder.commit(number, [".parquet"], self.inputs(number), num_contexts=num_contexts)
+        return {"num_contexts": sum(len(row["depths"]) for row in rows)}
 
     def _trace(self, index: int) -> Row:
-        question, target, contexts = self._questions.all[index], self._pair.target.tokenizer, self._config.contexts
+        question, target, contexts = self.questions.all[index], self._pair.target.tokenizer, self._config.contexts
         pieces, draft_prompt = self._pieces(question)
         while len(pieces) > 1 and len(target.context_ids(Context(tuple(pieces)))) > contexts.max_tokens:
             pieces.pop()
@@ -125,20 +150,21 @@ class ContextsStage:
     def contexts(self, number: int) -> list[ProbeContext]:
         """The contexts of a finished shard."""
         rows = self.folder.rows(number)
-        return [context for row in rows for context in contexts_of(row, self._questions.all[row["question"]])]
+        return [context for row in rows for context in contexts_of(row, self.questions.all[row["question"]])]
 
     def num_contexts(self, number: int) -> int:
         manifest = self.folder.manifest(number)
         return int(manifest.facts["num_contexts"]) if manifest else 0
 
 
-class SamplesStage:
+class SamplesStage(Stage):
     """Contexts -> segments and states."""
 
-    unit = "contexts"
+    name, suffixes = "samples", (".parquet", ".safetensors")
 
-    def __init__(self, folder: StageFolder, config: PipelineConfig, contexts: ContextsStage, pair: Pair) -> None:
-        self.folder, self._config, self._contexts, self._pair = folder, config, contexts, pair
+    def __init__(self, work: Path, config: PipelineConfig, contexts: ContextsStage, pair: Pair) -> None:
+        super().__init__(work, config)
+        self.contexts, self._pair = contexts, pair
 
     def recipe(self) -> dict[str, Any]:
         names = {"draft", "target", "segmentation", "max_segment_tokens"}
@@ -146,41 +172,32 @@ class SamplesStage:
         return _without_devices(self._config.model_dump(mode="json", include=names)) | {"samples": samples}
 
     def inputs(self, number: int) -> str:
-        return _digest(self._contexts.folder, number)
+        return _digest(self.contexts.folder, number)
 
     def size(self, number: int) -> int:
-        return self._contexts.num_contexts(number)
+        return self.contexts.num_contexts(number)
 
-    def make(self, number: int, advance: Advance) -> None:
-        rows, tensors, sampler = [], [], self._pair.sampler()
-        for context in self._contexts.contexts(number):
-            own_rows, own_tensors = sampler.sample(context)
+    def write(self, number: int, advance: Advance) -> dict[str, Any]:
+        rows, tensors = [], []
+        for context in self.contexts.contexts(number):
+            own_rows, own_tensors = self._pair.sample(context)
             rows += own_rows
             tensors.append(own_tensors)
             advance(1)
-        write_tensors(self.folder.file(number, ".safetensors"), stacked(tensors))
+        stacked = {name: torch.cat([own[name] for own in tensors]) for name in tensors[0]}
+        write_tensors(self.folder.file(number, ".safetensors"), stacked)
         write_rows(self.folder.file(number, ".parquet"), rows)
-        self.folder.commit(
-            number, [".parquet", ".safetensors"], self.inputs(number), num_rows=len(rows), models=self._pair.infos()
-        )
+        return {"num_rows": len(rows), "models": self._pair.infos()}
 
 
-class ClustersStage:
+class ClustersStage(Stage):
     """Segments -> clusters of the same meaning, and, where the ground truth is known, which are right."""
 
-    unit = "contexts"
+    name = "clusters"
 
-    def __init__(
-        self,
-        folder: StageFolder,
-        config: PipelineConfig,
-        contexts: ContextsStage,
-        samples: SamplesStage,
-        load_equivalence: Callable[[], Equivalence],
-    ) -> None:
-        self.folder, self._config = folder, config
-        self._contexts, self._samples = contexts, samples
-        self._load_equivalence = load_equivalence
+    def __init__(self, work: Path, config: PipelineConfig, samples: SamplesStage) -> None:
+        super().__init__(work, config)
+        self.samples, self.contexts = samples, samples.contexts
         self._equivalence: Equivalence | None = None
         self._truth: Truth | None = resolve(config.truth) if config.truth else None
         self._reference: Equivalence | None = resolve(config.reference)() if config.reference else None
@@ -192,17 +209,18 @@ class ClustersStage:
         return recipe
 
     def inputs(self, number: int) -> str:
-        return _digest(self._samples.folder, number)
+        return _digest(self.samples.folder, number)
 
     def size(self, number: int) -> int:
-        return self._contexts.num_contexts(number)
+        return self.contexts.num_contexts(number)
 
     def load(self) -> Equivalence:
         """The equivalence, loaded once."""
-        self._equivalence = self._equivalence or self._load_equivalence()
+        if self._equivalence is None:
+            self._equivalence = load_equivalence(self._config.equivalence, self._config.max_segment_tokens)
         return self._equivalence
 
-    def make(self, number: int, advance: Advance) -> None:
+    def write(self, number: int, advance: Advance) -> dict[str, Any]:
         equivalence = self.load()
         groups, ends = self._groups(number)
         clusters = clusters_of_whole(equivalence, groups, ends)
@@ -221,7 +239,14 @@ class ClustersStage:
         if self._reference:
             references = clusters_of_whole(self._reference, groups, ends)
             facts["adjusted_rand"] = sum(_agreement(*pair) for pair in zip(references, clusters, strict=True))
-        self.folder.commit(number, [".parquet"], self.inputs(number), **facts | _counts(equivalence))
+        take_counts = getattr(equivalence, "take_counts", dict)  # such as forward passes of an NLI model
+        return facts | take_counts()
+
+    def labels(self, number: int) -> Iterator[Row]:
+        """The labels of a finished shard, one row a segment."""
+        questions = self.contexts.questions
+        ids = {questions.all[index].id: index for index in questions.numbers(number)}
+        return label(self.samples.folder.rows(number), self.folder.rows(number), number, ids)
 
     def counted(self) -> Counter[str]:
         """The facts of all finished shards, added up."""
@@ -233,8 +258,8 @@ class ClustersStage:
 
     def _groups(self, number: int) -> tuple[list[Alternatives], list[list[SegmentEnd]]]:
         """The segments of each context, and how they end."""
-        contexts = {context.id: context for context in self._contexts.contexts(number)}
-        rows = self._samples.folder.rows(number)
+        contexts = {context.id: context for context in self.contexts.contexts(number)}
+        rows = self.samples.folder.rows(number)
         groups, ends = [], []
         for name, group in groupby(rows, key=lambda row: row["context"]):
             context, own = contexts[name], list(group)
@@ -258,12 +283,6 @@ def _agreement(reference: Sequence[int | None], clusters: Sequence[int | None]) 
 def _digest(folder: StageFolder, number: int) -> str:
     manifest = folder.manifest(number)
     return manifest.digest if manifest else ""
-
-
-def _counts(equivalence: Equivalence) -> dict[str, int]:
-    """The equivalence's counts for this shard, such as forward passes of an NLI model."""
-    take = getattr(equivalence, "take_counts", None)
-    return dict(take()) if take else {}
 
 
 def _sampling(config: PipelineConfig) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import asyncio
 import os
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Protocol
 
 from semspec.engine.batch import ContextBatch
@@ -16,16 +15,7 @@ from semspec.remote.client import Completion, CompletionClient, Server
 from semspec.remote.connection import connect
 from semspec.remote.segmenter import TextSegmenter
 from semspec.training.config import ServerSampler
-from semspec.types import Context, GenerationParams, SamplingParams, Segment, Segmentation, Writer
-
-
-@dataclass(frozen=True, slots=True)
-class WritingRecipe:
-    """How segments are sampled, both in traces and at contexts."""
-
-    sampling: SamplingParams
-    segmentation: Segmentation = Segmentation.PARAGRAPH
-    max_segment_tokens: int = 512
+from semspec.types import Context, GenerationParams, Segment, Writer
 
 
 class SegmentWriter(Protocol):
@@ -39,17 +29,17 @@ class SegmentWriter(Protocol):
 class EngineWriter:
     """Generates segments with a model in this process, token for token as the serving engine does."""
 
-    def __init__(self, model: "CachedModel", writer: Writer, recipe: WritingRecipe) -> None:
-        self._model, self._writer, self._recipe = model, writer, recipe
+    def __init__(self, model: "CachedModel", writer: Writer, params: GenerationParams) -> None:
+        self._model, self._writer, self._params = model, writer, params
 
     def generate(self, context: Context, seeds: Sequence[int]) -> list[Segment]:
-        batch, recipe, lm = self._model.at(context), self._recipe, self._model.lm
-        is_after_end = ended_by_look_ahead(context, recipe.segmentation)
+        batch, params, lm = self._model.at(context), self._params, self._model.lm
+        rule, limit = params.segmentation, params.max_segment_tokens
+        is_after_end = ended_by_look_ahead(context, rule)
         segments: list[Segment] = []
         for start in range(0, len(seeds), self._model.rows_at_once):
             part = seeds[start : start + self._model.rows_at_once]
-            limit = recipe.max_segment_tokens
-            for written in batch.sample(recipe.sampling, part, recipe.segmentation, limit, is_after_end):
+            for written in batch.sample(params.sampling, part, rule, limit, is_after_end):
                 text = batch.text_of(written.token_ids)
                 segments.append(Segment(text, tuple(written.token_ids), lm.info.tokenizer, self._writer, written.end))
         return segments
@@ -76,9 +66,11 @@ class ServerWriter:
     The server returns text only, which is tokenized here, so it needs no feature beyond streaming.
     """
 
-    def __init__(self, config: ServerSampler, writer: Writer, recipe: WritingRecipe, tokenizer: ModelTokenizer) -> None:
+    def __init__(
+        self, config: ServerSampler, writer: Writer, params: GenerationParams, tokenizer: ModelTokenizer
+    ) -> None:
         """`tokenizer` is that of the local copy of the same model, which reads the server's text."""
-        self._config, self._writer, self._recipe, self._tokenizer = config, writer, recipe, tokenizer
+        self._config, self._writer, self._params, self._tokenizer = config, writer, params, tokenizer
         self._server = Server(
             config.backend,
             config.base_url,
@@ -92,7 +84,7 @@ class ServerWriter:
     def generate(self, context: Context, seeds: Sequence[int]) -> list[Segment]:
         """Raises: Unavailable, DeadlineExceeded, Overloaded, Mismatch when the server fails."""
         prompt = self._tokenizer.without_bos("".join(piece.text for piece in context.pieces))
-        limit, sampling = self._recipe.max_segment_tokens, self._recipe.sampling
+        sampling, limit = self._params.sampling, self._params.max_segment_tokens
         sent = [seed % 2**31 if self._config.seeded else None for seed in seeds]
         return asyncio.run(self._segments([Completion(prompt, sampling, limit, seed) for seed in sent]))
 
@@ -107,9 +99,7 @@ class ServerWriter:
         return [task.result() for task in tasks]
 
     async def _segment(self, client: CompletionClient, completion: Completion, semaphore: asyncio.Semaphore) -> Segment:
-        recipe, limit = self._recipe, completion.max_tokens
-        params = GenerationParams(recipe.sampling, recipe.segmentation, 1, limit, limit)
-        segmenter = TextSegmenter(self._tokenizer, self._writer, params, num_context_tokens=0)
+        segmenter = TextSegmenter(self._tokenizer, self._writer, self._params, num_context_tokens=0)
         async with semaphore, aclosing(client.stream(completion)) as deltas:
             async for delta in deltas:
                 for segment in segmenter.take(delta.text, delta.end):

@@ -9,14 +9,18 @@ import numpy as np
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import Cost, Drafts, Recommendation, recommend
 from semspec.training.evaluation.metrics import Resampling
-from semspec.training.evaluation.parts import (
+from semspec.training.evaluation.verdict import Verdict, judge
+from semspec.training.evaluation.verification import (
+    Criterion,
     DomainCell,
     LearningPoint,
+    Predicted,
+    Variant,
     domain_matrix,
+    drafts,
+    evaluate_variant,
     learning_curve,
 )
-from semspec.training.evaluation.verdict import Verdict, judge
-from semspec.training.evaluation.verification import Criterion, Predicted, Variant, drafts, evaluate_variant
 from semspec.training.files import plain
 
 _NAMES = {"error": "standard_error"}

@@ -46,7 +46,7 @@ class Pilot:
     def of(cls, labels: Labels, surprisal: Floats, num_questions: int) -> "Pilot":
         """The first questions that are not of the split `test`; `surprisal` is aligned with `labels`."""
         questions = np.unique(labels.question[labels.split != "test"])[:num_questions]
-        rows = labels.where(np.isin(labels.question, questions))
+        rows = np.flatnonzero(np.isin(labels.question, questions))
         said = labels.target_probability[rows] > 0
         return cls(surprisal[rows], labels.by_draft[rows], said, labels.question[rows], labels.num_tokens[rows])
 

@@ -24,14 +24,6 @@ def dense_ranks(values: Floats) -> Ranks:
     return np.unique(values, return_inverse=True)[1].astype(np.int64)
 
 
-def r2(label: Floats, predicted: Floats, weight: Floats | None = None) -> float:
-    """1 - squared error / variance of the label; nan where all labels are equal."""
-    weight = _weights(weight, label)
-    label, predicted = label.astype(np.float64), predicted.astype(np.float64)
-    error, spread = weight @ (label - predicted) ** 2, weight @ (label - _mean(label, weight)) ** 2
-    return float(1 - error / spread) if spread > 0 else nan
-
-
 def auroc(score: Ranks, right: Mask, weight: Floats | None = None) -> float:
     """The probability that a right segment scores above a wrong one, ties counting half; nan without both."""
     rights, wrongs = _masses(score, right, weight)
@@ -49,29 +41,11 @@ def wrong_accepted(score: Ranks, right: Mask, weight: Floats | None = None, leas
     return float(wrongs[::-1].cumsum()[strictest] / wrongs.sum())
 
 
-@dataclass(frozen=True, slots=True)
-class Bin:
-    """Segments with about the same predicted probability."""
-
-    predicted: float
-    label: float
-    """Mean predicted probability and mean label."""
-    num_segments: int
-
-
-def reliability(label: Floats, predicted: Floats) -> tuple[Bin, ...]:
-    """Equally wide bins of the prediction; empty bins are omitted."""
-    bins = _bins(predicted)
-    return tuple(
-        Bin(float(predicted[bins == b].mean()), float(label[bins == b].mean()), int((bins == b).sum()))
-        for b in np.unique(bins)
-    )
-
-
 def expected_calibration_error(label: Floats, predicted: Floats, weight: Floats | None = None) -> float:
     """Mean distance between prediction and label over equally wide bins of the prediction, weighted by their size."""
     weight = _weights(weight, label)
-    gaps = np.bincount(_bins(predicted), weight * (predicted - label))
+    bins = np.minimum((predicted * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+    gaps = np.bincount(bins, weight * (predicted - label))
     return float(abs(gaps).sum() / weight.sum()) if weight.sum() else nan
 
 
@@ -108,17 +82,9 @@ def _weights(weight: Floats | None, like: NDArray[Any]) -> Floats:
     return np.ones(len(like)) if weight is None else weight
 
 
-def _mean(values: Floats, weight: Floats) -> float:
-    return float(weight @ values / weight.sum()) if weight.sum() else nan
-
-
 def _masses(score: Ranks, right: Mask, weight: Floats | None) -> tuple[Floats, Floats]:
     """Weights of right and of wrong segments, one entry per score."""
     weight = _weights(weight, score)
     size = int(score.max()) + 1 if len(score) else 0
     rights, wrongs = (np.bincount(score, weight * mask, size).astype(np.float64) for mask in (right, ~right))
     return rights, wrongs
-
-
-def _bins(predicted: Floats) -> NDArray[np.int64]:
-    return np.minimum((predicted * NUM_BINS).astype(np.int64), NUM_BINS - 1)

@@ -10,9 +10,7 @@ from semspec.training.data.labels import Labels
 from semspec.training.evaluation import plots
 from semspec.training.evaluation.acceptance import Outcome, acceptance_of
 from semspec.training.evaluation.evaluate import Report
-from semspec.training.evaluation.parts import DomainCell, LearningPoint
-from semspec.training.evaluation.plots import PROBES
-from semspec.training.evaluation.verification import Criterion, Predicted, rightness
+from semspec.training.evaluation.verification import Criterion, DomainCell, LearningPoint, Predicted, rightness
 from semspec.training.files import write_json
 from semspec.training.report.document import (
     Block,
@@ -25,7 +23,7 @@ from semspec.training.report.document import (
     write_text,
 )
 from semspec.training.report.drawing import Picture
-from semspec.training.report.numbers import NONE, Measured, decimal, measured_decimal, measured_share, share
+from semspec.training.report.numbers import NONE, decimal, measured_decimal, measured_share, share
 
 MEASURES = ("AUROC of p/q", "wrong accepted at 95% of right")
 DECISIONS, TRUTHS = {"accepted": True, "rejected": False}, {"right": 1, "wrong": 0}
@@ -42,7 +40,7 @@ def examples_table(
 
     `texts`: the end of the text before the segment of a shard's row, and the segment.
     """
-    order = np.random.default_rng(0).permutation(labels.where(labels.by_draft & (labels.split == "test")))
+    order = np.random.default_rng(0).permutation(np.flatnonzero(labels.by_draft & (labels.split == "test")))
     accepted = acceptance_of(served.ratio[order], report.recommendation.expected.threshold) >= 0.5
     right, rows = rightness(labels, report.criterion)[order], []
     for (decision, is_accepted), (truth, value) in product(DECISIONS.items(), TRUTHS.items()):
@@ -72,7 +70,7 @@ def sections(report: Report, examples: Table) -> list[Section]:
         Section("Variants", tuple(_variants(report))),
         Section("Acceptance rule", tuple(_rule(report))),
         Section("More contexts, other domains", tuple(_partial(report))),
-        Section("Pictures", tuple(_pictures(report))),
+        Section("Picture", (_picture(report),)),
         Section("Examples", (drawn, examples)),
         Section("What to keep in mind", (Bullets(tuple(_cautions(report))),)),
         Section("How it was made", tuple(_origin(report))),
@@ -96,7 +94,7 @@ def _variants(report: Report) -> Iterator[Block]:
     yield Table(
         (
             "probes", "AUROC", "AUROC, “the target says it”", "wrong accepted at 95% of right",
-            "min(1, p/q): right accepted", "min(1, p/q): wrong accepted",
+            "min(1, p/q): right accepted", "min(1, p/q): wrong accepted", "ECE of p", "ECE of q",
         ),
         [
             (
@@ -106,25 +104,16 @@ def _variants(report: Report) -> Iterator[Block]:
                 measured_share(found.wrong_accepted),
                 share(found.sample.right_accepted),
                 share(found.sample.wrong_accepted),
+                decimal(variant.ece["target probe, draft-written"].value),
+                decimal(variant.ece["draft probe"].value),
             )
             for variant in report.variants
             for found in [variant.verifications[report.criterion]]
         ],
     )  # fmt: skip
-    yield Text("“The target says it”: at least one of its samples at that context means the same.")
-    yield Text("Probabilities against the labels, R² / ECE:")
-    yield Table(
-        ("probes", *PROBES.values()),
-        [
-            (
-                variant.name,
-                *(
-                    f"{decimal(one.r2.value)} / {decimal(one.ece.value)}"
-                    for one in (variant.regressions[use] for use in PROBES)
-                ),
-            )
-            for variant in report.variants
-        ],
+    yield Text(
+        "“The target says it”: at least one of its samples at that context means the same. ECE: the distance between "
+        "probabilities and labels, of drafted segments."
     )
 
 
@@ -194,7 +183,7 @@ def _origin(report: Report) -> Iterator[Block]:
 
 def learning_table(curve: Sequence[LearningPoint]) -> Table:
     """What more contexts bring."""
-    rows = [(f"{one.num_contexts:,}", *_measures(one.auroc, one.wrong_accepted)) for one in curve]
+    rows = [(f"{one.num_contexts:,}", measured_decimal(one.auroc), measured_share(one.wrong_accepted)) for one in curve]
     return Table(("contexts learned from", *MEASURES), rows)
 
 
@@ -209,33 +198,17 @@ def domain_table(cells: Sequence[DomainCell]) -> Table:
     )
 
 
-def _measures(auroc: Measured, wrong_accepted: Measured) -> tuple[str, str]:
-    return measured_decimal(auroc), measured_share(wrong_accepted)
-
-
-def _pictures(report: Report) -> Iterator[Picture]:
+def _picture(report: Report) -> Picture:
     served = report.served.verifications[report.criterion]
-    of = f"{report.counts.questions.get('test', 0):,} test questions"
-    yield Picture.drawn(
+    return Picture.drawn(
         "acceptance",
         "Right and wrong segments accepted",
         f"Along the threshold on p/q: {served.num_right:,} right and {served.num_wrong:,} wrong draft-written segments "
-        f"of {of}. Squares: the rule min(1, p/q). Lower and further right is better.",
+        f"of {report.counts.questions.get('test', 0):,} test questions. Squares: the rule min(1, p/q). Lower and "
+        "further right is better.",
         f"Curves of wrong against right segments accepted, a variant each. Served probes: AUROC "
         f"{measured_decimal(served.auroc)}, wrong accepted at 95% of the right ones "
         f"{measured_share(served.wrong_accepted)}.",
         plots.acceptance,
-        report,
-    )
-    calibration = (
-        f"{name}, expected calibration error {measured_decimal(report.served.regressions[use].ece)}"
-        for use, name in PROBES.items()
-    )
-    yield Picture.drawn(
-        "reliability",
-        "Does 0.7 mean 70%?",
-        f"Served probes, {of}. On the dashed line it does. Areas go by the number of segments.",
-        f"Reliability diagrams: {'; '.join(calibration)}.",
-        plots.reliability,
         report,
     )

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from semspec.training.evaluation.acceptance import Recommendation
-from semspec.training.evaluation.parts import LearningPoint
-from semspec.training.evaluation.verification import Criterion, ProbeUse, Variant
+from semspec.training.evaluation.verification import Criterion, LearningPoint, ProbeUse, Variant
 from semspec.training.report.numbers import decimal, measured_decimal, measured_share, share
 
 LEAST_AUROC = 0.985
@@ -79,7 +78,7 @@ def _claims(served: Variant, criterion: Criterion) -> Iterator[Claim]:
         yield Claim("wrong segments accepted", text, wrong.value <= MOST_WRONG_ACCEPTED)
     probes: dict[str, ProbeUse] = {"p": "target probe, draft-written", "q": "draft probe"}
     for name, use in probes.items():
-        ece = served.regressions[use].ece
+        ece = served.ece[use]
         text = f"the ECE of {name} is {measured_decimal(ece)}, the bar is at most {MOST_ECE}"
         yield Claim(f"ECE of {name}", text, ece.value <= MOST_ECE)
 

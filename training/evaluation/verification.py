@@ -1,5 +1,6 @@
 """How well one pair of probes separates right from wrong segments, and how well its probabilities match the labels."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
@@ -12,15 +13,12 @@ from semspec.probes.probe import LEAST_PROBABILITY
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import DENSE_THRESHOLDS, Cost, Drafts, Outcome, outcome
 from semspec.training.evaluation.metrics import (
-    Bin,
     Floats,
     Mask,
     Resampling,
     auroc,
     dense_ranks,
     expected_calibration_error,
-    r2,
-    reliability,
     wrong_accepted,
 )
 from semspec.training.report.numbers import Measured
@@ -55,20 +53,10 @@ def rightness(labels: Labels, criterion: Criterion) -> NDArray[np.float32]:
 
 def drafts(labels: Labels, predicted: Predicted, mask: Mask, criterion: Criterion) -> Drafts:
     """The draft-written segments within `mask`. Raises: InvalidRequest when predictions are missing."""
-    rows = labels.where(labels.by_draft & mask)
+    rows = np.flatnonzero(labels.by_draft & mask)
     ratio = predicted.ratio[rows]
     _check(predicted, ratio)
     return Drafts(ratio, rightness(labels, criterion)[rows], labels.num_tokens[rows], labels.question[rows])
-
-
-@dataclass(frozen=True, slots=True)
-class Regression:
-    """How well a probe's probabilities match the labels."""
-
-    r2: Measured
-    ece: Measured
-    bins: tuple[Bin, ...]
-    num_segments: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +68,6 @@ class Verification:
     """Share of the wrong ones accepted, at the strictest threshold that accepts 95% of the right ones."""
     num_right: int
     num_wrong: int
-    num_unknown: int
     sample: Outcome
     thresholds: tuple[Outcome, ...]
     """Outcomes for `DENSE_THRESHOLDS`."""
@@ -91,7 +78,8 @@ class Variant:
     """One pair of probes on the test questions."""
 
     name: str
-    regressions: dict[ProbeUse, Regression]
+    ece: dict[ProbeUse, Measured]
+    """Expected calibration errors: how far probabilities are from the labels."""
     verifications: dict[Criterion, Verification]
 
 
@@ -110,7 +98,9 @@ def evaluate_variant(labels: Labels, predicted: Predicted, cost: Cost, resamplin
     return Variant(
         predicted.name,
         {
-            use: regression(wanted[mask], values[mask], labels.question[mask], resampling)
+            use: resampling.measured(
+                partial(expected_calibration_error, wanted[mask], values[mask]), labels.question[mask]
+            )
             for use, (wanted, values, mask) in uses.items()
         },
         {
@@ -120,23 +110,12 @@ def evaluate_variant(labels: Labels, predicted: Predicted, cost: Cost, resamplin
     )
 
 
-def regression(label: Floats, predicted: Floats, question: NDArray[np.int64], resampling: Resampling) -> Regression:
-    """Compare a probe's probabilities with the labels."""
-    return Regression(
-        r2=resampling.measured(partial(r2, label, predicted), question),
-        ece=resampling.measured(partial(expected_calibration_error, label, predicted), question),
-        bins=reliability(label, predicted),
-        num_segments=len(label),
-    )
-
-
 def verification(judged: Drafts, cost: Cost, resampling: Resampling) -> Verification:
     """Compare p/q with the truth; segments of unknown truth count only for acceptance and speed-up."""
     return Verification(
         *separation(judged, resampling),
         num_right=judged.num_right,
         num_wrong=judged.num_wrong,
-        num_unknown=len(judged) - int(judged.known.sum()),
         sample=outcome(judged, None, cost),
         thresholds=tuple(outcome(judged, threshold, cost) for threshold in DENSE_THRESHOLDS),
     )
@@ -149,6 +128,49 @@ def separation(judged: Drafts, resampling: Resampling) -> tuple[Measured, Measur
     measures = (partial(auroc, ranks, right), partial(wrong_accepted, ranks, right))
     found, wrong = (resampling.measured(measure, judged.question[known]) for measure in measures)
     return found, wrong
+
+
+@dataclass(frozen=True, slots=True)
+class LearningPoint:
+    """Results of probes trained on `num_contexts` contexts."""
+
+    num_contexts: int
+    auroc: Measured
+    wrong_accepted: Measured
+
+
+def learning_curve(
+    labels: Labels, fitted: Sequence[tuple[int, Predicted]], criterion: Criterion, resampling: Resampling
+) -> tuple[LearningPoint, ...]:
+    """Results on the test questions, by ascending number of contexts."""
+    test = labels.split == "test"
+    return tuple(
+        LearningPoint(num_contexts, *separation(drafts(labels, predicted, test, criterion), resampling))
+        for num_contexts, predicted in sorted(fitted, key=lambda pair: pair[0])
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DomainCell:
+    """Results of probes trained on one domain on the test questions of another."""
+
+    trained_on: str
+    tested_on: str
+    auroc: Measured
+    wrong_accepted: Measured
+
+
+def domain_matrix(
+    labels: Labels, fitted: Mapping[str, Predicted], criterion: Criterion, resampling: Resampling
+) -> tuple[DomainCell, ...]:
+    """The cells, row by row."""
+    test = labels.split == "test"
+    masks = {domain: test & (labels.domain == domain) for domain in np.unique(labels.domain[test]).tolist()}
+    return tuple(
+        DomainCell(trained_on, domain, *separation(drafts(labels, predicted, mask, criterion), resampling))
+        for trained_on, predicted in fitted.items()
+        for domain, mask in masks.items()
+    )
 
 
 def _check(predicted: Predicted, values: Floats) -> None:

@@ -5,23 +5,22 @@ import copy
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from semspec.engine.device import device_of
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import Probe
 from semspec.training.data.labels import Labels
-from semspec.training.files import replacing
+from semspec.training.files import write_tensors
 from semspec.training.trainer.descent import Descent, named, under
 from semspec.training.trainer.recipe import Device, FitRecipe
 from semspec.training.trainer.reduction import Examples, Reduction, chunks, fit_reduction, sample_of
@@ -32,33 +31,30 @@ Probabilities = NDArray[np.float32]
 
 
 class Checkpoint:
-    """Tensors and facts, written atomically. A checkpoint with another `identity` is ignored."""
+    """Tensors and errors of a fit, written atomically. A checkpoint with another `identity` is ignored."""
 
     def __init__(self, path: Path | None, identity: str) -> None:
         """Without a path nothing is saved."""
         self._path, self._identity = path, identity
 
-    def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        if self._path is None:
-            return
-        metadata = {"identity": self._identity, "facts": json.dumps(facts)}
-        with replacing(self._path) as partial:
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata)
+    def save(self, tensors: Mapping[str, Tensor], history: Sequence[float]) -> None:
+        if self._path is not None:
+            write_tensors(self._path, tensors, {"identity": self._identity, "history": json.dumps(list(history))})
 
-    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The saved tensors and facts; None if there are none with this identity."""
+    def load(self) -> tuple[dict[str, Tensor], list[float]]:
+        """The saved tensors and history; empty if there are none with this identity."""
         if self._path is None or not self._path.exists():
-            return None
+            return {}, []
         try:
             with safe_open(self._path, "pt") as file:
-                metadata = file.metadata() or {}
-                if metadata.get("identity") == self._identity:
-                    names = list(file.keys())
-                    return {name: file.get_tensor(name).clone() for name in names}, json.loads(metadata["facts"])
+                metadata = file.metadata()
+                if metadata["identity"] == self._identity:
+                    tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+                    return tensors, json.loads(metadata["history"])
             log.warning("checkpoint %s belongs to another fit: restarting", self._path)
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             log.warning("checkpoint %s cannot be read (%s): restarting", self._path, error)
-        return None
+        return {}, []
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +86,9 @@ def fit(
     """
     _check(labels_array[train_idx], labels_array[validation_idx])
     report = progress or (lambda share: None)
-    identity = _identity(
-        source, recipe, labels_array[train_idx], labels_array[validation_idx], train_idx, validation_idx
-    )
-    place, device = Checkpoint(checkpoint, identity), device_of(recipe.device)
-    tensors, facts = place.load() or ({}, {"history": []})
+    arrays = labels_array[train_idx], labels_array[validation_idx], train_idx, validation_idx
+    place, device = Checkpoint(checkpoint, _identity(source, recipe, *arrays)), _device(recipe.device)
+    tensors, history = place.load()
     reduction = Reduction(source, recipe.projection).to(device)
     if tensors:
         reduction.load_state_dict(under("reduction", tensors))
@@ -103,7 +97,7 @@ def fit(
         reduction = fit_reduction(source, labels, seen, recipe.projection, device)
     descent = Descent(reduction.num_outputs, recipe, device)
     if tensors:
-        descent.restore(under("descent", tensors), facts["history"])
+        descent.restore(under("descent", tensors), history)
     free_bytes = int(recipe.memory_gib * 2**30)
     train = Examples(source, labels, labels_array, train_idx, reduction, free_bytes)
     held_out = Examples(source, labels, labels_array, validation_idx, reduction, free_bytes - train.num_bytes)
@@ -111,7 +105,7 @@ def fit(
         descent.epoch(train, lambda share: report((len(descent.history) + share) / recipe.num_epochs))
         descent.validate(held_out)
         state = named("reduction", reduction.state_dict()) | named("descent", descent.tensors())
-        place.save(state, {"history": descent.history})
+        place.save(state, descent.history)
     report(1.0)
     return Fit(_probe(descent, reduction, source.num_features, recipe), tuple(descent.history))
 
@@ -139,18 +133,15 @@ def predict(
             f"the probe takes {len(probe.mean)} features, the source has {source.num_features}: "
             "use the layers and features it was fitted on"
         )
-    target_device = device_of(device)
+    target_device = _device(device)
     probe = probe if probe.mean.device == target_device else copy.deepcopy(probe).to(target_device)
     parts = source.batches(labels, chunks(idx, source.num_features))
-    probabilities = [probe(rows.to(target_device).assembled()).cpu().numpy() for rows in parts]
+    probabilities = [probe(features.to(target_device)).cpu().numpy() for features in parts]
     return np.concatenate([np.empty(0, dtype=np.float32), *probabilities])
 
 
-def device_of(name: Device) -> torch.device:
-    """Raises: InvalidRequest when there is no such device."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise InvalidRequest("no GPU to be seen: set probes.device to auto or cpu", "probes.device")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+def _device(name: Device) -> torch.device:
+    return torch.device(device_of(name, "the probes"))
 
 
 def _check(train: Probabilities, validation: Probabilities) -> None:

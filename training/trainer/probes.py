@@ -115,31 +115,40 @@ class Fitter:
 
     def fitted(self, role: Role, variant: Variant) -> Artifact:
         """The variant's probe for one role's states, in the precision it is served with."""
-        training = self._training(role, variant)
+        training = training_of(self.config, role, variant)
         path = self._path(role, training)
         if path.exists():
             return load_probe(path)
-        with self.reporter.bar(f"{variant.name}, {role}", 100, "%") as advance:
-            probe = self._fit(role, variant, path.with_suffix(".checkpoint"), _Percent(advance))
+        checkpoint = path.with_suffix(".checkpoint")
+        probe = self._fit(role, variant, checkpoint)
         save_probe(probe, self._card(role, variant, training), path, torch.float16)
-        path.with_suffix(".checkpoint").unlink(missing_ok=True)
+        checkpoint.unlink(missing_ok=True)
         return self.fitted(role, variant)
 
-    def _fit(self, role: Role, variant: Variant, checkpoint: Path, progress: "_Percent") -> Probe:
-        source, targets = self._source(role, variant), self._targets(role)
-        rows = {split: self._rows(role, variant, split) for split in ("train", "validation", "calibration")}
-        result = fit(
-            source, targets, self.labels, rows["train"], rows["validation"], variant.recipe, progress, checkpoint
+    def _fit(self, role: Role, variant: Variant, checkpoint: Path) -> Probe:
+        source, labels, recipe = self._source(role, variant), self.labels, variant.recipe
+        targets = labels.target_probability if role == "target" else labels.draft_probability
+        train, validation, calibration = (
+            self._rows(role, variant, split) for split in ("train", "validation", "calibration")
         )
-        if not len(rows["calibration"]):
-            return result.probe
-        predicted = predict(result.probe, source, self.labels, rows["calibration"])
-        return calibrate(result.probe, predicted, targets[rows["calibration"]], variant.recipe.calibration)
+        with self.reporter.bar(f"{variant.name}, {role}", 100, "%") as advance:
+            done = 0.0
+
+            def progress(share: float) -> None:
+                nonlocal done
+                advance(100 * share - done)
+                done = 100 * share
+
+            probe = fit(source, targets, labels, train, validation, recipe, progress, checkpoint).probe
+        if not len(calibration):
+            return probe
+        predicted = predict(probe, source, labels, calibration)
+        return calibrate(probe, predicted, targets[calibration], recipe.calibration)
 
     def _probabilities(self, role: Role, variant: Variant, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
-        name = self._path(role, self._training(role, variant)).stem
+        name = self._path(role, training_of(self.config, role, variant)).stem
         if name not in self._predicted:
-            rows = self.labels.where(mask)
+            rows = np.flatnonzero(mask)
             values = np.full(len(self.labels), np.nan, dtype=np.float32)
             probe = self.fitted(role, variant).probe
             values[rows] = predict(probe, self._source(role, variant), self.labels, rows)
@@ -148,9 +157,6 @@ class Fitter:
 
     def _source(self, role: Role, variant: Variant) -> FeatureSource:
         return FeatureSource(self.store, role, *variant.recipe.inputs(role))
-
-    def _targets(self, role: Role) -> NDArray[np.float32]:
-        return self.labels.target_probability if role == "target" else self.labels.draft_probability
 
     def _rows(self, role: Role, variant: Variant, split: str) -> NDArray[np.int64]:
         """The segments of a split that a probe is trained, early-stopped or calibrated on."""
@@ -164,7 +170,7 @@ class Fitter:
             mask &= labels.domain == variant.domain
         if split == "train" and variant.share < 1:
             mask &= np.isin(labels.question, self._some_questions(variant.share))
-        return labels.where(mask)
+        return np.flatnonzero(mask)
 
     def _some_questions(self, share: float) -> NDArray[np.int64]:
         questions = np.unique(self.labels.question[self.labels.split == "train"])
@@ -174,9 +180,6 @@ class Fitter:
     def num_contexts(self, variant: Variant) -> int:
         """Number of contexts that the variant's target probe is trained on."""
         return len(np.unique(self.labels.context[self._rows("target", variant, "train")]))
-
-    def _training(self, role: Role, variant: Variant) -> dict[str, Any]:
-        return training_of(self.config, role, variant)
 
     def _path(self, role: Role, training: dict[str, Any]) -> Path:
         return self.folder / f"{role}-{digest_of([training, self.data_digest])}.safetensors"
@@ -197,15 +200,3 @@ class Fitter:
             calibration=variant.recipe.calibration if len(self._rows(role, variant, "calibration")) else "none",
             training=training,
         )
-
-
-class _Percent:
-    """Converts shares done into steps of a bar of 100."""
-
-    def __init__(self, advance: Any) -> None:
-        self._advance, self._done = advance, 0
-
-    def __call__(self, share: float) -> None:
-        percent = int(100 * share)
-        self._advance(percent - self._done)
-        self._done = percent

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from semspec.errors import InvalidRequest
 from semspec.training.data.labels import Labels
-from semspec.training.trainer.states import FeatureSource, Indices, Rows
+from semspec.training.trainer.states import FeatureSource, Indices
 
 CHUNK_BYTES = 64 << 20
 """Size of a chunk's fp32 features in a pass over the data. Fixed, so that sums do not depend on the free memory."""
@@ -47,9 +47,9 @@ class Reduction(nn.Module):
         self.register_buffer("offset", torch.zeros(self.num_projected))
         self.register_buffer("spread", torch.ones(self.num_projected))
 
-    def forward(self, rows: Rows) -> Tensor:
+    def forward(self, features: Tensor) -> Tensor:
         """`[num_segments, num_outputs]`: the projected layers one after the other, then surprisal."""
-        features = rows.assembled().sub_(self.mean).div_(self.scale)
+        features = (features - self.mean).div_(self.scale)
         if not self.width:
             return features
         layers = features[:, : self._num_states].unflatten(1, self.matrix.shape[:2]).transpose(0, 1)
@@ -79,7 +79,7 @@ def fit_reduction(
     Raises: InvalidRequest when the features are not finite.
     """
     reduction = Reduction(source, projection).to(device)
-    mean, deviation = _moments(lambda rows: rows.assembled(), source, labels, indices, device)
+    mean, deviation = _moments(lambda features: features, source, labels, indices, device)
     if not bool(torch.isfinite(deviation).all()):
         raise InvalidRequest(
             "features are not finite: states beyond the range of float16; sample again with "
@@ -89,7 +89,7 @@ def fit_reduction(
     reduction.scale.copy_(deviation + SMALLEST_SCALE)
     if reduction.width:
         reduction.matrix.copy_(_gaussian(source, reduction.width))
-        mean, deviation = _moments(lambda rows: reduction(rows), source, labels, indices, device)
+        mean, deviation = _moments(reduction, source, labels, indices, device)
         reduction.offset.copy_(mean[: reduction.num_projected])
         reduction.spread.copy_(deviation[: reduction.num_projected] + SMALLEST_SCALE)
     return reduction
@@ -102,13 +102,13 @@ def chunks(indices: Indices, num_features: int) -> Iterator[Indices]:
 
 
 def _moments(
-    view: Callable[[Rows], Tensor], source: FeatureSource, labels: Labels, indices: Indices, device: torch.device
+    view: Callable[[Tensor], Tensor], source: FeatureSource, labels: Labels, indices: Indices, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each number in `view` of the rows."""
+    """Mean and standard deviation of each number in `view` of the features."""
     total: Tensor | float = 0.0
     squares: Tensor | float = 0.0
-    for rows in source.batches(labels, chunks(indices, source.num_features)):
-        values = view(rows.to(device)).double()
+    for features in source.batches(labels, chunks(indices, source.num_features)):
+        values = view(features.to(device)).double()
         total = total + values.sum(0)
         squares = squares + values.square_().sum(0)
     mean, mean_square = torch.as_tensor(total) / len(indices), torch.as_tensor(squares) / len(indices)
@@ -175,9 +175,9 @@ class Examples:
     @torch.no_grad()
     def _read(self, batches: Iterable[Indices]) -> Iterator[Tensor]:
         """Projected features are rounded as if cached, so that the probe does not depend on the free memory."""
-        for rows in self._source.batches(self._labels, batches):
-            features = self._reduction(rows.to(self._device))
-            yield features.clamp_(-6e4, 6e4).half() if self._reduction.width else features
+        for features in self._source.batches(self._labels, batches):
+            reduced = self._reduction(features.to(self._device))
+            yield reduced.clamp_(-6e4, 6e4).half() if self._reduction.width else reduced
 
 
 def sample_of(indices: Indices, size: int) -> Indices:

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import FeatureSet, LayerSet, layer_indices, num_features
 from semspec.training.data.labels import Labels
 from semspec.training.trainer.recipe import Role
-from semspec.types import SURPRISAL_FEATURES
 
 Indices = NDArray[np.int64]
 
@@ -70,23 +68,6 @@ def _kind(tensor: Tensor) -> tuple[torch.dtype, torch.Size]:
     return tensor.dtype, tensor.shape[1:]
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Features of some segments in the stored dtype, before the conversion to fp32."""
-
-    states: Tensor
-    """`[num_segments, num_selected_layers, hidden_size]`; no layers if the features are surprisal only."""
-    surprisal: Tensor
-    """`[num_segments, num_surprisal_features]` fp32; no features if they are states only."""
-
-    def to(self, device: torch.device) -> "Rows":
-        return Rows(self.states.to(device), self.surprisal.to(device))
-
-    def assembled(self) -> Tensor:
-        """`[num_segments, num_features]` fp32, as `semspec.probes.probe.assemble`."""
-        return torch.cat((self.states.flatten(1).float(), self.surprisal), 1)
-
-
 class FeatureSource:
     """A probe's input features of labelled segments, read on demand; the system's cache of files keeps what fits."""
 
@@ -98,11 +79,9 @@ class FeatureSource:
         self._store, self._name = store, f"{role}_states"
         states = store.tensor(store.shards[0], self._name)
         self.shape: tuple[int, int] = (states.shape[1], states.shape[2])
-        self._dtype = states.dtype
         self._layers = torch.tensor(
             () if features == "surprisal" else layer_indices(layers, self.shape[0]), dtype=torch.int64
         )
-        self._num_surprisal = 0 if features == "states" else len(SURPRISAL_FEATURES)
         self.num_features = num_features(features, layers, self.shape)
 
     @property
@@ -110,32 +89,29 @@ class FeatureSource:
         """Number of selected layers."""
         return len(self._layers)
 
-    def gather(self, labels: Labels, indices: Indices) -> Tensor:
-        """`[num_segments, num_features]` fp32 of the segments `indices` of `labels`, in that order."""
-        return self.read(labels, indices).assembled()
-
-    def read(self, labels: Labels, indices: Indices) -> Rows:
-        """The same features in the stored dtype. Only selected rows and layers of a shard are read."""
+    def read(self, labels: Labels, indices: Indices) -> Tensor:
+        """`[num_segments, num_features]` fp32 of the segments `indices` of `labels`, in that order, as
+        `semspec.probes.probe.assemble`. Only selected rows and layers of a shard are read."""
         shards, rows = labels.shard[indices], (labels.row if self.role == "target" else labels.draft_row)[indices]
         if (rows < 0).any():
             raise InvalidRequest("the draft has no states of target-written segments; leave those out")
-        states = torch.empty((len(rows), self.num_layers, self.shape[1]), dtype=self._dtype)
-        result = Rows(states, torch.empty((len(rows), self._num_surprisal)))
+        result, num_states = torch.empty((len(rows), self.num_features)), self.num_layers * self.shape[1]
         order = np.lexsort((rows, shards))  # files are read sequentially
         for places in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1) if len(order) else ():
             shard, own = int(shards[places[0]]), torch.from_numpy(rows[places])
-            if self.num_layers:
-                result.states[places] = self._store.tensor(shard, self._name)[own[:, None], self._layers]
-            if self._num_surprisal:
-                result.surprisal[places] = self._store.tensor(shard, "surprisal")[own]
+            if num_states:
+                states = self._store.tensor(shard, self._name)[own[:, None], self._layers]
+                result[places, :num_states] = states.flatten(1).float()
+            if num_states < self.num_features:
+                result[places, num_states:] = self._store.tensor(shard, "surprisal")[own]
         return result
 
-    def batches(self, labels: Labels, batches: Iterable[Indices]) -> Iterator[Rows]:
+    def batches(self, labels: Labels, batches: Iterable[Indices]) -> Iterator[Tensor]:
         """`read` for each of `batches`, ahead of the computation, in other threads."""
         pool = ThreadPoolExecutor(BATCHES_AHEAD, "states")
         try:
             todo = iter(batches)
-            reading: deque[Future[Rows]] = deque(
+            reading: deque[Future[Tensor]] = deque(
                 pool.submit(self.read, labels, batch) for batch in islice(todo, BATCHES_AHEAD)
             )
             while reading:
