@@ -20,7 +20,7 @@ from semspec.decoding.likelihood.calibration import load_calibration
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.gateway.options import Defaults
 from semspec.keys import read_entries
-from semspec.rpc.pool.resolver import parse_endpoints
+from semspec.rpc.pool import parse_endpoints
 from semspec.settings import MEBIBYTE, ProcessSettings, SettingObject, shared
 
 MAX_CHOICES = 8

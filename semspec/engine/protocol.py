@@ -67,7 +67,7 @@ class StepCounter(Protocol):
 
 @runtime_checkable
 class CountsSteps(Protocol):
-    """A backend whose hanging is found by its steps: it is busy, and makes none (`semspec.rpc.server.StallWatch`)."""
+    """A backend whose hanging is found by its steps: busy, it makes none (`semspec.rpc.servicers.StallWatch`)."""
 
     @property
     def steps(self) -> StepCounter | None:

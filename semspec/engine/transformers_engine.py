@@ -55,7 +55,7 @@ class TransformersEngine:
         self._grammars = Grammars.of(lm.tokenizer)
         self.calls = Calls(lm, writer, self.cache, self._projections)
         self.steps = Worker(f"engine-{writer}", lm, self.cache, Scheduler(self.cache, kv_bytes))
-        """Runs and counts the steps; see `semspec.rpc.server.StallWatch`."""
+        """Runs and counts the steps; see `semspec.rpc.servicers.StallWatch`."""
 
     @classmethod
     def load(

@@ -16,6 +16,7 @@ from semspec import __version__
 from semspec.clustering.equivalence import Alternatives, Equivalence, clusters_of_whole
 from semspec.clustering.loading import served_equivalence
 from semspec.engine.device import device_of
+from semspec.engine.protocol import StepCounter
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import LEAST_PROBABILITY, Artifact, ProbeCard, load_probe
 from semspec.probes.projection import MAX_MAGNITUDE, ServedProbe
@@ -120,6 +121,8 @@ class ProbeVerifier:
         self._clustering = ThreadPoolExecutor(1, "clustering")  # its own: judging never waits for it
         self._waiting: deque[_Call] = deque()
         self._thread = ThreadPoolExecutor(1, "probes")
+        self._num_running = 0
+        self.num_steps = 0
         self._operating_points = operating_points(own.target.card)
         for name, pair in self._alternatives.items():
             _check_alternative(name, pair, own)
@@ -140,6 +143,15 @@ class ProbeVerifier:
         own = ProbePair.load(draft_probe, target_probe, device)
         named = served_equivalence(equivalence, own.target.card.training) if equivalence else None
         return cls(own, _load_alternatives(alternatives, device) if alternatives else None, named)
+
+    @property
+    def steps(self) -> StepCounter:
+        """A step is a batch of one pair's segments."""
+        return self
+
+    @property
+    def is_busy(self) -> bool:
+        return self._num_running > 0
 
     async def info(self) -> VerifierInfo:
         draft, target = self._own.draft, self._own.target
@@ -172,7 +184,11 @@ class ProbeVerifier:
         call = _Call(pair, draft_states, scores)
         self._waiting.append(call)
         self._thread.submit(self._judge_waiting)
-        return await wrap_future(call.result)
+        self._num_running += 1
+        try:
+            return await wrap_future(call.result)
+        finally:
+            self._num_running -= 1
 
     async def cluster(self, group: Alternatives, ends: Sequence[SegmentEnd]) -> list[int | None]:
         """See `semspec.clustering.equivalence.Clusterer`."""
@@ -202,6 +218,7 @@ class ProbeVerifier:
                 for call in group:
                     if not call.result.done():
                         call.result.set_exception(error)
+            self.num_steps += 1
 
     def _pair(self, probes: str) -> ProbePair:
         if not probes:

@@ -12,13 +12,11 @@ from typing import Any, Self, TypeVar
 
 from semspec.clustering.equivalence import Alternatives
 from semspec.errors import InternalError, SemspecError
-from semspec.rpc.codec.checks import check_duration, check_length
 from semspec.rpc.codec.messages import encode_request, message_of, read, read_each, reader
-from semspec.rpc.codec.values import UNKNOWN_CLUSTER, invalid
+from semspec.rpc.codec.values import AMOUNT, UNKNOWN_CLUSTER, check_length, check_range, invalid
 from semspec.rpc.connection import DEFAULT_OPTIONS, ClientOptions
-from semspec.rpc.pool.pool import ELSEWHERE, Pool
-from semspec.rpc.pool.replica import DRAFTS, TARGETS, VERIFIERS, Replica, ServiceSpec, identity
-from semspec.rpc.pool.resolver import Lookup, look_up
+from semspec.rpc.pool import ELSEWHERE, Lookup, Pool, look_up
+from semspec.rpc.replica import DRAFTS, TARGETS, VERIFIERS, Replica, ServiceSpec, identity
 from semspec.types import (
     ChoiceScores,
     Context,
@@ -188,7 +186,7 @@ class RemoteTarget(RemoteModel):
 
         def scores_in(response: target_pb2.ReadResponse) -> list[SegmentScore]:
             check_length(response.readings, "readings", len(segments), "segments")
-            check_duration(response)
+            check_range(response.duration_ms, "duration_ms", *AMOUNT)
             num_cached = response.num_cached_tokens if response.HasField("num_cached_tokens") else None
             return [
                 replace(score, duration_ms=response.duration_ms, num_cached_tokens=num_cached)

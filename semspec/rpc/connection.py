@@ -29,8 +29,7 @@ from semspec.rpc.calls import (
     decoded_response,
     decoding,
 )
-from semspec.rpc.codec.messages import put_context
-from semspec.rpc.contexts import TAIL, LastContexts
+from semspec.rpc.contexts import TAIL, LastContexts, put_context
 from semspec.rpc.tls import Certificates, channel_credentials
 from semspec.types import Context
 

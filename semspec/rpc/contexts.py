@@ -9,8 +9,11 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
 from semspec.errors import NotFound
+from semspec.rpc.codec.messages import encodable, read_each
+from semspec.rpc.codec.values import check_filled, invalid, put_piece
 from semspec.types import Context, Piece, Segment
 
 MAX_BYTES = 64 * 2**20
@@ -78,6 +81,36 @@ class LastContexts:
         if before not in chain.digests:
             raise NotFound("the service does not remember this context: send it whole", TAIL)
         return Context((*chain.pieces[: chain.digests.index(before) + 1], *pieces))
+
+
+def put_context(message: Any, context: Context, before: bytes = b"") -> None:
+    """Set the context of a request: its pieces after `before`, which the service keeps, if it is given. Raises:
+    InvalidRequest for a value that protobuf cannot encode."""
+    message.ClearField("context")
+    message.ClearField("tail")
+    pieces = message.context
+    if before:
+        message.tail.before, pieces = before, message.tail.pieces
+    with encodable():
+        for piece in context.pieces:
+            put_piece(pieces.add(), piece)
+
+
+def read_context(message: Any, kept: LastContexts) -> Context:
+    """The whole context of a request; contains at least the prompt. It is noted in `kept`.
+
+    Raises: NotFound when the message has only the tail of a context that is not in `kept`.
+    """
+    if message.HasField("tail"):
+        if message.context:
+            raise invalid("context", "must be empty beside a tail")
+        pieces = read_each(Piece, message.tail.pieces, "tail.pieces")
+        context = kept.whole(message.session, message.tail.before, pieces)
+    else:
+        check_filled(message.context, "context")
+        context = Context(tuple(read_each(Piece, message.context, "context")))
+    kept.note(message.session, context)
+    return context
 
 
 def _num_common(some: Sequence[Piece], others: Sequence[Piece]) -> int:

@@ -13,11 +13,11 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 
-from semspec.engine.protocol import StepCounter
+from semspec.engine.protocol import CountsSteps
 from semspec.errors import SemspecError, Unavailable
 from semspec.observability import configure_logging, exported_traces
 from semspec.rpc.calls import MAX_MESSAGE_BYTES, ErrorInterceptor, TokenInterceptor
-from semspec.rpc.servicers import Backend, Service
+from semspec.rpc.servicers import Backend, Service, StallWatch
 from semspec.rpc.tls import server_credentials
 from semspec.settings import ServiceSettings
 
@@ -31,35 +31,11 @@ _TRIM_BYTES = 256 << 20
 _MMAP_BYTES = 32 << 20  # the maximum that glibc accepts
 
 B = TypeVar("B")
-NUM_LOOKS = 10
-"""Number of looks within the limit. All must find the same counter, so time during which this process was suspended
-does not count."""
 WHOLE_PROCESS = ""
 """Name in health checks, NOT_SERVING only while the backend hangs."""
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 logger = logging.getLogger(__name__)
-
-
-class StallWatch:
-    """Whether a backend hangs, as with a stuck GPU kernel: no step for `stall_s` while busy. It then hangs until its
-    next step, busy or not. Calls that wait in a queue are no sign of it, as long as any call makes a step."""
-
-    def __init__(self, steps: StepCounter, stall_s: float) -> None:
-        self.is_stalled = False
-        self._steps, self._stall_s = steps, stall_s
-
-    async def run(self, report: Callable[[bool], Awaitable[None]]) -> None:
-        """Call `report` with each change, until cancelled."""
-        num_steps, num_looks = self._steps.num_steps, 0
-        while True:
-            await asyncio.sleep(self._stall_s / NUM_LOOKS)
-            before, num_steps = num_steps, self._steps.num_steps
-            stands_still = num_steps == before and (self._steps.is_busy or self.is_stalled)
-            num_looks = num_looks + 1 if stands_still else 0
-            if self.is_stalled != (num_looks >= NUM_LOOKS):
-                self.is_stalled = not self.is_stalled
-                await report(self.is_stalled)
 
 
 class ServiceServer(Generic[B]):
@@ -70,11 +46,12 @@ class ServiceServer(Generic[B]):
         self._service, self._settings = service, settings
         self._backend: Backend[B] = Backend()
         self._health = health.HealthServicer()
+        self._is_loaded = False
         self._stalls: StallWatch | None = None
         self._watching: asyncio.Task[None] | None = None
         self._reloading: asyncio.Task[None] | None = None
         self._server = aio.server(interceptors=_interceptors(settings), options=_server_options(settings))
-        service.register(self._backend, self._server)
+        service.add(service.servicer(self._backend), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     @property
@@ -101,16 +78,18 @@ class ServiceServer(Generic[B]):
 
     async def load(self) -> None:
         """Load the backend, then report SERVING. Raises: what the service's `load` raises."""
-        self._backend.provide(await asyncio.to_thread(self._service.load))
-        self._stalls = StallWatch(self._backend.steps, self._settings.stall_s)
-        self._watching = asyncio.create_task(self._stalls.run(self._report_stall))
+        self._backend.provide(loaded := await asyncio.to_thread(self._service.load))
+        if isinstance(loaded, CountsSteps) and (steps := loaded.steps):
+            self._stalls = StallWatch(steps, self._settings.stall_s)
+            self._watching = asyncio.create_task(self._stalls.run(self._report_stall))
+        self._is_loaded = True
         await self._report(SERVING)
 
     def reload(self) -> None:
         """Have the backend read its configuration again while calls go on. Ignored before `load` has ended, which reads
         it anyway, and while it is being read."""
         is_idle = self._reloading is None or self._reloading.done()
-        if self._service.reload and self._watching and is_idle:
+        if self._service.reload and self._is_loaded and is_idle:
             self._reloading = asyncio.create_task(self._reload(self._service.reload))
 
     async def _reload(self, reload: Callable[[B], Awaitable[None]]) -> None:
@@ -125,15 +104,12 @@ class ServiceServer(Generic[B]):
         await self._report(NOT_SERVING)
         await asyncio.sleep(self._settings.settle_s)
         await self._server.stop(self._settings.grace_s)
-        await self._close()
+        if self._service.close and not (self._stalls and self._stalls.is_stalled):
+            await self._service.close(self._backend.get())
 
     async def abandon(self) -> None:
         """Stop without a grace period, after a failed start."""
         await self._server.stop(None)
-
-    async def _close(self) -> None:
-        if self._service.close and not (self._stalls and self._stalls.is_stalled):
-            await self._service.close(self._backend.get())
 
     async def _report_stall(self, is_stalled: bool) -> None:
         """Health of the service, by which gateways choose, and of the process, by which Kubernetes restarts it."""
@@ -174,7 +150,8 @@ async def serve(service: Service[B], settings: ServiceSettings) -> None:
     Raises: Unavailable when the port cannot be bound; what the service's `load` raises.
     """
     _on_stop_signals(_exit_now)
-    _withdraw_port(settings.port_file)
+    if settings.port_file:
+        settings.port_file.unlink(missing_ok=True)
     server = ServiceServer(service, settings)
     if service.reload:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reload)
@@ -189,7 +166,8 @@ async def serve(service: Service[B], settings: ServiceSettings) -> None:
         logger.warning(
             "any client that reaches %s may call it; set SEMSPEC_SERVICE_TOKEN or SEMSPEC_TLS_CLIENT_CA", server.address
         )
-    _publish_port(settings.port_file, server.port)
+    if settings.port_file:
+        _publish_port(settings.port_file, server.port)
     await _stop_signal()
     logger.info("draining %s", service.name)
     await server.stop()
@@ -223,17 +201,11 @@ def _keep_freed_memory() -> None:
         mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
 
 
-def _withdraw_port(path: Path | None) -> None:
-    if path:
-        path.unlink(missing_ok=True)
-
-
-def _publish_port(path: Path | None, port: int) -> None:
+def _publish_port(path: Path, port: int) -> None:
     """Write the port atomically, so that a waiting process never reads a partial file."""
-    if path:
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        partial.write_text(f"{port}\n")
-        partial.replace(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(f"{port}\n")
+    partial.replace(path)
 
 
 def _is_open_to_any_client(settings: ServiceSettings) -> bool:
@@ -241,10 +213,8 @@ def _is_open_to_any_client(settings: ServiceSettings) -> bool:
 
 
 def _interceptors(settings: ServiceSettings) -> Sequence[aio.ServerInterceptor]:
-    errors = ErrorInterceptor()
-    return (
-        (TokenInterceptor(settings.service_token.get_secret_value()), errors) if settings.service_token else (errors,)
-    )
+    token = settings.service_token
+    return (*((TokenInterceptor(token.get_secret_value()),) if token else ()), ErrorInterceptor())
 
 
 def _server_options(settings: ServiceSettings) -> Sequence[tuple[str, int]]:

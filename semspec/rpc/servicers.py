@@ -4,22 +4,31 @@ Servicers raise; the interceptor sets the status codes.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from operator import methodcaller
+from typing import Any, Generic, Protocol, TypeVar
 
 from grpc import aio
 
 from semspec.clustering.equivalence import Alternatives, Clusterer
 from semspec.decoding.protocols import Verifier
-from semspec.engine.protocol import CountsSteps, Engine, StepCounter
+from semspec.engine.protocol import Engine, StepCounter
 from semspec.errors import Unavailable
 from semspec.rpc.calls import Context
-from semspec.rpc.codec.checks import check_filled, check_length, check_positive
-from semspec.rpc.codec.messages import message_of, read, read_context, read_each, read_prompt
-from semspec.rpc.codec.values import END_OF, UNKNOWN_CLUSTER, invalid, known
-from semspec.rpc.contexts import LastContexts
+from semspec.rpc.codec.messages import message_of, read, read_each, read_prompt
+from semspec.rpc.codec.values import (
+    COUNT,
+    END_OF,
+    UNKNOWN_CLUSTER,
+    check_filled,
+    check_length,
+    check_range,
+    invalid,
+    known,
+)
+from semspec.rpc.contexts import LastContexts, read_context
 from semspec.types import GenerationParams, Proposal, Segment, SegmentScore, States
 from semspec.v1 import (
     draft_pb2_grpc,
@@ -35,38 +44,13 @@ TARGET = "semspec.v1.Target"
 VERIFIER = "semspec.v1.Verifier"
 
 B = TypeVar("B")
+NUM_LOOKS = 10
+"""Looks of `StallWatch` within its limit. All must find the same counter, so time during which this process was
+suspended does not count."""
 
 
 class ServedVerifier(Verifier, Clusterer, Protocol):
     """What the verifier service serves."""
-
-
-class CallCounter:
-    """A counter for backends without one: a step is a call that has ended. Cancelled calls are none."""
-
-    def __init__(self) -> None:
-        self.num_steps = 0
-        self._num_running = 0
-
-    @property
-    def is_busy(self) -> bool:
-        return self._num_running > 0
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count the body as a call."""
-        self._num_running += 1
-        try:
-            yield
-        except asyncio.CancelledError:
-            raise
-        except BaseException:
-            self.num_steps += 1
-            raise
-        else:
-            self.num_steps += 1
-        finally:
-            self._num_running -= 1
 
 
 class Backend(Generic[B]):
@@ -74,8 +58,6 @@ class Backend(Generic[B]):
 
     def __init__(self) -> None:
         self._loaded: B | None = None
-        self.calls = CallCounter()
-        """The calls of a backend that counts no steps itself."""
 
     def provide(self, loaded: B) -> None:
         """Set the object that `get` returns."""
@@ -87,11 +69,26 @@ class Backend(Generic[B]):
             raise Unavailable("the model is still loading")
         return self._loaded
 
-    @property
-    def steps(self) -> StepCounter:
-        """What shows that the loaded object hangs."""
-        own = self._loaded.steps if isinstance(self._loaded, CountsSteps) else None
-        return self.calls if own is None else own
+
+class StallWatch:
+    """Whether a backend hangs, as with a stuck GPU kernel: no step for `stall_s` while busy. It then hangs until its
+    next step, busy or not. Calls that wait in a queue are no sign of it, as long as any call makes a step."""
+
+    def __init__(self, steps: StepCounter, stall_s: float) -> None:
+        self.is_stalled = False
+        self._steps, self._stall_s = steps, stall_s
+
+    async def run(self, report: Callable[[bool], Awaitable[None]]) -> None:
+        """Call `report` with each change, until cancelled."""
+        num_steps, num_looks = self._steps.num_steps, 0
+        while True:
+            await asyncio.sleep(self._stall_s / NUM_LOOKS)
+            before, num_steps = num_steps, self._steps.num_steps
+            stands_still = num_steps == before and (self._steps.is_busy or self.is_stalled)
+            num_looks = num_looks + 1 if stands_still else 0
+            if self.is_stalled != (num_looks >= NUM_LOOKS):
+                self.is_stalled = not self.is_stalled
+                await report(self.is_stalled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +99,9 @@ class Service(Generic[B]):
     """Fully qualified name, as used in health checks: `semspec.v1.Draft`."""
     load: Callable[[], B]
     """Blocking; runs in a worker thread while health checks are answered. May raise any `SemspecError`."""
-    register: Callable[[Backend[B], aio.Server], None]
-    """Adds the servicer to a server."""
+    servicer: Callable[[Backend[B]], object]
+    add: Callable[[Any, aio.Server], None]
+    """Adds a servicer to a server: generated."""
     close: Callable[[B], Awaitable[None]] | None = None
     """Frees the backend after the last call has ended."""
     reload: Callable[[B], Awaitable[None]] | None = None
@@ -151,7 +149,7 @@ class DraftServicer(ModelServicer, draft_pb2_grpc.DraftServicer):
 
     async def Propose(self, request: types_pb2.ProposeRequest, context: Context) -> types_pb2.Proposal:
         """Tokens with their distributions, for a target to verify."""
-        check_positive(request.num_tokens, "num_tokens")
+        check_range(request.num_tokens, "num_tokens", *COUNT)
         params, prefix = read(GenerationParams, request), read_context(request, self._contexts)
         open_ids = tuple(request.open_token_ids)
         proposal = await self._engine.get().propose(prefix, open_ids, params, request.num_tokens)
@@ -211,8 +209,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         check_length(request.readings, "readings", len(request.draft_states), "draft_states")
         draft_states = read_each(States, request.draft_states, "draft_states")
         scores = read_each(SegmentScore, request.readings, "readings")
-        with self._verifier.calls.counted():
-            judgements = await self._verifier.get().judge(draft_states, scores, request.probes)
+        judgements = await self._verifier.get().judge(draft_states, scores, request.probes)
         return message_of(verifier_pb2.JudgeResponse, judgements=judgements)
 
     async def Cluster(self, request: verifier_pb2.ClusterRequest, context: Context) -> verifier_pb2.ClusterResponse:
@@ -228,34 +225,18 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
 
 def draft_service(load: Callable[[], Engine]) -> Service[Engine]:
     """`semspec.v1.Draft`, serving the engine that `load` returns."""
-
-    def register(engine: Backend[Engine], server: aio.Server) -> None:
-        draft_pb2_grpc.add_DraftServicer_to_server(DraftServicer(engine), server)
-
-    return Service(DRAFT, load, register, _close_engine, _reload_engine)
+    return Service(DRAFT, load, DraftServicer, draft_pb2_grpc.add_DraftServicer_to_server, *_OF_ENGINES)
 
 
 def target_service(load: Callable[[], Engine]) -> Service[Engine]:
     """`semspec.v1.Target`, serving the engine that `load` returns."""
-
-    def register(engine: Backend[Engine], server: aio.Server) -> None:
-        target_pb2_grpc.add_TargetServicer_to_server(TargetServicer(engine), server)
-
-    return Service(TARGET, load, register, _close_engine, _reload_engine)
+    return Service(TARGET, load, TargetServicer, target_pb2_grpc.add_TargetServicer_to_server, *_OF_ENGINES)
 
 
 def verifier_service(load: Callable[[], ServedVerifier]) -> Service[ServedVerifier]:
     """`semspec.v1.Verifier`, serving the probes that `load` returns."""
-
-    def register(verifier: Backend[ServedVerifier], server: aio.Server) -> None:
-        verifier_pb2_grpc.add_VerifierServicer_to_server(VerifierServicer(verifier), server)
-
-    return Service(VERIFIER, load, register)
+    return Service(VERIFIER, load, VerifierServicer, verifier_pb2_grpc.add_VerifierServicer_to_server)
 
 
-async def _close_engine(engine: Engine) -> None:
-    await engine.aclose()
-
-
-async def _reload_engine(engine: Engine) -> None:
-    await engine.read_probes()
+_OF_ENGINES = methodcaller("aclose"), methodcaller("read_probes")
+"""`Service.close` and `Service.reload`."""

@@ -150,11 +150,11 @@ class SamplingParams:
     """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 disable those filters."""
 
     temperature: float = 0.6
-    top_p: float = field(default=0.95, metadata={"bounds": (LEAST_POSITIVE, 1.0)})
+    top_p: float = 0.95
     top_k: int = 0
     seed: int = 0
     """Selects the random stream: token t of a context is drawn with `uniform(seed, "token", t)`."""
-    min_p: float = field(default=0.0, metadata={"bounds": (0.0, 1.0)})
+    min_p: float = 0.0
     """Least probability of a token, as a share of that of the most probable one."""
 
 

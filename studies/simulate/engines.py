@@ -12,8 +12,7 @@ from itertools import islice
 
 from semspec.bench.pace.table import StepTimes
 from semspec.engine.steps import STEP_TOKENS, equal_shares
-from semspec.rpc.pool.pool import best
-from semspec.rpc.pool.replica import Health
+from semspec.rpc.replica import Health, best
 from semspec.types import (
     SURPRISAL_FEATURES,
     Context,
@@ -81,7 +80,7 @@ class _Call:
 
 
 class Replica:
-    """The steps of one engine. `health`, `num_in_flight` and the like: what `semspec.rpc.pool` chooses by."""
+    """The steps of one engine. `health`, `num_in_flight` and the like: what `semspec.rpc.replica` chooses by."""
 
     health, is_overloaded = Health.SERVING, False
 

@@ -79,11 +79,13 @@ async def test_call_cancelled_before_its_batch_is_not_judged(
     first = sizes[0]
     calls[-1].cancel()
     await asyncio.sleep(0)
+    assert (verifier.steps.num_steps, verifier.steps.is_busy) == (0, True)
     released.set()
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert isinstance(results[-1], asyncio.CancelledError)
     assert len({str(result) for result in results[:-1]}) == 1
     assert sum(sizes) == (4 if first == 4 else 3)
+    assert (verifier.steps.num_steps, verifier.steps.is_busy) == (len(sizes), False)
 
 
 @pytest.mark.parametrize("layers", ["all", "last", (0, 2), (1, 2)])

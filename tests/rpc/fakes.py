@@ -11,7 +11,8 @@ from google.protobuf.message import Message as Wire
 
 from semspec.clustering.equivalence import Alternatives, in_order_of_appearance
 from semspec.errors import InvalidRequest
-from semspec.rpc.codec.messages import message_of, put_context
+from semspec.rpc.codec.messages import message_of
+from semspec.rpc.contexts import put_context
 from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import Service
 from semspec.settings import ServiceSettings

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from semspec.engine.protocol import Engine
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.rpc.connection import DEFAULT_OPTIONS, ClientOptions
-from semspec.rpc.pool.pool import weight
+from semspec.rpc.replica import weight
 from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import Service, draft_service, target_service, verifier_service
 from semspec.settings import ServiceSettings

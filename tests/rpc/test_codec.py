@@ -259,7 +259,11 @@ async def test_sound_request_is_answered(method: str) -> None:
         ("Write", lambda m: setattr(m.penalties, "repetition", 1e-300), "penalties.repetition"),
         ("Write", lambda m: setattr(m.penalties, "repetition", 1e300), "penalties.repetition"),
         ("Write", lambda m: setattr(m.penalties, "presence", 1.0), "penalties.repetition"),
-        ("Write", lambda m: m.penalties.logit_bias.update({7: math.inf}), "penalties.7"),
+        (
+            "Write",
+            lambda m: m.penalties.MergeFrom(types_pb2.Penalties(repetition=1, logit_bias={7: 1e9})),
+            "penalties.7",
+        ),
         ("Propose", lambda m: m.ClearField("context"), "context"),
         ("Propose", lambda m: m.ClearField("sampling"), "sampling.top_p"),
         ("Propose", lambda m: m.ClearField("num_tokens"), "num_tokens"),

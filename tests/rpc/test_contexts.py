@@ -11,9 +11,8 @@ from opentelemetry.trace import Span
 from semspec.errors import NotFound
 from semspec.rpc.calls import client_span
 from semspec.rpc.clients import RemoteTarget
-from semspec.rpc.codec.messages import read_context
 from semspec.rpc.connection import ClientOptions
-from semspec.rpc.contexts import LastContexts
+from semspec.rpc.contexts import LastContexts, read_context
 from semspec.rpc.servicers import target_service
 from semspec.settings import ServiceSettings
 from semspec.types import Context, Piece, Segment, SegmentEnd, Writer

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from semspec.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded, SemspecError, Unavailable
+from semspec.rpc import replica
 from semspec.rpc.clients import RemoteTarget
-from semspec.rpc.pool import replica
-from semspec.rpc.pool.pool import weight
+from semspec.rpc.replica import weight
 from semspec.rpc.servicers import target_service
 from semspec.types import Writer
 from tests.chaos.proxy import PASSING, Link, listening

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from semspec.rpc.pool.pool import BALANCE, best, capacity, weight
-from semspec.rpc.pool.replica import Health
+from semspec.rpc.replica import BALANCE, Health, best, capacity, weight
 
 NUM_SESSIONS = 3000
 SESSIONS = [f"session-{i}" for i in range(NUM_SESSIONS)]

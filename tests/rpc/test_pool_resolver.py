@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from semspec.errors import InvalidRequest
-from semspec.rpc.pool import resolver
-from semspec.rpc.pool.resolver import Endpoint, Resolver, look_up, parse_endpoints
+from semspec.rpc import pool
+from semspec.rpc.pool import Endpoint, Resolver, look_up, parse_endpoints
 
 
 class Names:
@@ -71,7 +71,7 @@ async def test_resolver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyP
         await asyncio.Event().wait()
         return []
 
-    monkeypatch.setattr(resolver, "LOOKUP_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(pool, "LOOKUP_TIMEOUT_S", 0.05)
     assert await Resolver("target:1", hang).resolve() == {"target:1": ""}
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from semspec.errors import Unavailable
-from semspec.rpc.server import NUM_LOOKS, StallWatch
-from semspec.rpc.servicers import CallCounter
+from semspec.rpc.servicers import NUM_LOOKS, StallWatch
 from semspec.types import Context, Segment, SegmentScore
 from tests.rpc.fakes import CONTEXT, SEGMENT, FakeEngine
 from tests.rpc.fakes import settings as service_settings
@@ -60,23 +59,6 @@ async def test_hung_replica_without_another_is_unavailable_and_named() -> None:
             await target.score(CONTEXT, [SEGMENT], "s")
         with pytest.raises(Unavailable, match="1 replicas of the target hang"):
             await target.info()
-
-
-async def test_call_that_is_cancelled_is_no_step() -> None:
-    counter = CallCounter()
-
-    async def call(limit_s: float) -> None:
-        with counter.counted():
-            assert counter.is_busy
-            await asyncio.sleep(limit_s)
-
-    task = asyncio.create_task(call(GENEROUS_S))
-    await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.wait([task])
-    assert (counter.num_steps, counter.is_busy) == (0, False)
-    await call(0)
-    assert (counter.num_steps, counter.is_busy) == (1, False)
 
 
 async def test_time_during_which_the_process_is_suspended_does_not_count() -> None:

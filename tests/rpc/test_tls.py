@@ -13,9 +13,9 @@ import pytest
 
 from semspec.commands.health import check_health
 from semspec.errors import Unavailable
+from semspec.rpc import replica
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget
 from semspec.rpc.connection import ClientOptions
-from semspec.rpc.pool import replica
 from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import DRAFT, draft_service
 from semspec.rpc.tls import Certificates

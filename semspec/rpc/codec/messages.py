@@ -13,15 +13,24 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from semspec.errors import InvalidRequest, Mismatch
-from semspec.rpc.codec.checks import CHECKS, check_filled
-from semspec.rpc.codec.values import PUT, READ, RENAMED, invalid, known, numbers_of, put_piece, within
-from semspec.rpc.contexts import LastContexts
-from semspec.types import Context, Conversation, Piece, Prompt, TokenIds
+from semspec.rpc.codec.values import PUT, READ, check, invalid, known, numbers_of, within
+from semspec.types import Conversation, ModelInfo, Prompt, TokenIds, VerifiedTokens
 from semspec.v1 import types_pb2
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
+RENAMED: dict[type, dict[str, str]] = {
+    ModelInfo: {
+        "supports_choices": "can_be_asked",
+        "supports_logprobs": "tells_logprobs",
+        "supports_grammars": "takes_grammars",
+        "supports_min_p": "takes_min_p",
+        "supports_penalties": "takes_penalties",
+    },
+    VerifiedTokens: {"open_ids": "open_token_ids", "open_piece": "open"},
+}
+"""Fields with another name in messages."""
 _cached = cast(Callable[[F], F], cache)  # of arguments that mypy does not take for hashable: types of messages
 
 
@@ -32,7 +41,7 @@ def message_of(kind: type[M], *values: object, **others: object) -> M:
     0.03 ms for the states of a 32B model. Raises: InvalidRequest for a value that protobuf cannot encode.
     """
     message = kind()
-    with _encodable():
+    with encodable():
         for value in values:
             _filler(type(value), kind)(message, value)
         for name, own in others.items():
@@ -42,7 +51,7 @@ def message_of(kind: type[M], *values: object, **others: object) -> M:
 
 
 @contextmanager
-def _encodable() -> Iterator[None]:
+def encodable() -> Iterator[None]:
     """Raises: InvalidRequest for a value that protobuf cannot encode: a negative count or a lone surrogate."""
     try:
         yield
@@ -101,8 +110,7 @@ def reader(kind: type[T]) -> Callable[[Any], T]:
         for other in plan.others:
             values[other.name] = other.read(message)
         value = kind(**values)
-        if plan.check:
-            plan.check(value)
+        check(value)
         return value
 
     return READ.get(kind, read_fields)
@@ -130,7 +138,6 @@ class _Plan(NamedTuple):
     plain_values: Callable[[Any], tuple[Any, ...]]
     plain_fields: Callable[[Any], tuple[Any, ...]]
     others: tuple[_Field, ...]
-    check: Callable[[Any], None] | None
 
 
 @_cached
@@ -148,7 +155,7 @@ def _plan(kind: type, message: type[Message]) -> _Plan:
         else:
             plain.append((field.name, descriptor.name))
     own_names, names = tuple(own for own, _ in plain), tuple(name for _, name in plain)
-    return _Plan(own_names, names, _getter(own_names), _getter(names), tuple(others), CHECKS.get(kind))
+    return _Plan(own_names, names, _getter(own_names), _getter(names), tuple(others))
 
 
 def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
@@ -220,36 +227,6 @@ def _field_reader(field: Any, hint: Any, default: object) -> Callable[[Any], Any
 @_cached
 def _numbers(members: type[StrEnum], field: Any) -> dict[Any, Any]:
     return numbers_of(members, field.enum_type)
-
-
-def put_context(message: Any, context: Context, before: bytes = b"") -> None:
-    """Set the context of a request: its pieces after `before`, which the service keeps, if it is given. Raises:
-    InvalidRequest for a value that protobuf cannot encode."""
-    message.ClearField("context")
-    message.ClearField("tail")
-    pieces = message.context
-    if before:
-        message.tail.before, pieces = before, message.tail.pieces
-    with _encodable():
-        for piece in context.pieces:
-            put_piece(pieces.add(), piece)
-
-
-def read_context(message: Any, kept: LastContexts) -> Context:
-    """The whole context of a request; contains at least the prompt. It is noted in `kept`.
-
-    Raises: NotFound when the message has only the tail of a context that is not in `kept`.
-    """
-    if message.HasField("tail"):
-        if message.context:
-            raise invalid("context", "must be empty beside a tail")
-        pieces = read_each(Piece, message.tail.pieces, "tail.pieces")
-        context = kept.whole(message.session, message.tail.before, pieces)
-    else:
-        check_filled(message.context, "context")
-        context = Context(tuple(read_each(Piece, message.context, "context")))
-    kept.note(message.session, context)
-    return context
 
 
 def encode_request(prompt: Prompt) -> types_pb2.EncodeRequest:

@@ -1,27 +1,48 @@
-"""Values that messages hold in another form than dataclasses do: enums, pieces, tensors; and errors of fields.
+"""Values that messages hold in another form than dataclasses do: enums, pieces, tensors; and the checks of all values.
 
-What reads one raises InvalidRequest, or Mismatch for another state convention, and names the invalid field from the
-value on.
+What reads or checks one raises InvalidRequest, or Mismatch for another state convention, and names the invalid field
+from the value on.
 """
 
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from google.protobuf.descriptor import EnumDescriptor
 
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.types import (
+    LEAST_POSITIVE,
+    LEAST_REPETITION,
+    MOST_PENALTY,
+    MOST_REPETITION,
     STATE_CONVENTION,
     SURPRISAL_FEATURES,
-    ModelInfo,
+    ChoiceScores,
+    Conversation,
+    Distribution,
+    Gate,
+    GeneratedSegment,
+    GenerationParams,
+    Judgement,
+    Message,
+    OperatingPoint,
+    Penalties,
     Piece,
+    Proposal,
+    Retrieval,
+    RetrievalSource,
+    Role,
+    SamplingParams,
     Segment,
     SegmentEnd,
     SegmentScore,
     States,
+    Token,
+    TokenIds,
+    TokenLogprob,
     VerifiedTokens,
     Writer,
 )
@@ -31,7 +52,9 @@ T = TypeVar("T")
 
 UNKNOWN_CLUSTER = -1
 """Cluster of a segment whose meaning is unknown."""
-_FLOAT_BYTES = 4
+MAX_LOGPROBS = 20
+"""Maximum number of alternatives per token, as in the OpenAI API."""
+_NUMBER_BYTES = 4
 _SURPRISAL = struct.Struct(f"<{len(SURPRISAL_FEATURES)}f")
 
 
@@ -142,7 +165,7 @@ def _read_tensor(message: types_pb2.Tensor, field: str) -> bytes:
         raise invalid(f"{field}.data_type", "must be DATA_TYPE_FLOAT32")
     if 0 in message.shape:
         raise invalid(f"{field}.shape", "no dimension may be 0")
-    data, num_bytes = message.data, _FLOAT_BYTES * math.prod(message.shape)
+    data, num_bytes = message.data, _NUMBER_BYTES * math.prod(message.shape)
     if len(data) != num_bytes:
         raise invalid(f"{field}.data", f"{len(data)} bytes, but shape {list(message.shape)} takes {num_bytes}")
     return data
@@ -156,14 +179,113 @@ READ: dict[type, Callable[[Any], Any]] = {
     Piece: read_piece, Segment: _read_segment, States: _read_states, SegmentScore: _read_score,
 }  # fmt: skip
 
-RENAMED: dict[type, dict[str, str]] = {
-    ModelInfo: {
-        "supports_choices": "can_be_asked",
-        "supports_logprobs": "tells_logprobs",
-        "supports_grammars": "takes_grammars",
-        "supports_min_p": "takes_min_p",
-        "supports_penalties": "takes_penalties",
+
+def check_filled(values: Sequence[object], field: str) -> None:
+    """Raises: InvalidRequest when `values` is empty."""
+    if not values:
+        raise invalid(field, "at least one is needed")
+
+
+def check_length(values: Sequence[object], field: str, number: int, others: str) -> None:
+    """Raises: InvalidRequest when there is not one of `values` for each of the `number` `others`."""
+    if len(values) != number:
+        raise invalid(field, f"{len(values)}, but {number} {others}")
+
+
+def check_range(value: float, field: str, least: float, most: float) -> None:
+    """Raises: InvalidRequest when `value` is out of its bounds or infinite, which JSON cannot hold."""
+    if not (least <= value <= most and math.isfinite(value)):
+        raise invalid(field, f"must be finite and in [{least:g}, {most:g}], not {value}")
+
+
+def check(value: object) -> None:
+    """Raises: InvalidRequest when a number of a dataclass is out of its bounds, or a value does not fit the others."""
+    for name, bounds in BOUNDS.get(type(value), {}).items():
+        match getattr(value, name):
+            case None:
+                pass
+            case tuple() as numbers:
+                for index, number in enumerate(numbers):
+                    check_range(number, f"{name}[{index}]", *bounds)
+            case number:
+                check_range(number, name, *bounds)
+    if fits := CHECKS.get(type(value)):
+        fits(value)
+
+
+def _check_one_of(field: str, value: str, values: tuple[str, ...]) -> None:
+    if value not in values:
+        raise invalid(field, f"must be one of {values}, not {value!r}")
+
+
+def _check_token(token: Token) -> None:
+    if token.stop < token.start:
+        raise invalid("stop", f"is {token.stop}, before its start at {token.start}")
+
+
+def _check_sampling(sampling: SamplingParams) -> None:
+    if 0 < sampling.temperature < LEAST_POSITIVE:
+        raise invalid("temperature", f"must be 0 or at least {LEAST_POSITIVE}, not {sampling.temperature}")
+
+
+def _check_penalties(penalties: Penalties) -> None:
+    for token_id, bias in penalties.logit_bias:
+        check_range(bias, str(token_id), *PENALTY)
+
+
+def _check_generated(generated: GeneratedSegment) -> None:
+    """Every segment has at least one token, if only end-of-sequence."""
+    token_ids = generated.segment.token_ids
+    check_filled(token_ids, "segment.token_ids")
+    if generated.logprobs is not None:
+        check_length(generated.logprobs, "logprobs", len(token_ids), "segment.token_ids")
+
+
+def _check_proposal(proposal: Proposal) -> None:
+    num_tokens = len(proposal.token_ids)
+    check_length(proposal.distributions, "distributions", num_tokens, "token_ids")
+    if proposal.parents:
+        check_length(proposal.parents, "parents", num_tokens, "token_ids")
+    for index, parent in enumerate(proposal.parents):
+        check_range(parent, f"parents[{index}]", -1, index - 1)
+
+
+def _check_distribution(distribution: Distribution) -> None:
+    num_bytes = len(distribution.token_ids)
+    if num_bytes == 0 or num_bytes % _NUMBER_BYTES:
+        raise invalid("token_ids", f"{num_bytes} bytes, but an entry takes {_NUMBER_BYTES}, and one is needed")
+    check_length(distribution.probabilities, "probabilities", num_bytes, "bytes of token_ids")
+
+
+SHARE, AMOUNT, COUNT = (0.0, 1.0), (0.0, math.inf), (1, math.inf)
+PENALTY = -MOST_PENALTY, MOST_PENALTY
+BOUNDS: dict[type, dict[str, tuple[float, float]]] = {
+    ChoiceScores: {"duration_ms": AMOUNT, "probabilities": SHARE},
+    Gate: {"window": COUNT, "entropy": SHARE, "floor": SHARE, "density": SHARE},
+    GeneratedSegment: {"duration_ms": AMOUNT},
+    GenerationParams: {"max_tokens": COUNT, "max_segment_tokens": COUNT, "num_logprobs": (0, MAX_LOGPROBS)},
+    Judgement: {"draft_probability": SHARE, "target_probability": SHARE},
+    OperatingPoint: {
+        **dict.fromkeys(("threshold", "speed_up"), AMOUNT),
+        **dict.fromkeys(("acceptance", "right_accepted", "wrong_accepted"), SHARE),
     },
-    VerifiedTokens: {"open_ids": "open_token_ids", "open_piece": "open"},
+    Penalties: {"presence": PENALTY, "frequency": PENALTY, "repetition": (LEAST_REPETITION, MOST_REPETITION)},
+    Proposal: {"duration_ms": AMOUNT},
+    SamplingParams: {"temperature": AMOUNT, "top_p": (LEAST_POSITIVE, 1.0), "min_p": SHARE},
+    TokenLogprob: {"logprob": (-math.inf, 0.0)},
+    VerifiedTokens: {"duration_ms": AMOUNT},
 }
-"""Fields with another name in messages."""
+"""Least and most of numbers, of each item where there are several."""
+CHECKS: dict[type, Callable[[Any], None]] = {
+    Conversation: lambda one: check_filled(one.messages, "messages"),
+    Distribution: _check_distribution,
+    GeneratedSegment: _check_generated,
+    Message: lambda one: _check_one_of("role", one.role, get_args(Role)),
+    Penalties: _check_penalties,
+    Proposal: _check_proposal,
+    Retrieval: lambda one: _check_one_of("source", one.source, get_args(RetrievalSource)),
+    SamplingParams: _check_sampling,
+    Token: _check_token,
+    TokenIds: lambda one: check_filled(one.ids, "ids"),
+}
+"""What values must fit beside their bounds."""

@@ -1,13 +1,21 @@
-"""One replica: its client, its health, and its calls in flight."""
+"""One replica: its connection, its health, its calls in flight; and the selection of one for each call.
+
+Rendezvous hashing (Thaler and Ravishankar 1998) ranks the replicas for every session. The first replica gets the
+session's calls, so its KV cache holds the session's prefix. An overloaded replica is skipped (consistent hashing with
+bounded loads, Mirrokni et al. 2016). Adding or removing a replica moves only the sessions that rank it first.
+"""
 
 import asyncio
+import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from types import TracebackType
-from typing import Any
+from math import ceil
+from statistics import fmean
+from typing import Any, Protocol, TypeVar
 
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -41,6 +49,8 @@ RECHECK_INTERVAL_S = 0.25
 """Interval between health checks of a replica that is not serving."""
 REOPEN_S = 10.0
 """Interval between new channels to a replica that is not serving."""
+BALANCE = 1.25
+"""Maximum load of a replica, relative to the mean, up to which its sessions stay on it."""
 OVERLOAD_S = 1.0
 """Time for which other replicas are preferred after an Overloaded error."""
 
@@ -123,14 +133,20 @@ class Replica:
         finally:
             self.num_in_flight -= 1
 
-    def while_reachable(self) -> "_WhileReachable":
-        """An async context manager that cancels its body when the replica becomes unreachable or hangs.
-
-        Raises: Unavailable when the replica is unreachable or hangs.
-        """
+    @asynccontextmanager
+    async def while_reachable(self) -> AsyncIterator[None]:
+        """Cancels its body when the replica becomes unreachable or hangs, and raises Unavailable then."""
         if self.is_fenced:
             raise self._unreachable()
-        return _WhileReachable(self._waiting, self._unreachable)
+        timeout = asyncio.timeout(None)  # which is rescheduled
+        self._waiting.add(timeout)
+        try:
+            async with timeout:
+                yield
+        except TimeoutError:
+            raise self._unreachable() from None
+        finally:
+            self._waiting.discard(timeout)
 
     def failed(self, error: SemspecError) -> None:
         """Record the error of a call: prefer other replicas until the next health check."""
@@ -213,23 +229,55 @@ class Replica:
         return Unavailable(f"a replica {reason}")
 
 
-class _WhileReachable:
-    """Registers a timeout of the current task in `waiting`; rescheduling the timeout cancels the body."""
+class Candidate(Protocol):
+    """The properties of a replica that the selection uses."""
 
-    def __init__(self, waiting: set[asyncio.Timeout], unreachable: Callable[[], Unavailable]) -> None:
-        self._timeout = asyncio.timeout(None)
-        self._waiting = waiting
-        self._unreachable = unreachable
+    @property
+    def address(self) -> str: ...
 
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-        self._waiting.add(self._timeout)
+    @property
+    def health(self) -> Health: ...
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._waiting.discard(self._timeout)
-        try:
-            await self._timeout.__aexit__(kind, error, traceback)
-        except TimeoutError:
-            raise self._unreachable() from None
+    @property
+    def num_in_flight(self) -> int: ...
+
+    @property
+    def is_overloaded(self) -> bool:
+        """Whether it returned Overloaded recently."""
+        ...
+
+
+K = TypeVar("K", bound=Candidate)
+
+
+def best(candidates: Sequence[K], session: str) -> K:
+    """The replica for the next call of `session`.
+
+    Among the replicas with the best health: the first in the session's ranking that is below `capacity`; without a
+    session, the one with the fewest calls in flight. Raises: ValueError when there are no candidates.
+    """
+    healthiest = min(candidate.health for candidate in candidates)
+    equals = [candidate for candidate in candidates if candidate.health is healthiest]
+    if len(equals) == 1:
+        return equals[0]
+    if not session:
+        return min(equals, key=lambda candidate: (candidate.is_overloaded, candidate.num_in_flight, random.random()))
+    limit = capacity([candidate.num_in_flight for candidate in equals])
+    return min(
+        equals,
+        key=lambda candidate: (
+            candidate.is_overloaded or candidate.num_in_flight >= limit,
+            -weight(session, candidate.address),
+        ),
+    )
+
+
+def capacity(loads: Sequence[int]) -> int:
+    """Maximum calls in flight at one replica, including the next call, for the given loads; one is always below it."""
+    return ceil(BALANCE * fmean(loads)) + 1
+
+
+def weight(session: str, address: str) -> int:
+    """Rendezvous weight of a replica for a session: uniform in [0, 2^64)."""
+    name = f"{session}\0{address}".encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")

@@ -1,91 +1,36 @@
-"""The replicas of one service, and the selection of a replica for each call.
-
-Rendezvous hashing (Thaler and Ravishankar 1998) ranks the replicas for every session. The first replica gets the
-session's calls, so its KV cache holds the session's prefix. An overloaded replica is skipped (consistent hashing with
-bounded loads, Mirrokni et al. 2016). Adding or removing a replica moves only the sessions that rank it first.
-"""
+"""The replicas of one service, at the addresses that its address list resolves to."""
 
 import asyncio
-import hashlib
 import logging
-import random
+import socket
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
-from dataclasses import replace
-from math import ceil
+from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from operator import attrgetter
-from statistics import fmean
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from semspec.errors import InternalError, Overloaded, SemspecError, Unavailable
+from semspec.errors import InternalError, InvalidRequest, Overloaded, SemspecError, Unavailable
 from semspec.rpc.connection import ClientOptions, Connection
-from semspec.rpc.pool.replica import Health, Replica, ServiceSpec
-from semspec.rpc.pool.resolver import Lookup, Resolver, look_up
-
-BALANCE = 1.25
-"""Maximum load of a replica, relative to the mean, up to which its sessions stay on it."""
-
-
-class Candidate(Protocol):
-    """The properties of a replica that the selection uses."""
-
-    @property
-    def address(self) -> str: ...
-
-    @property
-    def health(self) -> Health: ...
-
-    @property
-    def num_in_flight(self) -> int: ...
-
-    @property
-    def is_overloaded(self) -> bool:
-        """Whether it returned Overloaded recently."""
-        ...
-
-
-K = TypeVar("K", bound=Candidate)
-
-
-def best(candidates: Sequence[K], session: str) -> K:
-    """The replica for the next call of `session`.
-
-    Among the replicas with the best health: the first in the session's ranking that is below `capacity`; without a
-    session, the one with the fewest calls in flight. Raises: ValueError when there are no candidates.
-    """
-    healthiest = min(candidate.health for candidate in candidates)
-    equals = [candidate for candidate in candidates if candidate.health is healthiest]
-    if len(equals) == 1:
-        return equals[0]
-    if not session:
-        return min(equals, key=lambda candidate: (candidate.is_overloaded, candidate.num_in_flight, random.random()))
-    limit = capacity([candidate.num_in_flight for candidate in equals])
-    return min(
-        equals,
-        key=lambda candidate: (
-            candidate.is_overloaded or candidate.num_in_flight >= limit,
-            -weight(session, candidate.address),
-        ),
-    )
-
-
-def capacity(loads: Sequence[int]) -> int:
-    """Maximum calls in flight at one replica, including the next call, for the given loads; one is always below it."""
-    return ceil(BALANCE * fmean(loads)) + 1
-
-
-def weight(session: str, address: str) -> int:
-    """Rendezvous weight of a replica for a session: uniform in [0, 2^64)."""
-    name = f"{session}\0{address}".encode(errors="surrogatepass")
-    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
-
+from semspec.rpc.replica import Health, Replica, ServiceSpec, best
 
 R = TypeVar("R")
-
 ELSEWHERE = (Unavailable, Overloaded, InternalError)
 """Errors after which the call is retried on another replica: it is away, has no room, or is broken, which includes an
 answer that makes no sense."""
 
+Lookup = Callable[[str, int], Awaitable[Sequence[str]]]
+"""(host, port) -> its IP addresses. Raises: OSError when there are none."""
+
+LOOKUP_TIMEOUT_S = 5.0
+MAX_PORT = 65535
+
 _log = logging.getLogger(__name__)
+
+
+async def look_up(host: str, port: int) -> Sequence[str]:
+    """Resolve a host with the system's resolver."""
+    infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in infos))
 
 
 class Pool:
@@ -223,3 +168,77 @@ class Pool:
         for address in mismatched - self._mismatched:
             _log.warning("%s at %s serves another model than the others; not used", self._spec.service, address)
         self._mismatched = mismatched
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One entry of an address list."""
+
+    text: str
+    host: str = ""
+    """Host name to resolve; empty if the text is an IP address or a Unix socket."""
+    port: int = 0
+
+
+def parse_endpoints(addresses: str) -> tuple[Endpoint, ...]:
+    """The entries of `host:port[,host:port...]`. Raises: InvalidRequest for an entry that is neither that nor
+    `unix:PATH`."""
+    return tuple(_parse_endpoint(entry.strip()) for entry in addresses.split(","))
+
+
+class Resolver:
+    """Resolves an address list to replicas and keeps the last result."""
+
+    def __init__(self, addresses: str, lookup: Lookup = look_up) -> None:
+        self._lookup = lookup
+        self._replicas: dict[Endpoint, Mapping[str, str]] = {
+            endpoint: {endpoint.text: ""} for endpoint in parse_endpoints(addresses)
+        }
+
+    async def resolve(self) -> Mapping[str, str]:
+        """Address of each replica -> host name on its certificate; empty if the address contains that name.
+
+        A name that cannot be resolved keeps its last result; before the first result, gRPC resolves it as one replica.
+        """
+        await asyncio.gather(*(self._resolve(endpoint) for endpoint in self._replicas if endpoint.host))
+        return {address: name for replicas in self._replicas.values() for address, name in replicas.items()}
+
+    async def _resolve(self, endpoint: Endpoint) -> None:
+        try:
+            async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+                ips = await self._lookup(endpoint.host, endpoint.port)
+        except (OSError, UnicodeError) as error:  # TimeoutError is an OSError
+            _log.debug("cannot look up %s: %s", endpoint.host, error)
+        else:
+            self._replicas[endpoint] = _replicas(endpoint, ips)
+
+
+def _replicas(endpoint: Endpoint, ips: Sequence[str]) -> Mapping[str, str]:
+    """One replica per IP address.
+
+    A dual-stack host has each replica once per address family, so only the family with more addresses is used. A host
+    with at most one address per family is one replica, called by its name.
+    """
+    families = [[ip for ip in ips if ip_address(ip).version == version] for version in (4, 6)]
+    largest = max(families, key=len)
+    if len(largest) <= 1:
+        return {endpoint.text: ""}
+    return {f"[{ip}]:{endpoint.port}" if ":" in ip else f"{ip}:{endpoint.port}": endpoint.host for ip in largest}
+
+
+def _parse_endpoint(text: str) -> Endpoint:
+    if text.startswith("unix:"):
+        return Endpoint(text)
+    host, _, port = text.rpartition(":")
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    if not host or not port.isdecimal() or int(port) > MAX_PORT or (":" in host and not is_bracketed):
+        raise InvalidRequest(f"{text!r} is no address: write host:port, [IPv6]:port or unix:PATH")
+    return Endpoint(text) if _is_literal(host.strip("[]")) else Endpoint(text, host, int(port))
+
+
+def _is_literal(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
