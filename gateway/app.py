@@ -13,7 +13,7 @@ from semspec.decoding import STRATEGIES, Backends, Strategies
 from semspec.gateway.api.openai import completions, responses
 from semspec.gateway.api.shared import operations, playground, resources
 from semspec.gateway.api.shared.answers import Format
-from semspec.gateway.api.shared.document import TAGS, DocumentedApp, operation_id
+from semspec.gateway.api.shared.document import DocumentedApp
 from semspec.gateway.api.shared.errors import install_handlers
 from semspec.gateway.api.shared.middleware import Authenticated, BodyGuard, Drain, HttpFraming, Observed
 from semspec.gateway.api.shared.resolver import Api, Resolver
@@ -95,15 +95,12 @@ def create_app(
             await store.close()
 
     app = DocumentedApp(
-        settings,
-        strategies,
+        keys is not None,
         title="semspec",
         version=__version__,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        openapi_tags=TAGS,
-        generate_unique_id_function=operation_id,
         lifespan=lifespan,
     )
     app.state.readiness, app.state.store, app.state.background = readiness, store, background

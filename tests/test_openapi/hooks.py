@@ -37,13 +37,15 @@ def _keep_rules(body: Json) -> None:
     for message in _objects(body.get("messages")):
         if not message.get("content"):
             message["content"] = "How many?"
+    if "model" in body:
+        body["model"] = "semspec-demo"
     if isinstance(options := body.get("semspec"), dict):
         _keep_rules_of_options(body, options)
 
 
 def _keep_rules_of_options(body: Json, options: Json) -> None:
-    if body.get("model") != "semspec-demo":
-        options.pop("strategy", None)
+    if "strategy" in options:
+        options["strategy"] = "semantic"
     if "messages" not in body or body.get("n") not in (None, 1):
         options.pop("session", None)
     if options.get("strictness") is not None:

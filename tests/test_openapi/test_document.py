@@ -21,7 +21,7 @@ MANUAL = Path(__file__).parents[2] / "docs" / "api.md"
 
 @pytest.fixture
 def app() -> FastAPI:
-    settings = make_settings(model_name="pair", max_n=3)
+    settings = make_settings()
     return create_app(settings, Fakes.make().backends, Store.connect(settings))
 
 
@@ -55,12 +55,9 @@ def test_every_reference_leads_somewhere_and_no_schema_is_unused(document: Json)
     assert referred == set(document["components"]["schemas"])
 
 
-def test_request_names_the_models_and_bounds_of_these_settings(document: Json) -> None:
-    for request in ("ChatRequest", "CompletionRequest"):
-        fields = document["components"]["schemas"][request]["properties"]
-        assert {"pair", "pair:target"} <= set(fields["model"]["enum"])
-        assert fields["n"]["anyOf"][0]["maximum"] == 3
-        assert fields["echo"]["enum"] == [False, None] and "user" in fields
+def test_request_has_fields_that_are_not_supported_with_their_values(document: Json) -> None:
+    fields = document["components"]["schemas"]["ChatRequest"]["properties"]
+    assert fields["echo"]["enum"] == [False, None] and "user" in fields
 
 
 def test_manual_mentions_every_operation_field_and_status(document: Json) -> None:
@@ -71,5 +68,7 @@ def test_manual_mentions_every_operation_field_and_status(document: Json) -> Non
     for name, operation in operations(document):
         assert f"`{name}`" in manual
         assert set(operation["responses"]) - {"200"} <= words
-    headers = {parameter["name"] for _, operation in operations(document) for parameter in operation["parameters"]}
+    headers = {
+        parameter["name"] for _, operation in operations(document) for parameter in operation.get("parameters", ())
+    }
     assert {header.lower() for header in headers} <= {word.lower() for word in words}

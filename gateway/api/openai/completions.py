@@ -12,10 +12,18 @@ from pydantic import BaseModel
 
 from semspec.errors import InvalidRequest
 from semspec.gateway.api.openai import answers
-from semspec.gateway.api.openai.formats import calls_grammar, format_grammar, offered, tools_json
-from semspec.gateway.api.openai.requests import ChatRequest, CompletionRequest
+from semspec.gateway.api.openai.requests import (
+    ChatRequest,
+    CompletionRequest,
+    NamedTool,
+    calls_grammar,
+    format_grammar,
+    offered,
+    tools_json,
+)
 from semspec.gateway.api.shared import document
 from semspec.gateway.api.shared.answers import Format, TokenCounts, statistics
+from semspec.gateway.api.shared.idempotency import Key
 from semspec.gateway.api.shared.resolver import EFFORT, EFFORT_PARAMETER, AnswerOptions, ClientRequest, variables_of
 from semspec.gateway.api.shared.sse import Responder
 from semspec.gateway.generation.output import ChoiceOutput, Ended, Kept, usage
@@ -29,15 +37,23 @@ def router(responder: Responder) -> APIRouter:
     """`/v1/chat/completions` and `/v1/completions`."""
     routes = APIRouter(prefix="/v1", tags=["completions"])
 
-    @routes.post("/chat/completions", response_model=None, responses=document.CHAT, openapi_extra=document.IDEMPOTENT)
-    async def chat_completions(http: HttpRequest, body: ChatRequest) -> Response:
+    @routes.post(
+        "/chat/completions",
+        response_model=answers.ChatCompletion,
+        responses=document.generating(answers.ChatCompletionChunk),
+    )
+    async def chat_completions(http: HttpRequest, body: ChatRequest, key: Key = None) -> Response:
         """Answer a conversation."""
-        return await responder.respond(http, chat_request(body), body)
+        return await responder.respond(http, chat_request(body), body, key)
 
-    @routes.post("/completions", response_model=None, responses=document.COMPLETION, openapi_extra=document.IDEMPOTENT)
-    async def completions(http: HttpRequest, body: CompletionRequest) -> Response:
+    @routes.post(
+        "/completions",
+        response_model=answers.TextCompletion,
+        responses=document.generating(answers.TextCompletionChunk),
+    )
+    async def completions(http: HttpRequest, body: CompletionRequest, key: Key = None) -> Response:
         """Continue a text."""
-        return await responder.respond(http, completion_request(body), body)
+        return await responder.respond(http, completion_request(body), body, key)
 
     @routes.post("/embeddings", include_in_schema=False)
     async def embeddings() -> Response:
@@ -53,11 +69,13 @@ def chat_request(body: ChatRequest) -> ClientRequest:
         raise InvalidRequest("top_logprobs is only allowed when logprobs is true", "top_logprobs")
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise InvalidRequest("max_tokens is another name for max_completion_tokens; give one of them", "max_tokens")
-    tools, grammar = offered(body.tools, body.tool_choice), format_grammar(body.response_format)
+    choice = body.tool_choice.function if isinstance(body.tool_choice, NamedTool) else body.tool_choice
+    tools = offered([tool.function for tool in body.tools or ()], choice)
+    grammar = format_grammar(body.response_format)
     if tools and grammar:
         raise InvalidRequest("response_format is only served without tools; leave out one of them", "response_format")
     if tools:
-        grammar = calls_grammar(tools, body.tool_choice, body.parallel_tool_calls is not False)
+        grammar = calls_grammar(tools, choice, body.parallel_tool_calls is not False)
     fields = {"prompt": "messages", "grammar": "tools" if tools else "response_format"}
     if body.reasoning_effort is not None:
         fields[EFFORT_PARAMETER] = EFFORT

@@ -1,44 +1,32 @@
-"""Request schemas of OpenAI's and TGI's APIs. Unsupported fields are rejected by name."""
+"""Request schemas of OpenAI's chats and plain completions, and the grammars that their formats and tools stand for."""
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Discriminator,
-    Field,
-    Tag,
-    model_validator,
-)
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from semspec.gateway.api.openai.formats import MAX_TOOLS, ResponseFormat, Tool, ToolChoice
-from semspec.gateway.api.shared.fields import (
-    OPENAI_DEFAULTS,
-    SUPPORTED_IN_CHATS,
+from semspec.errors import InvalidRequest
+from semspec.gateway.api.shared.requests import (
+    MESSAGE_DEFAULTS,
     CompatibleRequestModel,
     Effort,
-    Repetition,
+    GenerationRequest,
+    MaxTokens,
     RequestModel,
     TemplateVariables,
     Text,
     encodable,
     parsed_json,
+    text_or_list,
 )
-from semspec.gateway.options import AcceptanceOptions, StrategyOptions, Temperature, TopP, or_default
-from semspec.gateway.settings import (
-    MAX_LOGPROBS,
-    MAX_STOP_LENGTH,
-    MAX_STOPS,
-)
+from semspec.gateway.generation.grammar import ANY_OBJECT, json_grammar, tools_grammar
+from semspec.gateway.settings import MAX_LOGPROBS
+from semspec.grammars.limits import check_schema
 from semspec.types import Message, Role
 
-MAX_BIASES = 300
-SESSION_NAME = r"^[A-Za-z0-9_.-]{1,128}$"
-
-
-Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH), AfterValidator(encodable)]
+NAME = r"^[A-Za-z0-9_.-]{1,64}$"
+MAX_TOOLS = 128
 
 
 class TextPart(RequestModel):
@@ -48,28 +36,8 @@ class TextPart(RequestModel):
     text: Text
 
 
-def _strictly_bool(value: object) -> object:
-    if value is not False:
-        raise ValueError("Input should be false")  # Literal[False] accepts 0
-    return value
-
-
-False_ = Annotated[Literal[False], BeforeValidator(_strictly_bool)]
-
-
-def text_or_list(value: object) -> str:
-    """The tag of a value that is a text or a list."""
-    return "<list>" if isinstance(value, list) else "<text>"
-
-
 Content = Annotated[
     Annotated[Text, Tag("<text>")] | Annotated[list[TextPart], Tag("<list>")], Discriminator(text_or_list)
-]
-"""Discriminator tags are in angle brackets so that error messages can leave them out of a field's path."""
-
-Stops = Annotated[
-    Annotated[Stop, Tag("<text>")] | Annotated[list[Stop], Field(max_length=MAX_STOPS), Tag("<list>")],
-    Discriminator(text_or_list),
 ]
 
 
@@ -84,6 +52,12 @@ def _json_object(text: str) -> str:
 
 
 ObjectText = Annotated[Text, AfterValidator(_json_object)]
+
+
+class OfFunction(RequestModel):
+    """The only type of tools there is."""
+
+    type: Literal["function"]
 
 
 class FunctionCall(RequestModel):
@@ -103,6 +77,9 @@ class ToolCall(RequestModel):
 
 class ChatMessage(CompatibleRequestModel):
     """One text message of a conversation."""
+
+    noop_fields = MESSAGE_DEFAULTS
+    labels = frozenset()
 
     role: Role
     content: Content | None = None
@@ -138,70 +115,80 @@ class ChatMessage(CompatibleRequestModel):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class SemspecOptions(StrategyOptions):
-    """The request's `semspec` object: options beyond OpenAI's API. None selects the gateway's default."""
+def _countable(schema: dict[str, Any]) -> dict[str, Any]:
+    check_schema(schema)
+    encodable(json.dumps(schema, ensure_ascii=False))
+    return schema
 
-    strategy: str | None = None
-    """One of those that the gateway has."""
-    segmentation: Literal["paragraph", "sentence"] | None = None
-    strictness: float | None = Field(default=None, ge=0, le=1)
-    session: str | None = Field(default=None, pattern=SESSION_NAME)
-    trace: bool | None = None
+
+SchemaObject = Annotated[dict[str, Any], AfterValidator(_countable), Field(description="a JSON schema")]
+
+
+class JsonSchema(RequestModel):
+    """A schema with its name. `strict`: every keyword is held; else those that cannot be held are ignored."""
+
+    name: str = Field(pattern=NAME)
+    description: Text | None = None
+    schema_: SchemaObject | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(RequestModel):
+    """OpenAI's `response_format`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
 
     @model_validator(mode="after")
-    def _one_rule(self) -> Self:
-        if self.strictness is not None and self.acceptance != AcceptanceOptions():
-            raise ValueError("strictness chooses the acceptance rule; give one of strictness and acceptance")
+    def _has_its_schema(self) -> Self:
+        if (self.type == "json_schema") is not (self.json_schema is not None):
+            raise ValueError("json_schema goes with the type 'json_schema', and only with it")
         return self
 
 
-class StreamOptions(RequestModel):
-    """OpenAI's `stream_options`."""
+class Function(RequestModel):
+    """A function that the model may call; `strict` as for a `JsonSchema`."""
 
-    include_usage: bool | None = None
-    include_obfuscation: False_ | None = None
+    name: str = Field(pattern=NAME)
+    description: Text | None = None
+    parameters: SchemaObject | None = None
+    strict: bool | None = None
 
 
-LogitBias = Annotated[
-    dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
-    Field(max_length=MAX_BIASES, description="by token id: what is added to its logit"),
+class Tool(OfFunction):
+    """A tool that the model may call."""
+
+    function: Function
+
+
+class NamedFunction(RequestModel):
+    """The function to call."""
+
+    name: str
+
+
+class NamedTool(OfFunction):
+    """A choice of one tool."""
+
+    function: NamedFunction
+
+
+def word_or_tool(value: object) -> str:
+    """The tag of a choice of tools."""
+    return "<word>" if isinstance(value, str) else "<tool>"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<word>")] | Annotated[NamedTool, Tag("<tool>")],
+    Discriminator(word_or_tool),
 ]
-
-
-class GenerationRequest(CompatibleRequestModel):
-    """Fields that chat and plain completions share."""
-
-    model: str | None = None
-    """Null, `tgi` and `dummy` stand for the pair: some clients send them if they are given no name."""
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: int | None = Field(default=None, ge=1)
-    seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: int | None = Field(default=None, ge=-1, lt=1 << 31)
-    """0 and -1 keep every token."""
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: Repetition | None = None
-    logit_bias: LogitBias | None = None
-    stop: Stops | None = None
-    max_tokens: int | None = Field(default=None, ge=1, lt=1 << 31)
-    store: False_ | None = None
-    """False: the answer is not listed in the collection. It is stored all the same, to be resumed."""
-    semspec: Annotated[SemspecOptions, or_default(SemspecOptions)] = SemspecOptions()
 
 
 class ChatRequest(GenerationRequest):
     """Body of `POST /v1/chat/completions`."""
 
-    noop_fields: ClassVar[Mapping[str, Sequence[object]]] = {
-        name: values for name, values in OPENAI_DEFAULTS.items() if name not in SUPPORTED_IN_CHATS
-    }
-
     messages: list[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1, lt=1 << 31)
+    max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     response_format: ResponseFormat | None = None
@@ -238,3 +225,42 @@ class CompletionRequest(GenerationRequest):
 
     prompt: CompletionPrompt
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+
+
+def format_grammar(format: ResponseFormat | None, field: str = "response_format") -> str:
+    """The grammar of an answer in this format; empty for a text."""
+    if format is None or format.type == "text":
+        return ""
+    if format.json_schema is None:
+        return json_grammar(ANY_OBJECT, True, field)
+    schema, is_strict = format.json_schema.schema_, bool(format.json_schema.strict)
+    return json_grammar(ANY_OBJECT if schema is None else schema, is_strict, f"{field}.json_schema.schema")
+
+
+def offered(functions: Sequence[Function] | None, choice: str | NamedFunction | None) -> list[Function]:
+    """The functions that the model gets to see; none if it may not call any. Raises: InvalidRequest."""
+    functions = list(functions or ())
+    names = [function.name for function in functions]
+    if len(set(names)) < len(names):
+        raise InvalidRequest("tools: two of them have the same name", "tools")
+    if isinstance(choice, NamedFunction) and choice.name not in names:
+        raise InvalidRequest(f"tool_choice: there is no tool {choice.name!r} in tools", "tool_choice")
+    if choice == "required" and not functions:
+        raise InvalidRequest("tool_choice: 'required' needs tools; give some, or leave it out", "tool_choice")
+    return [] if choice == "none" else functions
+
+
+def calls_grammar(functions: Sequence[Function], choice: str | NamedFunction | None, is_parallel: bool) -> str:
+    """The grammar of an answer that may call `functions`, not empty, or must."""
+    name = choice.name if isinstance(choice, NamedFunction) else None
+    numbered = [(index, function) for index, function in enumerate(functions) if name in (None, function.name)]
+    fields = [f"tools.{index}.function.parameters" for index, _ in numbered]
+    is_required = name is not None or choice == "required"
+    return tools_grammar([one.model_dump() for _, one in numbered], is_required, is_parallel and name is None, fields)
+
+
+def tools_json(functions: Sequence[Function]) -> str:
+    """The functions as a chat template takes them; empty if there are none."""
+    fields = {"name", "description", "parameters"}
+    given = [{"type": "function", "function": one.model_dump(exclude_none=True, include=fields)} for one in functions]
+    return json.dumps(given) if given else ""

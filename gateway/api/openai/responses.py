@@ -14,7 +14,8 @@ from semspec.errors import Conflict, InvalidRequest, NotFound
 from semspec.gateway.api.openai import responses_answers as bodies
 from semspec.gateway.api.openai.responses_requests import ResponseOptions, ResponseRequest, response_request
 from semspec.gateway.api.shared.answers import Format, statistics
-from semspec.gateway.api.shared.document import IDEMPOTENT, RESPONSE, STORED
+from semspec.gateway.api.shared.document import STORED, generating
+from semspec.gateway.api.shared.idempotency import Key
 from semspec.gateway.api.shared.middleware import OwnerOf, owner_of
 from semspec.gateway.api.shared.resources import GenerationId, owned
 from semspec.gateway.api.shared.sse import Responder
@@ -64,15 +65,15 @@ def router(responder: Responder, readiness: Readiness, store: Store) -> APIRoute
             raise Conflict(message, "previous_response_id")
         return (*request.messages, Message("assistant", output.seen.content, output.seen.calls_json))
 
-    @routes.post("", response_model=None, responses=RESPONSE, openapi_extra=IDEMPOTENT)
-    async def responses(http: HttpRequest, body: ResponseRequest) -> Response:
+    @routes.post("", response_model=bodies.ModelResponse, responses=generating(*bodies.EVENTS))
+    async def responses(http: HttpRequest, body: ResponseRequest, key: Key = None) -> Response:
         """Answer a text or a conversation."""
         previous = body.previous_response_id
         if previous is not None and body.semspec.session is not None:
             message = "a session has the earlier turns already; leave out one of session and previous_response_id"
             raise InvalidRequest(message, "semspec.session")
         turns = await history(previous, owner_of(http)) if previous is not None else ()
-        return await responder.respond(http, response_request(body, turns), body)
+        return await responder.respond(http, response_request(body, turns), body, key)
 
     @routes.get("/{id}", responses=STORED)
     async def response(id: GenerationId, owner: OwnerOf) -> bodies.ModelResponse:

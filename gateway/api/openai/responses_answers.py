@@ -4,9 +4,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from semspec.gateway.api.openai.formats import ResponseTool, ResponseToolChoice
+from semspec.gateway.api.openai.responses_requests import ResponseTool, ResponseToolChoice
 from semspec.gateway.api.shared.answers import AnswerMetrics, CompletionTokens, PromptTokens, Statistics
-from semspec.gateway.api.shared.fields import Effort
+from semspec.gateway.api.shared.requests import Effort
 from semspec.records import Body, if_any
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]

@@ -1,44 +1,43 @@
 """Request schemas of OpenAI's Responses API, and their conversion to what they ask for."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from semspec.errors import InvalidRequest
-from semspec.gateway.api.openai.formats import (
+from semspec.gateway.api.openai.requests import (
     MAX_TOOLS,
+    NAME,
+    ChatMessage,
+    Function,
+    FunctionCall,
     NamedFunction,
-    NamedResponseTool,
-    NamedTool,
-    ResponseTool,
-    ResponseToolChoice,
-    TextOptions,
+    ObjectText,
+    OfFunction,
+    SchemaObject,
+    ToolCall,
     calls_grammar,
     offered,
     tools_json,
+    word_or_tool,
 )
-from semspec.gateway.api.openai.requests import (
-    ChatMessage,
-    False_,
-    FunctionCall,
-    GenerationRequest,
-    ObjectText,
-    SemspecOptions,
-    ToolCall,
-    text_or_list,
-)
-from semspec.gateway.api.shared.fields import (
+from semspec.gateway.api.shared.requests import (
+    REASONING_DEFAULTS,
     RESPONSES_DEFAULTS,
     CompatibleRequestModel,
     Effort,
-    ReasoningOptions,
+    False_,
+    GenerationRequest,
+    MaxTokens,
     RequestModel,
     TemplateVariables,
     Text,
+    TextRequest,
+    text_or_list,
 )
 from semspec.gateway.api.shared.resolver import EFFORT_PARAMETER, AnswerOptions, ClientRequest, variables_of
-from semspec.gateway.options import Temperature, TopP, or_default
+from semspec.gateway.generation.grammar import ANY_OBJECT, json_grammar
 from semspec.types import Message, Role
 
 
@@ -118,18 +117,77 @@ InputItem = Annotated[
 ]
 
 
+class TextFormat(RequestModel):
+    """The format of a response's text; all but its type go with a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = Field(default=None, pattern=NAME)
+    description: Text | None = None
+    schema_: SchemaObject | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> Self:
+        given = (self.name, self.description, self.schema_, self.strict)
+        if self.type != "json_schema" and given != (None, None, None, None):
+            raise ValueError("name, description, schema and strict go with the type 'json_schema' only")
+        if self.type == "json_schema" and (self.name is None or self.schema_ is None):
+            raise ValueError("the type 'json_schema' needs a name and a schema")
+        return self
+
+    @property
+    def grammar(self) -> str:
+        """The grammar of such a text; empty for any."""
+        if self.type == "text":
+            return ""
+        if self.schema_ is None:
+            return json_grammar(ANY_OBJECT, True, "text.format")
+        return json_grammar(self.schema_, bool(self.strict), "text.format.schema")
+
+
+class TextOptions(CompatibleRequestModel):
+    """The Responses API's `text`."""
+
+    noop_fields: ClassVar[dict[str, tuple[object, ...]]] = {"verbosity": ()}
+    labels = frozenset()
+
+    format: TextFormat | None = None
+
+
+class ReasoningOptions(CompatibleRequestModel):
+    """The Responses API's `reasoning`."""
+
+    noop_fields = REASONING_DEFAULTS
+    labels = frozenset()
+
+    effort: Effort | None = None
+
+
+class ResponseTool(Function, OfFunction):
+    """A function that a response may call, as the Responses API has it."""
+
+
+class NamedResponseTool(NamedFunction, OfFunction):
+    """The Responses API's choice of one tool."""
+
+
+ResponseToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<word>")] | Annotated[NamedResponseTool, Tag("<tool>")],
+    Discriminator(word_or_tool),
+]
+
+
 class ResponseStreamOptions(RequestModel):
     """OpenAI's `stream_options` of a response."""
 
     include_obfuscation: False_ | None = None
 
 
-class ResponseRequest(CompatibleRequestModel):
+class ResponseRequest(TextRequest):
     """Body of `POST /v1/responses`."""
 
     noop_fields = RESPONSES_DEFAULTS
 
-    model: str | None = None
     input: Annotated[
         Annotated[Text, Tag("<text>")] | Annotated[list[InputItem], Field(min_length=1), Tag("<list>")],
         Discriminator(text_or_list),
@@ -137,11 +195,7 @@ class ResponseRequest(CompatibleRequestModel):
     instructions: Text | None = None
     """A system message before the input; a response that follows this one does not inherit it."""
     previous_response_id: Annotated[str, Field(pattern="^[A-Za-z0-9-]{1,64}$")] | None = None
-    max_output_tokens: int | None = Field(default=None, ge=1, lt=1 << 31)
-    seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    stream: bool | None = None
+    max_output_tokens: MaxTokens | None = None
     stream_options: ResponseStreamOptions | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
@@ -149,7 +203,6 @@ class ResponseRequest(CompatibleRequestModel):
     tools: list[ResponseTool] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    semspec: Annotated[SemspecOptions, or_default(SemspecOptions)] = SemspecOptions()
 
 
 class ResponseOptions(AnswerOptions):
@@ -164,21 +217,13 @@ class ResponseOptions(AnswerOptions):
 
 def response_request(body: ResponseRequest, turns: tuple[Message, ...]) -> ClientRequest:
     """What a response's body asks for after earlier `turns`. Raises: InvalidRequest."""
-    shared = GenerationRequest(
-        model=body.model,
-        seed=body.seed,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        stream=body.stream,
-        semspec=body.semspec,
-    )
-    choice = _chosen(body.tool_choice)
-    tools = offered([one.tool for one in body.tools or ()], choice)
+    shared = GenerationRequest(**{name: getattr(body, name) for name in TextRequest.model_fields})
+    tools = offered(body.tools, body.tool_choice)
     grammar = body.text.format.grammar if body.text and body.text.format else ""
     if tools and grammar:
         raise InvalidRequest("text.format is only served without tools; leave out one of them", "text.format")
     if tools:
-        grammar = calls_grammar(tools, choice, body.parallel_tool_calls is not False)
+        grammar = calls_grammar(tools, body.tool_choice, body.parallel_tool_calls is not False)
     effort = body.reasoning.effort if body.reasoning else None
     fields = {"prompt": "input", "grammar": "tools" if tools else "text.format"}
     if effort:
@@ -226,9 +271,3 @@ def messages_of(given: str | Sequence[InputItem]) -> list[ChatMessage]:
                 else:
                     messages.append(ChatMessage(role="assistant", tool_calls=[call]))
     return messages
-
-
-def _chosen(choice: str | NamedResponseTool | None) -> Any:
-    if isinstance(choice, NamedResponseTool):
-        return NamedTool(type="function", function=NamedFunction(name=choice.name))
-    return choice

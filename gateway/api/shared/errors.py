@@ -26,7 +26,7 @@ from semspec.errors import (
     Unavailable,
     represent,
 )
-from semspec.gateway.api.shared.fields import is_known
+from semspec.gateway.api.shared.requests import is_known
 from semspec.gateway.metrics import Metrics
 from semspec.records import Body
 

@@ -6,15 +6,24 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from time import monotonic
-from typing import TypeVar
+from typing import Annotated, TypeVar
+
+from fastapi import Header
 
 from semspec.errors import InvalidRequest, NotFound, Unavailable
 from semspec.gateway.store.replies import reading
 from semspec.gateway.store.store import Store
 
-HEADER = "idempotency-key"
-MAX_KEY_LENGTH = 255
 POLL_S = 0.1
+
+Key = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        max_length=255,
+        description="a request repeated under its key is answered by the generation that the first one began",
+    ),
+]
 
 T = TypeVar("T")
 
@@ -23,9 +32,7 @@ class IdempotencyKey:
     """One client's idempotency key. Keys of different API keys are separate."""
 
     def __init__(self, key: str, owner: str, content: tuple[str, ...], store: Store) -> None:
-        """`content`: of the request with this key. Raises: InvalidRequest."""
-        if len(key) > MAX_KEY_LENGTH:
-            raise InvalidRequest(f"the key is longer than {MAX_KEY_LENGTH} characters", "Idempotency-Key")
+        """`content`: of the request with this key."""
         self._store = store
         self._digest = _digest(owner, key)
         self._content = _digest(*content)

@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from semspec import __version__
 from semspec.decoding import Backends
 from semspec.errors import SemspecError
-from semspec.gateway.api.shared.document import METRICS, READY
+from semspec.gateway.api.shared.document import errors
 from semspec.gateway.api.shared.errors import public
 from semspec.gateway.api.shared.middleware import OwnerOf, is_anonymous
 from semspec.gateway.api.shared.resource_models import Health, Ready, Service, Services, Version
@@ -52,7 +52,7 @@ def router(
         """The version of this server."""
         return Version(version=__version__)
 
-    @routes.get("/ready", responses=READY)
+    @routes.get("/ready", responses=errors(503))
     async def ready(http: HttpRequest) -> Ready:
         """Answer 200 if the services respond and match; else 503 and, with an API key, one line with the remedy."""
         anonymous = keys is not None and is_anonymous(http)
@@ -63,7 +63,7 @@ def router(
         detail = public(describe(readiness.status))
         return Ready(status="ready", detail=detail.partition(":")[0] if anonymous else detail)
 
-    @routes.get("/metrics", response_model=None, responses=METRICS)
+    @routes.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def exposition(owner: OwnerOf) -> Response:
         """Prometheus' text format; numbers by owner for a key with the option `operator`."""
         return Response(metrics.exposition(keys is None or keys.has(owner, OPERATOR)), media_type=CONTENT_TYPE_LATEST)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from semspec.decoding import Generation
 from semspec.errors import InvalidRequest, NotFound, SemspecError
-from semspec.gateway.api.openai.requests import GenerationRequest
+from semspec.gateway.api.shared.requests import GenerationRequest
 from semspec.gateway.generation.audit import Audit
 from semspec.gateway.generation.preparation import check, check_strategy, setting_at, supported_logprobs
 from semspec.gateway.generation.request import Request, RequestPrompt

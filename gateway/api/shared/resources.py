@@ -10,10 +10,11 @@ from fastapi import APIRouter, Header, Path, Query
 from fastapi.responses import Response
 
 from semspec.errors import Conflict, NotFound
-from semspec.gateway.api.openai.requests import SESSION_NAME
-from semspec.gateway.api.shared import document
 from semspec.gateway.api.shared import resource_models as bodies
+from semspec.gateway.api.shared.document import STORED, STREAMED, Responses, errors, stream
+from semspec.gateway.api.shared.errors import Error, TgiError
 from semspec.gateway.api.shared.middleware import OwnerOf
+from semspec.gateway.api.shared.requests import SESSION_NAME
 from semspec.gateway.api.shared.resolver import model_names
 from semspec.gateway.api.shared.sse import Responder
 from semspec.gateway.generation.collection import Answer, Collection
@@ -28,6 +29,13 @@ from semspec.types import Message, ModelInfo, Piece
 
 GenerationId = Annotated[str, Path(pattern="^[A-Za-z0-9-]{1,64}$")]
 LastEventId = Annotated[str | None, Header(pattern=r"^\d{1,9}(-\d{1,9}){0,7}$")]
+EVENTS: Responses = {
+    200: {"content": stream(*STREAMED, Error, TgiError)},
+    **errors(400, 404, 409, 429, 503, 504),
+}
+LISTED: Responses = {
+    200: {"links": {"model": {"operationId": "model", "parameters": {"name": "$response.body#/data/0/id"}}}}
+}
 SessionName = Annotated[str, Path(pattern=SESSION_NAME)]
 
 
@@ -35,12 +43,12 @@ def generations(responder: Responder, store: Store) -> APIRouter:
     """`/v1/generations`."""
     routes = APIRouter(prefix="/v1/generations", tags=["generations"])
 
-    @routes.get("/{id}", responses=document.STORED)
+    @routes.get("/{id}", responses=STORED)
     async def generation(id: GenerationId, owner: OwnerOf) -> bodies.StoredGeneration:
         """A generation's parameters, models, prompt and outcome."""
         return _public(id, await owned(id, owner, store))
 
-    @routes.get("/{id}/trace", responses=document.STORED)
+    @routes.get("/{id}/trace", responses=STORED)
     async def trace(id: GenerationId, owner: OwnerOf) -> bodies.GenerationTrace:
         """The records of all kept segments so far, in order."""
         stored, lines = _public(id, await owned(id, owner, store)), await store.trace(id)
@@ -54,7 +62,7 @@ def generations(responder: Responder, store: Store) -> APIRouter:
             segments=segments,
         )
 
-    @routes.get("/{id}/events", response_model=None, responses=document.EVENTS)
+    @routes.get("/{id}/events", response_class=Response, responses=EVENTS)
     async def events(
         id: GenerationId,
         owner: OwnerOf,
@@ -65,7 +73,7 @@ def generations(responder: Responder, store: Store) -> APIRouter:
         await owned(id, owner, store)
         return responder.attach(id, [int(count) for count in (last_event_id or "0").split("-")], trace)
 
-    @routes.post("/{id}/cancel", responses=document.STORED)
+    @routes.post("/{id}/cancel", responses=STORED)
     async def cancel(id: GenerationId, owner: OwnerOf) -> bodies.StoredGeneration:
         """Cancel a generation and the other choices of its request; an ended one is unchanged."""
         meta = await owned(id, owner, store)
@@ -81,7 +89,7 @@ def collection(collection: Collection | None) -> APIRouter:
     """`/v1/collection`: answers for training probes."""
     routes = APIRouter(prefix="/v1/collection", tags=["generations"])
 
-    @routes.get("", responses=document.STORED)
+    @routes.get("", responses=STORED)
     async def collected(
         owner: OwnerOf,
         after: Annotated[str, Query(pattern=r"^\d{1,15}(-\d{1,9})?$", description="`next` of the page before")] = "0",
@@ -110,7 +118,7 @@ def sessions(store: Store) -> APIRouter:
     """`/v1/sessions`: stored conversations."""
     routes = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 
-    @routes.get("", responses=document.SESSIONS)
+    @routes.get("", responses=errors(503))
     async def sessions(owner: OwnerOf) -> bodies.SessionList:
         """The owner's last conversations."""
         found = await store.listed(owner)
@@ -118,7 +126,7 @@ def sessions(store: Store) -> APIRouter:
         kept = [(name, at, own) for (name, at), own in zip(found, turns, strict=True) if own]
         return bodies.SessionList(object="list", data=[_listed(*one) for one in kept])
 
-    @routes.get("/{id}", responses=document.STORED)
+    @routes.get("/{id}", responses=STORED)
     async def session(id: SessionName, owner: OwnerOf) -> bodies.Session:
         """The turns of a conversation so far, without reasoning."""
         turns = await store.turns(stored_name(id, owner))
@@ -127,7 +135,7 @@ def sessions(store: Store) -> APIRouter:
         shown = [bodies.Turn(role=turn.role, content=turn.content) for turn in turns]
         return bodies.Session(id=id, object="session", turns=shown)
 
-    @routes.delete("/{id}", responses=document.FORGOTTEN)
+    @routes.delete("/{id}", responses=errors(400, 404, 409, 503))
     async def forget(id: SessionName, owner: OwnerOf) -> bodies.SessionForgotten:
         """Delete a conversation; answers 409 while a request uses it."""
         try:
@@ -153,12 +161,12 @@ def models(readiness: Readiness, settings: GatewaySettings) -> APIRouter:
             name: bodies.ModelName(id=name, object="model", created=0, owned_by="semspec", root=root) for name in served
         }
 
-    @routes.get("", responses=document.MODELS)
+    @routes.get("", responses=LISTED)
     async def models() -> bodies.ModelNames:
         """All values for a request's `model`, with the strategies that this pair supports."""
         return bodies.ModelNames(object="list", data=list(names().values()))
 
-    @routes.get("/{name:path}", description="One model name", responses=document.MODEL)
+    @routes.get("/{name:path}", responses=errors(404))
     async def model(name: str) -> bodies.ModelName:
         """One model name."""
         served = names()

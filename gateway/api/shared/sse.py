@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from semspec.errors import SemspecError
 from semspec.gateway.api.shared.answers import Format
 from semspec.gateway.api.shared.errors import ClientGone, internal_error
-from semspec.gateway.api.shared.idempotency import HEADER, IdempotencyKey
+from semspec.gateway.api.shared.idempotency import IdempotencyKey
 from semspec.gateway.api.shared.middleware import ShuttingDown, handed_over, owner_of
 from semspec.gateway.api.shared.resolver import Api, ClientRequest, Resolver, naming, new_id
 from semspec.gateway.generation.generations import Generations, Run
@@ -55,10 +55,10 @@ class Responder:
         self._settings = settings
         self._formats = formats
 
-    async def respond(self, http: HttpRequest, asked: ClientRequest, body: BaseModel) -> Response:
-        """The response to a new request, or to one repeated under its Idempotency-Key with the same `body`."""
+    async def respond(self, http: HttpRequest, asked: ClientRequest, body: BaseModel, key: str | None) -> Response:
+        """The response to a new request, or to one repeated under its idempotency `key` with the same `body`."""
         api, owner = asked.answer.api, owner_of(http)
-        id, key = new_id(api), http.headers.get(HEADER)
+        id = new_id(api)
         if key is None:
             opened: AbstractAsyncContextManager[Opened] = self._begin(asked, id, owner)
         else:

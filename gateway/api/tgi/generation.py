@@ -13,10 +13,11 @@ from pydantic import BaseModel
 
 from semspec import __version__
 from semspec.errors import InvalidRequest, SemspecError
-from semspec.gateway.api.openai.requests import GenerationRequest
 from semspec.gateway.api.shared.answers import Format, statistics
-from semspec.gateway.api.shared.document import EITHER, GENERATE, GENERATE_STREAM, IDEMPOTENT, INFO
-from semspec.gateway.api.shared.errors import tgi_error_body
+from semspec.gateway.api.shared.document import ANY_TGI_ROUTE, TGI, TGI_STREAM, errors
+from semspec.gateway.api.shared.errors import TgiError, tgi_error_body
+from semspec.gateway.api.shared.idempotency import Key
+from semspec.gateway.api.shared.requests import GenerationRequest
 from semspec.gateway.api.shared.resolver import AnswerOptions, ClientRequest
 from semspec.gateway.api.shared.sse import GENERATION_ID, Responder
 from semspec.gateway.api.tgi import answers
@@ -31,32 +32,32 @@ from semspec.types import FinishReason
 
 def router(responder: Responder, readiness: Readiness, settings: GatewaySettings) -> APIRouter:
     """`/generate`, `/generate_stream`, `/` and `/info`."""
-    routes = APIRouter(tags=["tgi"])
+    routes = APIRouter(tags=["tgi"], responses=ANY_TGI_ROUTE)
 
-    async def respond(http: HttpRequest, body: TgiRequest, stream: bool) -> Response:
+    async def respond(http: HttpRequest, body: TgiRequest, key: str | None, stream: bool) -> Response:
         asked = tgi_request(body, stream)
-        return await responder.respond(http, asked, body.model_copy(update={"stream": stream}))
+        return await responder.respond(http, asked, body.model_copy(update={"stream": stream}), key)
 
-    @routes.post("/generate", response_model=None, responses=GENERATE, openapi_extra=IDEMPOTENT)
-    async def generate(http: HttpRequest, body: TgiRequest) -> Response:
+    @routes.post("/generate", response_model=answers.TgiAnswer, responses=TGI)
+    async def generate(http: HttpRequest, body: TgiRequest, key: Key = None) -> Response:
         """Continue a text."""
-        return await respond(http, body, False)
+        return await respond(http, body, key, False)
 
-    @routes.post("/generate_stream", response_model=None, responses=GENERATE_STREAM, openapi_extra=IDEMPOTENT)
-    async def generate_stream(http: HttpRequest, body: TgiRequest) -> Response:
+    @routes.post("/generate_stream", response_class=Response, responses=TGI_STREAM)
+    async def generate_stream(http: HttpRequest, body: TgiRequest, key: Key = None) -> Response:
         """Continue a text, with one event per token."""
-        return await respond(http, body, True)
+        return await respond(http, body, key, True)
 
-    @routes.post("/", response_model=None, responses=EITHER, openapi_extra=IDEMPOTENT)
-    async def either(http: HttpRequest, body: TgiRequest) -> Response:
+    @routes.post("/", response_model=list[answers.TgiAnswer], responses=TGI_STREAM)
+    async def either(http: HttpRequest, body: TgiRequest, key: Key = None) -> Response:
         """Either of the other two, by `stream`, as TGI's client expects; a whole response comes in a list."""
-        answer = await respond(http, body, bool(body.stream))
+        answer = await respond(http, body, key, bool(body.stream))
         if body.stream:
             return answer
         headers = {GENERATION_ID: answer.headers[GENERATION_ID]}
         return Response(b"[%b]" % bytes(answer.body), media_type="application/json", headers=headers)
 
-    @routes.get("/info", responses=INFO)
+    @routes.get("/info", responses=errors(424, error=TgiError))
     async def info() -> answers.TgiInfo:
         """The served model and its limits."""
         served = readiness.require()

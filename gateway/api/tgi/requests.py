@@ -4,13 +4,16 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-from semspec.gateway.api.openai.formats import SchemaObject
-from semspec.gateway.api.openai.requests import ChatMessage, False_, SemspecOptions, Stop, TokenId
-from semspec.gateway.api.shared.fields import (
+from semspec.gateway.api.openai.requests import ChatMessage, SchemaObject, TokenId
+from semspec.gateway.api.shared.requests import (
     TGI_DEFAULTS,
     CompatibleRequestModel,
+    False_,
+    MaxTokens,
     Repetition,
     RequestModel,
+    SemspecOptions,
+    Stop,
     Text,
     parsed_json,
 )
@@ -106,7 +109,7 @@ class TgiParameters(CompatibleRequestModel):
     labels = frozenset()
 
     do_sample: bool | None = None
-    max_new_tokens: int | None = Field(default=None, ge=1, lt=1 << 31)
+    max_new_tokens: MaxTokens | None = None
     return_full_text: bool | None = None
     stop: list[Stop] | None = Field(default=None, max_length=MAX_STOPS)
     seed: int | None = Field(default=None, ge=0, lt=1 << 63)

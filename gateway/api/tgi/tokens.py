@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from pydantic import TypeAdapter
 
 from semspec.decoding import Target
-from semspec.gateway.api.shared.document import DETOKENIZE, TOKENIZE
+from semspec.gateway.api.shared.document import ANY_TGI_ROUTE, TGI, errors
 from semspec.gateway.api.shared.middleware import owner_of
 from semspec.gateway.api.shared.resolver import check_model
 from semspec.gateway.api.shared.sse import unless_disconnected
@@ -37,7 +37,7 @@ def router(target: Target, preparation: Preparation, readiness: Readiness, setti
         async with preparation.admitted(owner):
             return await preparation.tokenized(call, field)
 
-    @routes.post("/tokenize", responses=TOKENIZE, response_model=list[TgiSimpleToken] | Tokens)
+    @routes.post("/tokenize", responses={**TGI, **ANY_TGI_ROUTE}, response_model=list[TgiSimpleToken] | Tokens)
     async def tokenize(http: HttpRequest, body: TokenizeRequest) -> Response:
         """The target's tokens of a text, with their positions, as in TGI; or those of a prompt, as in vLLM."""
         if isinstance(body, TokenizeInputs):
@@ -54,7 +54,7 @@ def router(target: Target, preparation: Preparation, readiness: Readiness, setti
         tokens = Tokens(count=len(ids), max_model_len=window, tokens=list(ids), token_strs=None)
         return Response(tokens.model_dump_json(), media_type="application/json")
 
-    @routes.post("/detokenize", responses=DETOKENIZE)
+    @routes.post("/detokenize", responses=errors(400, 404, 408, 413, 429, 503, 504))
     async def detokenize(http: HttpRequest, body: DetokenizeRequest) -> Detokenized:
         """The text of the target's token ids."""
         check_model(body.model, settings, readiness.table)

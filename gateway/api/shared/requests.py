@@ -1,27 +1,40 @@
-"""Parts of request bodies that several APIs share, and unsupported fields that are accepted with values without
+"""Parts of request bodies that several APIs share. Unsupported fields are refused by name, unless their value has no
 effect."""
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetJsonSchemaHandler,
+    Tag,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
+from semspec.gateway.options import AcceptanceOptions, StrategyOptions, Temperature, TopP, or_default
+from semspec.gateway.settings import MAX_STOP_LENGTH, MAX_STOPS
 from semspec.text import is_utf8
 from semspec.types import LEAST_REPETITION
+
+MAX_BIASES = 300
+SESSION_NAME = r"^[A-Za-z0-9_.-]{1,128}$"
 
 OPENAI_DEFAULTS: dict[str, tuple[object, ...]] = {
     "audio": (),
     "best_of": (1,),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
-    "logit_bias": ({}, []),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "prediction": (),
-    "presence_penalty": (0,),
     "reasoning_effort": (),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
@@ -30,9 +43,6 @@ OPENAI_DEFAULTS: dict[str, tuple[object, ...]] = {
     "tools": ([],),
     "verbosity": (),
     "web_search_options": (),
-    # Fields of an assistant's message as the openai client sends it back.
-    "annotations": ([],),
-    "refusal": (),
     # Fields that vLLM and TGI add.
     "add_generation_prompt": (True,),
     "bad_words": ([],),
@@ -42,11 +52,9 @@ OPENAI_DEFAULTS: dict[str, tuple[object, ...]] = {
     "ignore_eos": (False,),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
-    "min_p": (0,),
     "min_tokens": (0,),
     "priority": (0,),
     "prompt_logprobs": (),
-    "repetition_penalty": (1,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "stop_token_ids": ([],),
@@ -59,8 +67,13 @@ OPENAI_DEFAULTS: dict[str, tuple[object, ...]] = {
 """Unsupported fields of OpenAI's API and of its extensions in vLLM and TGI, with the values (beside null) that have no
 effect and are therefore accepted."""
 
-SUPPORTED_IN_CHATS = frozenset({"parallel_tool_calls", "response_format", "tool_choice", "tools"})
-"""Fields of `OPENAI_DEFAULTS` that a chat serves with any value."""
+MESSAGE_DEFAULTS: dict[str, tuple[object, ...]] = {
+    "annotations": ([],),
+    "audio": (),
+    "function_call": (),
+    "refusal": (),
+}
+"""Fields of an assistant's message as the openai client sends it back, with the values without effect."""
 
 TGI_DEFAULTS: dict[str, tuple[object, ...]] = {
     "adapter_id": (),
@@ -107,9 +120,8 @@ def encodable(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(encodable)]
-
-
 Repetition = Annotated[float, Field(ge=LEAST_REPETITION, le=10)]
+MaxTokens = Annotated[int, Field(ge=1, lt=1 << 31)]
 
 
 def parsed_json(text: str) -> Any:
@@ -143,14 +155,25 @@ class CompatibleRequestModel(RequestModel):
 
     @classmethod
     def _has_no_effect(cls, name: str, value: object) -> bool:
-        if name in cls.noop_fields:
-            return value is None or _is_one_of(value, cls.noop_fields[name])
-        return name in cls.labels
+        if name in cls.model_fields:
+            return False
+        return name in cls.labels or (name in cls.noop_fields and _is_one_of(value, (None, *cls.noop_fields[name])))
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        described = handler(schema)
+        fields = handler.resolve_ref_schema(described)["properties"]
+        for name, values in cls.noop_fields.items():
+            fields.setdefault(name, {"enum": [*values, None], "description": "not supported: only without effect"})
+        for name in sorted(cls.labels):
+            fields.setdefault(name, {"description": "accepted and ignored"})
+        return described
 
 
 def is_known(name: str) -> bool:
     """Whether one of the APIs has this field, so that only its value is unsupported."""
-    return any(name in fields for fields in (OPENAI_DEFAULTS, RESPONSES_DEFAULTS, REASONING_DEFAULTS, TGI_DEFAULTS))
+    known = (OPENAI_DEFAULTS, MESSAGE_DEFAULTS, RESPONSES_DEFAULTS, REASONING_DEFAULTS, TGI_DEFAULTS)
+    return any(name in fields for fields in known)
 
 
 def _is_one_of(value: object, others: Sequence[object]) -> bool:
@@ -177,31 +200,89 @@ def _scalar(value: object) -> object:
 
 
 TemplateVariables = Annotated[
-    dict[
-        Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")],
-        Annotated[
-            Any,
-            AfterValidator(_scalar),
-            WithJsonSchema(
-                {
-                    "anyOf": [
-                        {"type": "string", "maxLength": MAX_VARIABLE_LENGTH},
-                        {"type": "number", "minimum": -MAX_VARIABLE, "maximum": MAX_VARIABLE},
-                        {"type": "boolean"},
-                        {"type": "null"},
-                    ]
-                }
-            ),
-        ],
-    ],
-    Field(max_length=MAX_VARIABLES, description="variables of the chat template, by name"),
+    dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")], Annotated[Any, AfterValidator(_scalar)]],
+    Field(max_length=MAX_VARIABLES, description="variables of the chat template, by name: a text, a number or a bool"),
 ]
 
 
-class ReasoningOptions(CompatibleRequestModel):
-    """The Responses API's `reasoning`."""
+def _strictly_bool(value: object) -> object:
+    if value is not False:
+        raise ValueError("Input should be false")  # Literal[False] accepts 0
+    return value
 
-    noop_fields = REASONING_DEFAULTS
-    labels = frozenset()
 
-    effort: Effort | None = None
+False_ = Annotated[Literal[False], BeforeValidator(_strictly_bool)]
+
+Stop = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+
+
+def text_or_list(value: object) -> str:
+    """The tag of a value that is a text or a list. Tags are in angle brackets, so that errors can leave them out of a
+    field's path."""
+    return "<list>" if isinstance(value, list) else "<text>"
+
+
+Stops = Annotated[
+    Annotated[Stop, Tag("<text>")] | Annotated[list[Stop], Field(max_length=MAX_STOPS), Tag("<list>")],
+    Discriminator(text_or_list),
+]
+
+
+class SemspecOptions(StrategyOptions):
+    """The request's `semspec` object: options beyond OpenAI's API. None selects the gateway's default."""
+
+    strategy: str | None = None
+    """One of those that the gateway has."""
+    segmentation: Literal["paragraph", "sentence"] | None = None
+    strictness: float | None = Field(default=None, ge=0, le=1)
+    session: str | None = Field(default=None, pattern=SESSION_NAME)
+    trace: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> Self:
+        if self.strictness is not None and self.acceptance != AcceptanceOptions():
+            raise ValueError("strictness chooses the acceptance rule; give one of strictness and acceptance")
+        return self
+
+
+class StreamOptions(RequestModel):
+    """OpenAI's `stream_options`."""
+
+    include_usage: bool | None = None
+    include_obfuscation: False_ | None = None
+
+
+LogitBias = Annotated[
+    dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=MAX_BIASES, description="by token id: what is added to its logit"),
+]
+
+
+class TextRequest(CompatibleRequestModel):
+    """What every request for a text may ask for, by OpenAI's names."""
+
+    model: str | None = None
+    """Null, `tgi` and `dummy` stand for the pair: some clients send them if they are given no name."""
+    stream: bool | None = None
+    seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    semspec: Annotated[SemspecOptions, or_default(SemspecOptions)] = SemspecOptions()
+
+
+class GenerationRequest(TextRequest):
+    """The same, and what only some of the APIs have."""
+
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(default=None, ge=1)
+    top_k: int | None = Field(default=None, ge=-1, lt=1 << 31)
+    """0 and -1 keep every token."""
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: Repetition | None = None
+    logit_bias: LogitBias | None = None
+    stop: Stops | None = None
+    max_tokens: MaxTokens | None = None
+    store: False_ | None = None
+    """False: the answer is not listed in the collection. It is stored all the same, to be resumed."""
