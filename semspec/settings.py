@@ -8,36 +8,31 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
     ConfigDict,
-    DirectoryPath,
     Field,
     SecretStr,
     ValidationError,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
-from pydantic_core import PydanticUndefined
+from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from semspec.certificates import check_authority, check_pair
 from semspec.errors import InvalidRequest
 from semspec.text import is_utf8
-from semspec.types import MIN_CONTEXT_TOKENS
 
 EXIT_BAD_SETTINGS = 2
 """Exit code of a process with invalid settings."""
 
-RENAMED = {"TOKEN": "SERVICE_TOKEN", "DRAIN_S": "GRACE_S"}
-"""Shared variables that had a process's prefix and another name."""
 SIMILARITY = 0.9
 """Of a variable to a shared one from which it is taken for a mistake; none of another process is so similar."""
-UNSET = (None, PydanticUndefined, "")
-"""Defaults of settings that have no value unless they are set."""
+UNSET = "unset"
+"""What stands for the default of a setting that has none."""
 
 MEBIBYTE = 1 << 20
 
@@ -122,112 +117,36 @@ class SettingObject(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class VllmOptions(SettingObject):
-    """Fields of vLLM's `AsyncEngineArgs` that an operator sets. None runs code of a checkpoint, and none but
-    `quantization`, which is part of the fingerprint, changes the model."""
-
-    tensor_parallel_size: int = Field(1, ge=1, le=1024, description="GPUs that share each layer")
-    pipeline_parallel_size: int = Field(1, ge=1, le=1024, description="groups of layers on GPUs")
-    quantization: str | None = Field(
-        None, min_length=1, description="quantisation at the start, such as fp8; unset: as in the checkpoint"
-    )
-    gpu_memory_utilization: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="share of the memory for weights, keys and values; unset: 0.9 of a GPU, and kv_bytes for keys and "
-        "values on a CPU",
-    )
-    max_num_batched_tokens: int = Field(
-        2048,
-        ge=32,
-        le=1 << 20,
-        description="tokens of a step; (layers + 1) x tokens x hidden size is the memory of their states",
-    )
-    max_num_seqs: int = Field(64, ge=1, le=4096, description="requests of a step")
-    enforce_eager: bool | None = Field(None, description="true: without CUDA graphs; unset: on a CPU alone")
-    distributed_executor_backend: Literal["mp", "ray"] | None = Field(
-        None, description="how the processes of several GPUs are started; unset: as vLLM chooses"
-    )
-
-
-class ModelSettings(ServiceSettings):
-    """Additional settings of the services that run a language model."""
-
-    model: str = Field(min_length=1, description="directory or Hugging Face id of the model to serve")
-    revision: str | None = Field(None, description="branch, tag or commit of a Hugging Face model")
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="float32, bfloat16, float16, or auto: float32 on a CPU, bfloat16 on a GPU"
-    )
-    engine: Literal["auto", "transformers", "fast", "vllm"] = Field(
-        "auto",
-        description="transformers (any causal LM), fast (own decoder of Qwen2 and Llama), vllm (many users, several "
-        "GPUs, quantisation), or auto: fast if supported, else transformers",
-    )
-    cache_bytes: int = Field(1 << 30, ge=0, description="keys and values kept between calls (prefix cache), in bytes")
-    kv_bytes: int = Field(
-        4 << 30,
-        ge=0,
-        description="keys and values of running calls and of the prefix cache together, in bytes; beyond it, calls "
-        "wait, or are evicted and computed again",
-    )
-    probes: DirectoryPath | None = Field(
-        None,
-        description="folder of the pair's probes, whose first layers the engine computes, so that it sends 256 numbers "
-        "a segment instead of its states; SIGHUP has it read again; unset: none",
-    )
-    max_context_tokens: int | None = Field(
-        None,
-        ge=MIN_CONTEXT_TOKENS,
-        description="cap on prompt and output together; unset: the model's context window",
-    )
-    vllm_options: VllmOptions = Field(
-        VllmOptions(),
-        description='with the engine vllm, options of vLLM as a JSON object, such as {"tensor_parallel_size": 2}; '
-        "docs/settings.md has the keys",
-    )
-
-    @model_validator(mode="after")
-    def _vllm_has_its_settings(self) -> Self:
-        if self.engine != "vllm" and self.vllm_options != VllmOptions():
-            raise ValueError("vllm_options: only for the engine vllm; set engine=vllm, or unset them")
-        return self
-
-
 @dataclass(frozen=True, slots=True)
 class Setting:
     """An environment variable, as `--help` and docs/settings.md show it."""
 
     variable: str
     values: str
-    default: str | None
-    """None: it has no value unless it is set."""
-    is_required: bool
+    default: str
+    """What it is where it is not set; "required" or "unset" if it has no value then."""
     description: str
-
-    @property
-    def default_text(self) -> str:
-        """What it is where it is not set."""
-        return "required" if self.is_required else "unset" if self.default is None else self.default
 
 
 def described(settings_class: type[BaseModel]) -> Iterator[Setting]:
     """Every setting of a class, inherited ones first, or every key of an object that is a setting."""
     schema = settings_class.model_json_schema(by_alias=False)
     for name, field in schema["properties"].items():
-        default = settings_class.model_fields[name].get_default()
-        if isinstance(default, SecretStr):  # a default is no secret
-            default = default.get_secret_value()
-        if isinstance(default, BaseModel):
-            default = {}
-        yield Setting(
-            _variable(settings_class, name),
-            _values(schema, field),
-            None if default in UNSET else str(default).lower() if isinstance(default, bool) else str(default),
-            name in schema.get("required", ()),
-            field.get("description", ""),
-        )
+        default = "required" if name in schema.get("required", ()) else _default(settings_class.model_fields[name])
+        description = field.get("description", "")
+        yield Setting(_variable(settings_class, name), _values(schema, field), default, description)
+
+
+def _default(field: FieldInfo) -> str:
+    match field.get_default():
+        case SecretStr() as default:  # a default is no secret
+            return default.get_secret_value() or UNSET
+        case BaseModel():
+            return "{}"
+        case bool() as default:
+            return str(default).lower()
+        case default:
+            return UNSET if default in (None, "") else str(default)
 
 
 def _values(schema: dict[str, Any], field: dict[str, Any]) -> str:
@@ -250,7 +169,7 @@ def parse_command(settings_class: type[S], prog: str) -> S:
     lines = []
     for one in described(settings_class):
         values = "" if one.values in one.description else f" ({one.values})"
-        lines += [f"{one.variable} [{one.default_text}]", *textwrap.wrap(one.description + values, 100)]
+        lines += [f"{one.variable} [{one.default}]", *textwrap.wrap(one.description + values, 100)]
     listed = "\n".join(line if line.startswith("SEMSPEC_") else f"    {line}" for line in lines)
     parser = argparse.ArgumentParser(
         prog=prog,
@@ -305,27 +224,24 @@ def _unknown_variables(settings_class: type[BaseSettings]) -> list[str]:
     prefix, known = _prefix(settings_class), _variables(settings_class)
     shared = [name for name in known if not name.startswith(prefix)]
     problems = []
-    for name in sorted(os.environ):
-        if not prefix or name.upper() in known:
+    for variable in sorted(os.environ):
+        name = variable.upper()
+        if not prefix or name in known:
             continue
-        if name.upper().startswith(prefix):
-            problems.append(f"{name}: no such setting{_suggestion(name.upper(), prefix, known)}")
-        elif similar := get_close_matches(name.upper(), shared, 1, SIMILARITY):
-            problems.append(f"{name}: no such setting, did you mean {similar[0]}?")
+        if not name.startswith(prefix):
+            similar, rest = get_close_matches(name, shared, 1, SIMILARITY), ""
+        else:
+            plain = name.replace(prefix, "SEMSPEC_", 1)
+            similar = [plain] if plain in shared else get_close_matches(name, known, 1)
+            rest = f"; unset it, or choose from {', '.join(known)}"
+        if similar or rest:
+            problems.append(f"{variable}: no such setting{f', did you mean {similar[0]}?' if similar else rest}")
     return problems
 
 
 def _unreadable_variables(settings_class: type[BaseSettings]) -> list[str]:
     values = {name: os.environ.get(name, "") for name in _variables(settings_class)}
     return [f"{name}: its value is not UTF-8" for name, value in values.items() if not is_utf8(value)]
-
-
-def _suggestion(name: str, prefix: str, known: list[str]) -> str:
-    suffix = name.removeprefix(prefix)
-    shared = f"SEMSPEC_{RENAMED.get(suffix, suffix)}"
-    objects = [one for one in known if name.startswith(f"{one}_")]
-    matches = [shared] if shared in known else objects or get_close_matches(name, known, 1)
-    return f", did you mean {matches[0]}?" if matches else f"; unset it, or choose from {', '.join(known)}"
 
 
 def _variables(settings_class: type[BaseSettings]) -> list[str]:

@@ -32,7 +32,7 @@ def test_help_names_every_variable(
     shown = capsys.readouterr().out
     listed = list(described(settings_class))
     assert len(listed) == len(settings_class.model_fields)
-    assert all(f"{one.variable} [{one.default_text}]" in shown and one.description for one in listed)
+    assert all(f"{one.variable} [{one.default}]" in shown and one.description for one in listed)
 
 
 def test_argument_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,8 +44,8 @@ def test_argument_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: py
 
 def test_required_and_secret_settings_are_described() -> None:
     by_name = {one.variable: one for one in described(TargetSettings)}
-    assert by_name["SEMSPEC_TARGET_MODEL"].default_text == "required"
-    assert by_name["SEMSPEC_TARGET_WRITER_TOKEN"].default_text == "unset"
+    assert by_name["SEMSPEC_TARGET_MODEL"].default == "required"
+    assert by_name["SEMSPEC_TARGET_WRITER_TOKEN"].default == "unset"
     assert by_name["SEMSPEC_TARGET_PORT"].values == "integer, at least 0, at most 65535"
     redis = next(one for one in described(GatewaySettings) if one.variable.endswith("REDIS_URL"))
     assert redis.default == "redis://127.0.0.1:6379/0"

@@ -17,8 +17,8 @@ from semspec.bench.configuration import Configuration, parse
 from semspec.bench.environment import ROLES
 from semspec.bench.runners.protocol import RunnerError
 from semspec.bench.runners.vllm import Site, sees_gpu, served, write_tokenizer
+from semspec.engine.settings import ModelSettings
 from semspec.errors import InvalidRequest
-from semspec.settings import ModelSettings
 from semspec.stack import Stack, StackConfig
 
 PLAIN = "vllm-serve"

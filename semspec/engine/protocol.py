@@ -37,7 +37,7 @@ from semspec.types import (
 )
 
 if TYPE_CHECKING:
-    from semspec.settings import ModelSettings  # needs pydantic, which is optional for users of an engine alone
+    from semspec.engine.settings import ModelSettings  # needs pydantic, which is optional for users of an engine alone
 
 
 class Engine(Drafter, Target, Protocol):

@@ -4,8 +4,7 @@ it from the pair's folder, so that a segment's result is 256 numbers instead of 
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock, Thread
 from time import monotonic
@@ -32,29 +31,24 @@ LOOK_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ProjectionSpec:
-    """What a projection applies to, and its name."""
-
-    digest: str
-    """Names it: a digest of all below and of its numbers."""
-    model: str
-    """Fingerprint of the model whose states it applies to."""
-    rows: tuple[int, ...]
-    """Rows of the states that it uses, ascending."""
-    shape: tuple[int, int]
-    """`(num_layers + 1, hidden_size)` of the states."""
-    width: int
-    """Numbers it yields for a segment."""
-
-
 class Projection:
     """`hidden = weight @ (states - mean)`; `states`: the rows that the probe uses, flattened, `[num_inputs]`."""
 
-    def __init__(self, spec: ProjectionSpec, mean: Tensor, weight: Tensor, device: str = "cpu") -> None:
-        """`mean`: `[num_inputs]`; `weight`: `[width, num_inputs]`, divided by the features' deviations; both fp32."""
-        self.spec = spec
-        self._rows = _indices(spec.rows)
+    def __init__(
+        self,
+        model: str,
+        rows: Sequence[int],
+        shape: tuple[int, int],
+        mean: Tensor,
+        weight: Tensor,
+        device: str,
+    ) -> None:
+        """`model`: fingerprint of the model whose states it applies to; `rows`: of the states, ascending; `shape`:
+        `(num_layers + 1, hidden_size)` of the states; `mean`: `[num_inputs]`; `weight`: `[width, num_inputs]`, divided
+        by the features' deviations; both fp32."""
+        self.width = len(weight)
+        self.digest = _digest([STATE_CONVENTION, model, list(rows), shape, self.width], mean, weight)
+        self._rows = _indices(rows)
         self._mean, self._weight = mean.to(device), weight.to(device)
         self._mean_array: NDArray[np.float32] = mean.cpu().numpy()
         self._blocks = self._weight.split(BLOCK, 1)
@@ -70,7 +64,7 @@ class Projection:
         products.
         """
         arrays = [np.frombuffer(one.data, "<f4").reshape(one.shape)[self._rows].reshape(-1) for one in states]
-        hidden = torch.zeros(len(states), self.spec.width, device=self._weight.device)
+        hidden = torch.zeros(len(states), self.width, device=self._weight.device)
         largest = torch.zeros(len(states))
         buffer = torch.empty(len(states), BLOCK)
         for number, weight in enumerate(self._blocks):
@@ -87,7 +81,7 @@ class Projection:
         parts: dict[bool, list[int]] = {}
         for index, one in enumerate(states):
             parts.setdefault(bool(one.projection), []).append(index)
-        hidden = torch.empty(len(states), self.spec.width)
+        hidden = torch.empty(len(states), self.width)
         for is_projected, indices in parts.items():
             part = [states[index] for index in indices]
             hidden[indices] = _numbers(part) if is_projected else self.of_states(part)
@@ -108,7 +102,7 @@ class ServedProbe:
         self.projection: Projection | None = None
         if rows:
             of_states = probe.mean[:num_states], weight[:, :num_states].contiguous()
-            self.projection = projection_of(card.fingerprint, rows, card.shape, *of_states, device)
+            self.projection = Projection(card.fingerprint, rows, card.shape, *of_states, device)
         rest = slice(num_states, None)  # cloned, since a view would keep the whole in memory
         self._mean, self._weight = probe.mean[rest].clone().to(device), weight[:, rest].clone().to(device)
         self._bias = first.bias.to(device)
@@ -117,7 +111,7 @@ class ServedProbe:
 
     def check(self, role: str, states: Sequence[States]) -> None:
         """Raises: Mismatch when the states, or the projections of states, are not those of the probe."""
-        card, own = self.card, self.projection.spec if self.projection else None
+        card, own = self.card, self.projection
         for one in states:
             if one.model != card.fingerprint:
                 raise Mismatch(
@@ -146,20 +140,6 @@ class ServedProbe:
         return probabilities
 
 
-def projection_of(
-    model: str,
-    rows: Sequence[int],
-    shape: tuple[int, int],
-    mean: Tensor,
-    weight: Tensor,
-    device: str,
-) -> Projection:
-    """The projection of the states' part of a first layer, named by the digest of what it computes."""
-    spec = ProjectionSpec("", model, tuple(rows), shape, len(weight))
-    data = (tensor.numpy().data for tensor in (mean, *weight))
-    return Projection(replace(spec, digest=_digest(spec, data)), mean, weight, device)
-
-
 class Projections:
     """The projections that an engine holds: those of its model's probes in a folder laid out as the verifier's."""
 
@@ -167,7 +147,7 @@ class Projections:
         """`info`: of the engine's model; `folder`: None: it holds no projections. Reads the folder."""
         self._model, self._shape = info.fingerprint, (info.num_layers + 1, info.hidden_size)
         self._device, self._folder = device, folder
-        self._files: dict[Path, _File] = {}
+        self._files: dict[Path, tuple[_Version, Projection | None]] = {}
         self._held: Mapping[str, Projection] = {}
         self._reading, self._looking = Lock(), Lock()
         self._next_look = 0.0
@@ -182,27 +162,27 @@ class Projections:
         """Read what is new in the folder, and drop what is gone. Blocking; calls go on meanwhile. A probe that cannot
         be read is logged and left out: the verifier judges whole states as well."""
         with self._reading:
-            files, held = dict[Path, _File](), dict[str, Projection]()
+            files, held = dict[Path, tuple[_Version, Projection | None]](), dict[str, Projection]()
             for path, version in ({} if self._folder is None else _probes_in(self._folder)).items():
                 known = self._files.get(path)
-                file = known if known and known.version == version else self._file(path, version)
-                if file.projection is not None:  # two probes may have the same first layer
-                    file = _File(version, held.setdefault(file.projection.spec.digest, file.projection))
-                files[path] = file
+                projection = known[1] if known and known[0] == version else self._load(path)
+                if projection is not None:  # two probes may have the same first layer
+                    projection = held.setdefault(projection.digest, projection)
+                files[path] = version, projection
             self._files, self._held = files, held
 
-    def _file(self, path: Path, version: "_Version") -> "_File":
+    def _load(self, path: Path) -> Projection | None:
+        """None: the probe is of another model, uses no states, or cannot be read."""
         try:
             card = load_card(path)
             if card.fingerprint != self._model or card.features == "surprisal":
-                return _File(version, None)
+                return None
             if tuple(card.shape) != self._shape:
                 raise Mismatch(f"probe {path} is of states of shape {card.shape}, the model's have {self._shape}")
-            projection = ServedProbe(load_probe(path), self._device).projection
+            return ServedProbe(load_probe(path), self._device).projection
         except (Mismatch, RuntimeError) as error:  # such as a GPU without room for it
             _log.warning("whole states are sent for the probe %s: %s", path, error)
-            return _File(version, None)
-        return _File(version, projection)
+            return None
 
     def states_of(self, pooled: Sequence[Tensor], digest: str) -> list[States]:
         """States, or what the projection `digest` makes of them if it is held, of each of `pooled`: fp32
@@ -246,15 +226,6 @@ _Version = tuple[int, ...]
 """Changes with a probe's files."""
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    """A probe's file as it was read."""
-
-    version: _Version
-    projection: Projection | None
-    """None: it is of another model, uses no states, or cannot be read."""
-
-
 def _probes_in(folder: Path) -> dict[Path, _Version]:
     """The probes in `folder` and below its `alternatives`, without hidden folders, which mounted volumes may have."""
     folders = [folder, *(one for one in folder.glob("alternatives/*") if not one.name.startswith("."))]
@@ -278,12 +249,11 @@ def _numbers(projected: Sequence[States]) -> Tensor:
     return numbers.masked_fill_(~(numbers.abs() <= MAX_MAGNITUDE).all(1)[:, None], torch.nan)
 
 
-def _digest(spec: ProjectionSpec, parts: Iterable[memoryview]) -> str:
+def _digest(head: list[object], mean: Tensor, weight: Tensor) -> str:
     """Names a projection: SHA-256 over what it applies to and its numbers, the first 32 hexadecimal digits."""
-    head = [STATE_CONVENTION, spec.model, spec.rows, spec.shape, spec.width]
     digest = hashlib.sha256(json.dumps(head).encode())
-    for part in parts:
-        digest.update(part)
+    for tensor in (mean, *weight):
+        digest.update(tensor.numpy().data)
     return digest.hexdigest()[:32]
 
 

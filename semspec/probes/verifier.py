@@ -5,7 +5,7 @@ from asyncio import get_running_loop, wrap_future
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -234,7 +234,7 @@ class ProbeVerifier:
 
 
 def _projections(name: str, pair: ProbePair) -> ProbeProjections:
-    draft, target = (probe.projection.spec.digest if probe.projection else "" for probe in (pair.draft, pair.target))
+    draft, target = (probe.projection.digest if probe.projection else "" for probe in (pair.draft, pair.target))
     return ProbeProjections(name, draft, target)
 
 
@@ -243,14 +243,13 @@ def _load_alternatives(folder: Path, device: str) -> dict[str, ProbePair]:
     paths = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not paths:
         raise Mismatch(f"{folder} holds no folder of probes; unset SEMSPEC_VERIFIER_ALTERNATIVES or put some there")
-    return {path.name: _load_alternative(path, device) for path in paths}
-
-
-def _load_alternative(folder: Path, device: str) -> ProbePair:
-    try:
-        return ProbePair.load(folder / "draft.safetensors", folder / "target.safetensors", device)
-    except Mismatch as error:
-        raise Mismatch(f"alternative probes {folder.name!r}: {error.message}") from error
+    pairs = dict[str, ProbePair]()
+    for path in paths:
+        try:
+            pairs[path.name] = ProbePair.load(path / "draft.safetensors", path / "target.safetensors", device)
+        except Mismatch as error:
+            raise Mismatch(f"alternative probes {path.name!r}: {error.message}") from error
+    return pairs
 
 
 def _check_alternative(name: str, pair: ProbePair, own: ProbePair) -> None:
@@ -271,44 +270,28 @@ def _check_alternative(name: str, pair: ProbePair, own: ProbePair) -> None:
 def operating_points(card: ProbeCard) -> tuple[OperatingPoint, ...]:
     """Results of acceptance rules from the report in the card: by rising threshold, the rule `sample` last.
 
-    Empty if the report has none.
-
-    The last row is the rule `sample` if it has no threshold. Other rows without threshold, and rows without acceptance,
-    are skipped. Raises: Mismatch when the rows cannot be parsed.
+    Empty if the report has none. The last row is the rule `sample` if it has no threshold. Other rows without
+    threshold, and rows without acceptance, are skipped. Raises: Mismatch when the rows cannot be parsed.
     """
+    names = [field.name for field in fields(OperatingPoint)]
     try:
         rows = list(card.metrics.get("strictness") or ())
-        points = [_point(row) for row in rows if _is_known(row, row is rows[-1])]
+        known = [row for row in rows if row.get("acceptance") is not None]
+        known = [row for row in known if row is rows[-1] or row.get("threshold") is not None]
+        points = [OperatingPoint(**{name: _number(row, name) for name in names}) for row in known]
     except (AttributeError, TypeError, ValueError) as error:
         raise Mismatch(
             f"cannot read metrics.strictness in the card of the probe of {card.model}: {error}; "
             "train the probes again, or take it out"
         ) from error
-    return tuple(sorted(points, key=_strictness))
+    return tuple(sorted(points, key=lambda point: math.inf if point.threshold is None else point.threshold))
 
 
-def _is_known(row: dict[str, Any], is_last: bool) -> bool:
-    return row.get("acceptance") is not None and (is_last or row.get("threshold") is not None)
-
-
-def _point(row: dict[str, Any]) -> OperatingPoint:
-    return OperatingPoint(
-        threshold=_number(row, "threshold"),
-        acceptance=_number(row, "acceptance") or 0.0,
-        right_accepted=_number(row, "right_accepted"),
-        wrong_accepted=_number(row, "wrong_accepted"),
-        speed_up=_number(row, "speed_up"),
-    )
-
-
-def _number(row: dict[str, Any], name: str) -> float | None:
+def _number(row: dict[str, Any], name: str) -> Any:
+    """The finite number in a row, or None."""
     if row.get(name) is None:
         return None
     number = float(row[name])
     if not math.isfinite(number):
         raise ValueError(f"{name} is {number}")
     return number
-
-
-def _strictness(point: OperatingPoint) -> float:
-    return float("inf") if point.threshold is None else point.threshold

@@ -10,13 +10,13 @@ from time import perf_counter
 
 from semspec.engine.grammar import no_grammars
 from semspec.engine.protocol import Engine, EngineWrapper, load_engine
+from semspec.engine.settings import ModelSettings
 from semspec.engine.shaping import no_penalties
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import DeadlineExceeded, InvalidRequest, Mismatch, Overloaded, Unavailable
 from semspec.remote.client import Completion, CompletionClient, Server
 from semspec.remote.connection import connect
 from semspec.remote.segmenter import TextSegmenter
-from semspec.settings import ModelSettings
 from semspec.types import (
     Context,
     GeneratedSegment,

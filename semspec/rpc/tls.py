@@ -35,11 +35,19 @@ def server_credentials(settings: ServiceSettings) -> grpc.ServerCredentials | No
 
     Raises: Unavailable when the files cannot be used.
     """
-    if settings.tls_certificate is None or settings.tls_key is None:
+    certificate, key, client_ca = settings.tls_certificate, settings.tls_key, settings.tls_client_ca
+    if certificate is None or key is None:
         return None
-    files = _Files(settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
+
+    def contents() -> _Contents:
+        """Raises: ValueError when the files are unusable; gRPC itself would not report it."""
+        server_context(certificate, key)
+        if client_ca:
+            check_authority(client_ca)
+        return read(key), read(certificate), read(client_ca) if client_ca else None
+
     try:
-        renewed = Renewed(files.paths(), files.read)
+        renewed = Renewed([path for path in (certificate, key, client_ca) if path], contents)
     except ValueError as error:
         raise Unavailable(str(error), "tls_certificate") from error
     current = renewed.get()
@@ -50,36 +58,14 @@ def server_credentials(settings: ServiceSettings) -> grpc.ServerCredentials | No
         if (newest := renewed.get()) == current:
             return None
         current = newest
-        return newest.configuration()
+        return _configuration(*newest)
 
-    wants_certificate = settings.tls_client_ca is not None
-    return grpc.dynamic_ssl_server_credentials(current.configuration(), fetch, wants_certificate)  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True, slots=True)
-class _Contents:
-    """Server key, its certificate chain and the CA of client certificates, in PEM."""
-
-    key: bytes
-    certificate: bytes
-    client_ca: bytes | None
-
-    def configuration(self) -> grpc.ServerCertificateConfiguration:
-        return grpc.ssl_server_certificate_configuration([(self.key, self.certificate)], self.client_ca)
+    return grpc.dynamic_ssl_server_credentials(_configuration(*current), fetch, client_ca is not None)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, slots=True)
-class _Files:
-    certificate: Path
-    key: Path
-    client_ca: Path | None
+_Contents = tuple[bytes, bytes, bytes | None]
+"""Server key, its certificate chain and the CA of client certificates, in PEM."""
 
-    def paths(self) -> list[Path]:
-        return [path for path in (self.certificate, self.key, self.client_ca) if path]
 
-    def read(self) -> _Contents:
-        """Read and check the files. Raises: ValueError when they are unusable; gRPC itself would not report it."""
-        server_context(self.certificate, self.key)
-        if self.client_ca:
-            check_authority(self.client_ca)
-        return _Contents(read(self.key), read(self.certificate), read(self.client_ca) if self.client_ca else None)
+def _configuration(key: bytes, certificate: bytes, client_ca: bytes | None) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(key, certificate)], client_ca)

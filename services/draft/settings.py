@@ -3,7 +3,7 @@
 from pydantic import DirectoryPath, Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from semspec.settings import ModelSettings
+from semspec.engine.settings import ModelSettings
 
 
 class DraftSettings(ModelSettings):

@@ -5,8 +5,9 @@ from typing import Literal
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from semspec.engine.settings import ModelSettings
 from semspec.remote.client import Server
-from semspec.settings import ModelSettings, SettingObject
+from semspec.settings import SettingObject
 
 
 class WriterOptions(SettingObject):

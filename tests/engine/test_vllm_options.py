@@ -11,12 +11,13 @@ import pytest
 from pydantic import ValidationError
 
 from semspec.engine.protocol import load_engine
+from semspec.engine.settings import ModelSettings
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.engine.vllm.options import fingerprint, prepare_environment
 from semspec.engine.vllm.process import reason_in, remedy_for
 from semspec.errors import Mismatch
 from semspec.services.target.settings import TargetSettings
-from semspec.settings import ModelSettings, load_settings
+from semspec.settings import load_settings
 from semspec.types import Writer
 
 

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from semspec.cli import parser
+from semspec.engine.settings import ModelSettings
 from semspec.gateway.app import STORED_WITHIN_S
 from semspec.gateway.settings import GatewaySettings
 from semspec.observability import FLUSH_TIMEOUT_S
 from semspec.rpc.connection import ClientOptions
-from semspec.settings import ModelSettings, ServiceSettings
+from semspec.settings import ServiceSettings
 from tests.compose.support import SETTINGS
 from tests.manifests.environment import environment, settings_of
 from tests.manifests.kustomize import Manifest, Objects

@@ -104,8 +104,7 @@ def test_projection_of_raw_states_equals_the_probe(tmp_path: Path, layers: Layer
     assert served.projection is not None
     sent = served.projection.of_pooled(values)
     projected = [
-        States(one.numpy().tobytes(), (1, len(one)), "target-fingerprint", served.projection.spec.digest)
-        for one in sent
+        States(one.numpy().tobytes(), (1, len(one)), "target-fingerprint", served.projection.digest) for one in sent
     ]
     served.check("target", projected)
     assert served.probabilities(projected, surprisal) == pytest.approx(expected, abs=1e-5)

@@ -139,19 +139,19 @@ async def test_files_are_read_when_they_change_and_forgotten_when_they_go(
     assert isinstance(target, TransformersEngine)
     await target.read_probes()
     own, last = first_layer(tmp_path / "target.safetensors"), tmp_path / "alternatives" / "last-hidden"
-    held = {own.spec.digest, first_layer(last / "target.safetensors").spec.digest}
+    held = {own.digest, first_layer(last / "target.safetensors").digest}
     assert set((await target.info()).projections) == held
     (last / "target.safetensors").write_bytes(b"damaged")
     shutil.copytree(last, tmp_path / "alternatives" / ".hidden")
     await target.read_probes()
-    assert (await target.info()).projections == (own.spec.digest,)
+    assert (await target.info()).projections == (own.digest,)
     assert caplog.text.count("cannot read probe") == 1
     await target.read_probes()
     assert caplog.text.count("cannot read probe") == 1, "nothing has changed"
     for suffix in (".json", ".safetensors"):
         (tmp_path / "target").with_suffix(suffix).rename((tmp_path / "another name").with_suffix(suffix))
     await target.read_probes()
-    assert (await target.info()).projections == (own.spec.digest,)
+    assert (await target.info()).projections == (own.digest,)
     (tmp_path / "another name.json").unlink()
     await target.read_probes()
     assert not (await target.info()).projections

@@ -11,9 +11,9 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
 
+from semspec.engine.settings import VllmOptions
 from semspec.engine.vllm.internals import keep_results
 from semspec.engine.vllm.requests import KEY
-from semspec.settings import VllmOptions
 
 PARAMETERS = {
     "vllm.v1.core.sched.scheduler:Scheduler._get_local_prefix_cache_hit": ["self", "request"],

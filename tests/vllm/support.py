@@ -13,9 +13,9 @@ from transformers import AutoConfig, PretrainedConfig
 from semspec.demo.problems import SPLITS, make_problem
 from semspec.engine.logits import filtered
 from semspec.engine.protocol import LocalEngine
+from semspec.engine.settings import ModelSettings
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.engine.vllm.engine import VllmEngine, load_vllm
-from semspec.settings import ModelSettings
 from semspec.stack.config import BUNDLED_PAIR
 from semspec.types import (
     Context,

@@ -127,7 +127,7 @@ def _is_known(model_type: str) -> bool:
 
 def _kv_bytes(config: StackConfig, role: str) -> int:
     """Bound on keys and values of a model service; its default if the setting is none that the service accepts."""
-    from semspec.settings import ModelSettings  # needs pydantic, whose absence has its own check
+    from semspec.engine.settings import ModelSettings  # needs pydantic, whose absence has its own check
 
     given = config.given(f"SEMSPEC_{role}_KV_BYTES")
     return int(given) if given.isdecimal() else int(ModelSettings.model_fields["kv_bytes"].default)

@@ -52,7 +52,7 @@ from semspec.types import (
 )
 
 if TYPE_CHECKING:
-    from semspec.settings import ModelSettings
+    from semspec.engine.settings import ModelSettings
 
 EXIT_ENGINE_ENDED = 1
 """Exit code of a service whose vLLM ended."""

@@ -17,7 +17,7 @@ from semspec.errors import Mismatch
 from semspec.types import ModelInfo, Writer
 
 if TYPE_CHECKING:
-    from semspec.settings import ModelSettings
+    from semspec.engine.settings import ModelSettings
 
 VLLM_VERSION = "0.32."
 """The versions whose inside `internals` knows."""
