@@ -69,6 +69,7 @@ class Pipeline:
 
     def run(self) -> None:
         """Run every stage; a worker with a share of the shards runs only the sharded stages."""
+        check_output(self.config.output)
         self.check_start(self._mine)
         for name in SHARDED:
             if name == "clusters":
@@ -83,6 +84,7 @@ class Pipeline:
 
         Raises: InvalidRequest when the pilot is too small, or the draft is always right or always wrong there.
         """
+        check_output(self.config.output)
         pilot = self.questions.pilot(self.config.likelihood.num_questions)
         mine = [number for number in self._mine if number in pilot]
         self.check_start(mine)
@@ -97,9 +99,8 @@ class Pipeline:
         """Load and check what later stages need before sampling the shards `numbers`, so that a long run does not fail
         at its end.
 
-        Raises: InvalidRequest, Mismatch when models, equivalence or output cannot do what the configuration asks for.
+        Raises: InvalidRequest, Mismatch when models or equivalence cannot do what the configuration asks for.
         """
-        check_output(self.config.output)
         self.clusters  # noqa: B018  (its functions are found)
         if all(self.samples.folder.manifest(number) for number in numbers):
             return
