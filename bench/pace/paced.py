@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from semspec.bench.pace.counts import TOLERANCE, Counts
 from semspec.bench.pace.table import StepTimes
 from semspec.engine.causal_lm import CausalLM
-from semspec.engine.protocol import CountsSteps, Engine
+from semspec.engine.protocol import Engine
 from semspec.engine.steps import Feed, Output, run_step
 from semspec.engine.worker import Worker
 from semspec.errors import Mismatch
@@ -60,7 +60,7 @@ class PacedStep:
 def load_paced(load: Callable[[], Engine], step: PacedStep) -> Engine:
     """The engine that `load` loads, with paced steps. Raises: Mismatch when it does not make them in this process."""
     engine = load()
-    worker = engine.steps if isinstance(engine, CountsSteps) else None
+    worker = getattr(engine, "steps", None)
     if not isinstance(worker, Worker):
         raise Mismatch("the engine cannot be paced; set the engine to auto, fast or transformers")
     worker.step, step.resumed_at = step, lambda: worker.resumed_at

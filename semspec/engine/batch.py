@@ -3,14 +3,14 @@ calls."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
 from semspec.engine.causal_lm import CausalLM
-from semspec.engine.logits import draw_first_tokens, draw_tokens, surprisal
+from semspec.engine.logits import draw_each, draw_token, surprisal
 from semspec.engine.segmentation import end_after, ends_before
 from semspec.engine.shared_prefix import MAX_SCORES, Prefix, attending_to_prefix
 from semspec.types import SamplingParams, Segmentation, SegmentEnd
@@ -68,13 +68,13 @@ class ContextBatch:
     ) -> list[Sampled]:
         rows: list[list[int]] = [[] for _ in seeds]
         ends: dict[int, SegmentEnd] = {}
+        samplings = [replace(sampling, seed=seed) for seed in seeds]
         live, logits = list(range(len(seeds))), self._logits.expand(len(seeds), -1)
         for position in range(len(self._context), len(self._context) + max_tokens):
-            own_seeds = [seeds[row] for row in live]
             if is_after_end and position == len(self._context):
-                tokens = draw_first_tokens(self._lm.tokenizer, logits, sampling, own_seeds, position)
+                tokens = [draw_token(self._logits, own, position, self._lm.tokenizer) for own in samplings]
             else:
-                tokens = draw_tokens(logits, sampling, own_seeds, position)
+                tokens = draw_each(logits, [samplings[row] for row in live], [position] * len(live))
             for row, token in zip(live, tokens, strict=True):
                 if ends_before(self._lm.tokenizer, segmentation, self._context, rows[row], token):
                     ends[row] = SegmentEnd.BOUNDARY

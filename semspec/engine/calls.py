@@ -12,7 +12,7 @@ from torch import Tensor
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.conversation import option_ids
 from semspec.engine.gate import check_gate, gated_tokens
-from semspec.engine.logits import draw_first_tokens, draw_token, scores_of, token_logprob
+from semspec.engine.logits import draw_token, scores_of, token_logprob
 from semspec.engine.prefix_cache import Prefix, PrefixCache
 from semspec.engine.segmentation import TokenSegmenter, ended_by_look_ahead
 from semspec.engine.shaping import Shaping
@@ -115,15 +115,13 @@ class Calls:
         shaping: Shaping | None,
     ) -> Generator[Feed, Output | None, int]:
         """The token drawn after `tokens`, those of `context`."""
-        sampling = params.sampling
         if rest := tokens[len(prefix.tokens) :]:
             yield from fed(Feed(prefix, rest))
         logits = prefix.logits[len(tokens)]
         if shaping:  # one model writes all, so a token that ended a sentence is drawn again as it was
-            return draw_token(shaping.first()(logits), sampling, len(tokens))
-        if ended_by_look_ahead(context, params.segmentation):
-            return draw_first_tokens(self._tokenizer, logits[None], sampling, [sampling.seed], len(tokens))[0]
-        return draw_token(logits, sampling, len(tokens))
+            return draw_token(shaping.first()(logits), params.sampling, len(tokens))
+        ended = self._tokenizer if ended_by_look_ahead(context, params.segmentation) else None
+        return draw_token(logits, params.sampling, len(tokens), ended)
 
     def _write_segment(
         self,

@@ -31,7 +31,7 @@ def gated_tokens(
     indices of the drafted ones; and the `VerifiedTokens.mismatches`.
 
     `logits`: `[num_fed + 1, vocab_size]`, row 0 before the tokens, row i + 1 after `drafted[i]`; later drafted tokens
-    are rejected. Probabilities are those at temperature 1. `ended`: as in `rejection_sample`; the first token is then
+    are rejected. Probabilities are those at temperature 1. `ended`: as in `draw_token`; the first token is then
     the most probable that begins with white space. `parents`: as in `Proposal`.
     """
     likeliest: list[int] = logits.argmax(-1).tolist()

@@ -17,17 +17,18 @@ SURPRISING = -3.0
 """A token less probable than e^-3 (5%) counts as surprising."""
 
 
-def draw_token(logits: Tensor, sampling: SamplingParams, position: int) -> int:
-    """The token at `position` of a context; `logits`: `[vocab_size]`."""
-    return draw_tokens(logits[None], sampling, [sampling.seed], position)[0]
+def draw_token(logits: Tensor, sampling: SamplingParams, position: int, ended: ModelTokenizer | None = None) -> int:
+    """The token at `position` of a context; `logits`: `[vocab_size]`.
 
-
-def draw_tokens(logits: Tensor, sampling: SamplingParams, seeds: Sequence[int], position: int) -> list[int]:
-    """One token per row at `position`, row i from the random stream `seeds[i]`; `logits`: `[num_rows, vocab_size]`."""
-    if sampling.temperature == 0:
-        greedy: list[int] = logits.argmax(-1).tolist()
-        return greedy
-    return pick(filtered(logits, sampling), [uniform(seed, "token", position) for seed in seeds])
+    `ended`: the model's tokenizer if a token drawn to look ahead ended a sentence before `position`; the token then
+    begins with white space. The model and the random stream that wrote the sentence draw the token of the look-ahead
+    again. Those of another may draw a token that continues the sentence (3. and 5); it is then drawn again, among the
+    tokens that begin with white space. So the token has the model's distribution, given that the sentence has ended.
+    """
+    [token] = draw_each(logits[None], [sampling], [position])
+    if ended is None or ended.begins_with_space(token):
+        return token
+    return pick(after_end(ended, logits, sampling)[None], [uniform(sampling.seed, "token after an end", position)])[0]
 
 
 def draw_each(logits: Tensor, samplings: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
@@ -48,23 +49,6 @@ def draw_each(logits: Tensor, samplings: Sequence[SamplingParams], positions: Se
         for row, token in zip(rows, tokens, strict=True):
             drawn[row] = token
     return drawn
-
-
-def draw_first_tokens(
-    tokenizer: ModelTokenizer, logits: Tensor, sampling: SamplingParams, seeds: Sequence[int], position: int
-) -> list[int]:
-    """`draw_tokens` after a sentence that a token drawn to look ahead ended: each token begins with white space.
-
-    The model and the random stream that wrote the sentence draw the token of the look-ahead again. Those of another
-    may draw a token that continues the sentence (3. and 5); it is then drawn again, among the tokens that begin with
-    white space. So the token has the model's distribution, given that the sentence has ended.
-    """
-    tokens = draw_tokens(logits, sampling, seeds, position)
-    for row, token in enumerate(tokens):
-        if not tokenizer.begins_with_space(token):
-            weights = after_end(tokenizer, logits[row], sampling)
-            tokens[row] = pick(weights[None], [uniform(seeds[row], "token after an end", position)])[0]
-    return tokens
 
 
 def after_end(tokenizer: ModelTokenizer, logits: Tensor, sampling: SamplingParams) -> Tensor:
@@ -123,7 +107,7 @@ def filtered(logits: Tensor, sampling: SamplingParams) -> Tensor:
 
 
 def renormalised(logits: Tensor, sampling: SamplingParams) -> Tensor:
-    """The distribution that `draw_tokens` draws from, fp32 `[num_rows, vocab_size]`; one-hot if greedy."""
+    """The distribution that `draw_each` draws from, fp32 `[num_rows, vocab_size]`; one-hot if greedy."""
     if sampling.temperature == 0:
         zeros = torch.zeros_like(logits, dtype=torch.float32)
         return zeros.scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)

@@ -17,24 +17,11 @@ Properties of every engine:
 - Text becomes ids, and ids become segments, by `semspec.engine.tokenization` and `semspec.engine.segmentation`.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from semspec.decoding.protocols import Drafter, Target
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.types import (
-    ChoiceScores,
-    Context,
-    GenerationParams,
-    Piece,
-    Prompt,
-    Proposal,
-    Segment,
-    SegmentScore,
-    Token,
-    VerifiedTokens,
-    Writer,
-)
+from semspec.types import Writer
 
 if TYPE_CHECKING:
     from semspec.engine.settings import ModelSettings  # needs pydantic, which is optional for users of an engine alone
@@ -54,7 +41,8 @@ class Engine(Drafter, Target, Protocol):
 
 
 class StepCounter(Protocol):
-    """Read on the event loop, whichever thread makes the steps."""
+    """What shows that an engine hangs: busy, it makes no steps (`semspec.rpc.servicers.StallWatch`). An engine that
+    counts them has it as its attribute `steps`. Read on the event loop, whichever thread makes the steps."""
 
     @property
     def num_steps(self) -> int: ...
@@ -63,61 +51,6 @@ class StepCounter(Protocol):
     def is_busy(self) -> bool:
         """Whether there is work, which makes a step sooner or later."""
         ...
-
-
-@runtime_checkable
-class CountsSteps(Protocol):
-    """A backend whose hanging is found by its steps: busy, it makes none (`semspec.rpc.servicers.StallWatch`)."""
-
-    @property
-    def steps(self) -> StepCounter | None:
-        """None: they are not known."""
-        ...
-
-
-class EngineWrapper:
-    """Forwards calls to an engine. Subclasses add `info` and `generate`, and what they do otherwise."""
-
-    @property
-    def _model(self) -> Engine:
-        raise NotImplementedError
-
-    @property
-    def steps(self) -> StepCounter | None:
-        model = self._model
-        return model.steps if isinstance(model, CountsSteps) else None
-
-    async def encode(self, prompt: Prompt) -> Piece:
-        return await self._model.encode(prompt)
-
-    async def tokenize(self, text: str) -> list[Token]:
-        return await self._model.tokenize(text)
-
-    async def score(
-        self, context: Context, segments: Sequence[Segment], session: str = "", projection: str = ""
-    ) -> list[SegmentScore]:
-        return await self._model.score(context, segments, session, projection)
-
-    async def propose(
-        self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
-    ) -> Proposal:
-        return await self._model.propose(context, open_ids, params, num_tokens)
-
-    async def verify_tokens(
-        self, context: Context, open_ids: Sequence[int], proposal: Proposal, params: GenerationParams
-    ) -> VerifiedTokens:
-        return await self._model.verify_tokens(context, open_ids, proposal, params)
-
-    async def score_choices(
-        self, context: Context, question: str, prefill: str, options: Sequence[str], session: str = ""
-    ) -> ChoiceScores:
-        return await self._model.score_choices(context, question, prefill, options, session)
-
-    async def read_probes(self) -> None:
-        await self._model.read_probes()
-
-    async def aclose(self) -> None:
-        await self._model.aclose()
 
 
 class LocalEngine(Engine, Protocol):

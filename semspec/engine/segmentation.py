@@ -145,7 +145,7 @@ def ends_before(
 def ended_by_look_ahead(context: Context, segmentation: Segmentation) -> bool:
     """Whether the last segment of `context` was complete only because of the token drawn after it, which it lacks.
 
-    The next segment begins with such a token, by either model: see `semspec.engine.logits.draw_first_tokens`.
+    The next segment begins with such a token, by either model: see `semspec.engine.logits.draw_token`.
     """
     last, rule = context.pieces[-1], RULES[segmentation]
     if not isinstance(last, Segment) or last.end is not SegmentEnd.BOUNDARY:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semspec.engine.logits import after_end, draw_each, draw_first_tokens, draw_token, filtered, pick, renormalised
+from semspec.engine.logits import after_end, draw_each, draw_token, filtered, pick, renormalised
 from semspec.engine.segmentation import TokenSegmenter
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InvalidRequest, Mismatch
@@ -195,8 +195,8 @@ def rejection_sample(
 
     `logits`: `[num_fed + 1, vocab_size]`, row i predicts the token at `position` + i. `num_fed` and `distributions` are
     `shared_part` of the proposal: the first drafted token that was not fed is rejected. The drafter must use another
-    random stream than `sampling.seed`: given that a token was rejected, its draw is no longer uniform. `ended`: the
-    target's tokenizer if the first token follows a sentence that a look-ahead ended; see `draw_first_tokens`.
+    random stream than `sampling.seed`: given that a token was rejected, its draw is no longer uniform. `ended`: as in
+    `draw_token`, for the first token.
 
     A drafted token of probability 1 is accepted with probability p(x), else recovered from p without x: drawing from p
     and comparing does both. If all are certain, or there are none, they are drawn as `draw_token` draws them, so the
@@ -206,7 +206,7 @@ def rejection_sample(
     if all(len(distribution.token_ids) == ENTRY_BYTES for distribution in distributions):
         drawn = draw_each(logits, [sampling] * len(logits), range(position, position + len(logits)))
         if ended:
-            drawn[:1] = draw_first_tokens(ended, logits[:1], sampling, [sampling.seed], position)
+            drawn[0] = draw_token(logits[0], sampling, position, ended)
         num_equal = next((i for i in range(num_fed) if drafted[i] != drawn[i]), num_fed)
         return drawn[: num_equal + 1]
     target = renormalised(logits[: num_fed + (num_fed < len(drafted))], sampling)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from semspec.engine.logits import draw_each, draw_first_tokens
+from semspec.engine.logits import draw_each, draw_token
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.types import Proposal, SamplingParams
 
@@ -68,12 +68,12 @@ def verify_tree(
 
     `logits`: `[num_drafted + 1, vocab_size]`, row 0 before the tree, row i + 1 after `drafted[i]`. The target draws a
     token at each position, as `draw_token` does; it is accepted as long as it is in the tree. So the tokens are those
-    that the target would write alone, and the tree changes none. `ended`: as in `rejection_sample`.
+    that the target would write alone, and the tree changes none. `ended`: as in `draw_token`.
     """
     positions = [tree.start, *(tree.start + depth + 1 for depth in tree.depths)]
     drawn = draw_each(logits, [sampling] * len(positions), positions)
     if ended:
-        drawn[:1] = draw_first_tokens(ended, logits[:1], sampling, [sampling.seed], tree.start)
+        drawn[0] = draw_token(logits[0], sampling, tree.start, ended)
     children = {(parent, token): index for index, (parent, token) in enumerate(zip(tree.parents, drafted, strict=True))}
     path, last = list[int](), -1
     while (child := children.get((last, drawn[last + 1]))) is not None:

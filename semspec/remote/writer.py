@@ -7,9 +7,10 @@ from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from semspec.engine.grammar import no_grammars
-from semspec.engine.protocol import Engine, EngineWrapper, load_engine
+from semspec.engine.protocol import Engine, load_engine
 from semspec.engine.settings import ModelSettings
 from semspec.engine.shaping import no_penalties
 from semspec.engine.tokenization import ModelTokenizer
@@ -36,9 +37,9 @@ MAX_SEED = 2**63
 logger = logging.getLogger(__name__)
 
 
-class RemoteWriter(EngineWrapper):
-    """Sends `generate` to a completion server, all other calls to a local engine with the same model. `steps` are the
-    engine's; the server has a timeout of its own.
+class RemoteWriter:
+    """Sends `generate` to a completion server. All that is not defined here is a local engine's with the same model,
+    its `steps` too; the server has a timeout of its own.
 
     See `semspec.engine.protocol.Engine`. `generate` raises ContextTooLong, InvalidRequest and what
     `CompletionClient.stream` raises.
@@ -47,9 +48,8 @@ class RemoteWriter(EngineWrapper):
     def __init__(self, engine: Engine, tokenizer: ModelTokenizer, client: CompletionClient, writer: Writer) -> None:
         self._engine, self._tokenizer, self._client, self._writer = engine, tokenizer, client, writer
 
-    @property
-    def _model(self) -> Engine:
-        return self._engine
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
         if params.num_logprobs is not None:
@@ -101,7 +101,7 @@ class RemoteWriter(EngineWrapper):
 
     async def aclose(self) -> None:
         await self._client.aclose()
-        await super().aclose()
+        await self._engine.aclose()
 
 
 def _seed(params: GenerationParams, text: str) -> int:

@@ -13,7 +13,6 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 
-from semspec.engine.protocol import CountsSteps
 from semspec.errors import SemspecError, Unavailable
 from semspec.observability import configure_logging, exported_traces
 from semspec.rpc.calls import MAX_MESSAGE_BYTES, ErrorInterceptor, TokenInterceptor
@@ -79,7 +78,7 @@ class ServiceServer(Generic[B]):
     async def load(self) -> None:
         """Load the backend, then report SERVING. Raises: what the service's `load` raises."""
         self._backend.provide(loaded := await asyncio.to_thread(self._service.load))
-        if isinstance(loaded, CountsSteps) and (steps := loaded.steps):
+        if steps := getattr(loaded, "steps", None):
             self._stalls = StallWatch(steps, self._settings.stall_s)
             self._watching = asyncio.create_task(self._stalls.run(self._report_stall))
         self._is_loaded = True

@@ -1,10 +1,12 @@
 """Drawing tokens: the right distribution, the same token for the same name, no trembling at near ties."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from scipy.stats import chisquare
 
-from semspec.engine.logits import draw_token, draw_tokens, filtered, pick
+from semspec.engine.logits import draw_each, draw_token, filtered, pick
 from semspec.types import SamplingParams
 
 LOGITS = torch.tensor([1.0, 3.0, 0.0, 2.0, 2.5, -1.0, 0.5, 1.5])
@@ -26,7 +28,8 @@ def test_frequencies_follow_the_filtered_distribution(sampling: SamplingParams) 
     """Chi-square at fixed seeds, 0.1% level."""
     expected = filtered(LOGITS[None], sampling)[0]
     expected = expected / expected.sum()
-    drawn = draw_tokens(LOGITS.expand(8000, -1), sampling, range(8000), position=5)
+    samplings = [replace(sampling, seed=seed) for seed in range(8000)]
+    drawn = draw_each(LOGITS.expand(8000, -1), samplings, [5] * 8000)
     counts = torch.bincount(torch.tensor(drawn), minlength=8)
     assert counts[expected == 0].sum() == 0
     possible = expected > 0
@@ -67,13 +70,12 @@ def test_largest_draw_finds_no_token_of_weight_zero() -> None:
 def test_near_ties_do_not_tremble() -> None:
     flat = torch.zeros(500)
     noisy = flat + 1e-6 * torch.randn(500, generator=torch.Generator().manual_seed(0))
-    sampling = SamplingParams(1.0, 1.0)
-    same = [draw_tokens(row[None].expand(400, -1), sampling, range(400), 0) for row in (flat, noisy)]
+    samplings = [SamplingParams(1.0, 1.0, seed=seed) for seed in range(400)]
+    same = [draw_each(row[None].expand(400, -1), samplings, [0] * 400) for row in (flat, noisy)]
     assert sum(a == b for a, b in zip(*same, strict=True)) >= 399
 
 
 def test_rows_do_not_depend_on_their_neighbours() -> None:
     rows = torch.stack([LOGITS, LOGITS.flip(0), LOGITS * 2])
-    sampling = SamplingParams(0.8, 0.9)
-    together = draw_tokens(rows, sampling, [1, 2, 3], 4)
-    assert together == [draw_tokens(rows[i : i + 1], sampling, [i + 1], 4)[0] for i in range(3)]
+    samplings = [SamplingParams(0.8, 0.9, seed=seed) for seed in (1, 2, 3)]
+    assert draw_each(rows, samplings, [4] * 3) == [draw_token(rows[i], samplings[i], 4) for i in range(3)]

@@ -1,21 +1,21 @@
 """Proposals from a datastore, beside the draft model of a service."""
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
 from semspec.decoding.retrieval.datastore import Datastore
 from semspec.decoding.retrieval.ngrams import Match, agreed, as_text, earlier_match, merged
-from semspec.engine.protocol import Engine, EngineWrapper, StepCounter
+from semspec.engine.protocol import Engine, StepCounter
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.types import (
     Context,
     Distribution,
-    GeneratedSegment,
     GenerationParams,
     ModelInfo,
     Piece,
@@ -113,10 +113,10 @@ def load_retriever(folder: Path) -> Retriever:
     return Retriever(Datastore.load(folder))
 
 
-class RetrievingDraft(EngineWrapper):
+class RetrievingDraft:
     """A draft's engine whose `propose` uses a datastore if `GenerationParams.retrieval` says so.
 
-    See `semspec.engine.protocol.Engine`.
+    See `semspec.engine.protocol.Engine`: all that is not defined here is the engine's.
     """
 
     def __init__(self, engine: Engine | None, retriever: Retriever) -> None:
@@ -131,9 +131,12 @@ class RetrievingDraft(EngineWrapper):
             )
         return self._engine
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
     @property
     def steps(self) -> StepCounter | None:
-        return None if self._engine is None else super().steps
+        return getattr(self._engine, "steps", None)
 
     async def info(self) -> ModelInfo:
         card = self._retriever.datastore.card
@@ -145,16 +148,13 @@ class RetrievingDraft(EngineWrapper):
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int
     ) -> Proposal:
         if params.retrieval is None:
-            return await super().propose(context, open_ids, params, num_tokens)
+            return await self._model.propose(context, open_ids, params, num_tokens)
         return self._retriever.propose(context, open_ids, params.retrieval, num_tokens)
-
-    def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
-        return self._model.generate(context, params)
 
     async def read_probes(self) -> None:
         if self._engine is not None:
-            await super().read_probes()
+            await self._engine.read_probes()
 
     async def aclose(self) -> None:
         if self._engine is not None:
-            await super().aclose()
+            await self._engine.aclose()

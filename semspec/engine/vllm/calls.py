@@ -7,11 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from semspec.engine.logits import (
-    draw_first_tokens,
-    segment_surprisal,
-    token_logprob,
-)
+from semspec.engine.logits import draw_token, segment_surprisal, token_logprob
 from semspec.engine.segmentation import TokenSegmenter
 from semspec.engine.speculative import draw_with_distribution, rejection_sample
 from semspec.engine.tokenization import ModelTokenizer
@@ -104,8 +100,7 @@ class GenerateCall(Call):
     def draw(self, logits: Tensor, position: int) -> int | None:
         if not (self._is_after_end and position == len(self.prompt)):
             return None
-        sampling = self._params.sampling
-        return draw_first_tokens(self._tokenizer, logits[None], sampling, [sampling.seed], position)[0]
+        return draw_token(logits, self._params.sampling, position, self._tokenizer)
 
     def note(self, logits: Tensor, token: int) -> None:
         if self._params.num_logprobs is not None:
