@@ -6,27 +6,22 @@ import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from time import monotonic
 
-CHUNK_BYTES = 16 << 20
 LEAST_BYTES = 64 << 20
 """Smaller files are hashed each time, which takes a tenth of a second."""
 NUM_THREADS = 4
 """Files hashed at a time; hashing releases the interpreter's lock."""
-PROGRESS_S = 10.0
-"""Seconds between two log lines about the progress."""
 
 logger = logging.getLogger(__name__)
 
 
 def file_digests(paths: list[Path]) -> list[str]:
-    """The SHA-256 of each file, from the cache where its size, inode and times are unchanged. Logs the progress.
+    """The SHA-256 of each file, from the cache where its size, inode and times are unchanged.
 
     A core hashes about 0.8 GB a second; a disk may be slower. Raises: OSError.
     """
-    progress = _Progress(sum(path.stat().st_size for path in paths))
     with ThreadPoolExecutor(min(NUM_THREADS, os.cpu_count() or 1)) as threads:
-        return list(threads.map(lambda path: _file_digest(path, progress), paths))
+        return list(threads.map(_file_digest, paths))
 
 
 def cache_folder() -> Path:
@@ -34,35 +29,19 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "semspec" / "digests"
 
 
-class _Progress:
-    """Logs how much was hashed, at most every `PROGRESS_S`."""
-
-    def __init__(self, num_bytes: int) -> None:
-        self._num_bytes, self._num_done = num_bytes, 0
-        self._told_at = monotonic()
-
-    def add(self, num_bytes: int) -> None:
-        self._num_done += num_bytes
-        if monotonic() >= self._told_at + PROGRESS_S:
-            self._told_at = monotonic()
-            logger.info("hashed %.1f of %.1f GB of weights", self._num_done / 1e9, self._num_bytes / 1e9)
-
-
-def _file_digest(path: Path, progress: _Progress) -> str:
+def _file_digest(path: Path) -> str:
     path = path.resolve()  # of the hub's cache, the blob
-    identity = _identity(path)
-    entry = _entry(path) if path.stat().st_size >= LEAST_BYTES else None
+    identity, num_bytes = _identity(path), path.stat().st_size
+    entry = _entry(path) if num_bytes >= LEAST_BYTES else None
     if (remembered := _remembered(entry, identity)) is not None:
-        progress.add(path.stat().st_size)
         return remembered
-    digest = hashlib.sha256()
+    if entry:
+        logger.info("hashing %s, %.1f GB of weights", path, num_bytes / 1e9)
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-            progress.add(len(chunk))
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     if _identity(path) == identity:  # else it changed meanwhile
-        _remember(entry, {**identity, "sha256": digest.hexdigest()})
-    return digest.hexdigest()
+        _remember(entry, {**identity, "sha256": digest})
+    return digest
 
 
 def _identity(path: Path) -> dict[str, object]:
