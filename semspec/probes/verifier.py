@@ -211,14 +211,16 @@ class ProbeVerifier:
             group = [call for call in calls if call.pair is pair]
             try:
                 draft_states = list(chain.from_iterable(call.draft_states for call in group))
-                judgements = iter(pair.judge(draft_states, [score for call in group for score in call.scores]))
+                try:
+                    judgements = iter(pair.judge(draft_states, [score for call in group for score in call.scores]))
+                finally:
+                    self.num_steps += 1  # before a caller learns of it
                 for call in group:
                     call.finish([next(judgements) for _ in call.scores])
             except Exception as error:
                 for call in group:
                     if not call.result.done():
                         call.result.set_exception(error)
-            self.num_steps += 1
 
     def _pair(self, probes: str) -> ProbePair:
         if not probes:
