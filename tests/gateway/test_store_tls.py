@@ -62,6 +62,7 @@ async def test_generation_is_stored_over_tls(
         assert len(trace.json()["segments"]) > 0, trace.text
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # server closed during a handshake
 @pytest.mark.parametrize("is_trusted", [True, False])
 async def test_certificate_that_cannot_be_trusted_is_named(
     start_gateway: GatewayFactory, mortal_redis: RedisServer, tmp_path: Path, is_trusted: bool
