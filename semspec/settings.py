@@ -29,6 +29,8 @@ from semspec.text import is_utf8
 EXIT_BAD_SETTINGS = 2
 """Exit code of a process with invalid settings."""
 
+RENAMED = {"TOKEN": "SERVICE_TOKEN", "DRAIN_S": "GRACE_S"}
+"""Shared variables that had a process's prefix and another name."""
 SIMILARITY = 0.9
 """Of a variable to a shared one from which it is taken for a mistake; none of another process is so similar."""
 UNSET = "unset"
@@ -231,7 +233,8 @@ def _unknown_variables(settings_class: type[BaseSettings]) -> list[str]:
         if not name.startswith(prefix):
             similar, rest = get_close_matches(name, shared, 1, SIMILARITY), ""
         else:
-            plain = name.replace(prefix, "SEMSPEC_", 1)
+            suffix = name.removeprefix(prefix)
+            plain = f"SEMSPEC_{RENAMED.get(suffix, suffix)}"
             similar = [plain] if plain in shared else get_close_matches(name, known, 1)
             rest = f"; unset it, or choose from {', '.join(known)}"
         if similar or rest:
