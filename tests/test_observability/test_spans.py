@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
@@ -17,7 +18,7 @@ from semspec.errors import ContextTooLong
 from semspec.observability import FLUSH_TIMEOUT_S, current, detached_span, exported_traces, span
 from tests.rpc.fakes import CONTEXT, ORDER, SEGMENT, FakeEngine
 from tests.rpc.pools import targeting
-from tests.test_observability.collector import Collector, Received, collecting, named
+from tests.test_observability.collector import GENEROUS_S, Collector, Received, collecting, named
 
 VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_SDK_DISABLED")
 REMOTE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
@@ -161,8 +162,12 @@ def test_collector_that_never_answers_holds_up_the_end_for_a_bounded_time(
     assert FLUSH_TIMEOUT_S <= 3
     with collecting() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{collector.address}")
-    start = time.perf_counter()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    start, before = time.perf_counter(), threading.enumerate()
     with exported_traces("semspec-test"), span("work"):
         pass
     assert time.perf_counter() - start < 20
     assert "the last spans are lost" in caplog.messages[-1]
+    for exporter in set(threading.enumerate()) - set(before):  # its draws would disturb Hypothesis in later tests
+        exporter.join(GENEROUS_S)
+        assert not exporter.is_alive()
