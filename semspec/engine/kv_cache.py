@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -21,74 +21,6 @@ MAX_SLOTS = 16
 """Maximum number of buffers in a slab."""
 
 
-class KV(Protocol):
-    """Keys and values of the tokens fed so far, in memory not shared with other instances."""
-
-    @property
-    def num_tokens(self) -> int: ...
-
-    @property
-    def nbytes(self) -> int:
-        """Allocated memory in bytes, spare capacity included."""
-        ...
-
-    def growth_bytes(self, num_tokens: int) -> int:
-        """Bytes by which `nbytes` grows when the sequence grows to `num_tokens` tokens."""
-        ...
-
-    def crop(self, num_tokens: int) -> None:
-        """Drop everything after the first `num_tokens` tokens."""
-        ...
-
-    def clear(self) -> None:
-        """Drop all tokens and free the memory."""
-        ...
-
-    def select(self, num_tokens: int, following: Sequence[int]) -> None:
-        """Of the tokens after the first `num_tokens`, keep those with the ascending indices `following`."""
-        ...
-
-    def copy(self, num_tokens: int) -> Self:
-        """A copy of the first `num_tokens` tokens."""
-        ...
-
-    def per_layer(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Keys and values of each layer, `[1, num_kv_heads, num_tokens, head_dim]`: read-only views."""
-        ...
-
-
-K = TypeVar("K", bound=KV, covariant=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk(Generic[K]):
-    """Tokens to feed after those in `kv`, and what of the result is wanted."""
-
-    tokens: Sequence[int]
-    kv: K
-    num_rows: int = 1
-    """Logits of so many last positions."""
-    want_states: bool = False
-    tree: Tree | None = None
-    """Which tokens follow others than those before them; only for `BufferKV`."""
-
-    @property
-    def end(self) -> int:
-        """Number of tokens in `kv` afterwards."""
-        return self.kv.num_tokens + len(self.tokens)
-
-    @property
-    def is_single(self) -> bool:
-        """Whether it is one token, which attends to all tokens before it."""
-        return len(self.tokens) == 1 and self.tree is None
-
-    @property
-    def positions(self) -> Sequence[int]:
-        """Of each token in its sequence."""
-        start = self.kv.num_tokens
-        return self.tree.positions(start, self.end) if self.tree else range(start, self.end)
-
-
 class DynamicKV:
     """For models run by transformers: tensors that grow by concatenation."""
 
@@ -102,33 +34,40 @@ class DynamicKV:
 
     @property
     def nbytes(self) -> int:
+        """Allocated memory in bytes, spare capacity included."""
         return sum(tensor.untyped_storage().nbytes() for pair in self.per_layer() for tensor in pair)
 
     def growth_bytes(self, num_tokens: int) -> int:
-        """As much a token as so far; 0 for the first tokens, whose size is not known before they are fed."""
+        """Bytes by which `nbytes` grows when the sequence grows to `num_tokens` tokens: as many a token as so far; 0
+        for the first tokens, whose size is not known before they are fed."""
         return self.nbytes * max(0, num_tokens - self.num_tokens) // max(1, self.num_tokens)
 
     def crop(self, num_tokens: int) -> None:
+        """Drop everything after the first `num_tokens` tokens."""
         surplus = self.num_tokens - num_tokens
         if surplus > 0:
             self.cache.crop(-surplus)
 
     def clear(self) -> None:
+        """Drop all tokens and free the memory."""
         self.cache = DynamicCache()
 
     def select(self, num_tokens: int, following: Sequence[int]) -> None:
+        """Of the tokens after the first `num_tokens`, keep those with the ascending indices `following`."""
         kept = torch.tensor([*range(num_tokens), *(num_tokens + index for index in following)])
         for layer in self.cache.layers:
             layer.keys, layer.values = (tensor[:, :, kept.to(tensor.device)] for tensor in (layer.keys, layer.values))
 
-    def copy(self, num_tokens: int) -> Self:
-        duplicate = type(self)()
+    def copy(self, num_tokens: int) -> "DynamicKV":
+        """A copy of the first `num_tokens` tokens."""
+        duplicate = DynamicKV()
         for index, pair in enumerate(self.per_layer()):
             keys, values = (tensor[:, :, :num_tokens].clone() for tensor in pair)
             duplicate.cache.update(keys, values, index)
         return duplicate
 
     def per_layer(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Keys and values of each layer, `[1, num_kv_heads, num_tokens, head_dim]`: read-only views."""
         return ((layer.keys, layer.values) for layer in self.cache.layers if layer.is_initialized)
 
 
@@ -213,7 +152,8 @@ class Slabs:
 
 
 class BufferKV:
-    """For models run by `Decoder`: a slot written in place, so that `crop` only sets a length."""
+    """For models run by `Decoder`: a slot written in place, so that `crop` only sets a length. The public methods that
+    `DynamicKV` has, too, do the same."""
 
     def __init__(self, slabs: Slabs) -> None:
         self.num_tokens = 0
@@ -257,8 +197,8 @@ class BufferKV:
         self.stretch(num_tokens, num_tokens + len(following)).copy_(moved)
         self.num_tokens += len(following)
 
-    def copy(self, num_tokens: int) -> Self:
-        duplicate = type(self)(self._slabs)
+    def copy(self, num_tokens: int) -> "BufferKV":
+        duplicate = BufferKV(self._slabs)
         duplicate.reserve(num_tokens)
         duplicate.stretch(0, num_tokens).copy_(self.stretch(0, num_tokens))
         duplicate.num_tokens = num_tokens
@@ -284,3 +224,37 @@ class BufferKV:
         if self.slab is not None:
             self._slabs.give(self.slab, self.slot)
         self.slab, self._buffer = None, self._slabs.nothing
+
+
+KV: TypeAlias = DynamicKV | BufferKV
+"""Keys and values of the tokens fed so far, in memory not shared with other instances."""
+K = TypeVar("K", bound=KV, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk(Generic[K]):
+    """Tokens to feed after those in `kv`, and what of the result is wanted."""
+
+    tokens: Sequence[int]
+    kv: K
+    num_rows: int = 1
+    """Logits of so many last positions."""
+    want_states: bool = False
+    tree: Tree | None = None
+    """Which tokens follow others than those before them; only for `BufferKV`."""
+
+    @property
+    def end(self) -> int:
+        """Number of tokens in `kv` afterwards."""
+        return self.kv.num_tokens + len(self.tokens)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is one token, which attends to all tokens before it."""
+        return len(self.tokens) == 1 and self.tree is None
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """Of each token in its sequence."""
+        start = self.kv.num_tokens
+        return self.tree.positions(start, self.end) if self.tree else range(start, self.end)
