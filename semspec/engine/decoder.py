@@ -5,9 +5,8 @@ returns the hidden states of all layers.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, overload
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -41,54 +40,35 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
 class _Block:
     """The weights of a layer, matrices `[out, in]`."""
 
-    attention_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    attention_out: Tensor
-    attention_out_bias: Tensor | None
-    mlp_norm: Tensor
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
-
-    @classmethod
-    def of(cls, layer: Any) -> "_Block":
+    def __init__(self, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        return cls(
-            layer.input_layernorm.weight,
-            _joined([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]),
-            _joined([attention.q_proj.bias, attention.k_proj.bias, attention.v_proj.bias]),
-            _joined([attention.o_proj.weight]),
-            attention.o_proj.bias,
-            layer.post_attention_layernorm.weight,
-            _joined([mlp.gate_proj.weight, mlp.up_proj.weight]),
-            _joined([mlp.gate_proj.bias, mlp.up_proj.bias]),
-            _joined([mlp.down_proj.weight]),
-            mlp.down_proj.bias,
-        )
+        self.attention_norm: Tensor = layer.input_layernorm.weight
+        self.qkv, self.qkv_bias = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.attention_out, self.attention_out_bias = _joined(attention.o_proj)
+        self.mlp_norm: Tensor = layer.post_attention_layernorm.weight
+        self.gate_up, self.gate_up_bias = _joined(mlp.gate_proj, mlp.up_proj)
+        self.down: Tensor = mlp.down_proj.weight
+        self.down_bias: Tensor | None = mlp.down_proj.bias
 
 
-@overload
-def _joined(parameters: Sequence[nn.Parameter]) -> Tensor: ...
-@overload
-def _joined(parameters: Sequence[nn.Parameter | None]) -> Tensor | None: ...
-def _joined(parameters: Sequence[nn.Parameter | None]) -> Tensor | None:
-    """Concatenated weights of several projections of one input. The modules keep views of the result, so they still
-    work and no weight is stored twice."""
-    present = [parameter for parameter in parameters if parameter is not None]
-    if not present:
-        return None
-    joined = torch.cat([parameter.data for parameter in present])
-    if joined.dim() == 2 and _is_cpu_float32(joined):
-        joined = joined.t().contiguous().t()  # column-major: up to twice as fast for one token
-    for parameter, part in zip(present, joined.split([len(parameter) for parameter in present]), strict=True):
-        parameter.data = part
-    return joined
+def _joined(*projections: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    """Concatenated weights and biases of projections of one input. The modules keep views of the results, so they
+    still work and no weight is stored twice."""
+    weight = torch.cat([projection.weight.data for projection in projections])
+    if _is_cpu_float32(weight):
+        weight = weight.t().contiguous().t()  # column-major: up to twice as fast for one token
+    has_bias = projections[0].bias is not None
+    bias = torch.cat([projection.bias.data for projection in projections]) if has_bias else None
+    start = 0
+    for projection in projections:
+        own = slice(start, start + len(projection.weight))
+        projection.weight.data, start = weight[own], own.stop
+        if bias is not None:
+            projection.bias.data = bias[own]
+    return weight, bias
 
 
 def _is_cpu_float32(tensor: Tensor) -> bool:
@@ -101,7 +81,7 @@ class Decoder:
     def __init__(self, model: PreTrainedModel, window: int) -> None:
         """`model`: one without `unsupported_reason`. `window`: expected maximum tokens of a sequence."""
         config, inner, attention = model.config, model.model, model.model.layers[0].self_attn
-        self._blocks = [_Block.of(layer) for layer in inner.layers]
+        self._blocks = [_Block(layer) for layer in inner.layers]
         self._embedding: Tensor = inner.embed_tokens.weight
         self._head: Tensor = model.lm_head.weight
         self._norm, self._eps = inner.norm.weight, config.rms_norm_eps
