@@ -1,5 +1,5 @@
 """Samples many continuations of one context in a batch, offline, for probe data. Results equal those of single
-calls."""
+calls. The context's keys and values are kept once and not copied for each row."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -7,13 +7,17 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import AttentionInterface, DynamicCache
 
-from semspec.engine.causal_lm import CausalLM
+from semspec.engine.causal_lm import CausalLM, Prefix
 from semspec.engine.logits import draw_each, draw_token, surprisal
 from semspec.engine.segmentation import end_after, ends_before
-from semspec.engine.shared_prefix import MAX_SCORES, Prefix, attending_to_prefix
 from semspec.types import SamplingParams, Segmentation, SegmentEnd
+
+SHARED_PREFIX = "semspec_shared_prefix"
+"""Name of the attention of rows that share a prefix."""
+MAX_SCORES = 2**26
+"""Most attention scores that a layer holds at once. Beyond, a fused kernel over copied keys needs less memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,50 +58,39 @@ class ContextBatch:
     ) -> list[Sampled]:
         """One next segment per seed, in the order of `seeds`; the same tokens that the engine generates with that
         seed. `is_after_end`: the context is `ended_by_look_ahead`."""
-        with self._rest(len(seeds), 1, max_tokens) as rest:
-            return self._sample(rest, sampling, seeds, segmentation, max_tokens, is_after_end)
-
-    def _sample(
-        self,
-        rest: "_Rest",
-        sampling: SamplingParams,
-        seeds: Sequence[int],
-        segmentation: Segmentation,
-        max_tokens: int,
-        is_after_end: bool,
-    ) -> list[Sampled]:
         rows: list[list[int]] = [[] for _ in seeds]
         ends: dict[int, SegmentEnd] = {}
         samplings = [replace(sampling, seed=seed) for seed in seeds]
         live, logits = list(range(len(seeds))), self._logits.expand(len(seeds), -1)
-        for position in range(len(self._context), len(self._context) + max_tokens):
-            if is_after_end and position == len(self._context):
-                tokens = [draw_token(self._logits, own, position, self._lm.tokenizer) for own in samplings]
-            else:
-                tokens = draw_each(logits, [samplings[row] for row in live], [position] * len(live))
-            for row, token in zip(live, tokens, strict=True):
-                if ends_before(self._lm.tokenizer, segmentation, self._context, rows[row], token):
-                    ends[row] = SegmentEnd.BOUNDARY
-                    continue
-                rows[row].append(token)
-                if end := end_after(self._lm.tokenizer, segmentation, self._context, rows[row], max_tokens):
-                    ends[row] = end
-            kept = [i for i, row in enumerate(live) if row not in ends]
-            if not kept:
-                break
-            if len(kept) < len(live):
-                live = [live[i] for i in kept]
-                rest.kv.batch_select_indices(torch.tensor(kept))
-            ids = torch.tensor([[rows[row][-1]] for row in live], device=self._lm.device)
-            logits = self._lm.forward_batch(ids, rest.kv, prefix=rest.prefix).logits[:, -1]
+        with self._rest(len(seeds), 1, max_tokens) as (kv, prefix):
+            for position in range(len(self._context), len(self._context) + max_tokens):
+                if is_after_end and position == len(self._context):
+                    tokens = [draw_token(self._logits, own, position, self._lm.tokenizer) for own in samplings]
+                else:
+                    tokens = draw_each(logits, [samplings[row] for row in live], [position] * len(live))
+                for row, token in zip(live, tokens, strict=True):
+                    if ends_before(self._lm.tokenizer, segmentation, self._context, rows[row], token):
+                        ends[row] = SegmentEnd.BOUNDARY
+                        continue
+                    rows[row].append(token)
+                    if end := end_after(self._lm.tokenizer, segmentation, self._context, rows[row], max_tokens):
+                        ends[row] = end
+                kept = [i for i, row in enumerate(live) if row not in ends]
+                if not kept:
+                    break
+                if len(kept) < len(live):
+                    live = [live[i] for i in kept]
+                    kv.batch_select_indices(torch.tensor(kept))
+                ids = torch.tensor([[rows[row][-1]] for row in live], device=self._lm.device)
+                logits = self._lm.forward_batch(ids, kv, prefix=prefix).logits[:, -1]
         return [Sampled(tokens, ends[row]) for row, tokens in enumerate(rows)]
 
     def read(self, segments: Sequence[Sequence[int]]) -> BatchReading:
         """States and surprisal of each of `segments`, which are alternatives after the context."""
         length = max(map(len, segments))
         ids = torch.tensor([[*segment, *[0] * (length - len(segment))] for segment in segments], device=self._lm.device)
-        with self._rest(len(segments), length, length) as rest:
-            forward = self._lm.forward_batch(ids, rest.kv, length, want_states=True, prefix=rest.prefix)
+        with self._rest(len(segments), length, length) as (kv, prefix):
+            forward = self._lm.forward_batch(ids, kv, length, want_states=True, prefix=prefix)
         logits = torch.cat([self._logits.expand(len(segments), 1, -1), forward.logits[:, :-1]], 1)
         states, statistics = [], []
         for row, segment in enumerate(segments):
@@ -109,26 +102,57 @@ class ContextBatch:
         return self._lm.tokenizer.text_of(self._context, segment)
 
     @contextmanager
-    def _rest(self, num_rows: int, length: int, max_tokens: int) -> Iterator["_Rest"]:
-        """The cache for rows of at most `max_tokens`, fed `length` at a time."""
-        num_scores = num_rows * self._num_heads * length * (len(self._context) + max_tokens)
-        if self._lm.can_share_prefix and num_scores <= MAX_SCORES:
-            with attending_to_prefix(self._lm.model):
-                yield _Rest(DynamicCache(), self._prefix)
+    def _rest(self, num_rows: int, length: int, max_tokens: int) -> Iterator[tuple[DynamicCache, Prefix | None]]:
+        """Keys and values of rows of at most `max_tokens`, fed `length` at a time: those after the shared prefix, or
+        with a copy of the context each."""
+        num_heads = int(self._lm.model.config.get_text_config().num_attention_heads)
+        num_scores = num_rows * num_heads * length * (len(self._context) + max_tokens)
+        if not self._lm.can_share_prefix or num_scores > MAX_SCORES:
+            kv = DynamicCache()
+            for index, pair in enumerate(self._prefix):
+                kv.update(*(tensor.expand(num_rows, -1, -1, -1) for tensor in pair), index)
+            yield kv, None
             return
-        kv = DynamicCache()
-        for index, pair in enumerate(self._prefix):
-            kv.update(*(tensor.expand(num_rows, -1, -1, -1) for tensor in pair), index)
-        yield _Rest(kv, None)
+        model = self._lm.model
+        usual = model.config._attn_implementation
+        model.set_attn_implementation(SHARED_PREFIX)
+        try:
+            yield DynamicCache(), self._prefix
+        finally:
+            model.set_attn_implementation(usual)
 
-    @property
-    def _num_heads(self) -> int:
-        return int(self._lm.model.config.get_text_config().num_attention_heads)
+
+def attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    prefix: Prefix,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Attention of each row to `prefix` and, causally, to its own tokens.
+
+    `query`: `[rows, heads, length, head_size]`; `key`, `value`: a row's own, `[rows, kv_heads, own_length, head_size]`.
+    Returns `[rows, length, heads, head_size]`. `mask` is unused: rows are padded on the right only.
+    """
+    prefix_key, prefix_value = (tensor[0] for tensor in prefix[int(module.layer_idx)])  # type: ignore[arg-type]
+    rows, num_heads, length, size = query.shape
+    kv_heads, own_length = key.shape[1:3]
+    grouped = (query * scaling).reshape(rows, kv_heads, -1, size)  # [rows, kv_heads, group * length, size]
+    by_head = grouped.transpose(0, 1).reshape(kv_heads, -1, size)  # one matrix product a head for all rows
+    shared = (by_head @ prefix_key.transpose(1, 2)).view(kv_heads, rows, -1, prefix_key.shape[1]).transpose(0, 1)
+    own = grouped @ key.transpose(2, 3)
+    if length > 1:
+        future = torch.ones(length, own_length, dtype=torch.bool, device=own.device).triu(own_length - length + 1)
+        own = own.view(rows, kv_heads, -1, length, own_length).masked_fill(future, float("-inf")).view(own.shape)
+    weights = torch.softmax(torch.cat([shared, own], -1), -1, dtype=torch.float32).to(query.dtype)
+    to_prefix, to_own = weights.split([prefix_key.shape[1], own_length], -1)
+    mixed = (to_prefix.transpose(0, 1).reshape(kv_heads, -1, prefix_key.shape[1]) @ prefix_value).view(
+        kv_heads, rows, -1, size
+    ).transpose(0, 1) + to_own @ value
+    return mixed.reshape(rows, num_heads, length, size).transpose(1, 2).contiguous(), None
 
 
-@dataclass(frozen=True, slots=True)
-class _Rest:
-    """Keys and values of the rows: after the shared `prefix`, or with a copy of the context each."""
-
-    kv: DynamicCache
-    prefix: Prefix | None
+AttentionInterface.register(SHARED_PREFIX, attention)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeGuard
+from typing import Literal, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,6 @@ from semspec.engine.checkpoint import check_folder, eos_ids, load_tokenizer, loa
 from semspec.engine.decoder import Decoder, unsupported_reason
 from semspec.engine.device import device_of
 from semspec.engine.kv_cache import KV, BufferKV, Chunk, DynamicKV
-from semspec.engine.shared_prefix import Prefix
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import Mismatch
 from semspec.types import ModelInfo
@@ -20,6 +19,9 @@ from semspec.types import ModelInfo
 EngineName = Literal["auto", "transformers", "fast"]
 """Implementation of the forward pass: transformers, `Decoder` ("fast"), or "auto": `Decoder` if it supports the
 model."""
+
+Prefix: TypeAlias = list[tuple[Tensor, Tensor]]
+"""Keys and values in each layer of a context that all rows of a batch follow, `[1, kv_heads, tokens, head_size]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ class CausalLM:
         prefix: Prefix | None = None,
     ) -> Forward:
         """Feed `ids` `[batch, length]` after a `kv` of equally long rows, always with transformers. With a `prefix`,
-        `kv` holds what follows it, and the caller is within `attending_to_prefix`.
+        `kv` holds what follows it, and the model's attention takes it (`semspec.engine.batch.attention`).
 
         Logits are `[batch, num_rows, vocab_size]`, states `[num_layers + 1, batch, length, hidden_size]`. Rows may be
         padded on the right: causal attention ignores later positions.

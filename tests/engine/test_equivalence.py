@@ -9,9 +9,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from semspec.engine import batch as batch_module
-from semspec.engine.batch import ContextBatch
+from semspec.engine.batch import MAX_SCORES, ContextBatch
 from semspec.engine.causal_lm import CausalLM
-from semspec.engine.shared_prefix import MAX_SCORES
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import (
     Context,
