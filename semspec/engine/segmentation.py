@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import TypeAlias
 
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.types import Context, GenerationParams, Piece, Segment, Segmentation, SegmentEnd, Writer
@@ -22,30 +22,18 @@ _LIST_MARKER = re.compile(r"(?:^|\n)[^\S\n]*(?:\d+|[A-Za-z])\.$")
 _LAST_WORD = re.compile(r"(?<!\S)\S+$")
 
 
-class Rule(Protocol):
-    """Decides, for a segment's text so far, whether it is complete."""
-
-    marks: frozenset[str]
-    """A segment can end only at or after a token with one of these characters: a cheap first test."""
-
-    def ends_inside(self, text: str) -> bool:
-        """Whether `text` contains a boundary. The segment then ends with the token that completed the boundary."""
-        ...
-
-    def ends_before(self, text: str, following: str) -> bool:
-        """Whether `text` is complete, given the text of the next token, which is not part of it."""
-        ...
-
-
 class Paragraphs:
     """Boundary: the first `\\n\\n` after a character that is not white space."""
 
     marks = frozenset("\n")
+    """A segment can end only at or after a token with one of these characters: a cheap first test."""
 
     def ends_inside(self, text: str) -> bool:
+        """Whether `text` contains a boundary. The segment then ends with the token that completed the boundary."""
         return "\n\n" in text.lstrip()
 
     def ends_before(self, text: str, following: str) -> bool:
+        """Whether `text` is complete, given the text of the next token, which is not part of it."""
         return False
 
 
@@ -81,6 +69,8 @@ def _is_in_boxed(text: str) -> bool:
     return inside.count("{") > inside.count("}")
 
 
+Rule: TypeAlias = Paragraphs | Sentences
+"""Decides, for a segment's text so far, whether it is complete."""
 RULES: dict[Segmentation, Rule] = {Segmentation.PARAGRAPH: Paragraphs(), Segmentation.SENTENCE: Sentences()}
 
 
