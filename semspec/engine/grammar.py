@@ -40,11 +40,6 @@ FIRST_MASKS_S, MASK_S = 0.5, 0.005
 _log = logging.getLogger(__name__)
 
 
-def no_grammars() -> InvalidRequest:
-    """The refusal of a model without `ModelInfo.supports_grammars`."""
-    return InvalidRequest(f"{GRAMMAR}: this model takes none; leave it out", GRAMMAR)
-
-
 class Matcher:
     """The state of a grammar after some tokens. Not thread-safe."""
 

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from semspec.decoding.protocols import Drafter, Target
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.types import Writer
+from semspec.errors import InvalidRequest
+from semspec.types import GRAMMAR, GenerationParams, ModelInfo, Writer
 
 if TYPE_CHECKING:
     from semspec.engine.settings import ModelSettings  # needs pydantic, which is optional for users of an engine alone
@@ -58,6 +59,18 @@ class LocalEngine(Engine, Protocol):
 
     @property
     def tokenizer(self) -> ModelTokenizer: ...
+
+
+def check_supported(params: GenerationParams, info: ModelInfo) -> None:
+    """Raises: InvalidRequest when `params` ask for what the model of `info` does not support."""
+    for field, is_unsupported in (
+        (GRAMMAR, params.grammar and not info.supports_grammars),
+        ("penalties", not (params.penalties.is_neutral or info.supports_penalties)),
+        ("logprobs", params.num_logprobs is not None and not info.supports_logprobs),
+        ("min_p", params.sampling.min_p and not info.supports_min_p),
+    ):
+        if is_unsupported:
+            raise InvalidRequest(f"{field}: this model takes none; leave it out", field)
 
 
 def load_engine(settings: "ModelSettings", writer: Writer) -> LocalEngine:

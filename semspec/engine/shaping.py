@@ -15,11 +15,6 @@ Shape = Callable[[Tensor], Tensor]
 """Changed logits `[vocab_size]` for one draw."""
 
 
-def no_penalties() -> InvalidRequest:
-    """The refusal of a model without `ModelInfo.supports_penalties`."""
-    return InvalidRequest("penalties: this model takes none; leave them out", "penalties")
-
-
 class Counts:
     """The tokens of a context, counted for penalties. Not thread-safe."""
 

@@ -11,8 +11,9 @@ import torch
 
 from semspec.engine.calls import Calls
 from semspec.engine.causal_lm import CausalLM, EngineName
-from semspec.engine.grammar import Grammars, Matcher, no_grammars
+from semspec.engine.grammar import Grammars
 from semspec.engine.prefix_cache import PrefixCache
+from semspec.engine.protocol import check_supported
 from semspec.engine.shaping import Counts, Shaping
 from semspec.engine.speculative import check_no_retrieval
 from semspec.engine.steps import Scheduler, Steps
@@ -53,6 +54,13 @@ class TransformersEngine:
         self.cache = PrefixCache(cache_bytes, lm.new_kv)
         self._projections = Projections(lm.info, str(lm.device), probes)
         self._grammars = Grammars.of(lm.tokenizer)
+        self._info = replace(
+            lm.info,
+            max_cache_bytes=cache_bytes,
+            supports_grammars=self._grammars is not None,
+            supports_penalties=True,
+            num_token_ids=lm.tokenizer.num_embeddings,
+        )
         self.calls = Calls(lm, writer, self.cache, self._projections)
         self.steps = Worker(f"engine-{writer}", lm, self.cache, Scheduler(self.cache, kv_bytes))
         """Runs and counts the steps; see `semspec.rpc.servicers.StallWatch`."""
@@ -79,16 +87,7 @@ class TransformersEngine:
         return cls(lm, writer, cache_bytes, kv_bytes, probes)
 
     async def info(self) -> ModelInfo:
-        cache = self.cache
-        return replace(
-            self.lm.info,
-            cache_bytes=cache.num_bytes,
-            max_cache_bytes=cache.max_bytes,
-            supports_grammars=self._grammars is not None,
-            supports_penalties=True,
-            num_token_ids=self.tokenizer.num_embeddings,
-            projections=self._projections.digests,
-        )
+        return replace(self._info, cache_bytes=self.cache.num_bytes, projections=self._projections.digests)
 
     async def encode(self, prompt: Prompt) -> Piece:
         piece = await asyncio.to_thread(self.tokenizer.encode, prompt)
@@ -99,6 +98,7 @@ class TransformersEngine:
         return await asyncio.to_thread(self.tokenizer.tokenize, text)
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
+        check_supported(params, self._info)
         context = await self._owned(context)
         steps = self.calls.generate(context, params, await self._shaping(context, params))
         async for generated in self.steps.stream(steps, params.is_ahead):
@@ -149,15 +149,10 @@ class TransformersEngine:
         if not params.penalties.is_neutral:
             tokens = self.tokenizer.context_ids(context)
             counts = Counts(params.penalties, tokens, written, self.tokenizer.num_embeddings)
-        return Shaping(await self._matcher(params.grammar, written), counts)
-
-    async def _matcher(self, grammar: str, written: Sequence[int]) -> Matcher | None:
-        """The grammar's state after the tokens `written`."""
-        if not grammar:
-            return None
-        if self._grammars is None:
-            raise no_grammars()
-        return await self._grammars.matcher(grammar, written)
+        matcher = None
+        if params.grammar and self._grammars:
+            matcher = await self._grammars.matcher(params.grammar, written)
+        return Shaping(matcher, counts)
 
     async def _result(self, steps: Steps[T]) -> T:
         async with aclosing(self.steps.stream(steps)) as results:

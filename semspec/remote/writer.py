@@ -9,12 +9,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from semspec.engine.grammar import no_grammars
-from semspec.engine.protocol import Engine, load_engine
+from semspec.engine.protocol import Engine, check_supported, load_engine
 from semspec.engine.settings import ModelSettings
-from semspec.engine.shaping import no_penalties
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.errors import DeadlineExceeded, InvalidRequest, Mismatch, Overloaded, Unavailable
+from semspec.errors import DeadlineExceeded, Mismatch, Overloaded, Unavailable
 from semspec.remote.client import Completion, CompletionClient, Server
 from semspec.remote.connection import connect
 from semspec.remote.segmenter import TextSegmenter
@@ -52,14 +50,7 @@ class RemoteWriter:
         return getattr(self._engine, name)
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
-        if params.num_logprobs is not None:
-            raise InvalidRequest("logprobs: a server writes here that does not tell them; leave them out", "logprobs")
-        if params.grammar:
-            raise no_grammars()
-        if not params.penalties.is_neutral:
-            raise no_penalties()
-        if params.sampling.min_p:
-            raise InvalidRequest("min_p: a server writes here that may not know it; leave it out", "min_p")
+        check_supported(params, _written_by_server(self._tokenizer.info))
         start = perf_counter()
         async with aclosing(self._segments(context, params)) as segments:
             async for segment in segments:
@@ -94,14 +85,17 @@ class RemoteWriter:
         return score.states
 
     async def info(self) -> ModelInfo:
-        info = await self._engine.info()
-        return replace(
-            info, supports_logprobs=False, supports_grammars=False, supports_min_p=False, supports_penalties=False
-        )
+        return _written_by_server(await self._engine.info())
 
     async def aclose(self) -> None:
         await self._client.aclose()
         await self._engine.aclose()
+
+
+def _written_by_server(info: ModelInfo) -> ModelInfo:
+    return replace(
+        info, supports_logprobs=False, supports_grammars=False, supports_min_p=False, supports_penalties=False
+    )
 
 
 def _seed(params: GenerationParams, text: str) -> int:

@@ -236,7 +236,7 @@ async def test_orders_it_cannot_fulfil_are_refused_before_the_server_is_asked(lo
     script = Script([STEP])
     long = Context((replace(context.pieces[0], token_ids=(9,) * local.lm.info.max_context_tokens),))
     async with local.written_by("tgi", script) as remote:
-        with pytest.raises(InvalidRequest, match="leave them out") as caught:
+        with pytest.raises(InvalidRequest, match="leave it out") as caught:
             await collected(remote.generate(context, replace(PARAGRAPH, num_logprobs=0)))
         with pytest.raises(ContextTooLong, match="shorten the context"):
             await collected(remote.generate(long, PARAGRAPH))

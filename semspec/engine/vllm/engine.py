@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from semspec.engine.conversation import option_ids
-from semspec.engine.grammar import no_grammars
+from semspec.engine.protocol import check_supported
 from semspec.engine.segmentation import ended_by_look_ahead
-from semspec.engine.shaping import no_penalties
 from semspec.engine.speculative import check_no_retrieval, check_token_ids, segmenter_of, shared_part
 from semspec.engine.steps import MAX_CALLS
 from semspec.engine.tokenization import ModelTokenizer, parameter_of
@@ -122,10 +121,7 @@ class VllmEngine:
         return await asyncio.to_thread(self.tokenizer.tokenize, text)
 
     async def generate(self, context: Context, params: GenerationParams) -> AsyncGenerator[GeneratedSegment, None]:
-        if params.grammar:
-            raise no_grammars()
-        if not params.penalties.is_neutral:
-            raise no_penalties()
+        check_supported(params, self.tokenizer.info)
         tokens = await self._context_ids(context)
         self.tokenizer.check_room(len(tokens), "context")
         request = Generate(params, ended_by_look_ahead(context, params.segmentation))
