@@ -18,7 +18,7 @@ from semspec.bench.pace.paced import PacedStep, load_paced
 from semspec.bench.pace.table import load_times
 from semspec.engine.protocol import Engine
 from semspec.rpc.server import run
-from semspec.rpc.servicers import draft_service, target_service
+from semspec.rpc.servicers import DraftServicer, ModelServicer, TargetServicer
 from semspec.services.draft.__main__ import load as load_draft
 from semspec.services.draft.settings import DraftSettings
 from semspec.services.target.__main__ import load as load_target
@@ -31,17 +31,18 @@ def main(arguments: Sequence[str]) -> None:
     """Serve until SIGTERM or SIGINT."""
     role, table, dilation, folder = arguments
     settings: DraftSettings | TargetSettings
+    servicer: type[ModelServicer]
     load: Callable[[], Engine]
     if role == Writer.DRAFT:
-        settings, service = load_settings(DraftSettings), draft_service
+        settings, servicer = load_settings(DraftSettings), DraftServicer
         load = partial(load_draft, settings)
     else:
-        settings, service = load_settings(TargetSettings), target_service
+        settings, servicer = load_settings(TargetSettings), TargetServicer
         load = partial(load_target, settings)
     torch.set_num_threads(settings.threads)
     with closing(CountsFile(Path(folder) / f"{role}-{os.getpid()}.counts")) as counts:
         step = PacedStep(load_times(Path(table)), float(dilation), counts.write)
-        run(service(partial(load_paced, load, step)), settings)
+        run(servicer(partial(load_paced, load, step)), settings)
 
 
 if __name__ == "__main__":

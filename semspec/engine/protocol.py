@@ -42,7 +42,7 @@ class Engine(Drafter, Target, Protocol):
 
 
 class StepCounter(Protocol):
-    """What shows that an engine hangs: busy, it makes no steps (`semspec.rpc.servicers.StallWatch`). An engine that
+    """What shows that an engine hangs: busy, it makes no steps (`semspec.rpc.servicers.watch_steps`). An engine that
     counts them has it as its attribute `steps`. Read on the event loop, whichever thread makes the steps."""
 
     @property

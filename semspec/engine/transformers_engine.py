@@ -63,7 +63,7 @@ class TransformersEngine:
         )
         self.calls = Calls(lm, writer, self.cache, self._projections)
         self.steps = Worker(f"engine-{writer}", lm, self.cache, Scheduler(self.cache, kv_bytes))
-        """Runs and counts the steps; see `semspec.rpc.servicers.StallWatch`."""
+        """Runs and counts the steps; see `semspec.rpc.servicers.watch_steps`."""
 
     @classmethod
     def load(

@@ -5,9 +5,9 @@ import ctypes
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any
 
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -16,7 +16,7 @@ from grpc_health.v1.health import aio as health
 from semspec.errors import SemspecError, Unavailable
 from semspec.observability import configure_logging, exported_traces
 from semspec.rpc.calls import MAX_MESSAGE_BYTES, ErrorInterceptor, TokenInterceptor
-from semspec.rpc.servicers import Backend, Service, StallWatch
+from semspec.rpc.servicers import ModelServicer, Servicer, watch_steps
 from semspec.rpc.tls import server_credentials
 from semspec.settings import ServiceSettings
 
@@ -29,7 +29,6 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 _TRIM_BYTES = 256 << 20
 _MMAP_BYTES = 32 << 20  # the maximum that glibc accepts
 
-B = TypeVar("B")
 WHOLE_PROCESS = ""
 """Name in health checks, NOT_SERVING only while the backend hangs."""
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -37,20 +36,18 @@ SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.Health
 logger = logging.getLogger(__name__)
 
 
-class ServiceServer(Generic[B]):
+class ServiceServer:
     """One service on one port. Call `start`, then `load`, then `stop`; call `abandon` if one of the first two fails."""
 
-    def __init__(self, service: Service[B], settings: ServiceSettings) -> None:
+    def __init__(self, servicer: Servicer[Any], settings: ServiceSettings) -> None:
         self.port = settings.port
-        self._service, self._settings = service, settings
-        self._backend: Backend[B] = Backend()
+        self._servicer, self._settings = servicer, settings
         self._health = health.HealthServicer()
-        self._is_loaded = False
-        self._stalls: StallWatch | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._is_loaded = self._is_stalled = False
+        self._watch: asyncio.Task[None] | None = None
         self._reloading: asyncio.Task[None] | None = None
         self._server = aio.server(interceptors=_interceptors(settings), options=_server_options(settings))
-        service.add(service.servicer(self._backend), self._server)
+        servicer.add(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     @property
@@ -76,57 +73,57 @@ class ServiceServer(Generic[B]):
         await self._server.start()
 
     async def load(self) -> None:
-        """Load the backend, then report SERVING. Raises: what the service's `load` raises."""
-        self._backend.provide(loaded := await asyncio.to_thread(self._service.load))
-        if steps := getattr(loaded, "steps", None):
-            self._stalls = StallWatch(steps, self._settings.stall_s)
-            self._watching = asyncio.create_task(self._stalls.run(self._report_stall))
+        """Load the backend, then report SERVING. Raises: what the servicer's `load` raises."""
+        backend = await asyncio.to_thread(self._servicer.load)
+        if steps := getattr(backend, "steps", None):
+            self._watch = asyncio.create_task(watch_steps(steps, self._settings.stall_s, self._report_stall))
         self._is_loaded = True
         await self._report(SERVING)
 
     def reload(self) -> None:
-        """Have the backend read its configuration again while calls go on. Ignored before `load` has ended, which reads
-        it anyway, and while it is being read."""
+        """Have an engine read its probes again while calls go on. Ignored before `load` has ended, which reads them
+        anyway, and while they are being read."""
         is_idle = self._reloading is None or self._reloading.done()
-        if self._service.reload and self._is_loaded and is_idle:
-            self._reloading = asyncio.create_task(self._reload(self._service.reload))
+        if self._is_loaded and is_idle:
+            self._reloading = asyncio.create_task(self._read_probes())
 
-    async def _reload(self, reload: Callable[[B], Awaitable[None]]) -> None:
-        await reload(self._backend.get())
-        logger.info("%s has read its probes again", self._service.name)
+    async def _read_probes(self) -> None:
+        await self._servicer.backend.read_probes()
+        logger.info("%s has read its probes again", self._servicer.name)
 
     async def stop(self) -> None:
         """Report NOT_SERVING, wait `settle_s` for clients to notice, drain calls for at most `grace_s`, free the
         model, unless it hangs."""
-        if self._watching:
-            self._watching.cancel()
+        if self._watch:
+            self._watch.cancel()
         await self._report(NOT_SERVING)
         await asyncio.sleep(self._settings.settle_s)
         await self._server.stop(self._settings.grace_s)
-        if self._service.close and not (self._stalls and self._stalls.is_stalled):
-            await self._service.close(self._backend.get())
+        if not self._is_stalled:
+            await self._servicer.aclose()
 
     async def abandon(self) -> None:
-        """Stop without a grace period, after a failed start."""
+        """Stop without a grace period, and free nothing: after a failed start."""
         await self._server.stop(None)
 
     async def _report_stall(self, is_stalled: bool) -> None:
         """Health of the service, by which gateways choose, and of the process, by which Kubernetes restarts it."""
+        self._is_stalled = is_stalled
         if is_stalled:
             logger.error(
-                "%s hangs: no step for %g s with work to do; restart it", self._service.name, self._settings.stall_s
+                "%s hangs: no step for %g s with work to do; restart it", self._servicer.name, self._settings.stall_s
             )
         else:
-            logger.warning("%s makes steps again", self._service.name)
+            logger.warning("%s makes steps again", self._servicer.name)
         status = NOT_SERVING if is_stalled else SERVING
         await self._report(status)
         await self._health.set(WHOLE_PROCESS, status)
 
     async def _report(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
-        await self._health.set(self._service.name, status)
+        await self._health.set(self._servicer.name, status)
 
 
-def run(service: Service[B], settings: ServiceSettings) -> None:
+def run(servicer: Servicer[Any], settings: ServiceSettings) -> None:
     """Run a service as a process: serve until SIGTERM or SIGINT, then drain.
 
     Logs as the settings say and exports traces. Exits with code 1 and one log line when the model cannot be loaded or
@@ -135,24 +132,24 @@ def run(service: Service[B], settings: ServiceSettings) -> None:
     configure_logging(settings.log_level, settings.log_json)
     _keep_freed_memory()
     try:
-        with exported_traces(service.name.lower().replace("semspec.v1.", "semspec-")):
-            asyncio.run(serve(service, settings))
+        with exported_traces(servicer.name.lower().replace("semspec.v1.", "semspec-")):
+            asyncio.run(serve(servicer, settings))
     except SemspecError as error:
-        logger.critical("cannot serve %s: %s", service.name, error.message)
+        logger.critical("cannot serve %s: %s", servicer.name, error.message)
         raise SystemExit(EXIT_CANNOT_SERVE) from error
 
 
-async def serve(service: Service[B], settings: ServiceSettings) -> None:
+async def serve(servicer: Servicer[Any], settings: ServiceSettings) -> None:
     """Serve until SIGTERM or SIGINT, then drain. Before the model is loaded, either signal exits the process at once.
     SIGHUP has draft and target read the probes again.
 
-    Raises: Unavailable when the port cannot be bound; what the service's `load` raises.
+    Raises: Unavailable when the port cannot be bound; what the servicer's `load` raises.
     """
     _on_stop_signals(_exit_now)
     if settings.port_file:
         settings.port_file.unlink(missing_ok=True)
-    server = ServiceServer(service, settings)
-    if service.reload:
+    server = ServiceServer(servicer, settings)
+    if isinstance(servicer, ModelServicer):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reload)
     try:
         await server.start()
@@ -160,7 +157,7 @@ async def serve(service: Service[B], settings: ServiceSettings) -> None:
     except BaseException:
         await server.abandon()
         raise
-    logger.info("serving %s on %s", service.name, server.address)
+    logger.info("serving %s on %s", servicer.name, server.address)
     if _is_open_to_any_client(settings):
         logger.warning(
             "any client that reaches %s may call it; set SEMSPEC_SERVICE_TOKEN or SEMSPEC_TLS_CLIENT_CA", server.address
@@ -168,7 +165,7 @@ async def serve(service: Service[B], settings: ServiceSettings) -> None:
     if settings.port_file:
         _publish_port(settings.port_file, server.port)
     await _stop_signal()
-    logger.info("draining %s", service.name)
+    logger.info("draining %s", servicer.name)
     await server.stop()
 
 

@@ -6,9 +6,7 @@ Servicers raise; the interceptor sets the status codes.
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
-from operator import methodcaller
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from grpc import aio
 
@@ -39,13 +37,9 @@ from semspec.v1 import (
     verifier_pb2_grpc,
 )
 
-DRAFT = "semspec.v1.Draft"
-TARGET = "semspec.v1.Target"
-VERIFIER = "semspec.v1.Verifier"
-
 B = TypeVar("B")
 NUM_LOOKS = 10
-"""Looks of `StallWatch` within its limit. All must find the same counter, so time during which this process was
+"""Looks of `watch_steps` within its limit. All must find the same counter, so time during which this process was
 suspended does not count."""
 
 
@@ -53,75 +47,70 @@ class ServedVerifier(Verifier, Clusterer, Protocol):
     """What the verifier service serves."""
 
 
-class Backend(Generic[B]):
-    """Holder of the object a service serves; servicers may call `get` before it is loaded."""
+async def watch_steps(steps: StepCounter, stall_s: float, report: Callable[[bool], Awaitable[None]]) -> None:
+    """Call `report` with each change of whether a backend hangs, as with a stuck GPU kernel, until cancelled.
 
-    def __init__(self) -> None:
+    It hangs after no step for `stall_s` while busy, and then until its next step, busy or not. Calls that wait in a
+    queue are no sign of it, as long as any call makes a step.
+    """
+    num_steps, num_looks, is_stalled = steps.num_steps, 0, False
+    while True:
+        await asyncio.sleep(stall_s / NUM_LOOKS)
+        before, num_steps = num_steps, steps.num_steps
+        stands_still = num_steps == before and (steps.is_busy or is_stalled)
+        num_looks = num_looks + 1 if stands_still else 0
+        if is_stalled != (num_looks >= NUM_LOOKS):
+            is_stalled = not is_stalled
+            await report(is_stalled)
+
+
+class Servicer(Generic[B]):
+    """A gRPC service over what `load` returns."""
+
+    name: ClassVar[str]
+    """Fully qualified, as used in health checks: `semspec.v1.Draft`."""
+    add: ClassVar[Callable[[Any, aio.Server], None]]
+    """Adds it to a server: generated."""
+
+    def __init__(self, load: Callable[[], B]) -> None:
+        self._load = load
         self._loaded: B | None = None
 
-    def provide(self, loaded: B) -> None:
-        """Set the object that `get` returns."""
-        self._loaded = loaded
+    def load(self) -> B:
+        """Load what is served. Blocking; runs in a worker thread while health checks are answered. Raises: what the
+        given `load` raises, which may be any `SemspecError`."""
+        self._loaded = self._load()
+        return self._loaded
 
-    def get(self) -> B:
-        """The loaded object. Raises: Unavailable while it is loading."""
+    @property
+    def backend(self) -> B:
+        """What is served. Raises: Unavailable while it is loading."""
         if self._loaded is None:
             raise Unavailable("the model is still loading")
         return self._loaded
 
-
-class StallWatch:
-    """Whether a backend hangs, as with a stuck GPU kernel: no step for `stall_s` while busy. It then hangs until its
-    next step, busy or not. Calls that wait in a queue are no sign of it, as long as any call makes a step."""
-
-    def __init__(self, steps: StepCounter, stall_s: float) -> None:
-        self.is_stalled = False
-        self._steps, self._stall_s = steps, stall_s
-
-    async def run(self, report: Callable[[bool], Awaitable[None]]) -> None:
-        """Call `report` with each change, until cancelled."""
-        num_steps, num_looks = self._steps.num_steps, 0
-        while True:
-            await asyncio.sleep(self._stall_s / NUM_LOOKS)
-            before, num_steps = num_steps, self._steps.num_steps
-            stands_still = num_steps == before and (self._steps.is_busy or self.is_stalled)
-            num_looks = num_looks + 1 if stands_still else 0
-            if self.is_stalled != (num_looks >= NUM_LOOKS):
-                self.is_stalled = not self.is_stalled
-                await report(self.is_stalled)
+    async def aclose(self) -> None:
+        """Free what is served, after the last call has ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Service(Generic[B]):
-    """One gRPC service, and how to load and close its backend."""
-
-    name: str
-    """Fully qualified name, as used in health checks: `semspec.v1.Draft`."""
-    load: Callable[[], B]
-    """Blocking; runs in a worker thread while health checks are answered. May raise any `SemspecError`."""
-    servicer: Callable[[Backend[B]], object]
-    add: Callable[[Any, aio.Server], None]
-    """Adds a servicer to a server: generated."""
-    close: Callable[[B], Awaitable[None]] | None = None
-    """Frees the backend after the last call has ended."""
-    reload: Callable[[B], Awaitable[None]] | None = None
-    """Has the loaded backend read its configuration again, on SIGHUP."""
-
-
-class ModelServicer:
+class ModelServicer(Servicer[Engine]):
     """The methods that draft and target share: `Info`, `Encode`, `Write` and `WriteAll`."""
 
-    def __init__(self, engine: Backend[Engine]) -> None:
-        self._engine = engine
+    def __init__(self, load: Callable[[], Engine]) -> None:
+        super().__init__(load)
         self._contexts = LastContexts()
+
+    async def aclose(self) -> None:
+        """See `Engine.aclose`."""
+        await self.backend.aclose()
 
     async def Info(self, request: types_pb2.ModelInfoRequest, context: Context) -> types_pb2.ModelInfo:
         """The served model."""
-        return message_of(types_pb2.ModelInfo, await self._engine.get().info())
+        return message_of(types_pb2.ModelInfo, await self.backend.info())
 
     async def Encode(self, request: types_pb2.EncodeRequest, context: Context) -> types_pb2.EncodeResponse:
         """Render and tokenize a prompt."""
-        prompt = await self._engine.get().encode(read_prompt(request))
+        prompt = await self.backend.encode(read_prompt(request))
         return message_of(types_pb2.EncodeResponse, prompt=prompt)
 
     async def Write(
@@ -129,7 +118,7 @@ class ModelServicer:
     ) -> AsyncGenerator[types_pb2.WriteResponse, None]:
         """Stream each segment when it is complete; closing this generator closes the engine's."""
         params, prefix = read(GenerationParams, request), read_context(request, self._contexts)
-        async with aclosing(self._engine.get().generate(prefix, params)) as segments:
+        async with aclosing(self.backend.generate(prefix, params)) as segments:
             async for generated in segments:
                 yield message_of(types_pb2.WriteResponse, generated)
 
@@ -147,28 +136,34 @@ class ModelServicer:
 class DraftServicer(ModelServicer, draft_pb2_grpc.DraftServicer):
     """`semspec.v1.Draft` over an engine."""
 
+    name = "semspec.v1.Draft"
+    add = draft_pb2_grpc.add_DraftServicer_to_server
+
     async def Propose(self, request: types_pb2.ProposeRequest, context: Context) -> types_pb2.Proposal:
         """Tokens with their distributions, for a target to verify."""
         check_range(request.num_tokens, "num_tokens", *COUNT)
         params, prefix = read(GenerationParams, request), read_context(request, self._contexts)
         open_ids = tuple(request.open_token_ids)
-        proposal = await self._engine.get().propose(prefix, open_ids, params, request.num_tokens)
+        proposal = await self.backend.propose(prefix, open_ids, params, request.num_tokens)
         return message_of(types_pb2.Proposal, proposal)
 
 
 class TargetServicer(ModelServicer, target_pb2_grpc.TargetServicer):
     """`semspec.v1.Target` over an engine."""
 
+    name = "semspec.v1.Target"
+    add = target_pb2_grpc.add_TargetServicer_to_server
+
     async def Tokenize(self, request: target_pb2.TokenizeRequest, context: Context) -> target_pb2.TokenizeResponse:
         """The tokens of a text, which may be empty."""
-        return message_of(target_pb2.TokenizeResponse, tokens=await self._engine.get().tokenize(request.text))
+        return message_of(target_pb2.TokenizeResponse, tokens=await self.backend.tokenize(request.text))
 
     async def Read(self, request: target_pb2.ReadRequest, context: Context) -> target_pb2.ReadResponse:
         """Score segments that follow a context, in one forward pass."""
         check_filled(request.segments, "segments")
         segments = read_each(Segment, request.segments, "segments")
         prefix = read_context(request, self._contexts)
-        scores = await self._engine.get().score(prefix, segments, request.session, request.projection)
+        scores = await self.backend.score(prefix, segments, request.session, request.projection)
         response = message_of(target_pb2.ReadResponse, readings=scores)
         if scores:
             response.duration_ms = scores[0].duration_ms
@@ -180,7 +175,7 @@ class TargetServicer(ModelServicer, target_pb2_grpc.TargetServicer):
         """Exact speculative sampling of proposed tokens."""
         params, proposal = read(GenerationParams, request), read(Proposal, request.proposal, "proposal")
         prefix, open_ids = read_context(request, self._contexts), tuple(request.open_token_ids)
-        verified = await self._engine.get().verify_tokens(prefix, open_ids, proposal, params)
+        verified = await self.backend.verify_tokens(prefix, open_ids, proposal, params)
         return message_of(target_pb2.VerifyResponse, verified)
 
     async def Ask(self, request: target_pb2.AskRequest, context: Context) -> target_pb2.AskResponse:
@@ -190,18 +185,18 @@ class TargetServicer(ModelServicer, target_pb2_grpc.TargetServicer):
         check_filled(request.options, "options")
         asked = request.question, request.prefill, list(request.options), request.session
         prefix = read_context(request, self._contexts)
-        return message_of(target_pb2.AskResponse, await self._engine.get().score_choices(prefix, *asked))
+        return message_of(target_pb2.AskResponse, await self.backend.score_choices(prefix, *asked))
 
 
-class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
+class VerifierServicer(Servicer[ServedVerifier], verifier_pb2_grpc.VerifierServicer):
     """`semspec.v1.Verifier` over pairs of probes."""
 
-    def __init__(self, verifier: Backend[ServedVerifier]) -> None:
-        self._verifier = verifier
+    name = "semspec.v1.Verifier"
+    add = verifier_pb2_grpc.add_VerifierServicer_to_server
 
     async def Info(self, request: verifier_pb2.VerifierInfoRequest, context: Context) -> verifier_pb2.VerifierInfo:
         """The models and states the probes were trained on."""
-        return message_of(verifier_pb2.VerifierInfo, await self._verifier.get().info())
+        return message_of(verifier_pb2.VerifierInfo, await self.backend.info())
 
     async def Judge(self, request: verifier_pb2.JudgeRequest, context: Context) -> verifier_pb2.JudgeResponse:
         """The semantic probability of each segment under both models."""
@@ -209,7 +204,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         check_length(request.readings, "readings", len(request.draft_states), "draft_states")
         draft_states = read_each(States, request.draft_states, "draft_states")
         scores = read_each(SegmentScore, request.readings, "readings")
-        judgements = await self._verifier.get().judge(draft_states, scores, request.probes)
+        judgements = await self.backend.judge(draft_states, scores, request.probes)
         return message_of(verifier_pb2.JudgeResponse, judgements=judgements)
 
     async def Cluster(self, request: verifier_pb2.ClusterRequest, context: Context) -> verifier_pb2.ClusterResponse:
@@ -218,25 +213,6 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         check_length(request.ends, "ends", len(request.segments), "segments")
         ends = [known(END_OF, end, f"ends[{index}]") for index, end in enumerate(request.ends)]
         group = Alternatives("", request.question, request.reasoning, tuple(request.segments))
-        clusters = await self._verifier.get().cluster(group, ends)
+        clusters = await self.backend.cluster(group, ends)
         numbers = [UNKNOWN_CLUSTER if one is None else one for one in clusters]
         return verifier_pb2.ClusterResponse(clusters=numbers)
-
-
-def draft_service(load: Callable[[], Engine]) -> Service[Engine]:
-    """`semspec.v1.Draft`, serving the engine that `load` returns."""
-    return Service(DRAFT, load, DraftServicer, draft_pb2_grpc.add_DraftServicer_to_server, *_OF_ENGINES)
-
-
-def target_service(load: Callable[[], Engine]) -> Service[Engine]:
-    """`semspec.v1.Target`, serving the engine that `load` returns."""
-    return Service(TARGET, load, TargetServicer, target_pb2_grpc.add_TargetServicer_to_server, *_OF_ENGINES)
-
-
-def verifier_service(load: Callable[[], ServedVerifier]) -> Service[ServedVerifier]:
-    """`semspec.v1.Verifier`, serving the probes that `load` returns."""
-    return Service(VERIFIER, load, VerifierServicer, verifier_pb2_grpc.add_VerifierServicer_to_server)
-
-
-_OF_ENGINES = methodcaller("aclose"), methodcaller("read_probes")
-"""`Service.close` and `Service.reload`."""

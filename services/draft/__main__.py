@@ -4,7 +4,7 @@ from functools import partial
 
 from semspec.engine.protocol import Engine, load_engine
 from semspec.rpc.server import run
-from semspec.rpc.servicers import draft_service
+from semspec.rpc.servicers import DraftServicer
 from semspec.services.draft.settings import DraftSettings
 from semspec.settings import parse_command
 from semspec.types import Writer
@@ -13,7 +13,7 @@ from semspec.types import Writer
 def main() -> None:
     """Serve until SIGTERM or SIGINT."""
     settings = parse_command(DraftSettings, "python -m semspec.services.draft")
-    run(draft_service(partial(load, settings)), settings)
+    run(DraftServicer(partial(load, settings)), settings)
 
 
 def load(settings: DraftSettings) -> Engine:

@@ -5,7 +5,7 @@ from functools import partial
 from semspec.engine.protocol import Engine, load_engine
 from semspec.remote.writer import load_remote_writer
 from semspec.rpc.server import run
-from semspec.rpc.servicers import target_service
+from semspec.rpc.servicers import TargetServicer
 from semspec.services.target.settings import TargetSettings
 from semspec.settings import parse_command
 from semspec.types import Writer
@@ -14,7 +14,7 @@ from semspec.types import Writer
 def main() -> None:
     """Serve until SIGTERM or SIGINT."""
     settings = parse_command(TargetSettings, "python -m semspec.services.target")
-    run(target_service(partial(load, settings)), settings)
+    run(TargetServicer(partial(load, settings)), settings)
 
 
 def load(settings: TargetSettings) -> Engine:

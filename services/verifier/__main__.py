@@ -4,7 +4,7 @@ import os
 from functools import partial
 
 from semspec.rpc.server import run
-from semspec.rpc.servicers import ServedVerifier, verifier_service
+from semspec.rpc.servicers import ServedVerifier, VerifierServicer
 from semspec.services.verifier.settings import VerifierSettings
 from semspec.settings import parse_command
 
@@ -12,7 +12,7 @@ from semspec.settings import parse_command
 def main() -> None:
     """Serve until SIGTERM or SIGINT."""
     settings = parse_command(VerifierSettings, "python -m semspec.services.verifier")
-    run(verifier_service(partial(load_probes, settings)), settings)
+    run(VerifierServicer(partial(load_probes, settings)), settings)
 
 
 def load_probes(settings: VerifierSettings) -> ServedVerifier:

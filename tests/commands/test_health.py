@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from semspec.rpc.server import ServiceServer
-from semspec.rpc.servicers import DRAFT, TARGET, draft_service
+from semspec.rpc.servicers import DraftServicer, TargetServicer
 from tests.commands.support import Live, semspec
 from tests.rpc.fakes import FakeEngine, settings
 
@@ -19,17 +19,17 @@ async def health(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 async def test_service_is_alive_before_it_serves() -> None:
-    server = ServiceServer(draft_service(FakeEngine), settings(service_token="secret"))
+    server = ServiceServer(DraftServicer(FakeEngine), settings(service_token="secret"))
     await server.start()
     address = f"grpc://{server.address}"
     try:
         assert (await health(address)).returncode == 0
-        loading = await health(address, "--service", DRAFT)
+        loading = await health(address, "--service", DraftServicer.name)
         assert loading.returncode == 1 and "NOT_SERVING" in loading.stderr
         await server.load()
-        assert (await health(address, "--service", DRAFT)).returncode == 0
-        other = await health(address, "--service", TARGET)
-        assert other.returncode == 1 and TARGET in other.stderr
+        assert (await health(address, "--service", DraftServicer.name)).returncode == 0
+        other = await health(address, "--service", TargetServicer.name)
+        assert other.returncode == 1 and TargetServicer.name in other.stderr
     finally:
         await server.stop()
 

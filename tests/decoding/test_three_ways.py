@@ -15,7 +15,7 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.rpc.connection import ClientOptions
 from semspec.rpc.server import ServiceServer
-from semspec.rpc.servicers import ServedVerifier, Service, draft_service, target_service, verifier_service
+from semspec.rpc.servicers import DraftServicer, ServedVerifier, Servicer, TargetServicer, VerifierServicer
 from semspec.settings import ServiceSettings
 from semspec.types import (
     Acceptance,
@@ -43,19 +43,18 @@ async def behind_sockets(draft: Engine, target: Engine, verifier: Verifier) -> A
     """The same roles, each behind a server of its own."""
     async with AsyncExitStack() as stack:
 
-        async def serve(service: Service[Any]) -> str:
-            settings = ServiceSettings.model_validate({"port": 0, "settle_s": 0})
-            server = ServiceServer(replace(service, close=None), settings)
+        async def serve(servicer: Servicer[Any]) -> str:
+            server = ServiceServer(servicer, ServiceSettings())
             await server.start()
-            stack.push_async_callback(server.stop)
+            stack.push_async_callback(server.abandon)
             await server.load()
             return server.address
 
         options = ClientOptions()
         clients = (
-            RemoteDrafter(await serve(draft_service(lambda: draft)), options),
-            RemoteTarget(await serve(target_service(lambda: target)), options),
-            RemoteVerifier(await serve(verifier_service(lambda: cast(ServedVerifier, verifier))), options),
+            RemoteDrafter(await serve(DraftServicer(lambda: draft)), options),
+            RemoteTarget(await serve(TargetServicer(lambda: target)), options),
+            RemoteVerifier(await serve(VerifierServicer(lambda: cast(ServedVerifier, verifier))), options),
         )
         for client in clients:
             stack.push_async_callback(client.aclose)

@@ -5,7 +5,7 @@ import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message as Wire
 
@@ -14,7 +14,7 @@ from semspec.errors import InvalidRequest
 from semspec.rpc.codec.messages import message_of
 from semspec.rpc.contexts import put_context
 from semspec.rpc.server import ServiceServer
-from semspec.rpc.servicers import Service
+from semspec.rpc.servicers import Servicer
 from semspec.settings import ServiceSettings
 from semspec.types import (
     STATE_CONVENTION,
@@ -44,8 +44,6 @@ from semspec.types import (
     VerifierInfo,
     Writer,
 )
-
-B = TypeVar("B")
 
 STATES = States(data=bytes(range(24)), shape=(3, 2), model="weights-1")
 SURPRISAL = tuple(float(i) / 4 for i in range(len(SURPRISAL_FEATURES)))
@@ -194,9 +192,9 @@ def settings(**changes: object) -> ServiceSettings:
 
 
 @asynccontextmanager
-async def serving(service: Service[B], options: ServiceSettings | None = None) -> AsyncIterator[ServiceServer[B]]:
+async def serving(servicer: Servicer[Any], options: ServiceSettings | None = None) -> AsyncIterator[ServiceServer]:
     """A started and loaded server, stopped in the end."""
-    server = ServiceServer(service, options or settings())
+    server = ServiceServer(servicer, options or settings())
     await server.start()
     await server.load()
     try:

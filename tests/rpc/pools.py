@@ -4,14 +4,13 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
-from semspec.engine.protocol import Engine
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.rpc.connection import DEFAULT_OPTIONS, ClientOptions
 from semspec.rpc.replica import weight
 from semspec.rpc.server import ServiceServer
-from semspec.rpc.servicers import Service, draft_service, target_service, verifier_service
+from semspec.rpc.servicers import DraftServicer, TargetServicer, VerifierServicer
 from semspec.settings import ServiceSettings
 from semspec.types import (
     Context,
@@ -39,7 +38,7 @@ NOVEL = GenerationParams(SamplingParams(seed=7), max_segments=0, session="s")
 @asynccontextmanager
 async def targets(
     *engines: FakeEngine | FakeModel, options: ClientOptions = LENIENT, service: ServiceSettings | None = None
-) -> AsyncIterator[tuple[RemoteTarget, list[ServiceServer[Any]]]]:
+) -> AsyncIterator[tuple[RemoteTarget, list[ServiceServer]]]:
     """A pool that has met a server for each engine."""
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(serving(service_of(engine), service)) for engine in engines]
@@ -49,8 +48,8 @@ async def targets(
         yield pool, servers
 
 
-def service_of(engine: FakeEngine | FakeModel) -> Service[Engine]:
-    return target_service(lambda: engine)
+def service_of(engine: FakeEngine | FakeModel) -> TargetServicer:
+    return TargetServicer(lambda: engine)
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -112,7 +111,7 @@ async def drafting(
     engine: FakeEngine, service: ServiceSettings | None = None, options: ClientOptions = DEFAULT_OPTIONS
 ) -> AsyncIterator[RemoteDrafter]:
     async with (
-        serving(draft_service(lambda: engine), service) as server,
+        serving(DraftServicer(lambda: engine), service) as server,
         aclosing(RemoteDrafter(server.address, options)) as client,
     ):
         yield client
@@ -123,7 +122,7 @@ async def targeting(
     engine: FakeEngine, service: ServiceSettings | None = None, options: ClientOptions = DEFAULT_OPTIONS
 ) -> AsyncIterator[RemoteTarget]:
     async with (
-        serving(target_service(lambda: engine), service) as server,
+        serving(TargetServicer(lambda: engine), service) as server,
         aclosing(RemoteTarget(server.address, options)) as client,
     ):
         yield client
@@ -132,7 +131,7 @@ async def targeting(
 @asynccontextmanager
 async def verifying(verifier: FakeVerifier) -> AsyncIterator[RemoteVerifier]:
     async with (
-        serving(verifier_service(lambda: verifier)) as server,
+        serving(VerifierServicer(lambda: verifier)) as server,
         aclosing(RemoteVerifier(server.address)) as client,
     ):
         yield client

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from semspec.clustering.equivalence import Alternatives
 from semspec.errors import InvalidRequest, Mismatch, SemspecError
 from semspec.rpc.codec.messages import encode_request, message_of, read, read_prompt
-from semspec.rpc.servicers import Backend, DraftServicer, TargetServicer, VerifierServicer
+from semspec.rpc.servicers import DraftServicer, TargetServicer, VerifierServicer
 from semspec.types import (
     LEAST_POSITIVE,
     SURPRISAL_FEATURES,
@@ -218,11 +218,9 @@ REQUESTS: dict[str, Callable[[], Any]] = {
 
 async def answer_to(method: str, request: Any) -> object:
     """Of a service of fakes."""
-    engine, verifier = Backend[Any](), Backend[Any]()
-    engine.provide(FakeEngine())
-    verifier.provide(FakeVerifier())
-    servicers = DraftServicer(engine), TargetServicer(engine), VerifierServicer(verifier)
-    servicer = servicers[0 if method in ("Write", "Propose", "Encode") else 2 if method in ("Judge", "Cluster") else 1]
+    servicers = DraftServicer(FakeEngine), TargetServicer(FakeEngine), VerifierServicer(FakeVerifier)
+    servicer = next(one for one in servicers if hasattr(one, method))
+    servicer.load()
     result = getattr(servicer, method)(request, None)
     return await anext(result) if method == "Write" else await result
 

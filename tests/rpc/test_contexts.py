@@ -13,7 +13,7 @@ from semspec.rpc.calls import client_span
 from semspec.rpc.clients import RemoteTarget
 from semspec.rpc.connection import ClientOptions
 from semspec.rpc.contexts import LastContexts, read_context
-from semspec.rpc.servicers import target_service
+from semspec.rpc.servicers import TargetServicer
 from semspec.settings import ServiceSettings
 from semspec.types import Context, Piece, Segment, SegmentEnd, Writer
 from tests.rpc.fakes import ORDER, SEGMENT, FakeEngine, serving
@@ -134,11 +134,11 @@ async def test_engine_gets_whole_contexts(monkeypatch: pytest.MonkeyPatch) -> No
 
 async def test_service_that_forgot_is_sent_the_whole_context() -> None:
     engine, restarted, contexts = Contexts(), Contexts(), grown(Random(2))
-    async with serving(target_service(lambda: engine)) as first:
+    async with serving(TargetServicer(lambda: engine)) as first:
         client = RemoteTarget(first.address, ClientOptions())
         await ask(client, contexts[:20])
         port = int(first.address.rpartition(":")[2])
-    async with serving(target_service(lambda: restarted), ServiceSettings(port=port)):
+    async with serving(TargetServicer(lambda: restarted), ServiceSettings(port=port)):
         await ask(client, contexts[20:])
         await client.aclose()
     assert engine.received + restarted.received == contexts

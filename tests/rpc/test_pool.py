@@ -11,7 +11,7 @@ from semspec.errors import DeadlineExceeded, InternalError, InvalidRequest, Over
 from semspec.rpc import replica
 from semspec.rpc.clients import RemoteTarget
 from semspec.rpc.replica import weight
-from semspec.rpc.servicers import target_service
+from semspec.rpc.servicers import TargetServicer
 from semspec.types import Writer
 from tests.chaos.proxy import PASSING, Link, listening
 from tests.fakes import FakeModel
@@ -137,7 +137,7 @@ async def test_absent_service_is_unavailable_until_it_comes(monkeypatch: pytest.
         for _ in range(3):
             with pytest.raises(Unavailable):
                 await target.info()
-        async with serving(target_service(FakeEngine), service_settings(port=port)):
+        async with serving(TargetServicer(FakeEngine), service_settings(port=port)):
             await until(lambda: target.num_replicas == 1)
             assert await target.encode("x") == await FakeEngine().encode("x")
 

@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -19,11 +19,9 @@ from semspec.gateway.served import Served
 from semspec.probes.probe import load_probe
 from semspec.probes.projection import Projection, Projections, ServedProbe
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
-from semspec.rpc.servicers import draft_service, target_service, verifier_service
 from semspec.types import Context, GenerationParams, SamplingParams, Segment, States, Writer
-from tests.decoding.test_three_ways import PROMPT, Players, assert_same, engines, trace
-from tests.rpc.fakes import serving
-from tests.rpc.pools import GENEROUS_S, LENIENT
+from tests.decoding.test_three_ways import PROMPT, Players, assert_same, behind_sockets, engines, trace
+from tests.rpc.pools import GENEROUS_S
 from tests.variants import changed
 
 
@@ -37,14 +35,9 @@ async def players(checkpoints: dict[str, Path], tmp_path: Path) -> AsyncIterator
 @asynccontextmanager
 async def pooled(players: Players) -> AsyncIterator[Backends]:
     """The same behind pools of one replica each, with the projections of the verifier's probes."""
-    draft, target, verifier = players
-    async with AsyncExitStack() as stack:
-        services = (draft_service(lambda: draft), target_service(lambda: target), verifier_service(lambda: verifier))
-        addresses = [(await stack.enter_async_context(serving(replace(one, close=None)))).address for one in services]
-        judge = await stack.enter_async_context(aclosing(RemoteVerifier(addresses[2], LENIENT)))
-        drafter = await stack.enter_async_context(aclosing(RemoteDrafter(addresses[0], LENIENT)))
-        scorer = await stack.enter_async_context(aclosing(RemoteTarget(addresses[1], LENIENT)))
-        yield Backends(drafter, scorer, judge, projections=(await judge.info()).projections)
+    async with behind_sockets(*players) as backends:
+        assert isinstance(backends.verifier, RemoteVerifier)
+        yield replace(backends, projections=(await backends.verifier.info()).projections)
 
 
 async def read_probes(players: Players) -> None:

@@ -17,7 +17,7 @@ from semspec.errors import Mismatch, Unavailable
 from semspec.rpc.clients import RemoteDrafter
 from semspec.rpc.connection import ClientOptions
 from semspec.rpc.server import ServiceServer, run, serve
-from semspec.rpc.servicers import DRAFT, draft_service
+from semspec.rpc.servicers import DraftServicer
 from tests.rpc.fakes import CONTEXT, ORDER, FakeEngine, serving, settings
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -42,23 +42,23 @@ async def test_alive_but_not_ready_until_the_model_is_loaded() -> None:
         release.wait(10)
         return FakeEngine()
 
-    server = ServiceServer(draft_service(load), settings(service_token="secret"))
+    server = ServiceServer(DraftServicer(load), settings(service_token="secret"))
     await server.start()
     loading = asyncio.create_task(server.load())
     async with probing(server.address) as health:
-        assert (await status(health), await status(health, DRAFT)) == (SERVING, NOT_SERVING)
+        assert (await status(health), await status(health, DraftServicer.name)) == (SERVING, NOT_SERVING)
         async with aclosing(RemoteDrafter(server.address, ClientOptions(token="secret"))) as client:
             with pytest.raises(Unavailable, match="still loading"):
                 await client.info()
         release.set()
         await loading
-        assert (await status(health), await status(health, DRAFT)) == (SERVING, SERVING)
+        assert (await status(health), await status(health, DraftServicer.name)) == (SERVING, SERVING)
     await server.stop()
 
 
 async def test_drain_says_not_serving_and_lets_running_calls_end() -> None:
     engine = FakeEngine(step_s=0.2)
-    server = ServiceServer(draft_service(lambda: engine), settings(settle_s=1, grace_s=10))
+    server = ServiceServer(DraftServicer(lambda: engine), settings(settle_s=1, grace_s=10))
     await server.start()
     await server.load()
     client = RemoteDrafter(server.address)
@@ -67,7 +67,7 @@ async def test_drain_says_not_serving_and_lets_running_calls_end() -> None:
     async with probing(server.address) as health:
         stopping = asyncio.create_task(server.stop())
         await asyncio.sleep(0.05)
-        assert (await status(health), await status(health, DRAFT)) == (SERVING, NOT_SERVING)
+        assert (await status(health), await status(health, DraftServicer.name)) == (SERVING, NOT_SERVING)
     assert len([written async for written in stream]) == 5, "a freed engine would have raised"
     await stopping
     assert engine.freed
@@ -76,7 +76,7 @@ async def test_drain_says_not_serving_and_lets_running_calls_end() -> None:
 
 async def test_call_that_outlives_the_grace_is_ended() -> None:
     engine = FakeEngine(step_s=0.05)
-    async with serving(draft_service(lambda: engine), settings(grace_s=0.1)) as server:
+    async with serving(DraftServicer(lambda: engine), settings(grace_s=0.1)) as server:
         client = RemoteDrafter(server.address)
         stream = client.generate(CONTEXT, replace(ORDER, max_segments=10_000))
         await anext(stream)
@@ -89,7 +89,7 @@ async def test_call_that_outlives_the_grace_is_ended() -> None:
 
 async def test_backend_reads_its_configuration_again_once_it_is_loaded() -> None:
     engine = FakeEngine()
-    server = ServiceServer(draft_service(lambda: engine), settings())
+    server = ServiceServer(DraftServicer(lambda: engine), settings())
     server.reload()
     await server.start()
     server.reload()
@@ -105,8 +105,8 @@ async def test_backend_reads_its_configuration_again_once_it_is_loaded() -> None
 
 
 async def test_taken_port_is_refused() -> None:
-    async with serving(draft_service(FakeEngine)) as first:
-        second = ServiceServer(draft_service(FakeEngine), settings(port=first.port))
+    async with serving(DraftServicer(FakeEngine)) as first:
+        second = ServiceServer(DraftServicer(FakeEngine), settings(port=first.port))
         with pytest.raises(Unavailable, match=str(first.port)):
             await second.start()
         await second.abandon()
@@ -118,21 +118,23 @@ async def test_serve_publishes_its_port_once_ready_and_drains_on_sigterm(
     caplog.set_level("INFO")
     engine, port_file = FakeEngine(), tmp_path / "port"
     port_file.write_text("1\n")
-    running = asyncio.create_task(serve(draft_service(lambda: engine), settings(port_file=port_file)))
+    running = asyncio.create_task(serve(DraftServicer(lambda: engine), settings(port_file=port_file)))
     try:
         await asyncio.sleep(0)
         while not port_file.exists():
             await asyncio.sleep(0.01)
         address = f"127.0.0.1:{int(port_file.read_text())}"
         async with probing(address) as health:
-            assert await status(health, DRAFT) == SERVING
+            assert await status(health, DraftServicer.name) == SERVING
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(running, 5)
     finally:
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().remove_signal_handler(signum)
     assert engine.freed
-    assert [line for line in caplog.messages if line.startswith("serving")] == [f"serving {DRAFT} on {address}"]
+    assert [line for line in caplog.messages if line.startswith("serving")] == [
+        f"serving {DraftServicer.name} on {address}"
+    ]
     assert list(tmp_path.iterdir()) == [port_file]
 
 
@@ -142,7 +144,7 @@ def test_run_exits_with_one_line_when_the_model_cannot_be_served(capsys: pytest.
         raise Mismatch("the model has no chat template; name another")
 
     with pytest.raises(SystemExit) as exit_:
-        run(draft_service(load), settings())
+        run(DraftServicer(load), settings())
     lines = capsys.readouterr().err.strip().splitlines()
     assert exit_.value.code == 1
     assert len(lines) == 1

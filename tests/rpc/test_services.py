@@ -31,7 +31,7 @@ from semspec.errors import (
 from semspec.observability import request_id
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.rpc.connection import ClientOptions
-from semspec.rpc.servicers import target_service
+from semspec.rpc.servicers import TargetServicer
 from semspec.types import (
     ChoiceScores,
     Context,
@@ -446,7 +446,7 @@ async def test_replica_whose_health_checks_made_no_sense_is_found_again() -> Non
     with pytest.raises(InternalError):
         await pool.info()
     await scrambled.stop(0)
-    async with serving(target_service(FakeEngine), settings(port=port)):
+    async with serving(TargetServicer(FakeEngine), settings(port=port)):
         async with asyncio.timeout(60):
             while pool.num_replicas == 0:
                 await asyncio.sleep(0.01)

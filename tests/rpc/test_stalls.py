@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from semspec.errors import Unavailable
-from semspec.rpc.servicers import NUM_LOOKS, StallWatch
+from semspec.rpc.servicers import NUM_LOOKS, watch_steps
 from semspec.types import Context, Segment, SegmentScore
 from tests.rpc.fakes import CONTEXT, SEGMENT, FakeEngine
 from tests.rpc.fakes import settings as service_settings
@@ -67,8 +67,7 @@ async def test_time_during_which_the_process_is_suspended_does_not_count() -> No
     async def report(is_stalled: bool) -> None:
         reports.append(is_stalled)
 
-    watch = StallWatch(steps, NUM_LOOKS * 0.05)
-    task = asyncio.create_task(watch.run(report))
+    task = asyncio.create_task(watch_steps(steps, NUM_LOOKS * 0.05, report))
     await asyncio.sleep(0.06)
     time.sleep(NUM_LOOKS * 0.1)  # neither looks nor steps, as after SIGSTOP
     steps.num_steps += 1

@@ -17,7 +17,7 @@ from semspec.rpc import replica
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget
 from semspec.rpc.connection import ClientOptions
 from semspec.rpc.server import ServiceServer
-from semspec.rpc.servicers import DRAFT, draft_service
+from semspec.rpc.servicers import DraftServicer
 from semspec.rpc.tls import Certificates
 from semspec.services.draft.settings import DraftSettings
 from semspec.settings import ServiceSettings, load_settings
@@ -64,11 +64,11 @@ def der(pair: Pair) -> bytes:
 
 async def test_calls_and_health_go_over_tls(authority: Authority) -> None:
     certificates = Certificates(authority.file)
-    async with serving(draft_service(FakeEngine), secured(authority.issue("draft"))) as server:
+    async with serving(DraftServicer(FakeEngine), secured(authority.issue("draft"))) as server:
         async with calling(server.address, certificates) as client:
             assert (await client.info()).model == "fake"
             assert len([written async for written in client.generate(CONTEXT, ORDER)]) == 3
-        await asyncio.to_thread(check_health, server.address, DRAFT, 20, certificates)
+        await asyncio.to_thread(check_health, server.address, DraftServicer.name, 20, certificates)
 
 
 @pytest.mark.parametrize("mistake", ["plain", "untrusted", "misnamed"])
@@ -78,7 +78,7 @@ async def test_service_that_cannot_prove_itself_is_not_called(mistake: str, auth
     engine = FakeEngine()
     options = settings() if mistake == "plain" else secured(pair)
     async with (
-        serving(draft_service(lambda: engine), options) as server,
+        serving(DraftServicer(lambda: engine), options) as server,
         calling(server.address, Certificates(authority.file)) as client,
     ):
         with pytest.raises(Unavailable):
@@ -91,7 +91,7 @@ async def test_service_that_cannot_prove_itself_is_not_called(mistake: str, auth
 async def test_certificate_of_another_name_is_believed_if_that_is_the_name_asked_for(authority: Authority) -> None:
     pair = authority.issue("draft", "draft.example")
     async with (
-        serving(draft_service(FakeEngine), secured(pair)) as server,
+        serving(DraftServicer(FakeEngine), secured(pair)) as server,
         calling(server.address, Certificates(authority.file), server_name="draft.example") as client,
     ):
         assert (await client.info()).model == "fake"
@@ -104,12 +104,12 @@ async def test_caller_needs_a_certificate_of_the_authority_asked_for(caller: str
     own = () if caller == "none" else (pair.certificate, pair.key)
     certificates = None if caller == "plain" else Certificates(authority.file, *own)
     async with (
-        serving(draft_service(FakeEngine), secured(authority.issue("draft"), authority.file)) as server,
+        serving(DraftServicer(FakeEngine), secured(authority.issue("draft"), authority.file)) as server,
         calling(server.address, certificates) as client,
     ):
         if caller == "known":
             assert (await client.info()).model == "fake"
-            await asyncio.to_thread(check_health, server.address, DRAFT, 20, certificates)
+            await asyncio.to_thread(check_health, server.address, DraftServicer.name, 20, certificates)
         else:
             with pytest.raises(Unavailable):
                 await client.info()
@@ -120,7 +120,7 @@ async def test_caller_needs_a_certificate_of_the_authority_asked_for(caller: str
 async def test_renewed_certificate_is_shown_to_the_next_caller(authority: Authority) -> None:
     mounted = authority.mount("first")
     async with (
-        serving(draft_service(FakeEngine), secured(mounted)) as server,
+        serving(DraftServicer(FakeEngine), secured(mounted)) as server,
         calling(server.address, Certificates(authority.file)) as client,
     ):
         await client.info()
@@ -135,7 +135,7 @@ async def test_renewed_authority_of_callers_counts_for_the_next_one(authority: A
     new = another(authority.folder)
     trusted = authority.folder / "callers.pem"
     trusted.write_bytes(authority.file.read_bytes())
-    async with serving(draft_service(FakeEngine), secured(authority.issue("draft"), trusted)) as server:
+    async with serving(DraftServicer(FakeEngine), secured(authority.issue("draft"), trusted)) as server:
         trusted.write_bytes(new.file.read_bytes())
         for signer, is_known in ((authority, False), (new, True)):
             pair = signer.issue("gateway")
@@ -152,7 +152,7 @@ async def test_renewed_certificate_that_is_broken_leaves_the_old(
 ) -> None:
     pair = authority.issue("draft")
     before = der(pair)
-    async with serving(draft_service(FakeEngine), secured(pair)) as server:
+    async with serving(DraftServicer(FakeEngine), secured(pair)) as server:
         pair.key.write_text("half a ke")
         assert await shown(server.address) == before
         assert await shown(server.address) == before
@@ -162,7 +162,7 @@ async def test_renewed_certificate_that_is_broken_leaves_the_old(
 
 async def test_certificate_gone_since_the_settings_were_read_is_told(authority: Authority) -> None:
     pair = authority.issue("draft")
-    server = ServiceServer(draft_service(FakeEngine), secured(pair))
+    server = ServiceServer(DraftServicer(FakeEngine), secured(pair))
     pair.certificate.unlink()
     with pytest.raises(Unavailable, match=str(pair.certificate)):
         await server.start()

@@ -18,7 +18,7 @@ from semspec.engine.transformers_engine import TransformersEngine
 from semspec.rpc.clients import RemoteTarget
 from semspec.rpc.codec.messages import encode_request, message_of
 from semspec.rpc.connection import ClientOptions
-from semspec.rpc.servicers import Service, draft_service, target_service, verifier_service
+from semspec.rpc.servicers import DraftServicer, Servicer, TargetServicer, VerifierServicer
 from semspec.types import Context, Message, SegmentEnd, SegmentScore, States, Writer
 from semspec.v1 import draft_pb2, target_pb2, types_pb2, verifier_pb2
 from tests.checkpoints import random_probes
@@ -70,10 +70,10 @@ async def engines_served(checkpoints: dict[str, Path], folder: Path) -> AsyncIte
     )
     verifier = await random_probes(draft, target, folder)
     async with AsyncExitStack() as stack:
-        services: dict[str, Service[Any]] = {
-            "Draft": draft_service(lambda: draft),
-            "Target": target_service(lambda: target),
-            "Verifier": verifier_service(lambda: verifier),
+        services: dict[str, Servicer[Any]] = {
+            "Draft": DraftServicer(lambda: draft),
+            "Target": TargetServicer(lambda: target),
+            "Verifier": VerifierServicer(lambda: verifier),
         }
         servers = {name: await stack.enter_async_context(serving(one)) for name, one in services.items()}
         yield {name: server.address for name, server in servers.items()}

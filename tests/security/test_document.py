@@ -9,7 +9,7 @@ import pytest
 
 from semspec.rpc.clients import RemoteDrafter
 from semspec.rpc.connection import ClientOptions
-from semspec.rpc.servicers import draft_service
+from semspec.rpc.servicers import DraftServicer
 from semspec.rpc.tls import Certificates
 from tests.rpc.fakes import FakeEngine, serving, settings
 
@@ -47,7 +47,7 @@ async def test_certificates_made_as_described_are_good_for_mutual_tls(tmp_path: 
     authority = tmp_path / "ca.crt"
     own = settings(tls_certificate=tmp_path / "draft.crt", tls_key=tmp_path / "draft.key", tls_client_ca=authority)
     certificates = Certificates(authority, tmp_path / "gateway.crt", tmp_path / "gateway.key")
-    async with serving(draft_service(FakeEngine), own) as server:
+    async with serving(DraftServicer(FakeEngine), own) as server:
         for name in ("draft", ""):
             client = RemoteDrafter(server.address, ClientOptions(certificates=certificates, server_name=name))
             assert (await client.info()).model == "fake"

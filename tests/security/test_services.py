@@ -14,16 +14,16 @@ import grpc
 import pytest
 
 from semspec.rpc.server import serve
-from semspec.rpc.servicers import Service, draft_service, target_service, verifier_service
+from semspec.rpc.servicers import DraftServicer, Servicer, TargetServicer, VerifierServicer
 from tests.gateway.support import eventually
 from tests.rpc.fakes import FakeEngine, FakeVerifier, serving, settings
 from tests.security.support import METHODS, TOKEN, path_of, sound_messages, spoil, status
 
 pytestmark = pytest.mark.slow
-SERVICES: dict[str, Service[Any]] = {
-    "Draft": draft_service(FakeEngine),
-    "Target": target_service(FakeEngine),
-    "Verifier": verifier_service(FakeVerifier),
+SERVICES: dict[str, Servicer[Any]] = {
+    "Draft": DraftServicer(FakeEngine),
+    "Target": TargetServicer(FakeEngine),
+    "Verifier": VerifierServicer(FakeVerifier),
 }
 NO_TOKEN = ("", f"Bearer {TOKEN[::-1]}", f"Bearer {TOKEN}0", f"Bearer {TOKEN[:-1]}", "Bearer ", f"Basic {TOKEN}", TOKEN)
 NUM_SPOILT = 30
@@ -97,7 +97,7 @@ async def test_service_that_lets_strangers_in_says_so(
     options: dict[str, Any], is_warned: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     port = tmp_path / "port"
-    serving = asyncio.create_task(serve(draft_service(FakeEngine), settings(port_file=port, **options)))
+    serving = asyncio.create_task(serve(DraftServicer(FakeEngine), settings(port_file=port, **options)))
     await eventually(port.exists)
     os.kill(os.getpid(), signal.SIGTERM)
     await serving
