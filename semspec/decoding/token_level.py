@@ -6,7 +6,8 @@ source of proposals. Verified exactly, the output has the distribution of the ta
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from semspec.decoding.generation import Generation, Limits, Progress, Strategy
@@ -28,22 +29,24 @@ from semspec.types import (
 NUM_TOKENS = Limits("token-level", "num_speculative_tokens", 4, 1, 16)
 NOTHING = Proposal((), (), "", 0.0)
 
-Propose = Callable[[Progress, VerifiedTokens], Awaitable[Proposal]]
-"""(progress, result of the round before) -> the tokens to verify next, which follow the result's `open_ids`; its
-segments are part of the progress. They may end up unverified, but never exceed `num_proposable`. Raises:
-BackendUnavailable."""
-
-
-def num_proposable(progress: Progress, verified: VerifiedTokens, limit: int) -> int:
-    """How many of `limit` tokens to propose, so that they and the target's own token fit the budget."""
-    return max(0, min(limit, progress.tokens_left - len(verified.open_ids) - 1))
+Propose = Callable[[Progress, VerifiedTokens, int], Awaitable[Proposal]]
+"""(progress, result of the round before, number of tokens) -> at most so many tokens to verify next, which follow the
+result's `open_ids`; its segments are part of the progress. Raises: BackendUnavailable."""
+Round = tuple[Proposal, VerifiedTokens, StageTimes]
+"""A proposal, what the target made of it, and the time that both took."""
 
 
 async def rounds(
-    progress: Progress, target: Target, propose: Propose, max_segments: Literal[0, 1] = 0, gate: Gate | None = None
+    progress: Progress,
+    target: Target,
+    propose: Propose,
+    num_tokens: int,
+    max_segments: Literal[0, 1] = 0,
+    gate: Gate | None = None,
 ) -> AsyncGenerator[SegmentRecord, None]:
     """Run rounds of proposing and verifying until one segment is complete or, with `max_segments` 0, until the end.
 
+    At most `num_tokens` are proposed, so that they and the target's own token fit the budget.
     `gate`: see `GenerationParams`. Mismatches are counted from the first round on, so a generation that is resumed
     forgets those before.
 
@@ -54,14 +57,15 @@ async def rounds(
     verified, since = VerifiedTokens((), (), 0, 0.0), list[Round]()
     while progress.finish_reason is None:
         clock = Stopwatch()
-        proposal = await propose(progress, verified)
+        num_proposed = min(num_tokens, progress.tokens_left - len(verified.open_ids) - 1)
+        proposal = await propose(progress, verified, num_proposed) if num_proposed > 0 else NOTHING
         draft_times = waited("draft_ms", clock.lap_ms(), proposal.duration_ms)
         params = replace(
             progress.params("target", max_segments), gate=gate and replace(gate, recent=verified.mismatches)
         )
         verified = await _verified(target, progress, verified.open_ids, proposal, params)
         times = total(draft_times, waited("read_ms", clock.lap_ms(), verified.duration_ms))
-        since.append(Round(proposal, verified, times))
+        since.append((proposal, verified, times))
         for segment in verified.segments:
             yield _record(len(progress.segments), segment, since)
             progress, since = progress.after(segment), []
@@ -84,30 +88,21 @@ async def _verified(
     return verified
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """A proposal, what the target made of it, and the time that both took."""
-
-    proposal: Proposal
-    verified: VerifiedTokens
-    times: StageTimes
-
-
 def _record(index: int, segment: Segment, since: Sequence[Round]) -> SegmentRecord:
     """`since`: the rounds since the segment before; none for a segment that ends in the same round as that."""
     return SegmentRecord(
         index,
         segment,
         accepted=None,
-        num_proposed_tokens=sum(len(one.proposal.token_ids) for one in since),
-        num_accepted_tokens=sum(one.verified.num_accepted for one in since),
-        times=total(StageTimes(), *(one.times for one in since)),
-        num_cached_tokens=since[0].verified.num_cached_tokens if since else None,
+        num_proposed_tokens=sum(len(proposal.token_ids) for proposal, _, _ in since),
+        num_accepted_tokens=sum(verified.num_accepted for _, verified, _ in since),
+        times=total(StageTimes(), *(times for _, _, times in since)),
+        num_cached_tokens=since[0][1].num_cached_tokens if since else None,
     )
 
 
-def _from_draft(drafter: Drafter, num_tokens: int) -> Propose:
-    """Proposals of at most `num_tokens` of the draft's next tokens, none when only the target's token fits the budget.
+async def _from_draft(drafter: Drafter, progress: Progress, verified: VerifiedTokens, num_tokens: int) -> Proposal:
+    """The draft's next `num_tokens` tokens.
 
     A draft with another tokenizer reads the incomplete segment as `open_piece`, since its ids may be unknown to it.
 
@@ -115,31 +110,24 @@ def _from_draft(drafter: Drafter, num_tokens: int) -> Propose:
     verification assumes that a proposal's draws are independent of it. For the same reason each round has its own: a
     draft that reads the target's special tokens as no text would else repeat the draws of a rejected proposal.
     """
-
-    async def propose(progress: Progress, verified: VerifiedTokens) -> Proposal:
-        num_proposed = num_proposable(progress, verified, num_tokens)
-        if not num_proposed:
-            return NOTHING
-        context, open_ids = progress.draft_context, verified.open_ids
-        params = progress.params("propose", max_segments=0)
-        num_written = progress.generation.max_tokens - progress.tokens_left + len(open_ids)
-        seed = derive_seed(params.sampling.seed, "round", num_written)
-        params = replace(params, sampling=replace(params.sampling, seed=seed))
-        if verified.open_piece is not None:
-            context, open_ids = Context((*context.pieces, verified.open_piece)), ()
-        proposal = await or_backend_unavailable("draft", drafter.propose(context, open_ids, params, num_proposed))
-        if not proposal.token_ids:
-            raise BackendUnavailable("the draft proposed nothing")
-        return proposal
-
-    return propose
+    context, open_ids = progress.draft_context, verified.open_ids
+    params = progress.params("propose", max_segments=0)
+    num_written = progress.generation.max_tokens - progress.tokens_left + len(open_ids)
+    seed = derive_seed(params.sampling.seed, "round", num_written)
+    params = replace(params, sampling=replace(params.sampling, seed=seed))
+    if verified.open_piece is not None:
+        context, open_ids = Context((*context.pieces, verified.open_piece)), ()
+    proposal = await or_backend_unavailable("draft", drafter.propose(context, open_ids, params, num_tokens))
+    if not proposal.token_ids:
+        raise BackendUnavailable("the draft proposed nothing")
+    return proposal
 
 
 def strategy(generation: Generation, max_segments: Literal[0, 1] = 0) -> Strategy:
     num_tokens = NUM_TOKENS.of(generation.options.num_speculative_tokens)
 
     def of_draft(progress: Progress, backends: Backends) -> AsyncGenerator[SegmentRecord, None]:
-        return rounds(progress, backends.target, _from_draft(backends.drafter, num_tokens), max_segments)
+        return rounds(progress, backends.target, partial(_from_draft, backends.drafter), num_tokens, max_segments)
 
     return Strategy(
         "token-level",

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Literal
 
 from semspec.decoding import token_level
-from semspec.decoding.generation import Generation, Limits, Progress, RetrievalOptions, Strategy
-from semspec.decoding.protocols import Backends, Drafter
+from semspec.decoding.generation import Generation, Limits, Progress, Strategy
+from semspec.decoding.protocols import Backends
 from semspec.decoding.steps import or_backend_unavailable
 from semspec.errors import InvalidRequest
 from semspec.types import Proposal, Retrieval, SegmentRecord, VerifiedTokens, Writer
@@ -30,8 +30,14 @@ def strategy(generation: Generation, max_segments: Literal[0, 1] = 0) -> Strateg
     gate = options.soft_gate if options.retrieval.gate == "soft" else None
 
     def of_datastore(progress: Progress, backends: Backends) -> AsyncGenerator[SegmentRecord, None]:
-        propose = _from_datastore(backends.drafter, options.retrieval, num_tokens)
-        return token_level.rounds(progress, backends.target, propose, max_segments, gate)
+        async def propose(progress: Progress, verified: VerifiedTokens, num_tokens: int) -> Proposal:
+            """What was retrieved, perhaps nothing."""
+            retrieval = Retrieval(verified.state, options.retrieval.source, options.retrieval.tree)
+            params = replace(progress.params("propose", max_segments=0), retrieval=retrieval)
+            proposal = backends.drafter.propose(progress.context, verified.open_ids, params, num_tokens)
+            return await or_backend_unavailable("draft", proposal)
+
+        return token_level.rounds(progress, backends.target, propose, num_tokens, max_segments, gate)
 
     return Strategy(
         "retrieval",
@@ -41,18 +47,3 @@ def strategy(generation: Generation, max_segments: Literal[0, 1] = 0) -> Strateg
         needs_datastore=True,
         supports_logprobs=False,
     )
-
-
-def _from_datastore(drafter: Drafter, options: RetrievalOptions, num_tokens: int) -> token_level.Propose:
-    """Proposals of what was retrieved, perhaps nothing."""
-
-    async def propose(progress: Progress, verified: VerifiedTokens) -> Proposal:
-        num_proposed = token_level.num_proposable(progress, verified, num_tokens)
-        if not num_proposed:
-            return token_level.NOTHING
-        retrieval = Retrieval(verified.state, options.source, options.tree)
-        params = replace(progress.params("propose", max_segments=0), retrieval=retrieval)
-        proposal = drafter.propose(progress.context, verified.open_ids, params, num_proposed)
-        return await or_backend_unavailable("draft", proposal)
-
-    return propose
