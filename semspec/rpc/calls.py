@@ -56,10 +56,9 @@ def call_metadata(opened: Span) -> tuple[tuple[str, str], ...]:
     return tuple(carrier.items())
 
 
-def client_span(method: object, request: object) -> AbstractContextManager[Span]:
-    """A client span for a call of the stub's `method`; handshakes have none."""
-    path: bytes = getattr(method, "_method", b"/")  # gRPC exposes the name of a call to interceptors only
-    return _rpc_span(path.decode(), SpanKind.CLIENT, request)
+def client_span(path: str, request: object) -> AbstractContextManager[Span]:
+    """A client span for a call of the method at `path`; handshakes have none."""
+    return _rpc_span(path, SpanKind.CLIENT, request)
 
 
 @contextmanager
@@ -128,44 +127,25 @@ class ErrorInterceptor(aio.ServerInterceptor):
         metadata = _metadata(handler_call_details)
         identifier = metadata.get(REQUEST_ID, "")[:MAX_REQUEST_ID_LENGTH]
         origin = _Origin(handler_call_details.method, identifier, _propagator.extract(metadata))
-        codecs = decoding(handler.request_deserializer), handler.response_serializer
+        decode, encode = cast(Any, handler.request_deserializer), handler.response_serializer
         if handler.response_streaming:
             streaming = cast(Streaming[Any, Any], handler.unary_stream)
-            return grpc.unary_stream_rpc_method_handler(_guarded_stream(streaming, origin), *codecs)
+            call = _guarded_stream(streaming, decode, origin)
+            return grpc.unary_stream_rpc_method_handler(call, None, encode)
         unary = cast(Unary[Any, Any], handler.unary_unary)
-        return grpc.unary_unary_rpc_method_handler(_guarded(unary, origin), *codecs)
+        return grpc.unary_unary_rpc_method_handler(_guarded(unary, decode, origin), None, encode)
 
 
-@dataclass(frozen=True, slots=True)
-class Undecodable:
-    """Stands for a message whose bytes are none of its type. gRPC itself logs a traceback for each, and has a client
-    continue with None."""
+def decoded(decode: Callable[[bytes], R], data: bytes) -> R:
+    """The message. gRPC's own decoding logs a traceback for bytes that are none, and has a client continue with None.
 
-    reason: str
-
-
-def decoding(decode: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """A deserializer that returns `Undecodable` instead of raising."""
-
-    def decoded(data: bytes) -> Any:
-        try:
-            return decode(data) if decode else data
-        except Exception as error:
-            return Undecodable(" ".join(str(error).split()))
-
-    return decoded
-
-
-def decoded_response(response: R) -> R:
-    """The response. Raises: InternalError when its bytes are no message of the method."""
-    if isinstance(response, Undecodable):
-        raise InternalError(f"malformed answer: the bytes are no message of this method: {response.reason}")
-    return response
-
-
-def _check_decoded(request: object) -> None:
-    if isinstance(request, Undecodable):
-        raise InvalidRequest(f"the bytes are no message of this method: {request.reason}")
+    Raises: InvalidRequest for such bytes.
+    """
+    try:
+        return decode(data)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise InvalidRequest(f"the bytes are no message of this method: {reason}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +165,10 @@ class _Origin:
             yield opened
 
 
-def _guarded(behaviour: Unary[Q, R], origin: _Origin) -> Unary[Q, R]:
-    async def call(request: Q, context: Context) -> R:
+def _guarded(behaviour: Unary[Q, R], decode: Callable[[bytes], Q], origin: _Origin) -> Unary[bytes, R]:
+    async def call(data: bytes, context: Context) -> R:
         try:
-            _check_decoded(request)
+            request = decoded(decode, data)
             with origin.serving(request):
                 return await behaviour(request, context)
         except Exception as error:
@@ -197,12 +177,14 @@ def _guarded(behaviour: Unary[Q, R], origin: _Origin) -> Unary[Q, R]:
     return call
 
 
-def _guarded_stream(behaviour: Streaming[Q, R], origin: _Origin) -> Callable[[Q, Context], Awaitable[None]]:
+def _guarded_stream(
+    behaviour: Streaming[Q, R], decode: Callable[[bytes], Q], origin: _Origin
+) -> Callable[[bytes, Context], Awaitable[None]]:
     # A coroutine that writes, not a generator: gRPC leaves a cancelled generator to the garbage collector. Here the
     # cancellation is raised in `write` or in the generator, and both close the generator immediately.
-    async def call(request: Q, context: Context) -> None:
+    async def call(data: bytes, context: Context) -> None:
         try:
-            _check_decoded(request)
+            request = decoded(decode, data)
             with origin.serving(request) as opened:
                 num_segments = 0
                 async with aclosing(behaviour(request, context)) as responses:

@@ -15,7 +15,7 @@ from semspec.errors import InternalError, SemspecError
 from semspec.rpc.codec.messages import encode_request, message_of, read, read_each, reader
 from semspec.rpc.codec.values import AMOUNT, UNKNOWN_CLUSTER, check_length, check_range, invalid
 from semspec.rpc.connection import DEFAULT_OPTIONS, ClientOptions
-from semspec.rpc.pool import ELSEWHERE, Lookup, Pool, look_up
+from semspec.rpc.pool import Lookup, Pool, look_up
 from semspec.rpc.replica import DRAFTS, TARGETS, VERIFIERS, Replica, ServiceSpec, identity
 from semspec.types import (
     ChoiceScores,
@@ -115,23 +115,20 @@ class RemoteModel(RemoteBackend):
             model = model or replica.model
             request, written = message_of(types_pb2.WriteRequest, rest), list[GeneratedSegment]()
             stream = replica.connection.stream("Write", request, reader(GeneratedSegment), context.extended(*kept))
-            try:
-                with replica.counted():
-                    async with aclosing(stream):
-                        while True:
-                            async with replica.while_reachable():
-                                generated = await anext(stream, None)
-                            if generated is None:
-                                return
-                            written.append(generated)
-                            _check_size(rest, written)
-                            self._note(params.projection, generated.states)
-                            kept.append(generated.segment)
-                            model, tried = model or replica.model, {}
-                            yield generated
-            except ELSEWHERE as error:
-                replica.failed(error)
-                tried[replica] = error
+            with replica.attempt(tried):
+                async with aclosing(stream):
+                    while True:
+                        async with replica.while_reachable():
+                            generated = await anext(stream, None)
+                        if generated is None:
+                            return
+                        written.append(generated)
+                        _check_size(rest, written)
+                        self._note(params.projection, generated.states)
+                        kept.append(generated.segment)
+                        model = model or replica.model
+                        tried.clear()
+                        yield generated
 
     async def generate_at_once(self, context: Context, params: GenerationParams) -> list[GeneratedSegment]:
         """See `WritesAtOnce.generate_at_once`."""

@@ -6,10 +6,14 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from operator import methodcaller
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
+from grpc_health.v1 import health_pb2
 
 from semspec.errors import (
     DeadlineExceeded,
@@ -26,8 +30,7 @@ from semspec.rpc.calls import (
     PARAMETER,
     call_metadata,
     client_span,
-    decoded_response,
-    decoding,
+    decoded,
 )
 from semspec.rpc.contexts import TAIL, LastContexts, put_context
 from semspec.rpc.tls import Certificates, channel_credentials
@@ -47,6 +50,9 @@ _RETRY_POLICY = {
     "backoffMultiplier": 2,
     "retryableStatusCodes": ["UNAVAILABLE"],
 }
+
+_HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
+_encode = methodcaller("SerializeToString")
 
 _log = logging.getLogger(__name__)
 
@@ -77,29 +83,12 @@ DEFAULT_OPTIONS = ClientOptions()
 
 
 def open_channel(address: str, options: ClientOptions) -> aio.Channel:
-    """A channel to `address`. It connects at the first call. Its calls may return `Undecodable`: `decoded_response`."""
+    """A channel to `address`. It connects at the first call."""
     if options.certificates is None:
-        return cast(aio.Channel, _Decoding(aio.insecure_channel(address, _channel_options())))
+        return aio.insecure_channel(address, _channel_options())
     override = (("grpc.ssl_target_name_override", options.server_name),) if options.server_name else ()
     credentials = channel_credentials(options.certificates)
-    channel = aio.secure_channel(address, credentials, (*_channel_options(), *override))
-    return cast(aio.Channel, _Decoding(channel))
-
-
-class _Decoding:
-    """A channel whose calls return `Undecodable` for an answer that is no message."""
-
-    def __init__(self, channel: aio.Channel) -> None:
-        self._channel: Any = channel
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._channel, name)
-
-    def unary_unary(self, *path: Any, response_deserializer: Any = None, **options: Any) -> Any:
-        return self._channel.unary_unary(*path, response_deserializer=decoding(response_deserializer), **options)
-
-    def unary_stream(self, *path: Any, response_deserializer: Any = None, **options: Any) -> Any:
-        return self._channel.unary_stream(*path, response_deserializer=decoding(response_deserializer), **options)
+    return aio.secure_channel(address, credentials, (*_channel_options(), *override))
 
 
 def _channel_options() -> Sequence[tuple[str, int | str]]:
@@ -123,6 +112,21 @@ def _service_config() -> dict[str, object]:
     return {"methodConfig": [{"name": names, "retryPolicy": _RETRY_POLICY}]}
 
 
+class _Method(NamedTuple):
+    """A method of a service at the other end of a channel."""
+
+    path: str
+    call: Any
+    """Sends a message; what it returns has the bytes of each response."""
+    decode: Callable[[bytes], Any]
+
+    @classmethod
+    def of(cls, channel: aio.Channel, method: MethodDescriptor) -> "_Method":
+        path = f"/{method.containing_service.full_name}/{method.name}"
+        open_method: Any = channel.unary_stream if method.server_streaming else channel.unary_unary
+        return cls(path, open_method(path, _encode), GetMessageClass(method.output_type).FromString)
+
+
 class Connection:
     """The calls to one replica, each by the name of its method.
 
@@ -130,17 +134,16 @@ class Connection:
     one that makes no sense is an error of the call.
     """
 
-    def __init__(self, address: str, options: ClientOptions, stub: Callable[[aio.Channel], Any]) -> None:
+    def __init__(self, address: str, options: ClientOptions, service: ServiceDescriptor) -> None:
         self._options = options
         self._authorization = ((AUTHORIZATION, f"Bearer {options.token}"),) if options.token else ()
-        self.channel = open_channel(address, options)
-        """Also used for health checks."""
-        self._stub = stub(self.channel)
+        self._channel = open_channel(address, options)
+        self._methods = {one.name: _Method.of(self._channel, one) for one in (*service.methods, *_HEALTH.methods)}
         self._contexts = LastContexts()
 
     async def aclose(self) -> None:
         """Cancel running calls and disconnect. Later calls raise Unavailable."""
-        await self.channel.close()
+        await self._channel.close()
 
     async def call(self, name: str, request: Any, read: Callable[[Any], T], context: Context | None = None) -> T:
         """What `read` makes of the response. `context`: sent with the request, without what the service remembers of
@@ -157,19 +160,27 @@ class Connection:
         self._contexts.note(request.session, context)
         return response
 
+    async def is_serving(self, service: str) -> bool:
+        """What a health check says of `service`; without a deadline."""
+        with rpc_errors():
+            response = await self._methods["Check"].call(health_pb2.HealthCheckRequest(service=service))
+        answer = decoded(health_pb2.HealthCheckResponse.FromString, response)
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
     async def _call(self, name: str, request: Any, read: Callable[[Any], T]) -> T:
-        method = getattr(self._stub, name)
-        with client_span(method, request) as opened, rpc_errors():
+        method = self._methods[name]
+        with client_span(method.path, request) as opened, rpc_errors():
             metadata = self._authorization + call_metadata(opened)
-            response = decoded_response(await method(request, timeout=self._options.call_timeout_s, metadata=metadata))
+            response = await method.call(request, timeout=self._options.call_timeout_s, metadata=metadata)
         with _checked_response():
-            return read(response)
+            return read(decoded(method.decode, response))
 
     async def stream(
         self, name: str, request: Any, read: Callable[[Any], T], context: Context
     ) -> AsyncGenerator[T, None]:
         """What `read` makes of each response of a stream, otherwise as `call`. Raises: DeadlineExceeded when none
         arrives within `idle_timeout_s`."""
+        decode = self._methods[name].decode
         for rest, before in (self._contexts.rest(request.session, context), (context, b"")):
             is_first = True
             try:
@@ -179,18 +190,18 @@ class Connection:
                             self._contexts.note(request.session, context)
                             is_first = False
                         with _checked_response():
-                            item = read(response)
+                            item = read(decoded(decode, response))
                         yield item
                 return
             except SemspecError as error:
                 if not (before and is_first and _wants_whole(error)):
                     raise
 
-    async def _stream(self, name: str, request: Any) -> AsyncGenerator[Any, None]:
-        method = getattr(self._stub, name)
-        with client_span(method, request) as opened:
+    async def _stream(self, name: str, request: Any) -> AsyncGenerator[bytes, None]:
+        method = self._methods[name]
+        with client_span(method.path, request) as opened:
             with rpc_errors():
-                call = method(request, metadata=self._authorization + call_metadata(opened))
+                call = method.call(request, metadata=self._authorization + call_metadata(opened))
             try:
                 responses = aiter(call)
                 while (response := await self._next(responses)) is not None:
@@ -198,13 +209,12 @@ class Connection:
             finally:
                 call.cancel()
 
-    async def _next(self, responses: AsyncIterator[T]) -> T | None:
+    async def _next(self, responses: AsyncIterator[bytes]) -> bytes | None:
         timeout_s = self._options.idle_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 with rpc_errors():
-                    response = await anext(responses, None)
-                    return None if response is None else decoded_response(response)
+                    return await anext(responses, None)
         except TimeoutError:
             raise DeadlineExceeded(f"no segment within {timeout_s:g} s") from None
 

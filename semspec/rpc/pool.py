@@ -9,14 +9,11 @@ from ipaddress import ip_address
 from operator import attrgetter
 from typing import TypeVar
 
-from semspec.errors import InternalError, InvalidRequest, Overloaded, SemspecError, Unavailable
+from semspec.errors import InvalidRequest, SemspecError, Unavailable
 from semspec.rpc.connection import ClientOptions, Connection
 from semspec.rpc.replica import Health, Replica, ServiceSpec, best
 
 R = TypeVar("R")
-ELSEWHERE = (Unavailable, Overloaded, InternalError)
-"""Errors after which the call is retried on another replica: it is away, has no room, or is broken, which includes an
-answer that makes no sense."""
 
 Lookup = Callable[[str, int], Awaitable[Sequence[str]]]
 """(host, port) -> its IP addresses. Raises: OSError when there are none."""
@@ -76,13 +73,9 @@ class Pool:
         tried: dict[Replica, SemspecError] = {}
         while True:
             replica = await self.choose(session, tried, model)
-            try:
-                with replica.counted():
-                    async with replica.while_reachable():
-                        return await work(replica.connection)
-            except ELSEWHERE as error:
-                replica.failed(error)
-                tried[replica] = error
+            with replica.attempt(tried):
+                async with replica.while_reachable():
+                    return await work(replica.connection)
 
     async def choose(self, session: str, tried: Mapping[Replica, SemspecError], model: object = None) -> Replica:
         """The best replica not in `tried`. With `model`: among those that serve it or were not checked yet.

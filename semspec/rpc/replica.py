@@ -9,23 +9,21 @@ import asyncio
 import hashlib
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from math import ceil
 from statistics import fmean
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from grpc import aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from google.protobuf.descriptor import ServiceDescriptor
 
 from semspec.errors import InternalError, Overloaded, SemspecError, Unavailable
-from semspec.rpc.calls import decoded_response
 from semspec.rpc.codec.messages import reader
 from semspec.rpc.connection import ClientOptions, Connection
 from semspec.types import ModelInfo, VerifierInfo
-from semspec.v1 import draft_pb2_grpc, target_pb2_grpc, types_pb2, verifier_pb2, verifier_pb2_grpc
+from semspec.v1 import draft_pb2, target_pb2, types_pb2, verifier_pb2
 
 
 class Health(IntEnum):
@@ -42,6 +40,9 @@ class Health(IntEnum):
     """Health checks time out. It gets no calls, and waiting calls are cancelled."""
 
 
+ELSEWHERE = (Unavailable, Overloaded, InternalError)
+"""Errors after which a call is retried on another replica: it is away, has no room, or is broken, which includes an
+answer that makes no sense."""
 NUM_CHECKS = 2
 """Consecutive health checks that must time out before a replica is unreachable. One is not enough: this process may
 have been suspended during it."""
@@ -55,24 +56,25 @@ OVERLOAD_S = 1.0
 """Time for which other replicas are preferred after an Overloaded error."""
 
 _log = logging.getLogger(__name__)
-SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceSpec:
     """Properties common to the replicas of a service."""
 
-    service: str
-    """Service name in health checks: `semspec.v1.Draft`."""
-    stub: Callable[[aio.Channel], Any]
-    """Makes the stub of its calls."""
+    descriptor: ServiceDescriptor
     identify: Callable[[Connection], Awaitable[object]]
     """Returns the identity of what a replica serves; equal for interchangeable replicas."""
 
     @property
+    def service(self) -> str:
+        """Service name in health checks: `semspec.v1.Draft`."""
+        return self.descriptor.full_name
+
+    @property
     def role(self) -> str:
         """`draft`, `target` or `verifier`."""
-        return self.service.rpartition(".")[2].lower()
+        return self.descriptor.name.lower()
 
 
 async def _model(connection: Connection) -> object:
@@ -88,16 +90,16 @@ async def _probes(connection: Connection) -> object:
     return replace(await connection.call("Info", verifier_pb2.VerifierInfoRequest(), reader(VerifierInfo)), build="")
 
 
-DRAFTS = ServiceSpec("semspec.v1.Draft", draft_pb2_grpc.DraftStub, _model)
-TARGETS = ServiceSpec("semspec.v1.Target", target_pb2_grpc.TargetStub, _model)
-VERIFIERS = ServiceSpec("semspec.v1.Verifier", verifier_pb2_grpc.VerifierStub, _probes)
+DRAFTS = ServiceSpec(draft_pb2.DESCRIPTOR.services_by_name["Draft"], _model)
+TARGETS = ServiceSpec(target_pb2.DESCRIPTOR.services_by_name["Target"], _model)
+VERIFIERS = ServiceSpec(verifier_pb2.DESCRIPTOR.services_by_name["Verifier"], _probes)
 
 
 class Replica:
     """A connection with health checks of its replica. Construct within the running loop, close with `aclose`."""
 
     def __init__(self, address: str, spec: ServiceSpec, options: ClientOptions) -> None:
-        self.address, self.connection = address, Connection(address, options, spec.stub)
+        self.address, self.connection = address, Connection(address, options, spec.descriptor)
         self.health = Health.UNKNOWN
         self.model: object = None
         """Last known result of `ServiceSpec.identify`; None before the first."""
@@ -125,11 +127,14 @@ class Replica:
         return model is None or self.model == model or is_unchecked
 
     @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count the body as a call in flight."""
+    def attempt(self, tried: MutableMapping["Replica", SemspecError]) -> Iterator[None]:
+        """Count the body as a call in flight. An error in `ELSEWHERE` is put into `tried`, and not raised."""
         self.num_in_flight += 1
         try:
             yield
+        except ELSEWHERE as error:
+            self._failed(error)
+            tried[self] = error
         finally:
             self.num_in_flight -= 1
 
@@ -148,8 +153,8 @@ class Replica:
         finally:
             self._waiting.discard(timeout)
 
-    def failed(self, error: SemspecError) -> None:
-        """Record the error of a call: prefer other replicas until the next health check."""
+    def _failed(self, error: SemspecError) -> None:
+        """Prefer other replicas until the next health check."""
         if isinstance(error, InternalError):
             _log.warning("%s at %s is broken: %s", self._spec.service, self.address, error.message)
         if isinstance(error, Overloaded):
@@ -160,7 +165,7 @@ class Replica:
 
     async def check(self) -> None:
         """Check health and model now."""
-        self._update(*await self._check_health(health_pb2_grpc.HealthStub(self.connection.channel)))
+        self._update(*await self._check_health())
 
     async def aclose(self) -> None:
         """Cancel running calls and disconnect."""
@@ -176,16 +181,14 @@ class Replica:
                 await self._reopen()
             await self._pause()
 
-    async def _check_health(self, stub: health_pb2_grpc.HealthStub) -> tuple[Health, object]:
+    async def _check_health(self) -> tuple[Health, object]:
         for _ in range(NUM_CHECKS):
             try:
                 async with asyncio.timeout(self._options.health_timeout_s / NUM_CHECKS):
-                    request = health_pb2.HealthCheckRequest(service=self._spec.service)
-                    if decoded_response(await stub.Check(request)).status != SERVING:
-                        process = decoded_response(await stub.Check(health_pb2.HealthCheckRequest(service="")))
-                        return Health.NOT_SERVING if process.status == SERVING else Health.HUNG, None
-                    return Health.SERVING, await self._spec.identify(self.connection)
-            except (aio.AioRpcError, aio.UsageError, SemspecError):
+                    if await self.connection.is_serving(self._spec.service):
+                        return Health.SERVING, await self._spec.identify(self.connection)
+                    return Health.NOT_SERVING if await self.connection.is_serving("") else Health.HUNG, None
+            except SemspecError:
                 return Health.NOT_SERVING, None
             except TimeoutError:
                 continue
@@ -210,7 +213,7 @@ class Replica:
         self._opened_at = now
         await self.connection.aclose()
         try:
-            self.connection = Connection(self.address, self._options, self._spec.stub)
+            self.connection = Connection(self.address, self._options, self._spec.descriptor)
         except SemspecError as error:
             _log.error("cannot call %s at %s: %s", self._spec.service, self.address, error.message)
 
@@ -232,14 +235,9 @@ class Replica:
 class Candidate(Protocol):
     """The properties of a replica that the selection uses."""
 
-    @property
-    def address(self) -> str: ...
-
-    @property
-    def health(self) -> Health: ...
-
-    @property
-    def num_in_flight(self) -> int: ...
+    address: str
+    health: Health
+    num_in_flight: int
 
     @property
     def is_overloaded(self) -> bool:

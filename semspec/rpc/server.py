@@ -46,7 +46,9 @@ class ServiceServer:
         self._is_loaded = self._is_stalled = False
         self._watch: asyncio.Task[None] | None = None
         self._reloading: asyncio.Task[None] | None = None
-        self._server = aio.server(interceptors=_interceptors(settings), options=_server_options(settings))
+        token = settings.service_token
+        admitting = [TokenInterceptor(token.get_secret_value())] if token else []
+        self._server = aio.server(interceptors=[*admitting, ErrorInterceptor()], options=_server_options())
         servicer.add(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
@@ -158,7 +160,7 @@ async def serve(servicer: Servicer[Any], settings: ServiceSettings) -> None:
         await server.abandon()
         raise
     logger.info("serving %s on %s", servicer.name, server.address)
-    if _is_open_to_any_client(settings):
+    if not (settings.service_token or settings.tls_client_ca or settings.host in LOOPBACK):
         logger.warning(
             "any client that reaches %s may call it; set SEMSPEC_SERVICE_TOKEN or SEMSPEC_TLS_CLIENT_CA", server.address
         )
@@ -204,16 +206,7 @@ def _publish_port(path: Path, port: int) -> None:
     partial.replace(path)
 
 
-def _is_open_to_any_client(settings: ServiceSettings) -> bool:
-    return not (settings.service_token or settings.tls_client_ca or settings.host in LOOPBACK)
-
-
-def _interceptors(settings: ServiceSettings) -> Sequence[aio.ServerInterceptor]:
-    token = settings.service_token
-    return (*((TokenInterceptor(token.get_secret_value()),) if token else ()), ErrorInterceptor())
-
-
-def _server_options(settings: ServiceSettings) -> Sequence[tuple[str, int]]:
+def _server_options() -> Sequence[tuple[str, int]]:
     return (
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

@@ -124,7 +124,7 @@ async def ask(client: RemoteTarget, contexts: list[Context]) -> None:
 
 async def test_engine_gets_whole_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    monkeypatch.setattr("semspec.rpc.connection.client_span", lambda method, request: _measured(sizes, method, request))
+    monkeypatch.setattr("semspec.rpc.connection.client_span", lambda path, request: _measured(sizes, path, request))
     engine, contexts = Contexts(), grown(Random(1))
     async with targeting(engine) as client:
         await ask(client, contexts)
@@ -158,6 +158,6 @@ async def test_older_service_is_sent_the_whole_context(monkeypatch: pytest.Monke
     assert engine.received == contexts
 
 
-def _measured(sizes: list[int], method: object, request: Any) -> AbstractContextManager[Span]:
+def _measured(sizes: list[int], path: str, request: Any) -> AbstractContextManager[Span]:
     sizes.append(request.ByteSize())
-    return client_span(method, request)
+    return client_span(path, request)
