@@ -156,18 +156,21 @@ class LikelihoodConfig(Part):
     max_wrong_accepted: float = Field(0.1, ge=0, le=1, description="limit for the threshold")
 
 
-class PipelineConfig(Part):
-    """The whole configuration."""
+class WorkConfig(Part):
+    """What the configurations of a pair's probes and of a datastore have in common."""
 
     name: str = Field(min_length=1)
-    draft: ModelConfig
     target: ModelConfig
     questions: tuple[QuestionSource, ...] = Field(min_length=1)
-    evaluation_sets: tuple[QuestionSource, ...] = Field(
-        (), description="their questions are dropped from the training's"
-    )
-    shares: Shares = Shares()
+    evaluation_sets: tuple[QuestionSource, ...] = Field((), description="their questions are dropped from `questions`")
+    shares: Shares = Field(Shares(), description="a datastore, too, leaves questions of the share `test` out")
     prompt: PromptConfig = PromptConfig()
+
+
+class PipelineConfig(WorkConfig):
+    """The whole configuration."""
+
+    draft: ModelConfig
     segmentation: Segmentation = Segmentation.PARAGRAPH
     max_segment_tokens: int = Field(512, ge=2)
     contexts: ContextsConfig = ContextsConfig()
@@ -222,19 +225,9 @@ class AnswersConfig(SamplingConfig):
     max_tokens: int = Field(2048, ge=1)
 
 
-class DatastoreConfig(Part):
+class DatastoreConfig(WorkConfig):
     """The whole configuration of a datastore."""
 
-    name: str = Field(min_length=1)
-    target: ModelConfig
-    questions: tuple[QuestionSource, ...] = Field(min_length=1)
-    evaluation_sets: tuple[QuestionSource, ...] = Field(
-        (), description="their questions are dropped from the datastore's"
-    )
-    shares: Shares = Field(
-        Shares(), description="as of the probes: questions of the share `test` are left out here too"
-    )
-    prompt: PromptConfig = PromptConfig()
     answers: AnswersConfig = AnswersConfig()
     neighbours: bool = Field(True, description="false: n-grams only, without states; needs no faiss")
     layer: int | None = Field(
@@ -274,15 +267,10 @@ def validated(content: Any, kind: type[C], place: str) -> C:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        problems = [f"{_name(detail['loc'])}: {_problem(detail)}" for detail in error.errors()]
+        problems = [f"{'.'.join(map(str, one['loc'])) or 'the file'}: {_problem(one)}" for one in error.errors()]
         raise InvalidRequest(f"{place}: {'; '.join(problems)}") from error
 
 
-def _name(location: tuple[int | str, ...]) -> str:
-    return ".".join(map(str, location)) or "the file"
-
-
 def _problem(detail: Any) -> str:
-    if detail["type"] == "extra_forbidden":
-        return "no such setting"
-    return str(detail["msg"]).removeprefix("Value error, ")
+    unknown = detail["type"] == "extra_forbidden"
+    return "no such setting" if unknown else str(detail["msg"]).removeprefix("Value error, ")

@@ -10,7 +10,7 @@ from typing import Any
 
 from semspec.clustering.equivalence import resolve
 from semspec.errors import InvalidRequest
-from semspec.training.config import DatastoreConfig, PipelineConfig, QuestionSource, Shares
+from semspec.training.config import QuestionSource, Shares, WorkConfig
 from semspec.training.data.collected import collected_rows
 from semspec.training.files import Row, StageFolder, json_lines, write_json, write_rows
 from semspec.training.progress import Reporter
@@ -83,7 +83,7 @@ def gather(
     return questions, dropped
 
 
-def stored_questions(work: Path, config: PipelineConfig | DatastoreConfig, reporter: Reporter) -> list[Question]:
+def stored_questions(work: Path, config: WorkConfig, reporter: Reporter) -> list[Question]:
     """The questions of `config`, gathered at the first call; later ones and other workers read the stored ones."""
     folder = StageFolder(work / "questions")
     folder.claim(questions_recipe(config))
@@ -96,7 +96,7 @@ def stored_questions(work: Path, config: PipelineConfig | DatastoreConfig, repor
     return [Question(**row) for row in folder.rows(0)]
 
 
-def questions_recipe(config: PipelineConfig | DatastoreConfig) -> Row:
+def questions_recipe(config: WorkConfig) -> Row:
     recipe = config.model_dump(mode="json", include={"questions", "evaluation_sets", "shares"})
     for source in (*recipe["questions"], *recipe["evaluation_sets"]):
         if source["collection"] is None:  # as work folders have it that were begun before there were collections
