@@ -6,7 +6,7 @@ import asyncio
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 
 from semspec.client import Gateway, Json
@@ -51,19 +51,16 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
             reporter.say(f"{num} answers of {options.forget} are deleted from {folder.path}")
         else:
             key = checked_key(options.api_key) if options.api_key else None
-            num = asyncio.run(_fetched(options.gateway, key, folder, options.max_answers))
+            num = asyncio.run(_fetched(Gateway.at(options.gateway, key), folder, options.max_answers))
             is_full = num_answers(folder) >= options.max_answers
             full = "; it is full: train on it, or raise --max-answers" if is_full else ""
             reporter.say(f"{num} new answers, {num_answers(folder)} in {folder.path}{full}")
     return 0
 
 
-async def _fetched(url: str, key: str | None, folder: StageFolder, max_answers: int) -> int:
-    gateway = Gateway.at(url, key)
-    try:
+async def _fetched(gateway: Gateway, folder: StageFolder, max_answers: int) -> int:
+    async with aclosing(gateway):
         return await fetch(gateway, folder, max_answers)
-    finally:
-        await gateway.aclose()
 
 
 async def fetch(gateway: Gateway, folder: StageFolder, max_answers: int) -> int:
@@ -110,7 +107,7 @@ _OF_PAGE = ("draft", "target", "segmentation")
 
 
 def _claim(folder: StageFolder, recipe: Row) -> None:
-    if (folder.path / "recipe.json").exists() and (differing := folder.differing(recipe)):
+    if folder.recipe.exists() and (differing := folder.differing(recipe)):
         raise Mismatch(
             f"the gateway's answers do not belong into {folder.path} ({'; '.join(differing)}); give another --output"
         )

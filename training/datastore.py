@@ -23,12 +23,13 @@ from semspec.engine.causal_lm import CausalLM
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest
 from semspec.training.config import DatastoreConfig
+from semspec.training.data.contexts import prompts
 from semspec.training.data.pair import info_json, load_model
 from semspec.training.data.questions import Question, stored_questions
 from semspec.training.data.stages import Questions
 from semspec.training.files import Row, StageFolder, check_format, digest_of, write_tensors
 from semspec.training.progress import Reporter
-from semspec.types import Context, GenerationParams, Message, Piece, Writer, derive_seed
+from semspec.types import Context, GenerationParams, Piece, Writer, derive_seed
 
 _CACHE_BYTES = 256 << 20
 
@@ -101,13 +102,12 @@ class DatastoreBuild:
 
     def _write_answers(self, number: int) -> None:
         questions = [self.questions.all[index] for index in self.questions.numbers(number)]
-        prompts = [self._prompt(question) for question in questions]
+        starts = [self._prompt(question) for question in questions]
         if self.config.answers.source == "data":
-            documents = [(prompt, [self._given(one)]) for prompt, one in zip(prompts, questions, strict=True)]
+            answers = [[self._given(question)] for question in questions]
         else:
-            written = asyncio.run(self._written(prompts, [question.id for question in questions]))
-            documents = list(zip(prompts, written, strict=True))
-        pairs = [([*prompt.token_ids], answer) for prompt, answers in documents for answer in answers]
+            answers = asyncio.run(self._written(starts, [question.id for question in questions]))
+        pairs = [([*start.token_ids], one) for start, own in zip(starts, answers, strict=True) for one in own]
         tensors = {
             "tokens": torch.tensor([token for prompt, answer in pairs for token in prompt + answer]),
             "prompt_lengths": torch.tensor([len(prompt) for prompt, _ in pairs]),
@@ -116,9 +116,8 @@ class DatastoreBuild:
         write_tensors(self._folder("answers").file(number, ".safetensors"), tensors)
 
     def _prompt(self, question: Question) -> Piece:
-        config, tokenizer = self.config.prompt, self._lm.tokenizer
-        text = config.template.replace("{question}", question.text)
-        piece = tokenizer.encode([Message("user", text)] if config.chat else text)
+        tokenizer = self._lm.tokenizer
+        piece = prompts(question, self.config.prompt, tokenizer, tokenizer).target
         tokenizer.check_room(len(piece.token_ids), "prompt")
         return piece
 

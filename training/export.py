@@ -1,6 +1,5 @@
 """The last stages: fit the probes, evaluate them on held-out questions, and export them with their report."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
@@ -66,10 +65,7 @@ class Export:
 
     def fit(self) -> None:
         """Fit the served probes, then those that the report compares with; each is saved when it is complete."""
-        served, *others = self._variants.all
-        self._fitter.fitted("draft", served)
-        self._fitter.fitted("target", served)
-        for variant in others:
+        for variant in self._variants.all:
             self._fitter.predicted(variant)
 
     def calibrate(self, pair: Pair, shards: Sequence[int]) -> None:
@@ -204,21 +200,18 @@ class Export:
             "meanings a context": round(counted["num_clusters"] / num_contexts, 2),
             "data digest": self._fitter.data_digest,
         }
-        facts |= {name: number for name, number in self._left_out(counted).items() if number}
+        left_out = {
+            "segments cut by the token budget (no label)": counted["num_cut"],
+            "segments too long for the entailment model (no label)": counted["num_too_long"],
+            "contexts where no sample of the target has a label": counted["num_contexts"]
+            - len(np.unique(self._labels.context)),
+        }
+        facts |= {name: number for name, number in left_out.items() if number}
         if counted["num_forwards"]:
             facts["entailment forwards a context"] = round(counted["num_forwards"] / num_contexts, 1)
         if "adjusted_rand" in counted:
             facts["clusters against the reference (adjusted Rand)"] = round(counted["adjusted_rand"] / num_contexts, 4)
         return facts
-
-    def _left_out(self, counted: Counter[str]) -> dict[str, int]:
-        """What has no label, for the report; 0 where there is none."""
-        num_labelled = len(np.unique(self._labels.context))
-        return {
-            "segments cut by the token budget (no label)": counted["num_cut"],
-            "segments too long for the entailment model (no label)": counted["num_too_long"],
-            "contexts where no sample of the target has a label": counted["num_contexts"] - num_labelled,
-        }
 
     def _texts(self, shard: int, row: int) -> tuple[str, str]:
         """The end of the reasoning before a segment, and the segment."""
@@ -230,14 +223,10 @@ class Export:
         """Write probes and cards before `serving.json`, so that it exists only when they do."""
         output, rule, gamma = self._config.output, report.recommendation.rule, self._config.report.gamma
         self._save(self._variants.served, report, output)
-        self._export_alternatives(report)
-        write_json(output / "serving.json", served_rule(rule, gamma))
-
-    def _export_alternatives(self, report: Report) -> None:
-        """Export the probes that the verifier can serve for the baseline strategies."""
         for variant in self._variants.compared:
             if variant.name in ALTERNATIVES:
-                self._save(variant, report, self._config.output / "alternatives" / ALTERNATIVES[variant.name])
+                self._save(variant, report, output / "alternatives" / ALTERNATIVES[variant.name])
+        write_json(output / "serving.json", served_rule(rule, gamma))
 
     def _save(self, variant: Variant, report: Report, folder: Path) -> None:
         metrics = self._metrics(report, variant.name)

@@ -21,6 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -53,7 +54,7 @@ def replacing(path: Path) -> Iterator[Path]:
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         partial.replace(path)
-    except (OSError, SafetensorError) as error:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
         if _is_full(error):
             free = shutil.disk_usage(path.parent).free / 1e9
@@ -62,15 +63,12 @@ def replacing(path: Path) -> Iterator[Path]:
                 "finished shards are kept"
             ) from error
         raise
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
-def _is_full(error: Exception) -> bool:
+def _is_full(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in _FULL
-    return any(os.strerror(number) in str(error) for number in _FULL)
+    return isinstance(error, SafetensorError) and any(os.strerror(number) in str(error) for number in _FULL)
 
 
 def write_json(path: Path, value: object) -> None:
@@ -95,22 +93,20 @@ def json_lines(path: Path, parameter: str) -> Iterator[tuple[str, Row]]:
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield f"{path}:{number}", _object(line, f"{path}:{number}", parameter)
+                if not line.strip():
+                    continue
+                place = f"{path}:{number}"
+                try:
+                    value = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise InvalidRequest(f"{place} is not JSON: {error}; one question a line", parameter) from error
+                if not isinstance(value, dict):
+                    raise InvalidRequest(f"{place} is not a JSON object; one question a line", parameter)
+                yield place, value
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"{path} is not UTF-8 text; give a JSON lines file", parameter) from error
     except OSError as error:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}; give a JSON lines file", parameter) from error
-
-
-def _object(line: str, place: str, parameter: str) -> Row:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{place} is not JSON: {error}; one question a line", parameter) from error
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"{place} is not a JSON object; one question a line", parameter)
-    return value
 
 
 def plain(value: Any, num_digits: int | None = None) -> Any:
@@ -151,11 +147,18 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
 
 
 @dataclass(frozen=True, slots=True)
+class File:
+    """What a manifest says of a file."""
+
+    sha256: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """The contents of a finished shard."""
 
-    files: dict[str, dict[str, Any]]
-    """Name -> {sha256, num_bytes}."""
+    files: dict[str, File]
     inputs: str
     """Digest of the manifests of the shard's inputs."""
     facts: dict[str, Any] = field(default_factory=dict)
@@ -164,7 +167,10 @@ class Manifest:
     @property
     def digest(self) -> str:
         """Digest of the contents; facts such as durations are excluded."""
-        return digest_of({name: file["sha256"] for name, file in self.files.items()})
+        return digest_of({name: file.sha256 for name, file in self.files.items()})
+
+
+_MANIFEST = TypeAdapter(Manifest)
 
 
 def check_format(work: Path) -> None:
@@ -181,31 +187,26 @@ class StageFolder:
     """The shards of one stage."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.recipe = path, path / "recipe.json"
 
     def claim(self, recipe: Mapping[str, Any]) -> None:
         """Create the folder, or check that the existing one was made with the same settings.
 
         Raises: Mismatch naming the settings that differ.
         """
-        path = self._recipe
-        if not path.exists():
-            write_json(path, {"format": DATA_FORMAT, **recipe})
+        if not self.recipe.exists():
+            write_json(self.recipe, {"format": DATA_FORMAT, **recipe})
         elif differing := self.differing(recipe):
             raise Mismatch(
                 f"{self.path} was made with other settings ({'; '.join(differing)}); "
                 f"give another --work, or delete {self.path} to make it again"
             )
 
-    @property
-    def _recipe(self) -> Path:
-        return self.path / "recipe.json"
-
     def differing(self, recipe: Mapping[str, Any]) -> list[str]:
         """Settings that the folder was made with and that are not those of `recipe`. Raises: Mismatch when its recipe
         is damaged."""
         wanted = flat(json.loads(json.dumps({"format": DATA_FORMAT, **recipe})), ".")
-        found = flat(read_json(self._recipe, _RECIPE.format(self.path)), ".")
+        found = flat(read_json(self.recipe, _RECIPE.format(self.path)), ".")
         return [
             f"{name}: {found.get(name)!r} there, {wanted.get(name)!r} now"
             for name in sorted(found.keys() | wanted.keys())
@@ -225,8 +226,8 @@ class StageFolder:
         if not path.exists():
             return None
         try:
-            return _manifest(read_json(path))
-        except (AttributeError, KeyError, TypeError) as error:
+            return _MANIFEST.validate_python(read_json(path))
+        except ValidationError as error:
             raise Mismatch(f"{path} is damaged: it is no manifest; {AGAIN.format(path)}") from error
 
     def rows(self, number: int) -> list[Row]:
@@ -248,12 +249,12 @@ class StageFolder:
         manifest = self.manifest(number)
         if manifest is None or manifest.inputs != inputs:
             return False
-        return all(_size(self.path / name) == file["num_bytes"] for name, file in manifest.files.items())
+        return all(_size(self.path / name) == file.num_bytes for name, file in manifest.files.items())
 
     def commit(self, number: int, suffixes: Sequence[str], inputs: str = "", **facts: object) -> None:
         """Mark the shard as finished by writing its manifest, after its files."""
         paths = [self.file(number, suffix) for suffix in suffixes]
-        files = {path.name: {"sha256": file_digest(path), "num_bytes": path.stat().st_size} for path in paths}
+        files = {path.name: File(file_digest(path), path.stat().st_size) for path in paths}
         write_json(self.file(number, ".json"), asdict(Manifest(files, inputs, dict(facts))))
 
     def damaged(self, number: int) -> list[str]:
@@ -281,16 +282,8 @@ def digest_of(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _manifest(values: Row) -> Manifest:
-    """Raises: AttributeError, KeyError or TypeError when these are not the values of one."""
-    manifest = Manifest(**values)
-    {name: (file["sha256"], file["num_bytes"]) for name, file in manifest.files.items()}
-    manifest.facts.keys()
-    return manifest
-
-
-def _differs(path: Path, file: Mapping[str, Any] | None) -> bool:
-    return file is None or _size(path) != file["num_bytes"] or file_digest(path) != file["sha256"]
+def _differs(path: Path, file: File | None) -> bool:
+    return file is None or _size(path) != file.num_bytes or file_digest(path) != file.sha256
 
 
 def _size(path: Path) -> int:

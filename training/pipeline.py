@@ -18,7 +18,7 @@ from semspec.training.data.questions import questions_recipe, stored_questions
 from semspec.training.data.stages import ClustersStage, ContextsStage, Questions, SamplesStage, Stage
 from semspec.training.estimate import Estimate, fit_seconds, gigabytes, groups_of, run_pilot, state_row_bytes
 from semspec.training.export import Export
-from semspec.training.files import Row, StageFolder, check_format
+from semspec.training.files import StageFolder, check_format
 from semspec.training.progress import Reporter
 from semspec.types import Writer
 
@@ -130,8 +130,12 @@ class Pipeline:
             if name == "samples":
                 self._check_disk_space(numbers)
             self.stages[name].make(numbers, self.reporter)
-        else:
-            {"labels": self._make_labels, "probes": self._export.fit, "report": self._make_report}[name]()
+            return
+        export = self._export  # makes the labels
+        if name == "probes":
+            export.fit()
+        elif name == "report":
+            export.report(self.pair)
 
     def _check_disk_space(self, numbers: Sequence[int]) -> None:
         if not (num_contexts := sum(map(self.samples.size, self.samples.missing(numbers)))):
@@ -144,8 +148,9 @@ class Pipeline:
                 "give another --work, or take fewer contexts (contexts.per_question)"
             )
 
-    def _make_labels(self) -> None:
-        """Raises: InvalidRequest when some shards are missing."""
+    @cached_property
+    def labels(self) -> Labels:
+        """Made at the first call, kept in the work folder. Raises: InvalidRequest when some shards are missing."""
         folder, numbers = StageFolder(self.work / "labels"), range(len(self.questions))
         inputs = self.clusters.folder.digest
         if missing := self.clusters.missing(numbers):
@@ -163,6 +168,8 @@ class Pipeline:
                 f"{len(labels)} segments have labels; without one are {counted['num_cut']} cut by max_segment_tokens "
                 f"and {counted['num_too_long']} too long for the entailment model"
             )
+        folder.verify(0, (".parquet",))
+        return read_labels(folder.file(0, ".parquet"))
 
     def _verify(self, numbers: Sequence[int]) -> None:
         """Read all that labels, probes and report are made from. Raises: Mismatch when a file is damaged."""
@@ -173,18 +180,8 @@ class Pipeline:
                 advance(1)
 
     @cached_property
-    def labels(self) -> Labels:
-        self._make_labels()
-        folder = StageFolder(self.work / "labels")
-        folder.verify(0, (".parquet",))
-        return read_labels(folder.file(0, ".parquet"))
-
-    @cached_property
     def _export(self) -> Export:
         return Export(self.config, self.work, self.labels, self.clusters, self.reporter)
-
-    def _make_report(self) -> None:
-        self._export.report(self.pair)
 
     def estimate(self, num_questions: int = 2) -> Estimate:
         """Estimate the whole run, from a pilot in a temporary folder on `num_questions` at a time to train on, and as
@@ -212,24 +209,13 @@ class Pipeline:
 
     def damaged(self) -> list[str]:
         """Files that differ from their manifests, and recipes that differ from the configuration."""
-        folders = {name: StageFolder(self.work / name) for name in ("questions", *SHARDED, "labels")}
-        differing = [
-            f"{folders[name].path / 'recipe.json'}: {difference}"
-            for name, recipe in self._recipes().items()
-            if (folders[name].path / "recipe.json").exists()
-            for difference in folders[name].differing(recipe)
-        ]
-        return differing + [
-            f"{folder.path}/{name}"
-            for folder in folders.values()
-            for number in folder.numbers()
-            for name in folder.damaged(number)
-        ]
-
-    def _recipes(self) -> dict[str, Row]:
-        """The recipes of the stages, without reading the questions, which may be damaged."""
         bare = Pipeline(self.config, self.work)
-        bare.questions = Questions([], 1)
-        return {"questions": questions_recipe(self.config)} | {
-            name: stage.recipe() for name, stage in bare.stages.items()
-        }
+        bare.questions = Questions([], 1)  # the stored ones may be damaged
+        recipes = {"questions": questions_recipe(self.config)}
+        recipes |= {name: stage.recipe() for name, stage in bare.stages.items()}
+        found: list[str] = []
+        for folder in (StageFolder(self.work / name) for name in (*recipes, "labels")):
+            if folder.recipe.exists():
+                found += [f"{folder.recipe}: {one}" for one in folder.differing(recipes[folder.path.name])]
+            found += [f"{folder.path}/{one}" for number in folder.numbers() for one in folder.damaged(number)]
+        return found
