@@ -1,15 +1,19 @@
 """Writes the report: an HTML page, its numbers as JSON, and its pictures."""
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MultipleLocator
 
 from semspec.training.data.labels import Labels
-from semspec.training.evaluation import plots
 from semspec.training.evaluation.acceptance import Outcome, acceptance_of
 from semspec.training.evaluation.evaluate import Report
+from semspec.training.evaluation.verdict import LEAST_RIGHT_ACCEPTED, MOST_WRONG_ACCEPTED
 from semspec.training.evaluation.verification import Criterion, DomainCell, LearningPoint, Predicted, rightness
 from semspec.training.files import write_json
 from semspec.training.report.document import (
@@ -22,9 +26,17 @@ from semspec.training.report.document import (
     write_pictures,
     write_text,
 )
-from semspec.training.report.drawing import Picture
+from semspec.training.report.drawing import BLUE, GREEN, ORANGE, PERCENT, PURPLE, RED, SKY, Picture, panels
 from semspec.training.report.numbers import NONE, decimal, measured_decimal, measured_share, share
 
+STYLES: tuple[tuple[str, Any], ...] = (
+    (ORANGE, "-"),
+    (GREEN, "--"),
+    (PURPLE, "-."),
+    (RED, ":"),
+    (SKY, (0, (5, 1, 1, 1, 1, 1))),
+)
+"""Colours and lines of the variants beside the served probes."""
 MEASURES = ("AUROC of p/q", "wrong accepted at 95% of right")
 DECISIONS, TRUTHS = {"accepted": True, "rejected": False}, {"right": 1, "wrong": 0}
 RIGHT_MEANS: dict[Criterion, str] = {
@@ -209,6 +221,32 @@ def _picture(report: Report) -> Picture:
         f"Curves of wrong against right segments accepted, a variant each. Served probes: AUROC "
         f"{measured_decimal(served.auroc)}, wrong accepted at 95% of the right ones "
         f"{measured_share(served.wrong_accepted)}.",
-        plots.acceptance,
+        _drawn,
         report,
     )
+
+
+def _drawn(report: Report) -> Figure:
+    """Wrong against right segments accepted, for all variants: the whole range and the relevant corner."""
+    figure, (whole, corner) = panels(2, (9.0, 4.1))
+    served, *others = report.variants
+    for axes in (whole, corner):
+        for variant, (colour, line) in (*zip(others, cycle(STYLES), strict=False), (served, (BLUE, "-"))):
+            found, width = variant.verifications[report.criterion], 2.4 if variant is served else 1.4
+            points = [(one.right_accepted, one.wrong_accepted) for one in found.thresholds]
+            axes.plot(*zip(*points, strict=True), color=colour, linestyle=line, linewidth=width, label=variant.name)
+            axes.plot(found.sample.right_accepted, found.sample.wrong_accepted, "s", color=colour, markersize=5)
+        expected = report.recommendation.expected
+        point = ([expected.right_accepted], [expected.wrong_accepted])
+        axes.plot(*point, "o", color="black", markersize=10, fillstyle="none", label="recommended rule", zorder=5)
+        axes.set_xlabel("right segments accepted")
+        axes.xaxis.set_major_formatter(PERCENT)
+        axes.yaxis.set_major_formatter(PERCENT)
+    bar = (LEAST_RIGHT_ACCEPTED, 0), 1 - LEAST_RIGHT_ACCEPTED, MOST_WRONG_ACCEPTED
+    corner.add_patch(Rectangle(*bar, facecolor=GREEN, alpha=0.18, label="the bar: pass through here"))
+    whole.set(ylabel="wrong segments accepted", xlim=(0, 1.01), ylim=(-0.01, 1.01), title="whole range")
+    corner.set(xlim=(0.8, 1.003), ylim=(-0.004, 0.2), title="the corner that matters")
+    corner.xaxis.set_major_locator(MultipleLocator(0.05))
+    corner.yaxis.set_major_locator(MultipleLocator(0.05))
+    figure.legend(*corner.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
